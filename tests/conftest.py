@@ -36,10 +36,10 @@ from turboserve.cli.stack.background import BackgroundStack
 pytest.register_assert_rewrite(
     "tests.scheduler.scheduler_rows",
     "tests.scheduler.scheduler_world",
-    "tests.scheduler.moves_bench",
+    "tests.scheduler.migrations_bench",
     "tests.autoscaler.pool_world",
     "tests.worker.table_bench",
-    "tests.worker.table_moves",
+    "tests.worker.table_migrations",
 )
 
 # The same commit gets the same verdict. `make test PYTEST_ARGS="--hypothesis-profile explore"` draws new
@@ -84,7 +84,7 @@ GROUPS = {
     "tests/security/test_security_disk_full.py": "stacks",
     "tests/security/test_security_environment.py": "stacks",
     "tests/worker/transfer/test_transfer_contract.py": "transfer",
-    "tests/worker/test_service_moves.py": "workers",
+    "tests/worker/test_service_migrations.py": "workers",
     "tests/worker/test_service_worker.py": "workers",
     "tests/worker/test_service_deaths.py": "workers",
     "tests/bench/test_simulate.py": "simulate",
@@ -268,7 +268,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]
     Each worker has room for four sessions. Migrations have enough time even on a slow machine.
     """
     data = tmp_path_factory.mktemp("stack") / "data"
-    environment = {"TURBOSERVE_WORKER_MAX_SESSIONS": "4", "TURBOSERVE_MOVE_LIMIT_S": "120"}
+    environment = {"TURBOSERVE_WORKER_MAX_SESSIONS": "4", "TURBOSERVE_MIGRATION_TIMEOUT_S": "120"}
     with BackgroundStack(data, "--workers", "2", environment=environment) as stack:
         yield stack
 

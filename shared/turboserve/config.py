@@ -45,10 +45,10 @@ class Settings(BaseSettings):
     """A worker stops generating when its last renewal is older than this."""
     worker_timeout_s: Seconds = 12.0
     """A worker that has been silent for this long counts as dead. Keep it above `lease_s`, by a margin."""
-    move_limit_s: Seconds = 20.0
+    migration_timeout_s: Seconds = 20.0
     """Minimum time allowed for a migration. Large states get more: four times the estimated copy time is
     added."""
-    move_limit_most_s: Seconds = 3_600.0
+    migration_timeout_max_s: Seconds = 3_600.0
     """Maximum time allowed for a migration. A peer that is dead or hangs is noticed within seconds anyway."""
 
 

@@ -39,13 +39,18 @@ CLUSTER = ("RAY_*",)
 WORKER_SETTINGS = frozenset(
     PREFIX + name.upper()
     for name in (
-        *("worker_id", "pool_slot"),
+        *("worker_id", "pool_member"),
         *("model", "model_weights", "checkpoint", "checkpoint_container", "lora", "vae", "text_encoder"),
         *("rotation", "dtype", "device", "torch_threads", "worker_max_sessions"),
         *("memory_bytes", "host_memory_bytes", "max_lead_s", "profile", "gather_policy", "attention"),
         *("compile", "decode_batch", "overlap"),
         *("transfer_host", "transfer_port", "transfer_backends", "transfer_bytes_per_s"),
-        *("move_still_s", "move_quiet_s", "move_patience_s", "worker_tick_s"),
+        *(
+            "migration_quiesce_max_s",
+            "migration_idle_window_s",
+            "migration_idle_window_timeout_s",
+            "worker_tick_s",
+        ),
         "real_time_margin",
         *("video_crf", "video_preset", "chunk_ttl_s"),
     )

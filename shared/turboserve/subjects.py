@@ -258,14 +258,18 @@ FAIL_SESSION = Endpoint(
 PLACE_SESSION = Endpoint(
     "state.session.place", requests.PlaceSession, sessions.SessionRecord, _STORE, ("scheduler",)
 )
-BEGIN_MOVE = Endpoint(
-    "state.session.move.begin", requests.BeginMove, sessions.SessionRecord, _STORE, ("scheduler",)
+BEGIN_MIGRATION = Endpoint(
+    "state.session.migration.begin", requests.BeginMigration, sessions.SessionRecord, _STORE, ("scheduler",)
 )
-COMMIT_MOVE = Endpoint(
-    "state.session.move.commit", requests.CommitMove, sessions.SessionRecord, _STORE, ("scheduler",)
+COMMIT_MIGRATION = Endpoint(
+    "state.session.migration.commit", requests.CommitMigration, sessions.SessionRecord, _STORE, ("scheduler",)
 )
-ABANDON_MOVE = Endpoint(
-    "state.session.move.abandon", requests.AbandonMove, sessions.SessionRecord, _STORE, ("scheduler",)
+ABANDON_MIGRATION = Endpoint(
+    "state.session.migration.abandon",
+    requests.AbandonMigration,
+    sessions.SessionRecord,
+    _STORE,
+    ("scheduler",),
 )
 NOTE_DECISION = Endpoint("state.session.note", requests.NoteDecision, requests.Done, _STORE, ("scheduler",))
 RELEASE_SESSION = Endpoint(
@@ -295,8 +299,12 @@ GET_COST = Endpoint("state.cost.get", cost.GetCost, cost.CostReport, _STORE, ("g
 CORRECT_COST = Endpoint("state.cost.correct", cost.CorrectCost, cost.Correction, _STORE, ("gateway",))
 GET_LATENTS = Endpoint("state.latents.get", requests.GetLatents, chunks.LatentsHeader, _STORE, ("worker",))
 """The answer's body is the raw latents: see `Bus.call_raw`."""
-MOVE_SESSION = Endpoint(
-    "scheduler.session.move", requests.MoveSession, requests.MoveAccepted, "scheduler", ("gateway",)
+MIGRATE_SESSION = Endpoint(
+    "scheduler.session.migrate",
+    requests.MigrateSession,
+    requests.MigrationAccepted,
+    "scheduler",
+    ("gateway",),
 )
 GET_LEADER = Endpoint("state.leader.get", leading.GetLeader, leading.LeaderRecord, _STORE, ("scheduler",))
 CAMPAIGN = Endpoint("state.leader.campaign", leading.Campaign, leading.CampaignResult, _STORE, ("scheduler",))
@@ -313,9 +321,9 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
     END_SESSION,
     FAIL_SESSION,
     PLACE_SESSION,
-    BEGIN_MOVE,
-    COMMIT_MOVE,
-    ABANDON_MOVE,
+    BEGIN_MIGRATION,
+    COMMIT_MIGRATION,
+    ABANDON_MIGRATION,
     NOTE_DECISION,
     RELEASE_SESSION,
     SUSPEND_IDLE,
@@ -329,7 +337,7 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
     GET_COST,
     CORRECT_COST,
     GET_LATENTS,
-    MOVE_SESSION,
+    MIGRATE_SESSION,
     GET_LEADER,
     CAMPAIGN,
     KEEP_LEAD,

@@ -38,7 +38,7 @@ def row(
         capacity=4,
         sessions=sessions,
         suspended=suspended,
-        pool_slot="local-0",
+        pool_member="local-0",
         started_at=1,
         renewed_at=1,
     )

@@ -57,7 +57,7 @@ class Autoscaler(Service):
 
     def workers(self) -> list[int]:
         """Return the process ids of all living workers that it has started, known to the store or not."""
-        pool = f"TURBOSERVE_POOL_SLOT={self.variables['TURBOSERVE_POOL_NAME']}-".encode()
+        pool = f"TURBOSERVE_POOL_MEMBER={self.variables['TURBOSERVE_POOL_NAME']}-".encode()
         found = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
@@ -78,7 +78,7 @@ class Autoscaler(Service):
             return False
 
         await eventually(told)
-        return {row.pool_slot: row for row in found if (row.pool_slot or "").startswith(f"{pool}-")}
+        return {row.pool_member: row for row in found if (row.pool_member or "").startswith(f"{pool}-")}
 
     async def replaced(self, member: str, worker: str) -> None:
         """Wait until the pool member has no worker or another one."""

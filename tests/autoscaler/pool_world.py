@@ -231,7 +231,7 @@ class World(VirtualWorld):
                 model="m",
                 phase=phase,
                 capacity=4,
-                pool_slot=process.member,
+                pool_member=process.member,
                 started_at=1.0,
                 renewed_at=self.now,
             )

@@ -32,7 +32,7 @@ async def start(runtime: service.Runtime) -> None:
                 capacity=2,
                 phase=phase,
                 pid=os.getpid(),
-                pool_slot=os.environ["TURBOSERVE_POOL_SLOT"],
+                pool_member=os.environ["TURBOSERVE_POOL_MEMBER"],
             )
             try:
                 renewal = await runtime.bus.call(subjects.RENEW, Renew(load=report))

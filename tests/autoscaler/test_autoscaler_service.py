@@ -88,7 +88,7 @@ async def test_an_orderly_stop_leaves_the_workers_for_the_next(autoscaler: Any) 
     assert [row.id for row in (await autoscaler.rows()).values()] == [before.id]
 
 
-async def test_told_to_it_stops_the_workers_with_itself(autoscaler: Any) -> None:
+async def test_on_request_it_stops_the_workers_with_itself(autoscaler: Any) -> None:
     autoscaler.variables["TURBOSERVE_POOL_STOP_WITH_AUTOSCALER"] = "1"
     # The store has half a second to acknowledge the final report, and may be too busy for one of them.
     for _ in range(5):

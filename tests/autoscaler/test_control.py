@@ -331,7 +331,7 @@ def test_a_dry_run_only_explains() -> None:
 class TestScaleToZero:
     POLICY = ControlPolicy(least=0, most=4, capacity=K, scale_to_zero=True, zero_after_s=120.0)
 
-    def test_it_goes_when_nobody_came_for_long_and_wakes_with_the_first(self) -> None:
+    def test_it_stops_after_a_long_idle_time_and_starts_with_the_first_session(self) -> None:
         world = World(self.POLICY, target=2).run(100, lambda _: 4).run(100, lambda _: 0)
         assert world.controller.target == 1
         world.run(100, lambda _: 0)

@@ -24,7 +24,7 @@ from turboserve.contracts.sessions import Phase, SessionRecord
 ORDERS = PoolOrders(pool="p")
 
 
-class Told:
+class LoopHarness:
     """A loop for one to four workers, with the sizes that it sent to the pool."""
 
     def __init__(self, override: int | None = None, **policy: object) -> None:
@@ -51,37 +51,40 @@ def load(required: int, workers: int, at: float, model: str = "toy") -> LoadFeed
 
 
 def test_nothing_is_decided_before_the_orders_are_known() -> None:
-    told = Told()
-    told.loop.on_feedback(load(6, 1, 1.0), 10.0)
-    told.loop.tick([], 11.0)
-    assert told.sizes == []
-    told.loop.ordered(ORDERS, 12.0)
-    told.loop.on_feedback(load(6, 1, 13.0), 13.0)
-    assert told.sizes == [4]
+    harness = LoopHarness()
+    harness.loop.on_feedback(load(6, 1, 1.0), 10.0)
+    harness.loop.tick([], 11.0)
+    assert harness.sizes == []
+    harness.loop.ordered(ORDERS, 12.0)
+    harness.loop.on_feedback(load(6, 1, 13.0), 13.0)
+    assert harness.sizes == [4]
 
 
 def test_another_models_load_is_none_of_this_pools_business() -> None:
-    told = Told()
-    told.loop.ordered(ORDERS, 0.0)
-    told.loop.on_feedback(load(6, 1, 1.0, model="other"), 10.0)
-    told.loop.tick([], 20.0)
-    assert told.sizes == []
+    harness = LoopHarness()
+    harness.loop.ordered(ORDERS, 0.0)
+    harness.loop.on_feedback(load(6, 1, 1.0, model="other"), 10.0)
+    harness.loop.tick([], 20.0)
+    assert harness.sizes == []
 
 
 @pytest.mark.parametrize("bad", ["NaN", "-1", "Infinity", '"much"'])
 def test_a_load_that_is_not_a_number_is_counted_and_the_pool_stays_and_says_why(bad: str) -> None:
     """The report is published raw: the contract itself refuses some of these values."""
-    told = Told()
-    told.loop.ordered(ORDERS, 0.0)
+    harness = LoopHarness()
+    harness.loop.ordered(ORDERS, 0.0)
     for second in range(10):
-        told.loop.on_orders(load(6, 3, float(second)).to_bytes(), float(second))
-    assert told.sizes == [4]
+        harness.loop.on_orders(load(6, 3, float(second)).to_bytes(), float(second))
+    assert harness.sizes == [4]
     for second in range(10, 40):
         idle = load(0, 3, float(second)).to_bytes()
-        told.loop.on_orders(idle.replace(b'"rho_max":0.0', f'"rho_max":{bad}'.encode()), float(second))
-        told.loop.tick([], float(second))
-    assert told.sizes == [4]
-    hearing, decision = told.loop.controller.advisor.feedback_monitor, told.loop.controller.decisions[-1]
+        harness.loop.on_orders(idle.replace(b'"rho_max":0.0', f'"rho_max":{bad}'.encode()), float(second))
+        harness.loop.tick([], float(second))
+    assert harness.sizes == [4]
+    hearing, decision = (
+        harness.loop.controller.advisor.feedback_monitor,
+        harness.loop.controller.decisions[-1],
+    )
     assert sum(hearing.refused.values()) == 30
     assert "implausible" in decision.reason
     assert "does not shrink" in decision.reason
@@ -95,27 +98,27 @@ async def test_orders_that_cannot_be_read_are_no_orders() -> None:
             bad = {"pool": "p", "version": "x", "table": {"levels": [], "provenance": {"source": "x"}}}
             return PoolOrders.model_validate(bad)
 
-    told = Told()
-    told.loop.ordered(ORDERS, 0.0)
+    harness = LoopHarness()
+    harness.loop.ordered(ORDERS, 0.0)
     pool, usage = Pool("p", lambda: "w"), WorkerUsage(None, 1.0)
-    link = StoreLink(cast(Bus, _Bus()), VirtualClock(), pool, usage, told.loop)
+    link = StoreLink(cast(Bus, _Bus()), VirtualClock(), pool, usage, harness.loop)
     await link.report()
     assert link.problem is not None
     assert "stored pool orders" in link.problem
-    assert told.loop.orders == ORDERS
+    assert harness.loop.orders == ORDERS
 
 
 def test_an_order_comes_before_the_settings_and_both_before_the_controller() -> None:
-    told = Told(override=2)
-    told.loop.ordered(ORDERS, 0.0)
-    assert told.sizes == [2]
-    assert told.loop.maximum == 2
-    told.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 3}), 1.0)
-    assert told.sizes == [2, 3]
-    told.loop.on_feedback(load(8, 3, 2.0), 10.0)
-    told.loop.ordered(ORDERS.model_copy(update={"version": 2}), 11.0)
-    assert told.sizes == [2, 3, 2]
-    free = Told()
+    harness = LoopHarness(override=2)
+    harness.loop.ordered(ORDERS, 0.0)
+    assert harness.sizes == [2]
+    assert harness.loop.maximum == 2
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 3}), 1.0)
+    assert harness.sizes == [2, 3]
+    harness.loop.on_feedback(load(8, 3, 2.0), 10.0)
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 2}), 11.0)
+    assert harness.sizes == [2, 3, 2]
+    free = LoopHarness()
     free.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 3}), 1.0)
     free.loop.ordered(ORDERS.model_copy(update={"version": 2}), 2.0)
     free.loop.on_feedback(load(8, 3, 3.0), 10.0)
@@ -126,21 +129,21 @@ def test_an_order_comes_before_the_settings_and_both_before_the_controller() -> 
 @pytest.mark.parametrize(("ordered", "kept"), [(9, 4), (0, 1)])
 def test_an_order_beyond_the_limits_stops_at_them(ordered: int, kept: int) -> None:
     """The order was given under other limits, before a restart."""
-    told = Told()
-    told.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": ordered}), 0.0)
-    assert told.loop.controller.target == kept
+    harness = LoopHarness()
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": ordered}), 0.0)
+    assert harness.loop.controller.target == kept
 
 
 def test_a_dry_run_says_and_does_not_do() -> None:
-    told = Told()
-    told.loop.ordered(ORDERS.model_copy(update={"version": 1, "dry_run": True}), 0.0)
-    told.loop.on_feedback(load(8, 1, 1.0), 10.0)
-    assert told.sizes == []
-    assert told.loop.controller.advice == 4
-    assert told.loop.maximum == 0
-    told.loop.ordered(ORDERS.model_copy(update={"version": 2, "dry_run": None}), 11.0)
-    told.loop.tick([], 12.0)
-    assert told.sizes == [4]
+    harness = LoopHarness()
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 1, "dry_run": True}), 0.0)
+    harness.loop.on_feedback(load(8, 1, 1.0), 10.0)
+    assert harness.sizes == []
+    assert harness.loop.controller.advice == 4
+    assert harness.loop.maximum == 0
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 2, "dry_run": None}), 11.0)
+    harness.loop.tick([], 12.0)
+    assert harness.sizes == [4]
 
 
 def test_a_table_is_replaced_while_it_runs_and_measured_as_it_was_made() -> None:
@@ -148,16 +151,16 @@ def test_a_table_is_replaced_while_it_runs_and_measured_as_it_was_made() -> None
         levels=(LevelParameters(level=1, volatility_from=0, latency_weight=0.2, target_utilization=0.25),),
         provenance=Provenance(source="a test", epoch_s=2.0, window=10),
     )
-    told = Told()
-    told.loop.ordered(ORDERS, 0.0)
-    told.loop.ordered(ORDERS.model_copy(update={"version": 1, "table": table}), 1.0)
-    control = told.loop.controller
+    harness = LoopHarness()
+    harness.loop.ordered(ORDERS, 0.0)
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 1, "table": table}), 1.0)
+    control = harness.loop.controller
     assert control.table == table
     assert (control.detector.epoch_s, control.detector.window) == (2.0, 10)
-    told.loop.on_feedback(load(1, 1, 2.0), 10.0)
+    harness.loop.on_feedback(load(1, 1, 2.0), 10.0)
     assert control.advisor.row.target_utilization == 0.25
-    assert told.sizes == [2]
-    told.loop.ordered(ORDERS.model_copy(update={"version": 2}), 20.0)
+    assert harness.sizes == [2]
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 2}), 20.0)
     assert control.table == default_table()
 
 
@@ -178,28 +181,28 @@ def event(model: str = "toy") -> bytes:
 
 
 def test_the_first_session_wakes_a_pool_at_zero() -> None:
-    told = Told(least=0, scale_to_zero=True)
-    told.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 0}), 0.0)
-    told.loop.ordered(ORDERS.model_copy(update={"version": 2}), 1.0)
-    assert told.sizes == [0]
-    told.loop.on_event(event("other"), 2.0)
-    told.loop.on_event(b"{", 2.0)
-    assert told.sizes == [0]
-    assert told.loop.controller.advisor.feedback_monitor.refused["unreadable_event"] == 1
-    told.loop.on_event(event(), 3.0)
-    assert told.sizes == [0, 1]
+    harness = LoopHarness(least=0, scale_to_zero=True)
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 0}), 0.0)
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 2}), 1.0)
+    assert harness.sizes == [0]
+    harness.loop.on_event(event("other"), 2.0)
+    harness.loop.on_event(b"{", 2.0)
+    assert harness.sizes == [0]
+    assert harness.loop.controller.advisor.feedback_monitor.refused["unreadable_event"] == 1
+    harness.loop.on_event(event(), 3.0)
+    assert harness.sizes == [0, 1]
 
 
 def test_a_pool_at_zero_does_not_go_while_state_sleeps_in_it() -> None:
-    told = Told(least=0, scale_to_zero=True, zero_after_s=1.0)
-    told.loop.ordered(ORDERS, 0.0)
+    harness = LoopHarness(least=0, scale_to_zero=True, zero_after_s=1.0)
+    harness.loop.ordered(ORDERS, 0.0)
     sleeping = PoolMember("p-0", 0, phase=PoolMemberPhase.READY, worker="w", suspended=1)
     for second in range(30):
-        told.loop.on_feedback(load(0, 1, float(second)), float(second))
-        told.loop.tick([sleeping], float(second))
-    assert told.sizes == []
+        harness.loop.on_feedback(load(0, 1, float(second)), float(second))
+        harness.loop.tick([sleeping], float(second))
+    assert harness.sizes == []
     sleeping.suspended = 0
     for second in range(30, 40):
-        told.loop.on_feedback(load(0, 1, float(second)), float(second))
-        told.loop.tick([sleeping], float(second))
-    assert told.sizes == [0]
+        harness.loop.on_feedback(load(0, 1, float(second)), float(second))
+        harness.loop.tick([sleeping], float(second))
+    assert harness.sizes == [0]

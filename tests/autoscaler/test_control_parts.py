@@ -159,9 +159,7 @@ class TestTable:
             ({"controller": {"hysteresis": math.nan}}, "provenance.controller.hysteresis"),
         ],
     )
-    def test_a_provenance_that_nobody_could_keep_or_measure_by_is_refused(
-        self, given: dict[str, object], field: str
-    ) -> None:
+    def test_an_unusable_provenance_is_refused(self, given: dict[str, object], field: str) -> None:
         data = self.table()
         data["provenance"] = {"source": "test", **given}
         with pytest.raises(InvalidInputError) as caught:

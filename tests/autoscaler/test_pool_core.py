@@ -211,7 +211,7 @@ def test_a_launch_that_started_nothing_is_tried_again() -> None:
     assert again.worker != launch.worker
 
 
-def test_the_store_is_told_until_it_has_heard() -> None:
+def test_the_store_gets_the_report_until_it_acknowledges_it() -> None:
     bench = Bench()
     worker = bench.start()
     bench.feed(Exited(worker, "its process ended with status 1"))

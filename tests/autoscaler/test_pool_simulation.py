@@ -158,7 +158,7 @@ def test_a_row_without_a_process_is_declared_gone() -> None:
         model="m",
         phase=WorkerPhase.READY,
         capacity=4,
-        pool_slot="local-0",
+        pool_member="local-0",
         started_at=1,
         renewed_at=1,
     )
@@ -167,7 +167,7 @@ def test_a_row_without_a_process_is_declared_gone() -> None:
         model="m",
         phase=WorkerPhase.READY,
         capacity=4,
-        pool_slot="ray-0",
+        pool_member="ray-0",
         started_at=1,
         renewed_at=1,
     )

@@ -10,7 +10,7 @@ def member(worker: str | None, launched_at: float = 0.0, ready_at: float | None 
     return PoolMember("p-0", 0, worker=worker, launched_at=launched_at, ready_at=ready_at)
 
 
-def test_an_end_is_told_until_it_is_heard() -> None:
+def test_an_end_is_reported_until_it_is_acknowledged() -> None:
     usage = WorkerUsage("h100", 1.0)
     usage.look([member("a", launched_at=2.0)], 5.0)
     [one] = usage.rentals(6.0)
@@ -32,7 +32,7 @@ def test_an_end_is_told_until_it_is_heard() -> None:
     assert [r.worker for r in usage.rentals(16.0)] == ["b"]
 
 
-def test_a_worker_that_ended_while_an_answer_was_on_its_way_is_told_next() -> None:
+def test_a_worker_that_ended_during_a_request_is_reported_next() -> None:
     usage = WorkerUsage(None, 1.0)
     usage.look([member("a")], 1.0)
     sent = usage.rentals(1.0)

@@ -109,7 +109,7 @@ async def test_one_worker_per_slot(place: Place) -> None:
     assert await provider.adopt() == [provider_worker]
 
 
-async def test_a_death_is_told_once_and_the_slot_is_free(place: Place) -> None:
+async def test_a_death_is_reported_once_and_the_member_is_free(place: Place) -> None:
     provider, exits = place.provider()
     provider_worker = await provider.launch("test-0", "wrk_a")
     place.kill(provider_worker)

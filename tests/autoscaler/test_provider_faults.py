@@ -144,7 +144,7 @@ def test_an_exit_is_believed_at_once_however_lately_it_spoke() -> None:
     assert [action.action for action in bench.pool.actions].count("gone") == 1
 
 
-def test_a_worker_listed_twice_and_one_of_nobody_are_no_reason_to_fail() -> None:
+def test_a_worker_listed_twice_and_one_without_a_member_are_accepted() -> None:
     bench = Bench()
     worker = bench.start()
     strange = RunningWorker("elsewhere", "wrk_x")

@@ -90,7 +90,7 @@ async def test_children_of_a_worker_are_not_workers(machine: Place) -> None:
     provider_worker = await provider.launch("test-0", "wrk_a")
     assert provider_worker.pid is not None
     script = "import time; time.sleep(30)"
-    environment = {**os.environ, "TURBOSERVE_POOL_ID": machine.pool, "TURBOSERVE_POOL_SLOT": "test-7"}
+    environment = {**os.environ, "TURBOSERVE_POOL_ID": machine.pool, "TURBOSERVE_POOL_MEMBER": "test-7"}
     environment["TURBOSERVE_WORKER_ID"] = "wrk_child"
     child = await spawn([sys.executable, "-I", "-S", "-c", script], env=environment)
     try:
@@ -160,7 +160,7 @@ async def test_an_external_pool_only_looks_on() -> None:
     await provider.close()
 
 
-def test_a_node_is_told_only_what_concerns_a_worker() -> None:
+def test_a_node_gets_only_the_settings_of_a_worker() -> None:
     told = node_environment(
         {
             "TURBOSERVE_NATS_URL": "nats://broker",
@@ -198,7 +198,7 @@ time.sleep(60)
 """
 
 
-def test_nobody_waits_for_one_that_has_overwritten_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_overwrote_its_environment_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Incident:
 
     Postgres's processes overwrite theirs and each lead a session; each listing waited a second for them.

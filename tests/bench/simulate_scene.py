@@ -16,9 +16,9 @@ from turboserve.bench.simulate.users import Users
 from turboserve.bench.simulate.virtual_worker import VirtualWorker
 from turboserve.bench.simulate.world import World
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.contracts.workers import MoveStage
+from turboserve.contracts.workers import MigrationStage
 from turboserve.scheduler.core import Scheduler
-from turboserve.scheduler.messages import CommitMove
+from turboserve.scheduler.messages import CommitMigration
 
 SEED = 5
 LOOK_S = 0.001
@@ -77,12 +77,12 @@ class Scene:
         self.users.watch(self.session, from_start=True)
         self.until(lambda: self.row.next_chunk >= 3 and self.row.phase is Phase.ACTIVE)
 
-    def move_begins(self) -> None:
+    def migration_begins(self) -> None:
         """Wait until the session runs, then migrate it as an operator."""
         self.session_runs()
         self.said.clear()
         self.does(self.users.ask(lambda g: g.sessions.migrate(None, self.session, None), 1))
-        self.until(lambda: self.row.move is not None)
+        self.until(lambda: self.row.migration is not None)
 
     def comes_to(self, moment: str, source: str, target: str) -> None:
         epoch = self.row.epoch
@@ -90,16 +90,16 @@ class Scene:
             "begun": lambda: True,
             "copying": lambda: self.session in self.worker(source).copies,
             "verified": lambda: any(
-                one.stage is MoveStage.VERIFIED
+                one.stage is MigrationStage.VERIFIED
                 for one in self.worker(target).worker.table.incoming.reports()  # type: ignore[union-attr]
             ),
-            "commit sent": lambda: bool(self.those_that_said(CommitMove)),
+            "commit sent": lambda: bool(self.those_that_said(CommitMigration)),
             "committed": lambda: self.row.epoch == epoch + 1,
         }
         self.until(stages[moment])
         if moment in ("begun", "copying", "verified"):
             assert self.row.phase is Phase.MIGRATING
-            assert not self.those_that_said(CommitMove)
+            assert not self.those_that_said(CommitMigration)
         elif moment == "commit sent":
             assert self.row.epoch == epoch
 

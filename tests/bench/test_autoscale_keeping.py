@@ -28,7 +28,7 @@ def test_the_row_of_the_calm_is_to_blame() -> None:
     assert levels_at(TRACE, TABLE, POLICY, [-5.0, begins + 3]) == [1, 2]
 
 
-def test_its_target_is_lowered_until_nobody_is_late_and_no_other() -> None:
+def test_its_target_is_lowered_until_no_session_is_late_and_no_other_target() -> None:
     known = as_a_whole(TABLE, [TRACE], Plant(), POLICY)
     assert known.provenance.late == len(replay(TRACE, Plant(), POLICY, TABLE).late_since)
     kept = keep_target(TABLE, [TRACE], Plant(), POLICY)

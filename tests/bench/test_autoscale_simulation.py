@@ -151,9 +151,9 @@ class TestFleet:
         outcome = Simulation(constant(1, 100), Plant(), Planned([1, 2], 50.0, 10.0)).run()
         assert outcome.cost_s == pytest.approx(100 + 60, abs=1.1)
 
-    def test_a_drained_worker_goes_when_its_sessions_have_moved(self) -> None:
+    def test_a_drained_worker_goes_when_its_sessions_have_migrated(self) -> None:
         outcome = Simulation(constant(4, 100), Plant(), Planned([4, 1], 50.0, 0.0)).run()
-        assert outcome.moves == 3
+        assert outcome.migrations == 3
         assert outcome.cost_s == pytest.approx(4 * 50 + 50, abs=4.0)
         assert outcome.late == 0
 

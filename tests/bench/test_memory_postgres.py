@@ -87,7 +87,7 @@ def test_a_crash_takes_back_only_what_did_not_wait_for_the_disk(world: World) ->
     assert kept == {1, 2, 3, 4}
 
 
-def test_what_is_old_enough_is_on_disk_though_nobody_waited(world: World) -> None:
+def test_old_messages_are_on_disk_without_a_waiting_client(world: World) -> None:
     world.run(put("wk_1", 1, durable=False))
     world.loop.advance(1.0)
     for _ in range(20):
@@ -212,7 +212,7 @@ def test_a_commit_that_was_sent_before_a_freeze_is_done_during_it(world: World) 
     assert world.loop.run_until_complete(task) == "30"
 
 
-def test_a_frozen_server_answers_nobody_and_does_later_what_was_sent(world: World) -> None:
+def test_a_frozen_server_answers_no_request_and_processes_them_later(world: World) -> None:
     world.run(put())
     world.server.freeze(5.0)
     with pytest.raises(UnavailableError):

@@ -27,16 +27,18 @@ def test_all_keys_are_there() -> None:
     assert table(result).row_count == 2 + 6
 
 
-def test_a_rebalance_has_something_to_move() -> None:
-    assert all(moves > 0 for moves in run(most=8, events=20, instances=1)["moves"]["rebalance"].values())
+def test_a_rebalance_has_something_to_migrate() -> None:
+    assert all(
+        migrations > 0 for migrations in run(most=8, events=20, instances=1)["moves"]["rebalance"].values()
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_nobody_beats_the_oracle(seed: int) -> None:
+def test_no_policy_beats_the_oracle(seed: int) -> None:
     given, links = instance(seed), Links()
     best = optimum(given.workers, given.sessions + given.arriving, links, 0.1)
-    mover = MinMaxRebalancer()
-    outcome, cluster = decide(given, MinMax(mover), mover, links)
+    rebalancer = MinMaxRebalancer()
+    outcome, cluster = decide(given, MinMax(rebalancer), rebalancer, links)
     assert outcome.latency_s + 0.1 * outcome.cost_s >= best.objective_s - 1e-9
     assert all(entry.held <= entry.slots for entry in cluster.entries.values())
 

@@ -203,7 +203,7 @@ def test_readers_go_on_after_the_disk_was_lost(scene: Scene) -> None:
 # Frozen, slow
 
 
-def test_a_frozen_broker_moves_nothing_and_then_everything_at_once(scene: Scene) -> None:
+def test_a_frozen_broker_delivers_nothing_and_then_everything_at_once(scene: Scene) -> None:
     scene.make_stream()
     heard = scene.hear("gateway", "load.*")
     began = scene.loop.time()

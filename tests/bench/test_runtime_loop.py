@@ -135,7 +135,7 @@ def test_a_freeze_that_is_made_longer_ends_at_its_later_end(loop: VirtualLoop) -
 
 
 @pytest.mark.parametrize("steps", range(8))
-def test_a_kill_ends_a_process_at_any_await_and_its_finally_blocks_reach_nobody(
+def test_a_kill_ends_a_process_at_any_await_and_its_finally_blocks_have_no_effect(
     loop: VirtualLoop, steps: int
 ) -> None:
     port = Port()

@@ -125,8 +125,8 @@ def test_a_migration_carries_the_state_to_its_target(world: WorkerWorld) -> None
     joined(world, "wrk_a", "wrk_b")
     world.call(world.place("ses_1", "wrk_a"))
     play(world, "ses_1", 6)
-    world.call(world.move("ses_1", "wrk_b"))
-    world.until(lambda: world.rows["ses_1"].worker == "wrk_b", "it moves")
+    world.call(world.migrate("ses_1", "wrk_b"))
+    world.until(lambda: world.rows["ses_1"].worker == "wrk_b", "it migrates")
     play(world, "ses_1", 16)
     follows(world, "ses_1")
     workers = [header.worker for header, _ in world.chunks("ses_1")]
@@ -154,13 +154,13 @@ def test_a_migration_that_breaks_anywhere_loses_and_repeats_nothing(seed: int, s
     faults.breaks, faults.corrupts, faults.stalls = 0.1, 0.2, 0.1
     here, there = "wrk_a", "wrk_b"
     for _ in range(4):
-        world.call(world.move("ses_1", there))
+        world.call(world.migrate("ses_1", there))
         world.run(30.0)
         if world.rows["ses_1"].worker == there:
             here, there = there, here
         else:
             phase = Phase.SUSPENDED if suspended else Phase.ACTIVE
-            world.change("ses_1", phase=phase, target=None, move=None)
+            world.change("ses_1", phase=phase, target=None, migration=None)
             world.call(world.handle("ses_1", here))
             world.call(world.handle("ses_1", there))
     faults.breaks = faults.corrupts = faults.stalls = 0.0
@@ -226,7 +226,7 @@ def test_an_engine_that_stands_still_ends_the_process(world: WorkerWorld) -> Non
     assert life.status == 1
 
 
-def test_a_worker_that_is_told_to_stop_says_goodbye(world: WorkerWorld) -> None:
+def test_a_worker_that_is_stopped_sends_its_final_report(world: WorkerWorld) -> None:
     joined(world, "wrk_a")
     world.call(world.place("ses_1", "wrk_a"))
     play(world, "ses_1", 4)
@@ -248,7 +248,7 @@ def test_the_same_seed_gives_the_same_log(chunk_at_once: bool) -> None:
         world.call(world.place("ses_1", "wrk_a"))
         world.call(world.place("ses_2", "wrk_a"))
         world.fabric.faults.breaks = 0.1
-        world.call(world.move("ses_1", "wrk_b"))
+        world.call(world.migrate("ses_1", "wrk_b"))
         play(world, "ses_2", 20)
         chunks = [*world.chunks("ses_1"), *world.chunks("ses_2")]
         callbacks = world.loop.callbacks

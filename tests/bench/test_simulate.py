@@ -48,7 +48,7 @@ def test_no_seed_violates_anything(first: int) -> None:
     assert result["events_per_cpu_s"] > 0
 
 
-def test_a_calm_run_moves_and_ends_its_sessions() -> None:
+def test_a_calm_run_migrates_and_ends_its_sessions() -> None:
     outcome = run_scenario(3, faults=CALM)
     assert outcome.violations == {}
     assert outcome.counts["chunks"] > 20

@@ -84,7 +84,7 @@ def test_video_goes_on_after_the_log_is_lost_with_more(counted: bool, harm: str,
             pause(one)
         elif harm == "migrating":
             one.does(one.users.ask(lambda g: g.sessions.migrate(None, one.session, None), 1))
-            one.until(lambda: one.row.move is not None)
+            one.until(lambda: one.row.migration is not None)
         elif counted:
             one.until(lambda: one.row.next_chunk >= LEAD)
         if not counted:

@@ -72,7 +72,7 @@ def test_a_broker_that_does_not_know_repeated_messages_is_found(monkeypatch: pyt
     assert "chunks_contiguous" in violations(range(20), Faults(lost_answer=0.15), seconds=20.0)
 
 
-def test_a_move_of_another_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_of_another_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transferred state has a valid digest, but it is not the state that ends the log."""
     pages_quiesced = VirtualBackend.pages_quiesced
 
@@ -95,7 +95,7 @@ def test_a_store_that_does_not_count_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert "capacity" in violations(range(20), CALM)
 
 
-def test_a_session_that_nobody_places_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_is_never_placed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(self: MinMax, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
         return [Choice(demand.session, None, "not today") for demand in demands]
 
@@ -168,7 +168,7 @@ def test_two_leaders_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "one_leader" in violations(range(40), faults)
 
 
-def test_a_core_that_decides_by_more_than_it_was_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_that_decides_by_more_than_its_input_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     met = set[str]()
 
     def remembers(self: MinMax, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:

@@ -29,7 +29,7 @@ from turboserve.contracts.workers import (
     Incoming,
     LoadReport,
     MigrationKey,
-    MoveStage,
+    MigrationStage,
     Playhead,
     Renewal,
     WorkerPhase,
@@ -88,7 +88,7 @@ class WorkerWorld:
         self.latents: dict[tuple[str, int], tuple[LatentsHeader, bytes]] = {}
         self.gone: set[str] = set()
         self.failed: dict[str, str] = {}
-        self.refuses_moves = False
+        self.refuses_migrations = False
         """Whether verified states are not given to their targets."""
         self.bus: Bus
 
@@ -179,14 +179,14 @@ class WorkerWorld:
         await self._own(session, worker, phase=Phase.ACTIVE, **changes)
         await self.handle(session, worker)
 
-    async def move(self, session: str, target: str) -> int:
+    async def migrate(self, session: str, target: str) -> int:
         row = self.rows[session]
-        move = row.version + 1
+        migration = row.version + 1
         phase = row.phase if row.phase is Phase.SUSPENDED else Phase.MIGRATING
-        self.change(session, phase=phase, target=target, move=move)
+        self.change(session, phase=phase, target=target, migration=migration)
         await self.handle(session, str(row.worker))
         await self.handle(session, target)
-        return move
+        return migration
 
     async def handle(self, session: str, worker: str) -> None:
         row = self.rows[session]
@@ -217,13 +217,17 @@ class WorkerWorld:
         self.loads[load.worker] = load
         if load.phase is WorkerPhase.GONE:
             self.gone.add(load.worker)
-        for report in load.moves:
+        for report in load.migrations:
             row = self.rows[report.session]
-            if report.stage is MoveStage.VERIFIED and row.move == report.move and not self.refuses_moves:
+            if (
+                report.stage is MigrationStage.VERIFIED
+                and row.migration == report.migration
+                and not self.refuses_migrations
+            ):
                 phase = Phase.ACTIVE if row.phase is Phase.MIGRATING else row.phase
                 source = str(row.worker)
                 await self._own(
-                    row.id, load.worker, phase=phase, target=None, move=None, state_digest=report.digest
+                    row.id, load.worker, phase=phase, target=None, migration=None, state_digest=report.digest
                 )
                 await self.handle(row.id, source)
         rows = self.rows.values()
@@ -270,6 +274,8 @@ class WorkerWorld:
 
 
 def _key(row: SessionRecord) -> MigrationKey | None:
-    if row.move is None:
+    if row.migration is None:
         return None
-    return MigrationKey.model_validate({"session": row.id, "move": row.move, "key": f"{row.move:064x}"})
+    return MigrationKey.model_validate(
+        {"session": row.id, "migration": row.migration, "key": f"{row.migration:064x}"}
+    )

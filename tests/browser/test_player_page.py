@@ -78,10 +78,10 @@ async def plays_on(page: Any, beyond_s: float) -> None:
     await until(page, "(s) => document.getElementById('video').currentTime > s", arg=beyond_s)
 
 
-async def move(page: Any) -> None:
-    """Press "Move" until the session migrates: the row may just have changed."""
-    button = page.get_by_role("button", name="Move", exact=True)
-    begun = page.get_by_text("Moving to another worker")
+async def migrate(page: Any) -> None:
+    """Press "Migrate" until the session migrates: the row may just have changed."""
+    button = page.get_by_role("button", name="Migrate", exact=True)
+    begun = page.get_by_text("Migrating to another worker")
     async with asyncio.timeout(WAIT_MS / 1000):
         while not await begun.count():
             if await button.is_enabled():
@@ -151,20 +151,20 @@ async def test_it_fits_a_phone_and_a_broken_address_harms_nothing(stack: Backgro
     await page.locator("#phase", has_text="terminated").wait_for()
 
 
-async def test_an_operator_moves_the_session_and_it_plays_on(stack: BackgroundStack, page: Any) -> None:
+async def test_an_operator_migrates_the_session_and_it_plays_on(stack: BackgroundStack, page: Any) -> None:
     await page.goto(stack.url)
     await page.get_by_label("What should the video show?").fill("a red circle moving left")
     await page.get_by_role("button", name="Start").click()
     await until(page, SEES, arg="red")
     before = await page.evaluate("document.body.dataset.worker")
     assert await page.locator("#r-worker").inner_text() == before
-    await page.get_by_label("Move to").wait_for()
-    places = await page.locator("#mover-to option").all_inner_texts()
+    await page.get_by_label("Migrate to").wait_for()
+    places = await page.locator("#migration-target option").all_inner_texts()
     assert places[0] == "the best worker"
     assert len(places) == 2
     assert before not in places[1]
-    await move(page)
-    await page.get_by_text("Moved to another worker").first.wait_for()
+    await migrate(page)
+    await page.get_by_text("Migrated to another worker").first.wait_for()
     await until(page, "(before) => document.body.dataset.worker !== before", arg=before)
     now = await page.evaluate("document.body.dataset.worker")
     assert await page.locator("#r-worker").inner_text() == now
@@ -172,4 +172,4 @@ async def test_an_operator_moves_the_session_and_it_plays_on(stack: BackgroundSt
     await plays_on(page, await playhead(page) + 2)
     await page.get_by_role("button", name="End session").click()
     await page.locator("#phase", has_text="terminated").wait_for()
-    assert not await page.locator("#mover").is_visible()
+    assert not await page.locator("#migration").is_visible()

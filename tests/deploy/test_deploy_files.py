@@ -141,7 +141,7 @@ def test_an_env_that_lacks_a_secret_is_refused(tmp_path: Path, change: tuple[str
         assert compose_env.first_key(compose_env.check(path, example)) is None
 
 
-def test_the_gateway_of_compose_asks_for_keys_or_is_told_that_none_are_meant() -> None:
+def test_the_gateway_of_compose_requires_keys_or_an_explicit_opt_out() -> None:
     """With the values that compose sets if `.env` is empty, as both kinds of compose interpret them."""
     given = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["gateway"]["environment"]
     defaults = {

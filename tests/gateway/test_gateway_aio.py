@@ -30,7 +30,7 @@ async def test_until_gives_everything_when_nothing_stops_it() -> None:
     assert source.closed
 
 
-async def test_until_gives_up_what_it_waits_for_when_told() -> None:
+async def test_until_cancels_its_wait_on_the_event() -> None:
     source, stop = Source([0, 3600]), asyncio.Event()
     found = []
     async for item in until(source.items(), stop):

@@ -29,7 +29,7 @@ async def test_probes_may_ask_with_head_for_all_that_has_an_end(
 
 
 @pytest.mark.parametrize("path", ["/v1/sessions/", "/v1/sessions/ses_x/", "/healthz/", "/page"])
-async def test_nobody_is_sent_to_a_host_that_the_client_made_up(api: httpx.AsyncClient, path: str) -> None:
+async def test_no_redirect_uses_a_host_header_of_the_client(api: httpx.AsyncClient, path: str) -> None:
     """Incident: a missing slash was answered with a redirect to the value of the Host header."""
     for host, status in (("localhost:9", 404), ("elsewhere.example", 421)):
         answer = await api.get(path, headers={"Host": host})
@@ -56,7 +56,7 @@ async def test_a_body_that_is_not_declared_as_json_says_how_to(
         )
 
 
-async def test_a_socket_that_arrives_as_a_plain_request_is_told_so(
+async def test_a_plain_request_to_a_websocket_route_gets_an_explanation(
     start: StartSession, api: httpx.AsyncClient
 ) -> None:
     """A proxy that does not pass Upgrade on causes this.
@@ -100,7 +100,7 @@ async def test_a_reused_key_is_named_as_the_client_gave_it(
     assert (error["code"], error["field"], error["id"]) == ("idempotency_key_reused", "id", "mine")
 
 
-async def test_a_session_that_has_ended_is_not_unknown_to_whoever_would_move_it(
+async def test_migrating_an_ended_session_is_a_conflict_and_not_unknown(
     start: StartSession, api: httpx.AsyncClient
 ) -> None:
     session = await start()

@@ -65,7 +65,7 @@ async def test_a_client_goes_on_behind_its_last_event_id(start: StartSession, ap
     assert (await read(api, f"{path}?after={first['sse_id']}", 1))[0]["id"] == second["id"]
 
 
-async def test_a_client_that_comes_back_after_the_end_is_told_to_stop(
+async def test_a_client_that_reconnects_after_the_end_gets_the_end(
     start: StartSession, api: httpx.AsyncClient
 ) -> None:
     session = await start()
@@ -109,7 +109,7 @@ async def test_an_event_behind_the_end_does_not_keep_its_reader_for_ever(
     assert answer.status_code == 204
 
 
-async def test_what_happened_to_an_ended_session_is_told_over_a_websocket_too(
+async def test_events_of_an_ended_session_are_sent_over_a_websocket_too(
     start: StartSession,
     api: httpx.AsyncClient,
     watch: Watch,

@@ -16,7 +16,7 @@ from turboserve.gateway.stream.registry import Streams
 from turboserve.gateway.stream.response import LiveResponse
 
 
-async def test_of_a_burst_as_many_are_served_as_there_are_places_and_the_rest_is_told() -> None:
+async def test_of_a_burst_as_many_are_served_as_there_are_slots_and_the_rest_is_refused() -> None:
     app, streams, burst = FastAPI(), Streams(2), asyncio.Barrier(5)
     install(app)
 

@@ -206,7 +206,7 @@ async def test_a_session_costs_its_share_of_its_workers_time(api, start) -> None
     problem(await api.get("/v1/cost?limit=0"), 422, "invalid_input", "limit")
 
 
-async def test_operators_correct_the_cost_and_nobody_else(  # type: ignore[no-untyped-def]
+async def test_only_operators_correct_the_cost(  # type: ignore[no-untyped-def]
     api, start, autoscaler: Autoscaler
 ) -> None:
     session = await start()

@@ -346,7 +346,7 @@ async def test_viewers_who_leave_are_noticed_while_nothing_is_sent(
             await asyncio.sleep(0.05)
 
 
-async def test_a_reader_who_does_not_read_holds_up_nobody(
+async def test_a_stalled_reader_delays_no_other_reader(
     start: StartSession, gateway_url: str, watch: Watch
 ) -> None:
     session = await start()

@@ -98,7 +98,7 @@ async def test_the_same_idempotency_key_of_two_tenants_is_two_sessions(keyed: ht
     "headers", [{}, {"Authorization": "Bearer nope"}, {"Authorization": f"Basic {KEY_A}"}]
 )
 @pytest.mark.parametrize(("method", "path"), [*PATHS, ("POST", "/../../sessions"), ("GET", "/../../models")])
-async def test_without_a_known_key_nothing_is_told(
+async def test_without_a_known_key_nothing_is_revealed(
     keyed: httpx.AsyncClient, session: dict[str, Any], method, path, headers
 ) -> None:
     answer = await keyed.request(

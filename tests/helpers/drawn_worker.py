@@ -20,7 +20,14 @@ from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import FencedError, TurboServeError, WorkerGoneError
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.contracts.workers import Assignment, HeldSession, LoadReport, MoveReport, MoveStage, Playhead
+from turboserve.contracts.workers import (
+    Assignment,
+    HeldSession,
+    LoadReport,
+    MigrationReport,
+    MigrationStage,
+    Playhead,
+)
 from turboserve.ids import new_id
 from turboserve.service import Runtime, run
 from turboserve.subjects import ASSIGN, CHUNK, LOAD, OWN, PLAYHEAD, RENEW
@@ -36,7 +43,7 @@ SIDE, FPS, FIRST, EACH = 64, 16, 9, 12
 LEAD_S = 3.0
 MODEL = os.environ.get("DRAWN_MODEL", "toyworld")
 CAPACITY = int(os.environ.get("DRAWN_CAPACITY", "8"))
-MOVES = os.environ.get("DRAWN_MOVES", "")
+MIGRATIONS = os.environ.get("DRAWN_MIGRATIONS", "")
 """Result of migrations to this worker:
 
 `yes`, `never` (no report), `fail`; empty: no migration is possible.
@@ -56,7 +63,7 @@ class DrawnWorker:
         self._next: dict[str, int] = {}
         self._playheads: dict[str, float] = {}
         self._audiences: dict[str, Audience] = {}
-        self._arrivals: dict[str, MoveReport] = {}
+        self._arrivals: dict[str, MigrationReport] = {}
         self._encoder = FragmentEncoder()
 
     async def start(self) -> None:
@@ -80,10 +87,10 @@ class DrawnWorker:
                 model=MODEL,
                 capacity=CAPACITY,
                 chunk_latency_s={1: COMPUTE_S},
-                transfer=("drawn://",) if MOVES else (),
+                transfer=("drawn://",) if MIGRATIONS else (),
                 host="drawn",
-                pool_slot=os.environ.get("TURBOSERVE_POOL_SLOT"),
-                moves=tuple(self._arrivals.values()),
+                pool_member=os.environ.get("TURBOSERVE_POOL_MEMBER"),
+                migrations=tuple(self._arrivals.values()),
                 started_at=self._started_at,
                 sessions=tuple(
                     HeldSession(session=name, epoch=row.epoch, next_chunk=self._next.get(name, 0))
@@ -97,9 +104,9 @@ class DrawnWorker:
                     self._take(row)
                 for incoming in renewal.incoming:
                     await self._arrive(incoming.record)
-                moves = {one.record.move for one in renewal.incoming}
+                migrations = {one.record.migration for one in renewal.incoming}
                 self._arrivals = {
-                    name: report for name, report in self._arrivals.items() if report.move in moves
+                    name: report for name, report in self._arrivals.items() if report.migration in migrations
                 }
                 for name in set(self._rows) - {row.id for row in renewal.assigned}:
                     self._rows.pop(name)
@@ -124,23 +131,25 @@ class DrawnWorker:
         Its state is the number of its next chunk, and the source draws nothing while it migrates. The state
         is complete once the log has not grown for longer than a chunk takes.
         """
-        if MOVES == "never" or row.move is None:
+        if MIGRATIONS == "never" or row.migration is None:
             return
-        if MOVES == "fail":
-            report = MoveReport(session=row.id, move=row.move, stage=MoveStage.FAILED, reason="told to fail")
+        if MIGRATIONS == "fail":
+            report = MigrationReport(
+                session=row.id, migration=row.migration, stage=MigrationStage.FAILED, reason="told to fail"
+            )
             self._arrivals[row.id] = report
             return
         before = -1
         while (count := await self._count(row.id)) != before:
             before = count
             await asyncio.sleep(4 * COMPUTE_S)
-        self._arrivals[row.id] = MoveReport(
+        self._arrivals[row.id] = MigrationReport(
             session=row.id,
-            move=row.move,
-            stage=MoveStage.VERIFIED,
+            migration=row.migration,
+            stage=MigrationStage.VERIFIED,
             next_chunk=count,
             digest="drawn",
-            bytes_moved=8,
+            bytes_copied=8,
             seconds=4 * COMPUTE_S,
         )
 

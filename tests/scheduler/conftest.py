@@ -24,8 +24,8 @@ from turboserve.contracts.workers import (
     Assignment,
     HeldSession,
     LoadReport,
-    MoveReport,
-    MoveStage,
+    MigrationReport,
+    MigrationStage,
     SessionRefusal,
     WorkerPhase,
 )
@@ -57,7 +57,7 @@ def times(worker_timeout_s: float) -> dict[str, str]:
         "TURBOSERVE_LEASE_S": str(worker_timeout_s / 2),
         "TURBOSERVE_WORKER_TIMEOUT_S": str(worker_timeout_s),
         # A migration continues while the scheduler restarts, for any duration of the restart.
-        "TURBOSERVE_MOVE_LIMIT_S": "600",
+        "TURBOSERVE_MIGRATION_TIMEOUT_S": "600",
     }
 
 
@@ -125,11 +125,11 @@ class QuietWorker:
             ),
             refusals=tuple(refusals),
             transfer=("quiet://",) if self.provides_state else (),
-            moves=tuple(
-                MoveReport(
+            migrations=tuple(
+                MigrationReport(
                     session=r.id,
-                    move=r.move or 0,
-                    stage=MoveStage.VERIFIED if self.verifies else MoveStage.COPYING,
+                    migration=r.migration or 0,
+                    stage=MigrationStage.VERIFIED if self.verifies else MigrationStage.COPYING,
                 )
                 for r in self.incoming.values()
             ),

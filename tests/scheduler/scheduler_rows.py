@@ -9,11 +9,11 @@ from tests.scheduler.scheduler_faults import Faults
 from tests.scheduler.scheduler_workers import Worker
 from tests.scheduler.served_store import ServedStore
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.contracts.workers import MoveStage, WorkerPhase, WorkerRecord
+from turboserve.contracts.workers import MigrationStage, WorkerPhase, WorkerRecord
 from turboserve.scheduler.messages import (
     Answered,
     Command,
-    CommitMove,
+    CommitMigration,
     Event,
     Refused,
     SessionChanged,
@@ -34,11 +34,11 @@ class RowsWorld(VirtualWorld, ABC):
         self.workers: dict[str, Worker] = {}
         self.no_capacity = 0
         self.placements = 0
-        self.copies: dict[tuple[str, int], tuple[MoveStage, int]] = {}
+        self.copies: dict[tuple[str, int], tuple[MigrationStage, int]] = {}
         """Session and migration → stage at its target, and the next chunk of its copy."""
-        self.moved: list[tuple[float, str]] = []
+        self.migrated: list[tuple[float, str]] = []
         """(time, session) of each committed migration."""
-        self.moving_since: dict[str, float] = {}
+        self.migrating_since: dict[str, float] = {}
         self.store = ServedStore(seed, lambda: self.now, self.on_session, self.on_worker)
         OPEN.append(self)
 
@@ -48,7 +48,7 @@ class RowsWorld(VirtualWorld, ABC):
 
     def serve(self, command: Command) -> Event:
         """Do what the store does with a command when it arrives."""
-        if isinstance(command, CommitMove) and self.chance(self.faults.stale_copy):
+        if isinstance(command, CommitMigration) and self.chance(self.faults.stale_copy):
             self.store.count_chunk(command.session, self.rows[command.session].next_chunk + 1)
         event = self.store.run(command)
         assert event is not None
@@ -63,13 +63,13 @@ class RowsWorld(VirtualWorld, ABC):
         self.rows[after.id] = after
         if before is not None and after.epoch > before.epoch and after.worker is not None:
             if after.worker == before.target:
-                self.moved.append((self.now, after.id))
+                self.migrated.append((self.now, after.id))
             else:
                 self.placements += 1
-        if after.move is None:
-            self.moving_since.pop(after.id, None)
-        elif before is None or before.move != after.move:
-            self.moving_since.setdefault(after.id, self.now)
+        if after.migration is None:
+            self.migrating_since.pop(after.id, None)
+        elif before is None or before.migration != after.migration:
+            self.migrating_since.setdefault(after.id, self.now)
             self.copy(after)
         for worker in self.workers.values():
             assert self.used(worker.id) <= worker.capacity
@@ -84,9 +84,9 @@ class RowsWorld(VirtualWorld, ABC):
         def copied() -> None:
             # A state whose worker dies during the copy is not copied.
             now = self.rows[row.id]
-            if now.move == row.move and source.alive and target.alive:
-                stage = MoveStage.FAILED if failed else MoveStage.VERIFIED
-                self.copies[row.id, row.move or 0] = (stage, now.next_chunk)
+            if now.migration == row.migration and source.alive and target.alive:
+                stage = MigrationStage.FAILED if failed else MigrationStage.VERIFIED
+                self.copies[row.id, row.migration or 0] = (stage, now.next_chunk)
 
         self.at(seconds, copied)
 

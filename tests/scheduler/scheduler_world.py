@@ -17,13 +17,13 @@ from tests.scheduler.scheduler_workers import MODEL, Worker
 from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
-from turboserve.contracts.workers import MoveReport, MoveStage, SessionRefusal, WorkerPhase
+from turboserve.contracts.workers import MigrationReport, MigrationStage, SessionRefusal, WorkerPhase
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import (
     Answered,
-    BeginMove,
+    BeginMigration,
     Command,
-    CommitMove,
+    CommitMigration,
     DeclareGone,
     Event,
     LoadReported,
@@ -92,13 +92,13 @@ class World(RowsWorld):
             worker = self.core.view.workers[command.worker]
             assert worker.load <= worker.capacity, f"{worker.id} overfilled"
             assert command.session in worker.reserved
-        if isinstance(command, BeginMove):
+        if isinstance(command, BeginMigration):
             worker = self.core.view.workers[command.worker]
             assert worker.load <= worker.capacity, f"{worker.id} overfilled"
             assert command.decision.reason
-        if isinstance(command, CommitMove):
-            stage, _ = self.copies.get((command.session, command.move), (None, 0))
-            assert stage is MoveStage.VERIFIED, "not verified"
+        if isinstance(command, CommitMigration):
+            stage, _ = self.copies.get((command.session, command.migration), (None, 0))
+            assert stage is MigrationStage.VERIFIED, "not verified"
         if isinstance(command, OfSession):
             assert command.session not in self._outstanding, "two commands for one session"
             self._outstanding.add(command.session)
@@ -193,16 +193,16 @@ class World(RowsWorld):
         mine = [r for r in self.rows.values() if r.worker == worker.id and r.phase.holds_slot]
         coming = [r for r in self.rows.values() if r.target == worker.id]
         worker.refused |= {(r.id, r.epoch) for r in mine if self.chance(self.faults.refusal)}
-        nothing = (MoveStage.COPYING, 0)
-        copies = {r.id: self.copies.get((r.id, r.move or 0), nothing) for r in coming}
+        nothing = (MigrationStage.COPYING, 0)
+        copies = {r.id: self.copies.get((r.id, r.migration or 0), nothing) for r in coming}
         report = worker.load(
-            moves=tuple(
-                MoveReport(
+            migrations=tuple(
+                MigrationReport(
                     session=r.id,
-                    move=r.move or 0,
+                    migration=r.migration or 0,
                     stage=copies[r.id][0],
                     next_chunk=copies[r.id][1],
-                    bytes_moved=1_000,
+                    bytes_copied=1_000,
                     seconds=0.5,
                 )
                 for r in coming
@@ -255,10 +255,10 @@ class World(RowsWorld):
         ready = (w for w in self.workers.values() if w.alive and w.phase is WorkerPhase.READY)
         return sum(w.capacity - self.used(w.id) for w in ready)
 
-    def slow_moves(self) -> dict[str, float]:
+    def slow_migrations(self) -> dict[str, float]:
         """Return the sessions that migrate for longer than allowed, with the duration."""
-        limit_s = self.policy.move_limit_s + 2 * self.policy.resync_s
-        ages = {name: self.now - since for name, since in self.moving_since.items()}
+        limit_s = self.policy.migration_timeout_s + 2 * self.policy.resync_s
+        ages = {name: self.now - since for name, since in self.migrating_since.items()}
         return {name: age_s for name, age_s in ages.items() if age_s > limit_s}
 
     def calm(self) -> None:

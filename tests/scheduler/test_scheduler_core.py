@@ -137,7 +137,7 @@ def test_a_reservation_stands_while_the_outcome_is_unknown() -> None:
     assert bench.take(Place).session == "s1"
 
 
-def test_what_was_done_although_nobody_said_so_is_found_by_reading() -> None:
+def test_a_change_without_an_answer_is_found_by_reading() -> None:
     bench = Bench(worker("a"), session())
     place = bench.take(Place)
     bench.feed(Answered(place.ticket, refused=Refused.UNKNOWN))
@@ -317,7 +317,7 @@ def test_the_feedback_counts_reservations_and_who_waits() -> None:
     assert (last.rho_max, last.required, last.waiting) == (0.5, 2, 0)
 
 
-def test_answers_nobody_waits_for_change_nothing() -> None:
+def test_unexpected_answers_change_nothing() -> None:
     bench = Bench(worker("a"), session())
     place = bench.take(Place)
     bench.feed(Answered(place.ticket + 100, refused=Refused.UNKNOWN))

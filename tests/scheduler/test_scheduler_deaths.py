@@ -60,7 +60,7 @@ async def test_a_worker_whose_reports_are_lost_is_not_dead(
     assert not worker.gone
 
 
-async def test_a_scheduler_that_was_held_up_declares_nobody_dead(
+async def test_a_scheduler_that_was_paused_declares_no_worker_dead(
     scheduler: Any, workers: Workers, viewers: Any
 ) -> None:
     """Incident: after a pause longer than the timeout, the first tick found every worker silent."""

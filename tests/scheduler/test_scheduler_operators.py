@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scheduler.moves_bench import Bench, session, worker
+from tests.scheduler.migrations_bench import Bench, session, worker
 from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts import errors
 from turboserve.contracts.sessions import Phase
@@ -12,18 +12,18 @@ from turboserve.contracts.workers import WorkerPhase
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import (
     Answered,
-    BeginMove,
-    MoveAsked,
+    BeginMigration,
+    MigrationRequested,
     RecordDecision,
     Refused,
     Reply,
 )
 
 
-def test_an_operator_moves_a_session_where_he_likes() -> None:
+def test_an_operator_migrates_a_session_where_he_likes() -> None:
     bench = Bench(worker("a"), worker("b"), worker("c"), session("s"), session("t", "b"))
-    bench.feed(MoveAsked(5, "s", "b"))
-    begin = bench.take(BeginMove)
+    bench.feed(MigrationRequested(5, "s", "b"))
+    begin = bench.take(BeginMigration)
     assert (begin.worker, "operator" in begin.decision.reason) == ("b", True)
     assert bench.none(Reply)
     bench.feed(Answered(begin.ticket, bench.do(begin)))
@@ -32,8 +32,8 @@ def test_an_operator_moves_a_session_where_he_likes() -> None:
     assert reply.record is not None
     assert reply.record.target == "b"
     # Without a target, the session goes to another worker where the load grows least.
-    bench.feed(MoveAsked(6, "t"))
-    assert bench.take(BeginMove).worker == "c"
+    bench.feed(MigrationRequested(6, "t"))
+    assert bench.take(BeginMigration).worker == "c"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_an_operator_moves_a_session_where_he_likes() -> None:
         ("s", "full", errors.NoCapacityError),
         ("s", "draining", errors.NoCapacityError),
         ("waits", "b", errors.TransitionError),
-        ("moves", "b", errors.TransitionError),
+        ("migrations", "b", errors.TransitionError),
         ("huge", None, errors.NoCapacityError),
     ],
 )
@@ -62,20 +62,20 @@ def test_what_an_operator_cannot_have_is_said_at_once(
         session("s"),
         session("f", "full"),
         session("waits", None, phase=Phase.REQUESTED, epoch=0, model="nobody-serves-it"),
-        session("moves", phase=Phase.MIGRATING, target="b", move=2),
+        session("migrations", phase=Phase.MIGRATING, target="b", migration=2),
         session("huge", "other", model="n"),
     )
-    bench.feed(MoveAsked(1, name, to))
+    bench.feed(MigrationRequested(1, name, to))
     reply = bench.take(Reply)
     assert type(reply.error) is error
-    assert bench.none(BeginMove)
+    assert bench.none(BeginMigration)
     notes = [
         one.decision for one in bench.out if isinstance(one, RecordDecision) and one.decision.kind == "stay"
     ]
     assert len(notes) == (error is errors.NoCapacityError)
     for said in notes:
         assert (said.session, said.worker) == (name, bench.rows[name].worker)
-        assert said.reason == f"an operator wants it moved: {reply.error.detail}"
+        assert said.reason == f"an operator requested its migration: {reply.error.detail}"
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_what_the_store_refuses_an_operator_is_said(
     refused: Refused, error: type[errors.TurboServeError]
 ) -> None:
     bench = Bench(worker("a"), worker("b"), session())
-    bench.feed(MoveAsked(1, "s", "b"))
-    bench.feed(Answered(bench.take(BeginMove).ticket, refused=refused))
+    bench.feed(MigrationRequested(1, "s", "b"))
+    bench.feed(Answered(bench.take(BeginMigration).ticket, refused=refused))
     assert type(bench.take(Reply).error) is error
     noted = ["stay"] * (refused is Refused.NO_CAPACITY)
     assert [one.decision.kind for one in bench.out if isinstance(one, RecordDecision)] == noted
@@ -104,10 +104,13 @@ def test_what_the_store_refuses_an_operator_is_said(
     assert not bench.core.view.beginning or refused in (Refused.CONFLICT, Refused.UNKNOWN)
 
 
-def test_before_the_view_is_filled_operators_are_told_to_wait() -> None:
+def test_before_the_view_is_filled_operators_must_retry() -> None:
     core = Scheduler(LeastLoaded())
     first, second = (
-        one.error for _ in range(2) for one in core.handle(MoveAsked(1, "s"), 0.0) if isinstance(one, Reply)
+        one.error
+        for _ in range(2)
+        for one in core.handle(MigrationRequested(1, "s"), 0.0)
+        if isinstance(one, Reply)
     )
     assert isinstance(first, errors.UnavailableError)
     # An error that is raised again keeps its earlier tracebacks.

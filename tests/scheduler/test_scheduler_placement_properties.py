@@ -14,10 +14,10 @@ from turboserve.scheduler.placement import (
     Cluster,
     Demand,
     Links,
+    Migration,
+    MigrationKind,
     MinMax,
     MinMaxRebalancer,
-    Move,
-    MoveKind,
     SessionState,
     Weights,
     WorkerState,
@@ -166,7 +166,7 @@ def test_deltas_lead_to_the_same_index_as_building_it_at_once(
     assert cluster.entries.keys() == other.entries.keys()
     for kind in cluster.pools.keys() | other.pools.keys():
         one, two = cluster.pool(*kind), other.pool(*kind)
-        assert (one.ready, one.draining, one.moving) == (two.ready, two.draining, two.moving)
+        assert (one.ready, one.draining, one.migrating) == (two.ready, two.draining, two.migrating)
         for ranking in ("targets", "tops", "spare", "suspended_ranking"):
             assert getattr(one, ranking).items == getattr(two, ranking).items
         near = {key: ranking.items for key, ranking in one.near.items() if ranking.items}
@@ -205,12 +205,12 @@ def test_assignment_keeps_its_promises(
             loads[choice.worker] += 1
 
 
-def begin(cluster: Cluster, move: Move) -> None:
-    cluster.put_session(replace(cluster.sessions[move.session], target=move.target))
+def begin(cluster: Cluster, migration: Migration) -> None:
+    cluster.put_session(replace(cluster.sessions[migration.session], target=migration.target))
 
 
-def finish(cluster: Cluster, move: Move, rests_until: float = 0.0) -> None:
-    session = replace(cluster.sessions[move.session], worker=move.target, target=None)
+def finish(cluster: Cluster, migration: Migration, rests_until: float = 0.0) -> None:
+    session = replace(cluster.sessions[migration.session], worker=migration.target, target=None)
     cluster.put_session(replace(session, rests_until=rests_until))
 
 
@@ -229,34 +229,34 @@ def levels(cluster: Cluster) -> dict[Kind, list[float]]:
 
 @given(changes(), targets_s, st.booleans())
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_moves_keep_their_promises(
+def test_migrations_keep_their_promises(
     deltas: list[tuple[str, object]], target_s: float | None, spreads: bool
 ) -> None:
     cluster = changed(deltas, target_s)
     before = levels(cluster)
     held = {name: entry.held for name, entry in cluster.entries.items()}
-    moves = MinMaxRebalancer(Weights(spreads=spreads)).propose(cluster, 1.0)
-    assert len({move.session for move in moves}) == len(moves)
+    migrations = MinMaxRebalancer(Weights(spreads=spreads)).propose(cluster, 1.0)
+    assert len({migration.session for migration in migrations}) == len(migrations)
     drained = dict.fromkeys(before, False)
-    for move in moves:
-        event(move.kind.value)
-        session = cluster.sessions[move.session]
-        source, target = cluster.entries[move.source], cluster.entries[move.target]
-        assert session.worker == move.source
+    for migration in migrations:
+        event(migration.kind.value)
+        session = cluster.sessions[migration.session]
+        source, target = cluster.entries[migration.source], cluster.entries[migration.target]
+        assert session.worker == migration.source
         assert session.movable
         assert session.target is None
         assert target.serves
         assert kind_of(target.state) == kind_of(source.state)
         assert target.id not in session.excluded
         assert not source.state.suspect
-        assert (move.kind is MoveKind.DRAIN) == source.state.draining
-        if move.kind is MoveKind.DRAIN:
+        assert (migration.kind is MigrationKind.DRAIN) == source.state.draining
+        if migration.kind is MigrationKind.DRAIN:
             drained[kind_of(source.state)] = True
         else:
-            assert move.gain_s > 0
+            assert migration.gain_s > 0
             assert session.rests_until <= 1.0
             assert not session.suspended
-        begin(cluster, move)
+        begin(cluster, migration)
     for name, entry in cluster.entries.items():
         # All migrations may be under way at once, counted at both ends.
         assert entry.held <= max(entry.slots, held[name])
@@ -274,7 +274,10 @@ def test_what_is_to_be_emptied_is_emptied_at_once_if_there_is_room(
     cluster = changed(deltas)
     for session in list(cluster.sessions.values()):
         cluster.put_session(replace(session, excluded=frozenset(), movable=session.target is None))
-    moving = {move.session for move in MinMaxRebalancer(Weights(moves_at_once=0)).propose(cluster, 0.0)}
+    migrating = {
+        migration.session
+        for migration in MinMaxRebalancer(Weights(migrations_at_once=0)).propose(cluster, 0.0)
+    }
     for kind in {kind_of(worker) for worker in cluster.workers.values()}:
         there = [e for e in cluster.entries.values() if e.serves and kind_of(e.state) == kind]
         emptied = [
@@ -285,41 +288,41 @@ def test_what_is_to_be_emptied_is_emptied_at_once_if_there_is_room(
         # A session that already migrates is not migrated again, whatever its target.
         active = {s for e in emptied for s in e.here - e.going if cluster.sessions[s].target is None}
         room = sum(max(0, e.slots - e.held) for e in there)
-        assert len(active & moving) == min(len(active), room)
+        assert len(active & migrating) == min(len(active), room)
         parked = {
             s
             for e in emptied
             for s in e.suspended
             if cluster.sessions[s].worker == e.id and cluster.sessions[s].target is None
         }
-        assert parked <= moving or not any(e.slots for e in there)
+        assert parked <= migrating or not any(e.slots for e in there)
 
 
 @given(changes(), st.integers(1, 8))
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_under_constant_load_moves_end_and_nobody_comes_back(
+def test_under_constant_load_migrations_end_and_no_session_returns(
     deltas: list[tuple[str, object]], at_once: int
 ) -> None:
     cluster = changed(deltas)
-    rebalancer = MinMaxRebalancer(Weights(moves_at_once=at_once))
+    rebalancer = MinMaxRebalancer(Weights(migrations_at_once=at_once))
     been: dict[str, set[str]] = {}
     for round_ in range(60):
-        moves = rebalancer.propose(cluster, float(round_))
-        for move in moves:
-            begin(cluster, move)
-        for move in moves:
-            visited = been.setdefault(move.session, {move.source})
-            assert move.target not in visited
-            visited.add(move.target)
-            finish(cluster, move)
-        if not moves:
+        migrations = rebalancer.propose(cluster, float(round_))
+        for migration in migrations:
+            begin(cluster, migration)
+        for migration in migrations:
+            visited = been.setdefault(migration.session, {migration.source})
+            assert migration.target not in visited
+            visited.add(migration.target)
+            finish(cluster, migration)
+        if not migrations:
             return
     raise AssertionError("it never came to rest")
 
 
 @given(changes(), demands(), targets_s)
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_giving_way_overfills_nobody_and_does_not_raise_the_bottleneck(
+def test_a_locality_swap_overfills_no_worker_and_does_not_raise_the_bottleneck(
     deltas: list[tuple[str, object]], wanted: list[Demand], target_s: float | None
 ) -> None:
     cluster, plain = changed(deltas, target_s), changed(deltas, target_s)
@@ -362,16 +365,16 @@ def small(draw: st.DrawFn) -> tuple[list[WorkerState], list[SessionState]]:
 
 @given(small())
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_moves_are_near_the_best_there_is(given_: tuple[list[WorkerState], list[SessionState]]) -> None:
+def test_migrations_are_near_the_best_there_is(given_: tuple[list[WorkerState], list[SessionState]]) -> None:
     workers, sessions = given_
     assume(sessions)
     eta, links = 0.1, Links()
-    weights = Weights(eta=eta, least_gain=0.0, moves_at_once=100, spreads=False)
+    weights = Weights(eta=eta, least_gain=0.0, migrations_at_once=100, spreads=False)
     cluster = Cluster(workers, sessions)
     cost_s = 0.0
-    for move in MinMaxRebalancer(weights, links).propose(cluster, 0.0):
-        cost_s += move.cost_s
-        finish(cluster, move)
+    for migration in MinMaxRebalancer(weights, links).propose(cluster, 0.0):
+        cost_s += migration.cost_s
+        finish(cluster, migration)
     objective_s = cluster.pool("toy").bottleneck_s + eta * cost_s
     best = optimum(workers, sessions, links, eta)
     # With states of one size, the cheapest plan of every limit is weighed, so none is missed.

@@ -12,10 +12,10 @@ from turboserve.scheduler.placement import (
     Link,
     LinkKind,
     Links,
+    Migration,
+    MigrationKind,
     MinMax,
     MinMaxRebalancer,
-    Move,
-    MoveKind,
     SessionState,
     Weights,
     WorkerState,
@@ -36,35 +36,35 @@ def cluster(loads: dict[str, int], **changes: dict[str, object]) -> Cluster:
     return made
 
 
-def proposed(there: Cluster, now: float = 0.0, **weights: object) -> list[Move]:
+def proposed(there: Cluster, now: float = 0.0, **weights: object) -> list[Migration]:
     return MinMaxRebalancer(Weights(**weights)).propose(there, now)  # type: ignore[arg-type]
 
 
-def test_moves_from_the_bottleneck_to_where_latency_is_least() -> None:
-    [move] = proposed(cluster({"a": 4, "b": 3, "c": 1}))
-    assert (move.source, move.target, move.kind) == ("a", "c", MoveKind.BALANCE)
-    assert move.gain_s == pytest.approx(0.1 - 0.1 * 0.023)
-    assert move.cost_s == pytest.approx(0.023)
-    assert move.numbers["bottleneck_before_s"] == pytest.approx(0.4)
-    assert move.numbers["bottleneck_after_s"] == pytest.approx(0.3)
+def test_migrates_from_the_bottleneck_to_where_latency_is_least() -> None:
+    [migration] = proposed(cluster({"a": 4, "b": 3, "c": 1}))
+    assert (migration.source, migration.target, migration.kind) == ("a", "c", MigrationKind.BALANCE)
+    assert migration.gain_s == pytest.approx(0.1 - 0.1 * 0.023)
+    assert migration.cost_s == pytest.approx(0.023)
+    assert migration.numbers["bottleneck_before_s"] == pytest.approx(0.4)
+    assert migration.numbers["bottleneck_after_s"] == pytest.approx(0.3)
 
 
 def test_workers_that_are_the_bottleneck_together_are_relieved_together() -> None:
-    moves = proposed(cluster({"a": 4, "b": 4, "c": 2, "d": 1}))
-    assert {move.source for move in moves} == {"a", "b"}
-    assert {move.target for move in moves} == {"c", "d"}
-    assert all(move.gain_s == pytest.approx((0.1 - 0.1 * 2 * 0.023) / 2) for move in moves)
+    migrations = proposed(cluster({"a": 4, "b": 4, "c": 2, "d": 1}))
+    assert {migration.source for migration in migrations} == {"a", "b"}
+    assert {migration.target for migration in migrations} == {"c", "d"}
+    assert all(migration.gain_s == pytest.approx((0.1 - 0.1 * 2 * 0.023) / 2) for migration in migrations)
 
 
-def test_nothing_moves_where_nothing_gains() -> None:
+def test_nothing_migrates_where_nothing_gains() -> None:
     assert proposed(cluster({"a": 3, "b": 3, "c": 2})) == []
 
 
-def test_a_move_that_costs_more_than_it_gains_is_not_made() -> None:
+def test_a_migration_that_costs_more_than_it_gains_is_not_made() -> None:
     assert proposed(cluster({"a": 4, "b": 1}), eta=5.0) == []
 
 
-def test_noise_of_the_profiles_moves_nothing() -> None:
+def test_noise_of_the_profiles_migrates_nothing() -> None:
     slower = {"a": {"chunk_latency_s": {n: 0.1004 * n for n in range(1, 6)}}}
     assert proposed(cluster({"a": 3, "b": 2}, **slower)) == []
 
@@ -72,25 +72,25 @@ def test_noise_of_the_profiles_moves_nothing() -> None:
 def test_fast_workers_take_more() -> None:
     fast = {"b": {"chunk_latency_s": {n: 0.05 * n for n in range(1, 6)}}}
     there = cluster({"a": 4, "b": 2}, **fast)
-    for move in proposed(there):
-        there.put_session(replace(there.sessions[move.session], worker=move.target))
+    for migration in proposed(there):
+        there.put_session(replace(there.sessions[migration.session], worker=migration.target))
     assert (there.entries["a"].held, there.entries["b"].held) == (2, 4)
 
 
 def test_the_nearest_of_equal_targets_is_taken() -> None:
     links = Links({LinkKind.NODE: Link(0.01, 1e9), LinkKind.ACROSS: Link(0.02, 1e9)})
     there = cluster({"a": 3, "b": 0, "c": 0}, a={"host": "n/1"}, b={"host": "m/1"}, c={"host": "n/2"})
-    moves = MinMaxRebalancer(links=links).propose(there, 0.0)
-    assert moves[0].target == "c"
-    assert moves[0].cost_s == pytest.approx(0.01)
+    migrations = MinMaxRebalancer(links=links).propose(there, 0.0)
+    assert migrations[0].target == "c"
+    assert migrations[0].cost_s == pytest.approx(0.01)
 
 
-def test_the_smallest_state_is_moved() -> None:
+def test_the_smallest_state_is_migrated() -> None:
     there = cluster({"a": 3, "b": 1})
     for index, size in enumerate((3, 1, 2)):
         there.put_session(SessionState(f"a-{index}", "toy", "a", state_bytes=size * 10**9))
-    [move] = proposed(there)
-    assert move.session == "a-1"
+    [migration] = proposed(there)
+    assert migration.session == "a-1"
 
 
 def test_a_session_that_rests_stays_until_it_has_rested() -> None:
@@ -101,32 +101,32 @@ def test_a_session_that_rests_stays_until_it_has_rested() -> None:
     assert len(proposed(there, now=10.0)) == 1
 
 
-def test_moves_under_way_count_at_both_ends_and_are_not_proposed_again() -> None:
+def test_migrations_under_way_count_at_both_ends_and_are_not_proposed_again() -> None:
     there = cluster({"a": 3, "b": 0})
-    [move] = proposed(there)
-    there.put_session(replace(there.sessions[move.session], target=move.target))
+    [migration] = proposed(there)
+    there.put_session(replace(there.sessions[migration.session], target=migration.target))
     assert there.entries["a"].held == 3
     assert there.entries["b"].held == 1
     assert proposed(there) == []
 
 
-def test_no_more_moves_at_once_than_allowed() -> None:
+def test_no_more_migrations_at_once_than_allowed() -> None:
     there = cluster({"a": 5, "b": 5, "c": 5, "d": 0, "e": 0, "f": 0})
-    first = proposed(there, moves_at_once=4)
+    first = proposed(there, migrations_at_once=4)
     assert len(first) == 4
-    for move in first[:3]:
-        there.put_session(replace(there.sessions[move.session], target=move.target))
-    assert len(proposed(there, moves_at_once=4)) == 1
+    for migration in first[:3]:
+        there.put_session(replace(there.sessions[migration.session], target=migration.target))
+    assert len(proposed(there, migrations_at_once=4)) == 1
 
 
 def test_a_new_worker_is_put_to_use_even_if_the_bottleneck_stays() -> None:
     there = cluster({**{f"w{n}": 4 for n in range(8)}, "x": 0})
-    moves = proposed(there)
-    assert {move.kind for move in moves} == {MoveKind.SPREAD}
-    assert {move.target for move in moves} == {"x"}
+    migrations = proposed(there)
+    assert {migration.kind for migration in migrations} == {MigrationKind.SPREAD}
+    assert {migration.target for migration in migrations} == {"x"}
     # Never slower than the worker that gave a session away.
-    assert len(moves) == 3
-    assert len({move.source for move in moves}) == 3
+    assert len(migrations) == 3
+    assert len({migration.source for migration in migrations}) == 3
     assert proposed(there, spreads=False) == []
 
 
@@ -140,25 +140,25 @@ def test_a_draining_worker_is_emptied_at_any_cost() -> None:
     there = cluster({"a": 2, "b": 4, "c": 4}, a={"draining": True, "ready": False})
     there.put_session(SessionState("a-0", "toy", "a", rests_until=1e9))
     there.put_session(SessionState("a-s", "toy", "a", suspended=True))
-    moves = proposed(there, moves_at_once=0)
-    assert {(move.session, move.kind) for move in moves} == {
-        (name, MoveKind.DRAIN) for name in ("a-0", "a-1", "a-s")
+    migrations = proposed(there, migrations_at_once=0)
+    assert {(migration.session, migration.kind) for migration in migrations} == {
+        (name, MigrationKind.DRAIN) for name in ("a-0", "a-1", "a-s")
     }
-    assert {move.target for move in moves if move.session != "a-s"} == {"b", "c"}
-    assert all(move.gain_s < 0 for move in moves)
+    assert {migration.target for migration in migrations if migration.session != "a-s"} == {"b", "c"}
+    assert all(migration.gain_s < 0 for migration in migrations)
 
 
 def test_without_room_a_drain_waits() -> None:
     there = cluster({"a": 2, "b": 4}, a={"draining": True})
-    moves = proposed(there)
-    assert [(move.session, move.target) for move in moves] == [("a-0", "b")]
+    migrations = proposed(there)
+    assert [(migration.session, migration.target) for migration in migrations] == [("a-0", "b")]
 
 
 def test_suspended_sessions_need_no_slot() -> None:
     there = cluster({"a": 0, "b": 5}, a={"draining": True})
     there.put_session(SessionState("s", "toy", "a", suspended=True))
-    [move] = proposed(there)
-    assert (move.session, move.target) == ("s", "b")
+    [migration] = proposed(there)
+    assert (migration.session, migration.target) == ("s", "b")
 
 
 def test_who_is_silent_or_refused_gets_nothing() -> None:
@@ -197,7 +197,7 @@ def test_how_near_two_hosts_are(one: str, other: str, kind: LinkKind) -> None:
     assert kind_between(one, other) is kind
 
 
-def test_links_learn_from_moves() -> None:
+def test_links_learn_from_migrations() -> None:
     links = Links()
     for index in range(30):
         size = (1 + index % 3) * 10**6
@@ -213,18 +213,18 @@ def test_links_learn_from_moves() -> None:
     assert links.seconds(LinkKind.NODE, 0) == 0.0
 
 
-def test_a_new_session_leaves_the_near_slot_to_one_that_moves() -> None:
+def test_a_new_session_leaves_the_near_slot_to_one_that_migrates() -> None:
     links = Links({LinkKind.ACROSS: Link(0.5, 1e9)})
-    mover = MinMaxRebalancer(links=links)
+    rebalancer = MinMaxRebalancer(links=links)
     fast = {"chunk_latency_s": {n: 0.09 * n for n in range(1, 6)}, "host": "n/2"}
     there = cluster({"a": 4, "b": 1, "c": 1}, a={"host": "n/1"}, b=fast, c={"host": "m/1"})
     for name in ("b", "c"):
         there.put_worker(replace(there.workers[name], capacity=2))
     demand = Demand("new", "toy", "place")
     assert MinMax().assign(there, [demand])[0].worker == "b"
-    [choice] = MinMax(mover).assign(there, [demand])
+    [choice] = MinMax(rebalancer).assign(there, [demand])
     assert choice.worker == "c"
     assert "left to a session of a" in choice.reason
     there.put_session(SessionState("new", "toy", reserved="c"))
-    [move] = mover.propose(there, 0.0)
-    assert (move.source, move.target) == ("a", "b")
+    [migration] = rebalancer.propose(there, 0.0)
+    assert (migration.source, migration.target) == ("a", "b")

@@ -9,7 +9,7 @@ from typing import Any
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.contracts.errors import TurboServeError
-from turboserve.contracts.requests import MoveAccepted, MoveSession, SessionRef
+from turboserve.contracts.requests import MigrateSession, MigrationAccepted, SessionRef
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import Playhead
 from turboserve.tasks import stop
@@ -49,7 +49,7 @@ async def test_killed_it_comes_back_with_the_same_view(
     assert (await viewers.get(first)).epoch == 1
 
 
-async def test_killed_in_the_middle_of_a_move_it_finishes_the_move(
+async def test_killed_in_the_middle_of_a_migration_it_finishes_the_migration(
     scheduler: Any, workers: Workers, viewers: Any
 ) -> None:
     first = await workers(4)
@@ -57,36 +57,36 @@ async def test_killed_in_the_middle_of_a_move_it_finishes_the_move(
     await viewers.active(session)
     second = await workers(4)
     first.provides_state = second.provides_state = True
-    begun = await move(viewers, session, second.id)
+    begun = await migrate(viewers, session, second.id)
     assert (begun.record.phase, begun.record.target) == (Phase.MIGRATING, second.id)
     scheduler.end()
     second.verifies = True
-    assert (await viewers.get(session)).move == begun.record.move
+    assert (await viewers.get(session)).migration == begun.record.migration
     scheduler.start()
     record = await viewers.active(session, epoch=2)
     assert (record.worker, record.target) == (second.id, None)
     decisions = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=session))
-    assert [one.kind for one in decisions.decisions] == ["place", "migrate", "moved"]
+    assert [one.kind for one in decisions.decisions] == ["place", "migrate", "migrated"]
 
 
-async def move(viewers: Any, session: str, worker: str) -> MoveAccepted:
+async def migrate(viewers: Any, session: str, worker: str) -> MigrationAccepted:
     """Request a migration until the scheduler knows both ends and does nothing else with the session."""
-    request = MoveSession(session=session, worker=worker)
+    request = MigrateSession(session=session, worker=worker)
     async with asyncio.timeout(180):
         while True:
             try:
                 # A request whose answer is lost has taken effect all the same.
-                accepted: MoveAccepted = await viewers.bus.call(
-                    subjects.MOVE_SESSION, request, deadline_s=60.0
+                accepted: MigrationAccepted = await viewers.bus.call(
+                    subjects.MIGRATE_SESSION, request, deadline_s=60.0
                 )
             except TurboServeError as refused:
-                print(f"the move is refused: {refused}")
+                print(f"the migration is refused: {refused}")
                 await asyncio.sleep(0.2)
             else:
                 return accepted
 
 
-async def test_a_refusal_moves_the_session(scheduler: Any, workers: Workers, viewers: Any) -> None:
+async def test_a_refusal_migrates_the_session(scheduler: Any, workers: Workers, viewers: Any) -> None:
     unwilling = await workers(4)
     unwilling.refuse = True
     session = await viewers.create()
@@ -110,7 +110,7 @@ async def test_resumes_where_the_state_is(scheduler: Any, workers: Workers, view
     assert after.worker == before.worker
 
 
-async def test_the_autoscaler_is_told_the_load(
+async def test_the_autoscaler_gets_the_load(
     scheduler: Any, workers: Workers, viewers: Any, connect: Callable[[str], Awaitable[Bus]]
 ) -> None:
     heard: list[Any] = []
@@ -129,7 +129,7 @@ async def test_the_autoscaler_is_told_the_load(
         await asyncio.sleep(0.05)
 
 
-async def test_nobody_watches(scheduler: Any, workers: Workers, viewers: Any) -> None:
+async def test_no_viewer_watches(scheduler: Any, workers: Workers, viewers: Any) -> None:
     scheduler.end()
     scheduler.start(TURBOSERVE_IDLE_AFTER_S="8")
     await workers(4)

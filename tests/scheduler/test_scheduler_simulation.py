@@ -34,7 +34,7 @@ def test_under_faults_nothing_is_overfilled_and_afterwards_everything_runs(seed:
     world.run(120)
     assert world.placements > 0
     assert not world.unserved() or world.free() == 0, f"{world.unserved()} wait, {world.free()} slots free"
-    assert world.slow_moves() == {}
+    assert world.slow_migrations() == {}
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
@@ -65,7 +65,7 @@ def test_any_mixture_of_faults(seed: int, faults: Faults) -> None:
     world.calm()
     world.run(120)
     assert not world.unserved() or world.free() == 0
-    assert world.slow_moves() == {}
+    assert world.slow_migrations() == {}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -87,10 +87,10 @@ def test_when_nothing_changes_sessions_come_to_rest(seed: int) -> None:
     world = play(seed, MANY)
     world.calm()
     world.run(240)
-    begun = len(world.moved)
+    begun = len(world.migrated)
     world.run(240)
-    assert len(world.moved) == begun
-    assert world.moving_since == {}
+    assert len(world.migrated) == begun
+    assert world.migrating_since == {}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -111,12 +111,12 @@ def test_a_draining_worker_is_emptied_without_a_session_being_cut(seed: int) -> 
     world.run(120)
     assert drained.phase is WorkerPhase.GONE
     assert world.placements == placements
-    assert {name for _, name in world.moved} >= set(there)
+    assert {name for _, name in world.migrated} >= set(there)
     assert world.rows[asleep.id].phase is Phase.SUSPENDED
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_lost_reports_kill_nobody(seed: int) -> None:
+def test_lost_reports_end_no_worker(seed: int) -> None:
     """Every load report is lost, and the scheduler is delayed and restarted: no worker is declared gone."""
     world = play(seed, Faults(lost_load=1.0, pause=0.05, restart=0.02, store_down=0.02), seconds=120)
     assert len(world.workers) == 3
@@ -140,7 +140,7 @@ def test_a_dead_worker_is_found_within_the_time_out_and_a_little() -> None:
     assert world.rows[session].epoch == 2
 
 
-def test_nobody_watches() -> None:
+def test_no_viewer_watches() -> None:
     world = World(1, NONE, policy=Policy(idle_after_s=10.0))
     world.run(2)
     watched, forgotten = world.arrive(), world.arrive()
@@ -155,7 +155,7 @@ def test_nobody_watches() -> None:
     assert world.rows[forgotten].activity is Activity.IDLE
 
 
-def test_a_pause_of_the_scheduler_makes_nobody_idle() -> None:
+def test_a_pause_of_the_scheduler_makes_no_session_idle() -> None:
     world = World(1, NONE, policy=Policy(idle_after_s=10.0))
     world.run(2)
     session = world.arrive()

@@ -10,7 +10,7 @@ from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.scheduler.messages import (
     Answered,
-    MoveAsked,
+    MigrationRequested,
     Place,
     RecordDecision,
     Release,
@@ -78,7 +78,7 @@ def test_where_no_worker_can_take_it_with_its_weights_it_goes_on_with_others_at_
     assert (place.worker, place.other_weights) == ("b", True)
 
 
-def test_weights_that_nobody_knows_are_compared_with_nothing() -> None:
+def test_unknown_weights_are_compared_with_nothing() -> None:
     """Rows and workers of an earlier version have unknown weights."""
     bench = Bench(worker("a", weights="new"), resumed(digest=None))
     assert bench.take(Place).worker == "a"
@@ -94,16 +94,16 @@ def test_its_weights_that_come_later_are_known_from_the_row() -> None:
     assert (place.worker, place.other_weights) == ("b", False)
 
 
-def test_an_operator_cannot_move_a_state_to_other_weights() -> None:
+def test_an_operator_cannot_migrate_a_state_to_other_weights() -> None:
     rows = [worker(name, capacity=2, weights=weights) for name, weights in (("a", "old"), ("b", "new"))]
     rows = [row.model_copy(update={"transfer": ("tcp://x",)}) for row in rows]
     running = session("s", phase=Phase.ACTIVE, worker="a", epoch=1, weights_digest="old")
     bench = Bench(*rows, running)
-    bench.feed(MoveAsked(1, "s", "b"))
+    bench.feed(MigrationRequested(1, "s", "b"))
     error = bench.take(Reply).error
     assert isinstance(error, InvalidInputError)
     assert (error.field, error.limit) == ("worker", "new")
-    bench.feed(MoveAsked(2, "s"))
+    bench.feed(MigrationRequested(2, "s"))
     error = bench.take(Reply).error
     assert error is not None
     assert "no worker with the weights old" in error.detail or "weights old are full" in error.detail
@@ -168,7 +168,7 @@ def test_suspended_sessions_are_released_a_few_at_a_time() -> None:
     for _ in range(5):
         bench.feed(Tick(), after=0.25)
         found = bench.all(Release)
-        assert len(found) <= Policy().moves_per_worker
+        assert len(found) <= Policy().migrations_per_worker
         for release in found:
             bench.out.remove(release)
             assert (release.expected_version, release.decision.kind) == (3, "release")
@@ -186,8 +186,8 @@ def test_what_is_wanted_again_is_placed_and_not_released() -> None:
 
 
 def test_one_that_is_on_its_way_is_left_alone() -> None:
-    moving = running("s0", phase=Phase.MIGRATING, target="c", move=3)
-    bench = Bench(drained(), worker("b", weights="new"), worker("c", weights="new"), moving)
+    migrating = running("s0", phase=Phase.MIGRATING, target="c", migration=3)
+    bench = Bench(drained(), worker("b", weights="new"), worker("c", weights="new"), migrating)
     bench.feed(Tick(), after=0.25)
     assert not bench.all(Place)
 

@@ -79,7 +79,7 @@ def holders(environments: Mapping[str, list[dict[str, str]]], secret: str) -> se
     }
 
 
-def test_each_secret_is_held_by_those_who_need_it_and_by_nobody_else(
+def test_each_secret_is_held_only_by_those_who_need_it(
     stack: BackgroundStack, environments: Mapping[str, list[dict[str, str]]]
 ) -> None:
     passwords = json.loads((stack.data / "secrets.json").read_text())
@@ -137,7 +137,7 @@ def test_settings_reach_those_who_declare_them(environments: Mapping[str, list[d
     assert having("PATH") == set(environments)
 
 
-def test_a_misspelt_variable_is_told(stack: BackgroundStack) -> None:
+def test_a_misspelt_variable_is_reported(stack: BackgroundStack) -> None:
     assert any(MISSPELT in line and "misspelt" in line for line in stack.output.splitlines())
     assert "TURBOSERVE_API_KEYS" not in stack.output
     assert API_KEY not in stack.output

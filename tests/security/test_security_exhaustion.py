@@ -219,7 +219,7 @@ def test_a_request_that_comes_a_byte_at_a_time_is_cut_off(attacked: Attacked) ->
             assert b'"code":"request_timeout"' in answer
 
 
-def test_idle_sockets_starve_nobody(attacked: Attacked) -> None:
+def test_idle_sockets_starve_no_client(attacked: Attacked) -> None:
     """Incident: at 246 idle of 256 descriptors the supervisor killed the gateway with all viewers."""
     health = ("127.0.0.1", int(_environment(attacked.pid)[HEALTH_VARIABLE]))
     with Player(attacked) as player, ExitStack() as held:
@@ -256,7 +256,7 @@ def test_served_connections_up_to_the_limit_leave_the_reserve_and_the_viewers(at
     until(lambda: attacks.answers(attacked.address), "the gateway does not come back")
 
 
-def test_a_flood_of_pings_takes_no_memory_and_holds_up_nobody(attacked: Attacked) -> None:
+def test_a_flood_of_pings_takes_no_memory_and_delays_no_other_client(attacked: Attacked) -> None:
     """Incident: without a reader for the pongs, the gateway grew from 93 to 258 MB in 12 s."""
     with Player(attacked) as player, ExitStack() as held:
         before = attacked.rss()

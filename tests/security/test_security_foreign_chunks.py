@@ -130,7 +130,7 @@ def metric(target: Target, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
-def test_chunks_that_name_another_worker_or_epoch_reach_nobody(
+def test_chunks_that_name_another_worker_or_epoch_reach_no_viewer(
     target: Target, session: str, attacker: Attacker
 ) -> None:
     before = metric(target, "turboserve_gateway_foreign_chunks_total")

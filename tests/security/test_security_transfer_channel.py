@@ -13,7 +13,17 @@ import psutil
 import pytest
 import torch
 
-from tests.worker.transfer.transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET, Giver, Room, State, Steps
+from tests.worker.transfer.transfer_peer import (
+    KEY,
+    MIGRATION,
+    MODEL,
+    SESSION,
+    TARGET,
+    Giver,
+    Room,
+    State,
+    Steps,
+)
 from turboserve.worker.transfer import half_open_connections, handshake
 from turboserve.worker.transfer.channel import FRAME_LIMIT, Channel
 from turboserve.worker.transfer.errors import AuthenticationError, PeerLostError, TransferError
@@ -37,10 +47,10 @@ class Worker(Giver):
         super().__init__(SIZE, Steps(cast(Any, None), None), quiesced=False)
         self.asked: list[str] = []
 
-    def key(self, session: str, move: int) -> bytes | None:
-        return {(SESSION, MOVE): KEY, (OTHER_SESSION, MOVE): OTHER_KEY}.get((session, move))
+    def key(self, session: str, migration: int) -> bytes | None:
+        return {(SESSION, MIGRATION): KEY, (OTHER_SESSION, MIGRATION): OTHER_KEY}.get((session, migration))
 
-    def check(self, session: str, move: int, target: str) -> None:
+    def check(self, session: str, migration: int, target: str) -> None:
         self.asked.append(session)
 
 
@@ -75,15 +85,15 @@ async def fetch(port: Port) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
     async def run() -> bool:
         room = Room(SIZE)
         address = f"tcp://{HOST}:{port.port}"
-        await target.fetch(SESSION, MOVE, KEY, [address], room, PATIENCE_S)
+        await target.fetch(SESSION, MIGRATION, KEY, [address], room, PATIENCE_S)
         return room.holds(State(SIZE))
 
     yield run
     links.close()
 
 
-def opening(session: str = SESSION, move: int = MOVE) -> Open:
-    return Open(session=session, move=move, worker=TARGET, nonce=handshake.new_nonce())
+def opening(session: str = SESSION, migration: int = MIGRATION) -> Open:
+    return Open(session=session, migration=migration, worker=TARGET, nonce=handshake.new_nonce())
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -93,18 +103,24 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("session", "move", "key"),
+    ("session", "migration", "key"),
     [
-        (SESSION, MOVE, bytes(32)),
-        (SESSION, MOVE, OTHER_KEY),
-        (OTHER_SESSION, MOVE, KEY),
-        (SESSION, MOVE + 1, KEY),
-        ("ses_unknown", MOVE, KEY),
+        (SESSION, MIGRATION, bytes(32)),
+        (SESSION, MIGRATION, OTHER_KEY),
+        (OTHER_SESSION, MIGRATION, KEY),
+        (SESSION, MIGRATION + 1, KEY),
+        ("ses_unknown", MIGRATION, KEY),
     ],
-    ids=["no key", "another session's key", "for another session", "for another move", "unknown session"],
+    ids=[
+        "no key",
+        "another session's key",
+        "for another session",
+        "for another migration",
+        "unknown session",
+    ],
 )
 async def test_who_does_not_prove_the_key_learns_nothing(
-    port: Port, session: str, move: int, key: bytes
+    port: Port, session: str, migration: int, key: bytes
 ) -> None:
     """Incident: naming a session and a migration of a row was enough to get its state.
 
@@ -112,7 +128,7 @@ async def test_who_does_not_prove_the_key_learns_nothing(
     """
     channel = await port.connect()
     with pytest.raises(AuthenticationError, match="the source denies it"):
-        await handshake.authenticate(channel, opening(session, move), key, PATIENCE_S)
+        await handshake.authenticate(channel, opening(session, migration), key, PATIENCE_S)
     with pytest.raises(PeerLostError):
         await channel.receive(PATIENCE_S)
     assert port.worker.asked == []
@@ -163,7 +179,7 @@ async def test_a_source_that_does_not_prove_the_key_gets_no_word_more() -> None:
     links = Links(["gloo"], torch.device("cpu"), MODEL)
     target = Target(TARGET, links, 0.0)
     with pytest.raises(AuthenticationError, match="does not prove"):
-        await target.fetch(SESSION, MOVE, KEY, [f"tcp://{HOST}:{number}"], Room(SIZE), PATIENCE_S)
+        await target.fetch(SESSION, MIGRATION, KEY, [f"tcp://{HOST}:{number}"], Room(SIZE), PATIENCE_S)
     assert [frame.type for frame in heard] == ["open", "proof"]
     links.close()
     server.close()
@@ -237,7 +253,14 @@ def framed(content: Any) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-OPEN = {"type": "open", "version": 2, "session": SESSION, "move": MOVE, "worker": TARGET, "nonce": "0" * 64}
+OPEN = {
+    "type": "open",
+    "version": 2,
+    "session": SESSION,
+    "migration": MIGRATION,
+    "worker": TARGET,
+    "nonce": "0" * 64,
+}
 
 
 @pytest.mark.parametrize(
@@ -249,8 +272,8 @@ OPEN = {"type": "open", "version": 2, "session": SESSION, "move": MOVE, "worker"
         framed({"type": "hello", "model": MODEL, "backends": ["gloo"]}),
         framed({**OPEN, "session": "a.b"}),
         framed({**OPEN, "version": 99}),
-        framed({**OPEN, "move": -1}),
-        framed({**OPEN, "move": 2**70}),
+        framed({**OPEN, "migration": -1}),
+        framed({**OPEN, "migration": 2**70}),
         framed({**OPEN, "nonce": "0"}),
         framed({**OPEN, "padding": "x" * handshake.OPEN_LIMIT}),
         struct.pack(">I", FRAME_LIMIT),
@@ -351,7 +374,7 @@ def test_proofs_depend_on_everything_that_names_the_connection() -> None:
         handshake.derive(KEY, one, challenge),
         handshake.derive(OTHER_KEY, one, challenge),
         handshake.derive(KEY, one.model_copy(update={"session": "ses_2"}), challenge),
-        handshake.derive(KEY, one.model_copy(update={"move": MOVE + 1}), challenge),
+        handshake.derive(KEY, one.model_copy(update={"migration": MIGRATION + 1}), challenge),
         handshake.derive(KEY, one.model_copy(update={"worker": "wrk_2"}), challenge),
         handshake.derive(KEY, one.model_copy(update={"nonce": handshake.new_nonce()}), challenge),
         handshake.derive(KEY, one, handshake.Challenge(nonce=handshake.new_nonce())),

@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.worker.test_service_moves import begin as begin_move
-from tests.worker.test_service_moves import commit, moved, reported
+from tests.worker.test_service_migrations import begin as begin_migration
+from tests.worker.test_service_migrations import commit, migrated, reported
 from tests.worker.worker_scene import Scene, environment, pool, scene, store
 from turboserve.contracts.requests import SessionRef
-from turboserve.contracts.workers import MoveStage
+from turboserve.contracts.workers import MigrationStage
 from turboserve.subjects import PAUSE_SESSION
 from turboserve.worker.transfer import nixl
 from turboserve.worker.transfer.interface import (
@@ -37,7 +37,7 @@ NAMESPACE = "tests.security.transfer_in_namespace"
 LOOPBACK = "127.0.0.1"
 HOST_BYTES = "turboserve_worker_host_bytes"
 SET_FOR_LIBRARIES = ("UCX_NET_DEVICES", "NCCL_SOCKET_IFNAME")
-MOVED_BYTES = "turboserve_worker_transfer_bytes_total"
+COPIED_BYTES = "turboserve_worker_transfer_bytes_total"
 
 
 def listeners(pid: int) -> set[tuple[str, int]]:
@@ -57,18 +57,18 @@ async def test_workers_listen_at_their_transfer_address_alone(scene: Scene) -> N
     for target in workers[1:]:
         session = await scene.started(source)
         await scene.chunks(session, 2)
-        await moved(scene, session, target)
+        await migrated(scene, session, target)
     # Suspended sessions use shm if they can.
     last = await scene.started(source)
     await scene.chunks(last, 2)
     await scene.bus.call(PAUSE_SESSION, SessionRef(session=last))
     await scene.until(lambda: scene.metric(source, HOST_BYTES) > 0, "its state is on the host")
-    await moved(scene, last, near)
-    moved_by = {
-        way: scene.metric(worker, f'{MOVED_BYTES}{{backend="{way}"')
+    await migrated(scene, last, near)
+    copied_by = {
+        way: scene.metric(worker, f'{COPIED_BYTES}{{backend="{way}"')
         for way, worker in (("gloo", near), ("shm", near), ("nixl", workers[-1]))
     }
-    assert all(moved_by[way] > 0 for names in ways[1:] for way in names), moved_by
+    assert all(copied_by[way] > 0 for names in ways[1:] for way in names), copied_by
     for worker in workers:
         found = listeners(scene.pool.processes[worker].pid)
         [address] = scene.loads[worker].transfer
@@ -108,9 +108,9 @@ async def test_a_migration_goes_through_while_its_port_is_flooded(scene: Scene) 
     floods = [asyncio.create_task(flood(noise)) for noise in (b"", b"\0\0\0\x10", os.urandom(64))]
     try:
         await scene.until(lambda: served > 300, "the flood runs")
-        row = await begin_move(scene, session, target)
-        report = await reported(scene, row, MoveStage.VERIFIED, MoveStage.FAILED)
-        assert report.stage is MoveStage.VERIFIED, report
+        row = await begin_migration(scene, session, target)
+        report = await reported(scene, row, MigrationStage.VERIFIED, MigrationStage.FAILED)
+        assert report.stage is MigrationStage.VERIFIED, report
         await commit(scene, row, report)
         assert process.num_fds() < before + 300
     finally:
@@ -209,7 +209,7 @@ def reached(address: tuple[str, int], source: str) -> bool:
         return True
 
 
-def test_a_librarys_listener_is_reached_from_the_peer_alone_and_then_by_nobody() -> None:
+def test_a_library_listener_accepts_the_peer_only_and_then_no_host() -> None:
     listener, found = opened_by(lambda: socket.create_server((LOOPBACK, 0)))
     with listener:
         [address] = found.addresses

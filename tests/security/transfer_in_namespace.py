@@ -16,7 +16,17 @@ from pathlib import Path
 import psutil
 import torch
 
-from tests.worker.transfer.transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET, Giver, Room, State, Steps
+from tests.worker.transfer.transfer_peer import (
+    KEY,
+    MIGRATION,
+    MODEL,
+    SESSION,
+    TARGET,
+    Giver,
+    Room,
+    State,
+    Steps,
+)
 from turboserve.worker.transfer.interface import confine_libraries, find_interface
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.pace import CopyLimits
@@ -76,7 +86,7 @@ async def main(backend: str, stranger: int) -> dict[str, object]:
     server, port = await listen(Source(giver, links[0], CopyLimits()).serve, interface.address, 0)
     room = Room(SIZE)
     target = Target(TARGET, links[1], PATIENCE_S)
-    await target.fetch(SESSION, MOVE, KEY, [f"tcp://{interface.address}:{port}"], room, PATIENCE_S)
+    await target.fetch(SESSION, MIGRATION, KEY, [f"tcp://{interface.address}:{port}"], room, PATIENCE_S)
     waiting = [one for one in psutil.Process().net_connections("inet") if one.status == psutil.CONN_LISTEN]
     found = sorted({(one.laddr.ip, one.laddr.port) for one in waiting})
     asked = [(host, number) for _, number in found for host in (TRANSFER, OTHER)]

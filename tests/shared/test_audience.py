@@ -29,7 +29,7 @@ def test_a_gateway_that_has_no_viewer_left_does_not_hide_those_of_another() -> N
     assert audience.update(word("a", 4.3, 0), 0.3) == AggregatedPlayhead(4.3, 0, 0.3)
 
 
-def test_a_viewer_who_says_nothing_moves_nobody_who_does() -> None:
+def test_a_silent_viewer_does_not_change_the_playhead_of_the_others() -> None:
     audience = Audience()
     audience.update(word("a", 100.0, 1, live=False), 0.0)
     assert audience.update(word("b", 20.0, 1), 0.1) == AggregatedPlayhead(20.0, 2, 0.1)

@@ -166,7 +166,7 @@ async def test_messages_that_are_removed_before_their_turn_are_skipped(
     assert await inbox.until(3) == [("chunk.b", 2, 1, 1), ("chunk.c", 4, 2, 0), ("404", "No Messages")]
 
 
-async def test_a_consumer_nobody_asks_is_deleted(jetstream: JetStreamContext) -> None:
+async def test_an_idle_consumer_is_deleted(jetstream: JetStreamContext) -> None:
     assert (await consume(jetstream, inactive_threshold=0.3)).name == "C"
     async with asyncio.timeout(LIMIT_S):
         while await jetstream.consumers_info(S):

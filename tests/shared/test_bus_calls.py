@@ -57,7 +57,7 @@ async def test_a_client_that_gave_up_says_so(connect) -> None:  # type: ignore[n
     assert not bus.connected
 
 
-async def test_nobody_there_and_nobody_answering_are_told_apart(connect) -> None:  # type: ignore[no-untyped-def]
+async def test_no_responder_and_no_answer_are_distinguished(connect) -> None:  # type: ignore[no-untyped-def]
     store, caller = await connect("state-store"), await connect("autoscaler")
     with pytest.raises(NoServerError) as nobody:
         await caller.call(subjects.WORKER_GONE, WorkerGone(worker="w", reason=""))
@@ -183,7 +183,7 @@ async def test_a_leaders_answer_is_the_one_that_comes_though_all_instances_hear(
     assert sorted(heard) == sorted(f"{who} {number}" for who in ("former", "leader") for number in range(10))
 
 
-async def test_what_comes_over_another_connection_is_told_from_it(connect) -> None:  # type: ignore[no-untyped-def]
+async def test_messages_of_another_connection_are_distinguished(connect) -> None:  # type: ignore[no-untyped-def]
     """While the store was disconnected, the broker told workers that no store serves.
 
     The store must know of the reconnection before the first request over it.

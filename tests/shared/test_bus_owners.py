@@ -239,7 +239,9 @@ async def test_the_entries_of_others_displace_nothing_and_cost_little_to_skip(st
     assert await reader.owners.strangers(SESSION, {"w1", "w2", "w3"}) == {"w2", "w3"}
 
 
-async def test_after_a_move_away_and_back_the_oldest_is_behind_what_is_missing(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+async def test_after_a_migration_away_and_back_the_oldest_is_behind_what_is_missing(
+    store: Bus, connect
+) -> None:  # type: ignore[no-untyped-def]
     """The broker drops the oldest of one identity's entries, even if another's are older still."""
     reader = Foreign(await connect("gateway"))
 

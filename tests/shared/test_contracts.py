@@ -127,7 +127,7 @@ def test_it_is_frozen_and_ignores_what_a_newer_sender_adds(kind: type[Contract])
 
 
 @pytest.mark.parametrize("kind", typing.get_args(events.SessionEvent) + typing.get_args(events.WorkerEvent))
-def test_events_are_told_apart_by_their_type(kind: type[Contract]) -> None:
+def test_events_are_distinguished_by_their_type(kind: type[Contract]) -> None:
     @given(built(kind))
     @settings(max_examples=3, deadline=None, derandomize=True)
     def check(event: Contract) -> None:

@@ -63,7 +63,7 @@ def test_what_passes_between_accounts() -> None:
         assert not flow.subject.endswith(">")
         assert not flow.subject.startswith("_")
     assert Flow("state.session.end.from.gateway", "GATEWAY", hub, "service") in found
-    assert Flow("scheduler.session.move.from.gateway", "GATEWAY", "SCHEDULER", "service") in found
+    assert Flow("scheduler.session.migrate.from.gateway", "GATEWAY", "SCHEDULER", "service") in found
     assert Flow("live.event.*", hub, "SCHEDULER", "stream") in found
     assert Flow("load.*.*", "WORKER", "AUTOSCALER", "stream") in found
     assert not [flow for flow in found if flow.subject == "own.*"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from turboserve.contracts.requests import (
-    BeginMove,
-    CommitMove,
+    BeginMigration,
+    CommitMigration,
     CreateSession,
     PlaceSession,
 )
@@ -23,17 +23,17 @@ def place_request(record: SessionRecord, worker: str = "w1", version: int | None
     return PlaceSession(session=record.id, expected_version=expected, worker=worker, decision=decision)
 
 
-def begin_request(record: SessionRecord, target: str = "w2", version: int | None = None) -> BeginMove:
+def begin_request(record: SessionRecord, target: str = "w2", version: int | None = None) -> BeginMigration:
     decision = Decision(session=record.id, epoch=0, kind="migrate", reason="less loaded")
     expected = record.version if version is None else version
-    return BeginMove(session=record.id, expected_version=expected, target=target, decision=decision)
+    return BeginMigration(session=record.id, expected_version=expected, target=target, decision=decision)
 
 
-def commit_request(record: SessionRecord, **fields: object) -> CommitMove:
+def commit_request(record: SessionRecord, **fields: object) -> CommitMigration:
     """Return the commit of the migration that `record` names (or of one that never existed)."""
-    values = {"session": record.id, "move": record.move or 1, "target": record.target or "w2"}
+    values = {"session": record.id, "migration": record.migration or 1, "target": record.target or "w2"}
     values |= {"next_chunk": record.next_chunk, "digest": "d1"}
-    return CommitMove.model_validate(values | fields)
+    return CommitMigration.model_validate(values | fields)
 
 
 def active(worker: str = "w1") -> SessionRecord:

@@ -75,9 +75,9 @@ class RandomRows:
             session=session,
             epoch=self.random.randrange(3),
             worker=self.maybe(self.worker()),
-            kind=self.random.choice(("place", "moved", "stay")),
+            kind=self.random.choice(("place", "migrated", "stay")),
             reason=self.random.choice(("a", "b")),
-            numbers=self.random.choice(({}, {"move": 1.0}, {"move": 2.0, "x": 0.5})),
+            numbers=self.random.choice(({}, {"migration": 1.0}, {"migration": 2.0, "x": 0.5})),
             at=float(self.serial()),
         )
 
@@ -89,7 +89,7 @@ class RandomRows:
             capacity=self.random.randrange(1, 5),
             transfer=self.random.choice(((), ("tcp://10.0.0.1:1",))),
             chunk_latency_s=self.random.choice(({}, {1: 0.25, 2: 0.5})),
-            pool_slot=self.maybe("slot-1"),
+            pool_member=self.maybe("slot-1"),
             started_at=self.number(),
             renewed_at=self.number(),
             reason=self.maybe("because"),
@@ -97,7 +97,7 @@ class RandomRows:
 
     def record(self, before: SessionRecord, now: float) -> SessionRecord:
         """Draw any columns that the table accepts: the repository does not decide what is permitted."""
-        move = self.maybe(self.random.randrange(1, 4))
+        migration = self.maybe(self.random.randrange(1, 4))
         return before.model_copy(
             update={
                 "phase": self.random.choice(list(Phase)),
@@ -105,8 +105,8 @@ class RandomRows:
                 "version": before.version + 1,
                 "epoch": before.epoch + self.random.randrange(2),
                 "worker": self.maybe(self.worker()),
-                "target": None if move is None else self.worker(),
-                "move": move,
+                "target": None if migration is None else self.worker(),
+                "migration": migration,
                 "own_revision": self.maybe(self.random.randrange(1, 9)),
                 "control_seq": self.random.randrange(5),
                 "prompt": self.random.choice(("a circle", "a star")),
@@ -125,7 +125,7 @@ class RandomRows:
         return RentalRow(
             worker=self.worker(),
             pool=self.maybe(self.random.choice(POOLS)),
-            slot=None,
+            member=None,
             kind=self.random.choice(("h100", "l4")),
             gpus=1.0,
             price_hour=3_600.0,
@@ -174,7 +174,7 @@ class RandomRows:
                 tuple(told.model_copy(update={"id": change_id(record, kind)}) for kind in kinds),
                 decision if decides else None,
             )
-            await db.changes.write(change, migration_key=key if record.move is not None else None)
+            await db.changes.write(change, migration_key=key if record.migration is not None else None)
             return await db.sessions.get_row(session)
 
         return run
@@ -192,7 +192,7 @@ class RandomRows:
                 await db.sessions.assigned(worker, {held}),
                 [key.model_dump() for key in await db.sessions.migration_keys(worker)],
                 await db.sessions.migration_keys(worker, session),
-                await db.sessions.moving_to(worker),
+                await db.sessions.migrating_to(worker),
             ]
 
         return run
@@ -296,7 +296,7 @@ class RandomRows:
 
     def do_controls_read(self) -> Call:
         session, version = self.session(), self.random.randrange(1, 6)
-        worker, move = self.worker(), self.random.randrange(1, 3)
+        worker, migration = self.worker(), self.random.randrange(1, 3)
 
         async def run(db: UnitOfWork) -> Any:
             record = await db.sessions.get(session)
@@ -304,7 +304,7 @@ class RandomRows:
                 return await db.controls.decisions_of(session, 5)
             return [
                 await db.controls.decided(record, version, worker),
-                await db.controls.moved(record, move),
+                await db.controls.migrated(record, migration),
                 await db.controls.decisions_of(session, 3),
             ]
 

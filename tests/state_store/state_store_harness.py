@@ -29,9 +29,9 @@ from turboserve.config import Settings as Shared
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.events import Event, event_from_bytes
 from turboserve.contracts.requests import (
-    AbandonMove,
-    BeginMove,
-    CommitMove,
+    AbandonMigration,
+    BeginMigration,
+    CommitMigration,
     CreateSession,
     EndSession,
     ListWorkers,
@@ -210,28 +210,30 @@ class Harness:
             await until(settled)
         return found
 
-    async def begin_move(self, record: SessionRecord, target: str) -> SessionRecord:
+    async def begin_migration(self, record: SessionRecord, target: str) -> SessionRecord:
         decision = Decision(session=record.id, epoch=record.epoch, kind="migrate", reason="less loaded")
-        request = BeginMove(
+        request = BeginMigration(
             session=record.id, expected_version=record.version, target=target, decision=decision
         )
-        return await self.bus.call(subjects.BEGIN_MOVE, request)
+        return await self.bus.call(subjects.BEGIN_MIGRATION, request)
 
-    async def commit_move(
+    async def commit_migration(
         self, record: SessionRecord, next_chunk: int = 0, **fields: object
     ) -> SessionRecord:
         """Commit the migration that `record` names."""
-        values = {"session": record.id, "move": record.move, "target": record.target} | fields
-        request = CommitMove.model_validate(
-            values | {"next_chunk": next_chunk, "digest": "d1", "numbers": {"bytes_moved": 5.0}}
+        values = {"session": record.id, "migration": record.migration, "target": record.target} | fields
+        request = CommitMigration.model_validate(
+            values | {"next_chunk": next_chunk, "digest": "d1", "numbers": {"bytes_copied": 5.0}}
         )
-        return await self._fenced(await self.bus.call(subjects.COMMIT_MOVE, request))
+        return await self._fenced(await self.bus.call(subjects.COMMIT_MIGRATION, request))
 
-    async def abandon_move(
+    async def abandon_migration(
         self, record: SessionRecord, reason: str = "took too long", *, release: bool = False
     ) -> SessionRecord:
-        request = AbandonMove(session=record.id, move=record.move or 0, reason=reason, release=release)
-        return await self._fenced(await self.bus.call(subjects.ABANDON_MOVE, request))
+        request = AbandonMigration(
+            session=record.id, migration=record.migration or 0, reason=reason, release=release
+        )
+        return await self._fenced(await self.bus.call(subjects.ABANDON_MIGRATION, request))
 
     async def decisions(self, session: str) -> list[Decision]:
         page = await self.bus.call(subjects.LIST_DECISIONS, SessionRef(session=session))

@@ -48,7 +48,7 @@ async def long_ago(database: PostgresDatabase, record: SessionRecord) -> None:
         await db.connection.execute(shift, {"s": LIMIT_S + 1.0, "id": record.id})
 
 
-async def test_who_sleeps_unwatched_for_too_long_is_ended_and_nobody_else(settings: Settings) -> None:
+async def test_only_sessions_suspended_and_unwatched_for_too_long_are_ended(settings: Settings) -> None:
     async with store(settings, LIMIT_S) as (api, database):
         left, watched, fresh, playing = [await api.running(new_id("m")) for _ in range(4)]
         for record in (left, watched, fresh):
@@ -78,7 +78,7 @@ async def test_who_sleeps_unwatched_for_too_long_is_ended_and_nobody_else(settin
         assert phases == [Phase.SUSPENDED, Phase.SUSPENDED, Phase.ACTIVE]
 
 
-async def test_nobody_is_ended_before_redis_has_seen_for_long_enough_who_watches(settings: Settings) -> None:
+async def test_no_session_ends_before_redis_has_recorded_viewers_for_long_enough(settings: Settings) -> None:
     async with store(settings, LIMIT_S, redis_since=None) as (api, database):
         record = await api.running(new_id("m"))
         await api.pause(record.id)
@@ -87,7 +87,7 @@ async def test_nobody_is_ended_before_redis_has_seen_for_long_enough_who_watches
         assert (await api.get(record.id)).phase is Phase.SUSPENDED
 
 
-async def test_without_a_limit_nobody_is_ended(settings: Settings) -> None:
+async def test_without_a_limit_no_session_is_ended(settings: Settings) -> None:
     async with store(settings, 0.0) as (api, database):
         record = await api.running(new_id("m"))
         await api.pause(record.id)

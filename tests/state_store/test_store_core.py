@@ -32,7 +32,7 @@ from turboserve.contracts.requests import (
 )
 from turboserve.contracts.sessions import TRANSITIONS, Activity, Phase
 from turboserve.contracts.workers import LoadReport, WorkerPhase
-from turboserve.state_store.core import moves, workers
+from turboserve.state_store.core import session_migrations, workers
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.workers import ModelCapacity, Slots
@@ -60,7 +60,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert after.epoch in (before.epoch, before.epoch + 1)
         if after.epoch == before.epoch:
             assert (after.worker, after.own_revision) == (before.worker, before.own_revision)
-            assert after.move in (None, before.move, after.version)
+            assert after.migration in (None, before.migration, after.version)
         else:
             assert after.own_revision is None
             self.owners[after.epoch] = after.worker
@@ -79,32 +79,32 @@ class AnyOrder(RuleBasedStateMachine):
         self.apply(change)
 
     @rule(to=st.sampled_from(["w1", "w2"]), stale=st.booleans())
-    def begin_move(self, to: str, stale: bool) -> None:
+    def begin_migration(self, to: str, stale: bool) -> None:
         request = begin_request(self.record, to, self.record.version - stale)
-        self.attempt(lambda: moves.begin(self.record, request, FREE, self.now, 5.0))
+        self.attempt(lambda: session_migrations.begin(self.record, request, FREE, self.now, 5.0))
 
     @rule(to=st.sampled_from(["w1", "w2"]), late=st.booleans(), behind=st.booleans())
-    def commit_move(self, to: str, late: bool, behind: bool) -> None:
+    def commit_migration(self, to: str, late: bool, behind: bool) -> None:
         before = self.record
         request = commit_request(
             before,
             target=to,
-            move=(before.move or 1) - late,
+            migration=(before.migration or 1) - late,
             next_chunk=max(0, before.next_chunk - behind),
         )
-        self.attempt(lambda: moves.commit(self.record, request, self.now))
+        self.attempt(lambda: session_migrations.commit(self.record, request, self.now))
         if self.record.epoch != before.epoch:
             # Never without a migration under way, never to another worker than its target, never with an
             # outdated state.
-            assert (before.move, before.target) == (request.move, self.record.worker)
+            assert (before.migration, before.target) == (request.migration, self.record.worker)
             assert before.next_chunk <= request.next_chunk
             assert self.record.state_digest == "d1"
 
     @rule(late=st.booleans())
-    def abandon_move(self, late: bool) -> None:
+    def abandon_migration(self, late: bool) -> None:
         before = self.record
-        move = (before.move or 1) - late
-        self.attempt(lambda: moves.abandon(self.record, move, "too slow", self.now))
+        migration = (before.migration or 1) - late
+        self.attempt(lambda: session_migrations.abandon(self.record, migration, "too slow", self.now))
         if self.record is not before:
             assert (self.record.worker, self.record.epoch) == (before.worker, before.epoch)
 
@@ -166,7 +166,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert record.activity is Activity.WATCHING
         if record.phase.ended:
             assert record.worker is None
-        assert (record.target is None) == (record.move is None)
+        assert (record.target is None) == (record.migration is None)
         if record.phase is Phase.MIGRATING:
             assert record.target not in (None, record.worker)
         elif record.phase is not Phase.SUSPENDED:

@@ -97,43 +97,43 @@ async def test_a_change_of_owner_reaches_the_fence_exactly_once(settings: Settin
             assert (await api.renew(first, model)).assigned == ()
 
 
-async def moving(api: Harness, model: str) -> SessionRecord:
+async def migrating(api: Harness, model: str) -> SessionRecord:
     source, target = await api.worker(model), await api.worker(model)
     placed = await api.place(await api.create(model), source)
     await api.chunk(placed, 0)
-    return await api.begin_move(placed, target)
+    return await api.begin_migration(placed, target)
 
 
 @pytest.mark.parametrize("step", ["begin", "abandon"])
-async def test_a_step_of_a_move_that_was_committed_reaches_both_workers(
+async def test_a_step_of_a_migration_that_was_committed_reaches_both_workers(
     settings: Settings, step: str
 ) -> None:
     model = f"{step}-and-die"
     async with Harness.connected(settings) as api:
         async with Store.running(settings):
-            begun = await moving(api, model)
-            before = await api.abandon_move(begun)
+            begun = await migrating(api, model)
+            before = await api.abandon_migration(begun)
             target = str(begun.target)
             if step == "abandon":
-                begun = await api.begin_move(before, target)
+                begun = await api.begin_migration(before, target)
         async with Process.running(settings, "created, nothing published") as process:
-            request = api.begin_move(before, target) if step == "begin" else api.abandon_move(begun)
+            request = api.begin_migration(before, target) if step == "begin" else api.abandon_migration(begun)
             await process.dies_of(api.bus, request)
         async with Store.running(settings):
             await until(api.answered)
             row = await api.get(begun.id)
             incoming = (await api.renew(target, model)).incoming
             [assigned] = (await api.renew(str(row.worker), model)).assigned
-            assert (assigned.target, assigned.move) == (row.target, row.move)
+            assert (assigned.target, assigned.migration) == (row.target, row.migration)
             if step == "begin":
                 assert [one.record.id for one in incoming] == [row.id]
                 # The scheduler repeats its request and learns that it took effect.
-                assert (await api.begin_move(before, target)).version == row.version
+                assert (await api.begin_migration(before, target)).version == row.version
             else:
                 assert (row.target, incoming) == (None, ())
-                assert (await api.abandon_move(begun)).version == row.version
-            first = ("session.created", "session.placed", "session.migrating", "session.move_abandoned")
-            last = ("session.move_abandoned",) if step == "abandon" else ()
+                assert (await api.abandon_migration(begun)).version == row.version
+            first = ("session.created", "session.placed", "session.migrating", "session.migration_abandoned")
+            last = ("session.migration_abandoned",) if step == "abandon" else ()
             await api.until_events(row.id, *first, "session.migrating", *last)
 
 
@@ -147,15 +147,15 @@ async def test_a_step_of_a_move_that_was_committed_reaches_both_workers(
         "own in the log, revision not committed",
     ],
 )
-async def test_a_move_that_was_committed_reaches_the_fence_exactly_once(
+async def test_a_migration_that_was_committed_reaches_the_fence_exactly_once(
     settings: Settings, point: str
 ) -> None:
-    model = "moved-" + point.replace(" ", "-").replace(",", "")
+    model = "migrated-" + point.replace(" ", "-").replace(",", "")
     async with Harness.connected(settings) as api:
         async with Store.running(settings):
-            begun = await moving(api, model)
+            begun = await migrating(api, model)
         async with Process.running(settings, point) as process:
-            await process.dies_of(api.bus, api.commit_move(begun, next_chunk=1))
+            await process.dies_of(api.bus, api.commit_migration(begun, next_chunk=1))
         async with Store.running(settings):
 
             async def fenced() -> bool:
@@ -167,16 +167,16 @@ async def test_a_move_that_was_committed_reaches_the_fence_exactly_once(
             owns = await api.history(subjects.OWN.of(row.id))
             assert [Ownership.from_bytes(body).epoch for _, body in owns] == [1, 2]
             assert row.own_revision == owns[-1][0]
-            assert (await api.commit_move(begun, next_chunk=1)).version == row.version
+            assert (await api.commit_migration(begun, next_chunk=1)).version == row.version
             # A request to abandon the migration now learns that it is committed.
-            assert (await api.abandon_move(begun)).worker == begun.target
+            assert (await api.abandon_migration(begun)).worker == begun.target
             with pytest.raises(FencedError):
                 await api.chunk(begun, 1)
             await api.chunk(row, 1)
             [assigned] = (await api.renew(str(begun.target), model)).assigned
             assert assigned.own_revision == row.own_revision
             assert (await api.renew(str(begun.worker), model)).assigned == ()
-            types = ("session.created", "session.placed", "session.migrating", "session.moved")
+            types = ("session.created", "session.placed", "session.migrating", "session.migrated")
             await api.until_events(row.id, *types)
 
 
@@ -195,15 +195,15 @@ async def test_an_event_that_was_published_is_not_published_again(settings: Sett
         async with Store.running(settings):
             await api.gone(worker)
 
-            async def told() -> list[str]:
+            async def types_so_far() -> list[str]:
                 history = await api.history(subjects.WORKER_EVENT.of(worker))
                 return [event_from_bytes(body).type for _, body in history]
 
             async def left() -> bool:
-                return "worker.left" in await told()
+                return "worker.left" in await types_so_far()
 
             await until(left)
-            assert await told() == ["worker.joined", "worker.left"]
+            assert await types_so_far() == ["worker.joined", "worker.left"]
 
 
 @pytest.mark.parametrize("point", ["chunk counted, not committed", "prompt applied, not committed"])

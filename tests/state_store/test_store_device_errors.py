@@ -14,7 +14,7 @@ from turboserve.contracts.events import SessionEnded
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
-from turboserve.state_store.core import moves
+from turboserve.state_store.core import session_migrations
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.device_errors import PoisonLimits, count
 
@@ -72,18 +72,18 @@ def test_only_the_workers_own_live_sessions_count() -> None:
     assert count(ended.record, "w1", 1, LIMITS, 3.0) is None
 
 
-def test_a_limit_of_zero_fails_nobody() -> None:
+def test_a_limit_of_zero_fails_no_session() -> None:
     record = active("w1")
     for n in range(20):
         record = elsewhere(died(record, float(n), PoisonLimits(0, 100.0, 4)), f"w{n + 2}")
     assert (record.phase, record.device_errors) == (Phase.ACTIVE, 20)
 
 
-def test_one_that_fails_while_it_migrates_moves_no_further() -> None:
+def test_one_that_fails_while_it_migrates_migrates_no_further() -> None:
     record = elsewhere(died(elsewhere(died(active("w1"), 10.0), "w2"), 20.0), "w3")
-    moving = moves.begin(record, begin_request(record, "w4"), FREE, 25.0, 5.0).record
-    failed = died(moving, 30.0)
-    assert (failed.phase, failed.target, failed.move) == (Phase.FAILED, None, None)
+    migrating = session_migrations.begin(record, begin_request(record, "w4"), FREE, 25.0, 5.0).record
+    failed = died(migrating, 30.0)
+    assert (failed.phase, failed.target, failed.migration) == (Phase.FAILED, None, None)
 
 
 @given(
@@ -204,6 +204,6 @@ async def test_two_that_leave_at_once_with_each_others_sessions_do_not_wait_for_
             await api.place(await api.create("poison"), worker) for worker in (one, two) for _ in range(2)
         ]
         for row, target in ((rows[0], two), (rows[2], one)):
-            await api.begin_move(await api.get(row.id), target)
+            await api.begin_migration(await api.get(row.id), target)
         await asyncio.gather(leave(api, one, rows[0].id, rows[1].id), leave(api, two, rows[2].id, rows[3].id))
         assert [(await api.get(row.id)).device_errors for row in rows] == [1] * 4

@@ -141,7 +141,7 @@ async def test_the_furthest_viewer_of_all_gateways_counts(hot: HotStoreGuard) ->
     assert playheads.known(session) == 2.5
 
 
-async def test_for_how_long_nobody_has_watched(hot: HotStoreGuard) -> None:
+async def test_for_how_long_no_viewer_has_watched(hot: HotStoreGuard) -> None:
     clock, session = VirtualClock(), new_id("ses")
     playheads = Playheads(hot, clock)
     assert await playheads.watched_s(session) is None

@@ -39,7 +39,7 @@ def test_a_worker_that_has_renewed_since_its_row_was_read_lives() -> None:
     assert refused.value.field == "renewed_at"
 
 
-def test_a_worker_that_asked_a_moment_ago_may_have_been_told_to_go_on() -> None:
+def test_a_worker_that_renewed_a_moment_ago_may_hold_a_lease() -> None:
     """Its row does not show that: the database was down, or a crash reverted the renewal."""
     held = leases()
     held.renewed("w", 20.0)
@@ -49,7 +49,7 @@ def test_a_worker_that_asked_a_moment_ago_may_have_been_told_to_go_on() -> None:
 
 
 @pytest.mark.parametrize("connection", [1, None])
-def test_nobody_is_dead_by_silence_towards_a_store_that_was_not_there(connection: int | None) -> None:
+def test_silence_while_the_store_was_away_ends_no_worker(connection: int | None) -> None:
     """While the store was disconnected, workers learned that no store renews, and continued."""
     held = leases()
     held.connected(connection, 50.0)
@@ -60,6 +60,6 @@ def test_nobody_is_dead_by_silence_towards_a_store_that_was_not_there(connection
     held.check_silent(row(), 100.0, 50.5 + LIMIT_S)
 
 
-def test_a_store_that_has_just_begun_takes_nobody_for_dead() -> None:
+def test_a_store_that_has_just_started_takes_no_worker_for_dead() -> None:
     with pytest.raises(ConflictError):
         Leases(LEASE_S, TIMEOUT_S, now=0.0).check_silent(row(), 100.0, LEASE_S)

@@ -41,8 +41,8 @@ def histories(api: Harness, settings: Settings) -> LogHistories:
 async def placed(api: Harness, identity: str, record: SessionRecord | None = None) -> SessionRecord:
     """Place the session, or a new one, on a new worker of `identity`."""
     worker = new_id(identity)
-    await api.renew(worker, "moved")
-    record = await api.get(record.id) if record else await api.create("moved")
+    await api.renew(worker, "migrated")
+    record = await api.get(record.id) if record else await api.create("migrated")
     return await api.place(record, worker)
 
 
@@ -72,7 +72,7 @@ async def in_log(api: Harness, session: str) -> list[tuple[str, int]]:
     return found
 
 
-async def test_a_session_that_moves_on_and_on_keeps_less_than_twice_the_limit(
+async def test_a_session_that_migrates_on_and_on_keeps_less_than_twice_the_limit(
     api: Harness, histories: LogHistories
 ) -> None:
     record = await placed(api, "wk0")
@@ -107,7 +107,7 @@ async def test_what_others_append_is_removed_and_displaces_nothing(
     ]
 
 
-async def test_a_session_that_moved_loses_its_oldest_chunks_for_room_and_leaves_no_gap(
+async def test_a_session_that_migrated_loses_its_oldest_chunks_for_room_and_leaves_no_gap(
     api: Harness, histories: LogHistories
 ) -> None:
     """Incident: cut identity by identity, chunks in the middle were removed and older ones were kept."""

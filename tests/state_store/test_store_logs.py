@@ -100,7 +100,7 @@ async def test_an_owner_written_long_ago_is_found_again_and_not_written_twice(
     api: Harness, parts: Parts
 ) -> None:
     record = await api.running("late-owner")
-    moved = await api.place(record, await api.worker("late-owner"))
+    reassigned = await api.place(record, await api.worker("late-owner"))
     await asyncio.sleep(2 * WINDOW_S)
     # As left by a crash between the append and the record of its sequence.
     await parts.sql(
@@ -110,14 +110,14 @@ async def test_an_owner_written_long_ago_is_found_again_and_not_written_twice(
     )
     settled = await parts.fence.settle(record.id)
     assert settled is not None
-    assert settled.own_revision == moved.own_revision
+    assert settled.own_revision == reassigned.own_revision
     assert await owns(api, record) == [1, 2]
-    await api.chunk(moved, 0)
+    await api.chunk(reassigned, 0)
 
 
-async def test_an_owner_of_an_epoch_nobody_noted_is_followed(api: Harness, parts: Parts) -> None:
+async def test_an_owner_of_an_unknown_epoch_is_followed(api: Harness, parts: Parts) -> None:
     record = await api.running("skipped")
-    moved = await api.place(record, await api.worker("skipped"))
+    reassigned = await api.place(record, await api.worker("skipped"))
     await asyncio.sleep(2 * WINDOW_S)
     # Epoch 3 is committed by a store that does not know epoch 2's place in the log.
     await parts.sql(
@@ -128,7 +128,7 @@ async def test_an_owner_of_an_epoch_nobody_noted_is_followed(api: Harness, parts
     await asyncio.gather(*(parts.fence.settle(record.id) for _ in range(4)))
     assert await owns(api, record) == [1, 2, 3]
     with pytest.raises(FencedError):
-        await api.chunk(moved, 0)
+        await api.chunk(reassigned, 0)
     await api.chunk(await api.get(record.id), 0)
 
 
@@ -144,9 +144,9 @@ async def test_no_chunk_passes_for_an_owner_by_its_message_id(api: Harness) -> N
         await append(
             api.bus, subjects.CHUNK.by("ses_poison", "wrk_1"), body, message_id=f"own:{record.id}:{epoch}"
         )
-    moved = await api.place(record, await api.worker("poisoned"))
+    reassigned = await api.place(record, await api.worker("poisoned"))
     assert await owns(api, record) == [1, 2]
-    await api.chunk(moved, 0)
+    await api.chunk(reassigned, 0)
     with pytest.raises(FencedError):
         await api.chunk(record, 1)
 
@@ -278,7 +278,9 @@ async def test_any_number_of_ended_sessions_is_purged_and_deleted_at_once(
     assert (await api.get(record.id)).phase.ended
 
 
-async def test_chunks_are_counted_once_whoever_leads(api: Harness, start_store, settings: Settings) -> None:  # type: ignore[no-untyped-def]
+async def test_chunks_are_counted_once_under_any_leader(
+    api: Harness, start_store, settings: Settings
+) -> None:  # type: ignore[no-untyped-def]
     second = await start_store()
     record = await api.running("counted")
     receipts = [await api.prompt(record.id, f"prompt {n}") for n in range(3)]

@@ -99,7 +99,7 @@ async def test_two_sessions_share_their_workers_time_and_the_rest_is_idle(api: H
     assert (kind.running, kind.workers) == (0, 1)
 
 
-async def test_a_worker_that_starts_is_paid_for_and_nobodys(api: Harness) -> None:
+async def test_a_starting_worker_is_paid_for_by_no_session(api: Harness) -> None:
     """It never registers: only its pool knows it."""
     pool, worker = new_id("p"), new_id("wk")
     await report(api, pool, paid(worker, 30.0))

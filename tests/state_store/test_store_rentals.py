@@ -34,7 +34,7 @@ def rental(age_s: float, **more: object) -> Rental:
     return Rental.model_validate({"worker": "w", "member": "local-0", "age_s": age_s, **more})
 
 
-def told(
+def row_after(
     row: RentalRow | None, age_s: float, now: ClockReading, process: str = "asc_1", **more: object
 ) -> RentalRow:
     return reported(row, "local", process, rental(age_s, **more), PRICES, now)
@@ -48,11 +48,11 @@ def record(
 
 
 def test_a_worker_is_paid_for_from_its_launch_and_while_it_starts() -> None:
-    row = told(None, 4.0, at(4.0), kind="h100")
+    row = row_after(None, 4.0, at(4.0), kind="h100")
     assert (row.started_at, row.paid_s, row.gpu_seconds, row.price_hour) == (WALL, 4.0, 4.0, 3.6)
-    row = told(row, 14.0, at(14.0), kind="h100", ready_ago_s=3.0)
+    row = row_after(row, 14.0, at(14.0), kind="h100", ready_ago_s=3.0)
     assert (row.paid_s, row.starting_s) == (14.0, 11.0)
-    row = told(row, 20.0, at(20.0), kind="h100", ready_ago_s=9.0, ended_ago_s=1.0)
+    row = row_after(row, 20.0, at(20.0), kind="h100", ready_ago_s=9.0, ended_ago_s=1.0)
     assert (row.paid_s, row.starting_s, row.ended_at) == (19.0, 11.0, WALL + 19.0)
     assert row.estimated_s == 0.0
 
@@ -60,53 +60,53 @@ def test_a_worker_is_paid_for_from_its_launch_and_while_it_starts() -> None:
 @pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S, DAYS_40_S, -DAYS_40_S])
 def test_a_step_of_the_wall_clock_costs_nothing(step_s: float) -> None:
     """Incident: an hour forward or backward added 7,200 GPU-seconds to two workers; 40 days 6.9 million."""
-    row = told(None, 10.0, at(10.0))
-    row = told(row, 11.0, at(11.0, step_s=step_s))
-    row = told(row, 12.0, at(12.0))
+    row = row_after(None, 10.0, at(10.0))
+    row = row_after(row, 11.0, at(11.0, step_s=step_s))
+    row = row_after(row, 12.0, at(12.0))
     assert (row.paid_s, row.estimated_s) == (12.0, 0.0)
-    row = told(row, 13.0, at(13.0, step_s=step_s), ended_ago_s=0.5)
+    row = row_after(row, 13.0, at(13.0, step_s=step_s), ended_ago_s=0.5)
     assert (row.paid_s, row.estimated_s) == (12.5, 0.0)
 
 
 def test_reports_that_come_twice_or_late_change_nothing() -> None:
-    row = told(None, 10.0, at(10.0))
-    late = told(row, 4.0, at(11.0))
+    row = row_after(None, 10.0, at(10.0))
+    late = row_after(row, 4.0, at(11.0))
     assert (late.paid_s, late.seen_at, late.meter_s) == (row.paid_s, row.seen_at, row.meter_s)
-    ended = told(row, 12.0, at(12.0), ended_ago_s=1.0)
-    assert told(ended, 14.0, at(14.0), ended_ago_s=3.0).paid_s == ended.paid_s == 11.0
+    ended = row_after(row, 12.0, at(12.0), ended_ago_s=1.0)
+    assert row_after(ended, 14.0, at(14.0), ended_ago_s=3.0).paid_s == ended.paid_s == 11.0
     # A report from before its end does not reopen it.
-    assert told(ended, 10.0, at(14.0)).ended_at == ended.ended_at
+    assert row_after(ended, 10.0, at(14.0)).ended_at == ended.ended_at
 
 
 def test_what_lies_between_two_autoscalers_is_measured_by_the_store() -> None:
-    row = told(None, 100.0, at(100.0))
+    row = row_after(None, 100.0, at(100.0))
     # The next one found it at 110, and reports at 112; the wall clock has stepped meanwhile.
-    row = told(row, 2.0, at(112.0, step_s=DAYS_40_S), "asc_2")
+    row = row_after(row, 2.0, at(112.0, step_s=DAYS_40_S), "asc_2")
     assert (row.paid_s, row.estimated_s) == (112.0, 0.0)
-    assert told(row, 3.0, at(113.0), "asc_2").paid_s == 113.0
+    assert row_after(row, 3.0, at(113.0), "asc_2").paid_s == 113.0
 
 
 def test_where_the_store_was_replaced_as_well_wall_clocks_bridge_a_bounded_time() -> None:
-    row = told(None, 100.0, at(100.0))
-    row = told(row, 2.0, at(112.0, "sto_2"), "asc_2")
+    row = row_after(None, 100.0, at(100.0))
+    row = row_after(row, 2.0, at(112.0, "sto_2"), "asc_2")
     assert (row.paid_s, row.estimated_s) == (112.0, 10.0)
-    row = told(row, 2.0, at(130.0, "sto_3", step_s=DAYS_40_S), "asc_3")
+    row = row_after(row, 2.0, at(130.0, "sto_3", step_s=DAYS_40_S), "asc_3")
     assert (row.paid_s, row.estimated_s) == (114.0 + BRIDGE_S, 10.0 + BRIDGE_S)
     # A backward step leaves nothing to bridge, and the measured time counts.
-    row = told(row, 3.0, at(140.0, "sto_4", step_s=-DAYS_40_S), "asc_4")
+    row = row_after(row, 3.0, at(140.0, "sto_4", step_s=-DAYS_40_S), "asc_4")
     assert (row.paid_s, row.estimated_s) == (117.0 + BRIDGE_S, 10.0 + BRIDGE_S)
 
 
 def test_an_autoscaler_that_went_on_while_the_store_was_replaced_has_measured_it_all() -> None:
-    row = told(None, 100.0, at(100.0))
-    row = told(row, 700.0, at(700.0, "sto_2", step_s=-DAYS_40_S))
+    row = row_after(None, 100.0, at(100.0))
+    row = row_after(row, 700.0, at(700.0, "sto_2", step_s=-DAYS_40_S))
     assert (row.paid_s, row.estimated_s) == (700.0, 0.0)
 
 
 def test_a_time_that_two_processes_report_is_paid_once() -> None:
     """The store knows up to which time it has counted, whoever reported that."""
-    row = told(None, 100.0, at(100.0))
-    assert told(row, 60.0, at(105.0), "asc_2").paid_s == 105.0
+    row = row_after(None, 100.0, at(100.0))
+    assert row_after(row, 60.0, at(105.0), "asc_2").paid_s == 105.0
 
 
 def test_what_was_paid_before_a_pool_reported_the_worker_is_not_paid_again() -> None:
@@ -115,10 +115,10 @@ def test_what_was_paid_before_a_pool_reported_the_worker_is_not_paid_again() -> 
     row = followed(row, record(WALL + 4), PRICES, at(4.0))
     assert row is not None
     assert row.paid_s == 4.0
-    assert told(row, 10.0, at(10.0)).paid_s == 10.0
-    assert told(row, 10.0, at(10.0, "sto_2")).paid_s == 10.0
+    assert row_after(row, 10.0, at(10.0)).paid_s == 10.0
+    assert row_after(row, 10.0, at(10.0, "sto_2")).paid_s == 10.0
     # No step can take away what was paid.
-    assert told(row, 10.0, at(10.0, "sto_2", step_s=-DAYS_40_S)).paid_s == 10.0
+    assert row_after(row, 10.0, at(10.0, "sto_2", step_s=-DAYS_40_S)).paid_s == 10.0
 
 
 def test_what_a_late_first_look_has_counted_is_not_paid_again() -> None:
@@ -126,7 +126,7 @@ def test_what_a_late_first_look_has_counted_is_not_paid_again() -> None:
     row = followed(None, record(WALL + 1, started_at=WALL + 1), PRICES, at(5.0))
     assert row is not None
     assert row.paid_s == 4.0
-    assert told(row, 10.0, at(10.0, "sto_2")).paid_s == 10.0
+    assert row_after(row, 10.0, at(10.0, "sto_2")).paid_s == 10.0
 
 
 def test_a_process_that_was_replaced_is_not_believed_again() -> None:
@@ -139,7 +139,7 @@ def test_a_process_that_was_replaced_is_not_believed_again() -> None:
 
 
 def test_a_price_stays_that_of_its_launch() -> None:
-    row = told(None, 0.0, at(0.0), kind="h100")
+    row = row_after(None, 0.0, at(0.0), kind="h100")
     row = reported(row, "local", "asc_1", rental(5.0, kind="h100"), {"h100": 99.0}, at(5.0))
     assert row.price_hour == 3.6
 
@@ -154,7 +154,7 @@ def test_an_unknown_kind_is_what_the_worker_says() -> None:
 
 def test_a_pool_that_was_away_pays_no_further_than_its_last_report() -> None:
     """A night between two runs of the whole stack costs nothing."""
-    row = told(None, 10.0, at(10.0))
+    row = row_after(None, 10.0, at(10.0))
     ended = unmentioned(row)
     assert (ended.ended_at, ended.paid_s) == (WALL + 10.0, 10.0)
     assert unmentioned(ended) == ended
@@ -163,10 +163,10 @@ def test_a_pool_that_was_away_pays_no_further_than_its_last_report() -> None:
     assert described(ended, late, PRICES).paid_s == 10.0
 
 
-def test_a_worker_that_nobodys_pool_started_is_paid_for_from_renewal_to_renewal() -> None:
+def test_a_worker_without_a_pool_is_paid_for_from_renewal_to_renewal() -> None:
     assert followed(None, record(WALL, WorkerPhase.GONE), PRICES, at(0.0)) is None
     # If a pool started the worker, the pool's reports are more precise.
-    assert followed(None, record(WALL, pool_slot="local-0"), PRICES, at(0.0)) is None
+    assert followed(None, record(WALL, pool_member="local-0"), PRICES, at(0.0)) is None
     row = followed(None, record(WALL + 9), PRICES, at(10.0))
     assert row is not None
     assert (row.pool, row.paid_s, row.estimated_s, row.kind) == (None, 10.0, 10.0, "cuda")
@@ -206,11 +206,11 @@ def test_a_clock_that_was_wrong_when_the_worker_began_counts_for_little() -> Non
 
 
 def test_a_worker_that_was_declared_gone_and_lives_is_still_paid_for() -> None:
-    row = replace(told(None, 0.0, at(0.0)), ended_at=WALL)
-    row = told(row, 9.0, at(9.0))
+    row = replace(row_after(None, 0.0, at(0.0)), ended_at=WALL)
+    row = row_after(row, 9.0, at(9.0))
     assert (row.ended_at, row.paid_s) == (None, 9.0)
 
 
 def test_a_row_gone_does_not_end_what_its_pool_still_pays_for() -> None:
-    row = told(None, 0.0, at(0.0))
+    row = row_after(None, 0.0, at(0.0))
     assert described(row, record(WALL + 1, WorkerPhase.GONE), PRICES).ended_at is None

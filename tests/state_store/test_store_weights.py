@@ -12,7 +12,7 @@ from turboserve.contracts.events import SessionPlaced
 from turboserve.contracts.requests import ListWorkers, PlaceSession, ReleaseSession
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import HeldSession, WorkerPhase
-from turboserve.state_store.core import moves
+from turboserve.state_store.core import session_migrations
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.workers import Slots
@@ -75,11 +75,11 @@ def test_what_is_not_known_is_compared_with_nothing(
     assert (change.record.weights_digest, previous_of(change)) == (after, None)
 
 
-def test_no_state_moves_to_other_weights() -> None:
+def test_no_state_migrates_to_other_weights() -> None:
     record = owned("old")
     with pytest.raises(InvalidInputError, match="weights"):
-        moves.begin(record, begin_request(record), slots("new"), 3.0, 5.0)
-    begun = moves.begin(record, begin_request(record), slots("old"), 3.0, 5.0).record
+        session_migrations.begin(record, begin_request(record), slots("new"), 3.0, 5.0)
+    begun = session_migrations.begin(record, begin_request(record), slots("old"), 3.0, 5.0).record
     assert begun.weights_digest == "old"
 
 
@@ -100,7 +100,7 @@ async def test_the_weights_are_in_the_rows_of_the_worker_and_of_its_sessions(api
 
     await until(counted)
     with pytest.raises(InvalidInputError, match="new"):
-        await api.begin_move(placed, new)
+        await api.begin_migration(placed, new)
     with pytest.raises(InvalidInputError, match="new"):
         await api.place(placed, new)
     assert (await api.get(placed.id)).version == placed.version
@@ -139,15 +139,15 @@ def test_a_suspended_session_is_released_under_the_next_epoch_and_keeps_its_weig
         rules.release(asleep, release_request(asleep, asleep.version - 1), 5.0)
 
 
-def test_a_release_ends_the_move_that_was_under_way_and_needs_a_suspended_session() -> None:
+def test_a_release_ends_the_migration_that_was_under_way_and_needs_a_suspended_session() -> None:
     running = owned("old")
     with pytest.raises(TransitionError):
         rules.release(running, release_request(running), 4.0)
     asleep = rules.pause(running, 3.0).record
-    moving = moves.begin(asleep, begin_request(asleep), slots("old"), 3.0, 5.0).record
-    change = rules.release(moving, release_request(moving), 4.0)
+    migrating = session_migrations.begin(asleep, begin_request(asleep), slots("old"), 3.0, 5.0).record
+    change = rules.release(migrating, release_request(migrating), 4.0)
     assert change is not None
-    assert (change.record.target, change.record.move) == (None, None)
+    assert (change.record.target, change.record.migration) == (None, None)
 
 
 async def test_a_worker_lets_go_of_what_was_released_and_another_takes_it(api: Harness) -> None:

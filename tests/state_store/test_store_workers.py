@@ -83,10 +83,10 @@ async def test_a_placement_whose_answer_was_lost_is_answered_again(api: Harness)
     other = await api.worker("lost")
     with pytest.raises(ConflictError):
         await api.place(record, other)
-    moved = await api.place(await api.get(record.id), other)
+    reassigned = await api.place(await api.get(record.id), other)
     with pytest.raises(ConflictError):
         await api.place(record, worker)
-    assert (await api.get(record.id)).epoch == moved.epoch == 2
+    assert (await api.get(record.id)).epoch == reassigned.epoch == 2
 
 
 async def test_a_prompt_is_not_taken_for_the_placement_that_it_overtook(api: Harness) -> None:
@@ -125,7 +125,7 @@ async def test_where_nothing_may_be_placed(api: Harness) -> None:
         await api.place(ended, await api.worker("where"))
 
 
-async def test_a_drain_is_told_with_the_renewal_and_kept(api: Harness) -> None:
+async def test_a_drain_is_answered_with_the_renewal_and_stored(api: Harness) -> None:
     record = await api.running("drain")
     worker = str(record.worker)
     for _ in range(2):
@@ -136,7 +136,7 @@ async def test_a_drain_is_told_with_the_renewal_and_kept(api: Harness) -> None:
     assert (await listed(api, worker)).phase is WorkerPhase.DRAINING
 
 
-async def test_a_worker_that_is_gone_is_told_so_for_ever_and_its_rows_wait(api: Harness) -> None:
+async def test_a_gone_worker_is_always_refused_and_its_sessions_wait(api: Harness) -> None:
     record = await api.running("gone")
     worker = str(record.worker)
     for reason in ("killed", "killed twice"):
@@ -152,15 +152,15 @@ async def test_a_worker_that_is_gone_is_told_so_for_ever_and_its_rows_wait(api: 
     recovered = await api.place(row, await api.worker("gone"), kind="recover")
     assert recovered.epoch == 2
 
-    async def told() -> list[str]:
+    async def types() -> list[str]:
         history = await api.history(subjects.WORKER_EVENT.of(worker))
         return [event_from_bytes(body).type for _, body in history]
 
     async def reported() -> bool:
-        return "worker.left" in await told()
+        return "worker.left" in await types()
 
     await until(reported)
-    assert await told() == ["worker.joined", "worker.left"]
+    assert await types() == ["worker.joined", "worker.left"]
 
 
 async def test_a_worker_that_renews_is_not_taken_for_dead(api: Harness) -> None:
@@ -184,7 +184,7 @@ async def test_a_worker_that_says_goodbye_is_gone(api: Harness) -> None:
         await api.renew(worker, "goodbye")
 
 
-async def test_one_that_was_started_again_at_once_is_told_what_its_id_had_and_hears_no_late_goodbye(
+async def test_a_worker_restarted_at_once_gets_its_sessions_and_ignores_the_late_final_report(
     api: Harness,
 ) -> None:
     worker = await api.worker("again", started_at=10.0)
@@ -273,9 +273,9 @@ async def test_the_renewal_lists_what_is_the_workers_and_nothing_that_has_ended(
     held = (HeldSession(session=first.id, epoch=1, next_chunk=0),)
     renewal = await api.renew(worker, "rows", held=held)
     assert [(row.id, row.own_revision) for row in renewal.assigned] == [(second.id, placed.own_revision)]
-    moved = await api.place(placed, await api.worker("rows"))
+    reassigned = await api.place(placed, await api.worker("rows"))
     assert (await api.renew(worker, "rows")).assigned == ()
-    assert moved.epoch == 2
+    assert reassigned.epoch == 2
 
 
 async def test_anything_at_once_leaves_rows_and_logs_that_agree(start_store, settings) -> None:  # type: ignore[no-untyped-def]

@@ -97,7 +97,7 @@ class DeviceHarness:
         begins = runner._driver.idle_s() == 0.0
         return begins or engine.executors_busy or any(session.busy for session in engine.sessions.values())
 
-    async def told_so_far(self, kind: type[T]) -> list[T]:
+    async def received_so_far(self, kind: type[T]) -> list[T]:
         """Return the deliveries of this kind up to now, once the device has settled."""
         await self.settled()
         # The packager must settle too: all earlier items have passed it when a later one has.

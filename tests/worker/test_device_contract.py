@@ -38,7 +38,7 @@ def test_chunks_come_in_order_with_their_run_up_to_the_lead(kind: Kind) -> None:
         harness = await make()
         harness.admit(run=4)
         harness.generate()
-        chunks = await harness.told_so_far(PackagedChunk)
+        chunks = await harness.received_so_far(PackagedChunk)
         assert [(chunk.run, chunk.index) for chunk in chunks] == [(4, index) for index in range(LED)]
         assert [chunk.packaged.frames for chunk in chunks] == [9, 12, 12]
         assert [chunk.first_frame for chunk in chunks] == [0, 9, 21]
@@ -49,7 +49,7 @@ def test_chunks_come_in_order_with_their_run_up_to_the_lead(kind: Kind) -> None:
             assert len(chunk.latents) % elements == 0
             assert chunk.packaged.fragment
         harness.submit(commands.SetPlayhead("a", 4, 1.5, False))
-        assert [chunk.index for chunk in await harness.told_so_far(PackagedChunk)] == [3, 4]
+        assert [chunk.index for chunk in await harness.received_so_far(PackagedChunk)] == [3, 4]
 
     kind.play(scenario)
 
@@ -59,11 +59,11 @@ def test_one_chunk_is_made_on_request_wherever_the_viewer_is(kind: Kind) -> None
         harness = await make()
         harness.admit(run=4)
         harness.generate()
-        assert len(await harness.told_so_far(PackagedChunk)) == LED
+        assert len(await harness.received_so_far(PackagedChunk)) == LED
         harness.submit(commands.GenerateNext("a", 4))
-        assert [chunk.index for chunk in await harness.told_so_far(PackagedChunk)] == [LED]
+        assert [chunk.index for chunk in await harness.received_so_far(PackagedChunk)] == [LED]
         harness.submit(commands.SetPlayhead("a", 4, 0.0, False))
-        assert await harness.told_so_far(PackagedChunk) == []
+        assert await harness.received_so_far(PackagedChunk) == []
 
     kind.play(scenario)
 
@@ -72,13 +72,13 @@ def test_nothing_is_made_before_or_after_it_may_be(kind: Kind) -> None:
     async def scenario(make: Make) -> None:
         harness = await make()
         harness.admit(run=1)
-        assert await harness.told_so_far(PackagedChunk) == []
+        assert await harness.received_so_far(PackagedChunk) == []
         harness.generate()
-        assert len(await harness.told_so_far(PackagedChunk)) == LED
+        assert len(await harness.received_so_far(PackagedChunk)) == LED
         harness.submit(commands.StopGenerating(), commands.SetPlayhead("a", 1, 3.0, False))
-        assert await harness.told_so_far(PackagedChunk) == []
+        assert await harness.received_so_far(PackagedChunk) == []
         harness.submit(commands.GenerateUntil(0.0))
-        assert await harness.told_so_far(PackagedChunk) == []
+        assert await harness.received_so_far(PackagedChunk) == []
         harness.generate()
         assert (await harness.chunk()).index == LED
 
@@ -176,9 +176,9 @@ def test_a_halted_session_makes_nothing_until_it_is_not(kind: Kind) -> None:
         harness = await make()
         harness.generate()
         harness.admit(run=1)
-        await harness.told_so_far(PackagedChunk)
+        await harness.received_so_far(PackagedChunk)
         harness.submit(commands.PauseGeneration("a", 1, 0), commands.SetPlayhead("a", 1, 60.0, True))
-        assert await harness.told_so_far(PackagedChunk) == []
+        assert await harness.received_so_far(PackagedChunk) == []
         harness.submit(commands.ResumeGeneration("a", 1, 0))
         assert (await harness.chunk()).index == LED
 
@@ -190,7 +190,7 @@ def test_a_prompt_takes_effect_between_two_chunks(kind: Kind) -> None:
         harness = await make()
         harness.generate()
         harness.admit(run=1)
-        await harness.told_so_far(PackagedChunk)
+        await harness.received_so_far(PackagedChunk)
         harness.submit(
             commands.SetPrompt("a", 1, 3, "a blue square"), commands.SetPlayhead("a", 1, 60.0, False)
         )
@@ -208,10 +208,10 @@ def test_of_several_prompts_the_last_is_what_is_shown_and_each_is_acknowledged(k
         harness = await make()
         harness.generate()
         harness.admit(run=1)
-        await harness.told_so_far(PackagedChunk)
+        await harness.received_so_far(PackagedChunk)
         for number in (1, 2, 3):
             harness.submit(commands.SetPrompt("a", 1, number, f"a blue {number}"))
-        taken = await harness.told_so_far(events.ControlTookEffect)
+        taken = await harness.received_so_far(events.ControlTookEffect)
         assert [each.control_seq for each in taken] == [1, 2, 3]
         harness.submit(commands.SetPlayhead("a", 1, 3.0, False))
         assert (await harness.chunk()).control_seq == 3
@@ -229,7 +229,7 @@ def test_a_session_stands_still_whole_until_it_is_thawed(kind: Kind) -> None:
         harness.submit(commands.SetPlayhead("a", 1, 10_000.0, False), commands.Quiesce("a", 1, 11))
         frozen = await harness.next(events.Quiesced)
         assert frozen.number == 11
-        assert await harness.told_so_far(PackagedChunk) == []
+        assert await harness.received_so_far(PackagedChunk) == []
         header, _ = await harness.quiesced("a")
         assert header["next_chunk"] == frozen.next_chunk
         harness.submit(commands.Unquiesce("a", 1))
@@ -246,7 +246,7 @@ def test_a_wish_to_stand_still_can_be_taken_back(kind: Kind) -> None:
         harness.generate()
         while (await harness.chunk()).index < LED - 1:
             pass
-        assert await harness.told_so_far(events.Quiesced) == []
+        assert await harness.received_so_far(events.Quiesced) == []
 
     kind.play(scenario)
 
@@ -268,7 +268,7 @@ def test_an_evicted_session_leaves_nothing_and_its_commands_mean_nothing(kind: K
             0,
         )
         harness.submit(commands.Evict("a", 1), commands.Resume("a", 1, 0.0), commands.Evict("nobody", 7))
-        assert await harness.told_so_far(events.RunFailed) == []
+        assert await harness.received_so_far(events.RunFailed) == []
         harness.admit(run=2)
         chunk = await harness.chunk()
         assert (chunk.run, chunk.index) == (2, 0)
@@ -377,7 +377,7 @@ def test_a_state_goes_on_elsewhere_as_it_would_have_here(kind: Kind, on_host: bo
         for each in (here, there):
             each.generate()
         here.admit(run=1)
-        await here.told_so_far(PackagedChunk)
+        await here.received_so_far(PackagedChunk)
         if on_host:
             here.submit(commands.Suspend("a", 1))
             await here.next(events.MovedToHost)
@@ -387,7 +387,7 @@ def test_a_state_goes_on_elsewhere_as_it_would_have_here(kind: Kind, on_host: bo
         header, pages = await here.quiesced("a")
         buffer = await there.reserve(on_host=on_host)
         await there.adopt(buffer, header, pages, run=8)
-        assert await there.told_so_far(PackagedChunk) == []
+        assert await there.received_so_far(PackagedChunk) == []
         for harness, run in ((here, 1), (there, 8)):
             harness.submit(commands.Resume("a", run, 1.5) if on_host else commands.Unquiesce("a", run))
             harness.submit(commands.SetPlayhead("a", run, 1.5, False))
@@ -435,12 +435,12 @@ def test_pages_that_a_chunk_changed_are_known_by_their_stamps(kind: Kind) -> Non
         harness = await make()
         harness.generate()
         harness.admit(run=1)
-        await harness.told_so_far(PackagedChunk)
+        await harness.received_so_far(PackagedChunk)
         before = await harness.call(lambda engine: engine.pages("a"))
         sent = {page.name: page.stamp for page in before}
         copied = {page.name: [part.clone() for part in page.parts] for page in before}
         harness.submit(commands.SetPlayhead("a", 1, 0.6, False))
-        assert len(await harness.told_so_far(PackagedChunk)) == 1
+        assert len(await harness.received_so_far(PackagedChunk)) == 1
         after = await harness.call(lambda engine: engine.pages("a"))
         same = [page for page in after if sent.get(page.name) == page.stamp]
         assert same

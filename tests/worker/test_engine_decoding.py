@@ -220,7 +220,7 @@ def test_only_usual_chunks_refine_the_profile(
 
 
 @pytest.mark.parametrize(("options", "differs_by", "most"), [({}, 0, 1), ({"decode_batch": 3}, 1, 3)])
-def test_by_default_pictures_are_bit_equal_whoever_waits_beside(
+def test_by_default_frames_are_bit_equal_whatever_waits_beside(
     make_driver: MakeDriver,
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, int],

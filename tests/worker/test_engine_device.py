@@ -131,7 +131,7 @@ def test_a_lost_device_is_no_session_s_fault_and_ends_the_engine(
     assert set(driver.engine.sessions) == {"a", "b"}
 
 
-def test_a_lost_device_ends_the_engine_while_a_state_moves(
+def test_a_lost_device_ends_the_engine_while_a_state_migrates(
     make_driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = make_driver(max_lead_s=1.0)

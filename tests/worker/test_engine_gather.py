@@ -99,7 +99,7 @@ class Queue:
     st.sampled_from((LatencyProfile({1: 0.2, 16: 0.3}), LatencyProfile({1: 0.2, 16: 3.2}))),
     st.integers(1, 8),
 )
-def test_nobody_starves_however_unequal_the_slack(
+def test_no_session_starves_however_unequal_the_slack(
     slacks: list[float], name: str, profile: LatencyProfile, limit: int
 ) -> None:
     """Slack does not change here, which is worse than any viewer: only waiting can advance a session."""
@@ -118,7 +118,7 @@ def test_fcfs_finishes_a_chunk_before_it_starts_another() -> None:
     assert [c.session for c in GATHER_POLICIES.make("fcfs").gather(ready[:1], FLAT, 8)] == ["old"]
 
 
-def test_chunk_starts_all_together_and_lets_nobody_join() -> None:
+def test_chunk_starts_all_together_and_lets_no_session_join() -> None:
     fresh = [candidate("a", waiting_s=1), candidate("b", waiting_s=2), candidate("c", waiting_s=3)]
     assert [c.session for c in GATHER_POLICIES.make("chunk").gather(fresh, LINEAR, 2)] == ["c", "b"]
     running = [candidate("a"), candidate("b", step=3), candidate("c", step=3)]

@@ -93,7 +93,7 @@ def test_it_makes_the_same_chunks_alone(make_driver: Callable[..., Any]) -> None
         assert torch.equal(ours.frames, theirs.frames)
 
 
-def test_one_that_is_ahead_holds_nobody_up(
+def test_a_session_that_is_ahead_delays_no_other(
     make_driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = make_driver(max_lead_s=1.0, overlap=True)

@@ -136,7 +136,7 @@ def test_a_session_suspends_with_all_its_chunks_delivered(
     assert of(Suspended, events)[0].next_chunk == 2
 
 
-def test_the_end_is_told_after_the_last_chunk(make_driver: MakeDriver, tiny_config: ModelConfig) -> None:
+def test_the_end_is_reported_after_the_last_chunk(make_driver: MakeDriver, tiny_config: ModelConfig) -> None:
     changed = {"local_attn_size": -1, "sink_size": 0, "max_frames": 7, "rotation": "absolute"}
     config = ModelConfig(**{**vars(tiny_config), **changed})
     driver = make_driver(config=config, max_lead_s=30.0, overlap=True)
@@ -145,14 +145,14 @@ def test_the_end_is_told_after_the_last_chunk(make_driver: MakeDriver, tiny_conf
     assert [type(event) for event in events] == [ChunkReady, ChunkReady, SessionEnded]
 
 
-def test_what_was_decoded_for_an_evicted_session_reaches_nobody(
+def test_frames_decoded_for_an_evicted_session_are_dropped(
     make_driver: MakeDriver, gated_decoder: Callable[[Any], Gate]
 ) -> None:
     driver = make_driver(slots=1, max_lead_s=1.0, overlap=True)
     gate = gated_decoder(driver)
     driver.engine.admit(spec("a", seed=1), driver.now)
     session = driver.engine.sessions["a"]
-    steps_until(driver, lambda: session.in_lane)
+    steps_until(driver, lambda: session.in_decode_executor)
     driver.engine.evict("a")
     assert driver.engine.free_slots == 1
     driver.engine.admit(spec("a", seed=2), driver.now)

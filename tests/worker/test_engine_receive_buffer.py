@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.moving_pages import FAR, SPEC, copy, frozen
-from turboserve.worker.engine import moving
+from tests.worker.state_page_helpers import FAR, SPEC, copy, frozen
+from turboserve.worker.engine import state_pages
 from turboserve.worker.engine.errors import (
     DuplicateSessionError,
     HostPoolFullError,
@@ -19,8 +19,8 @@ from turboserve.worker.engine.errors import (
     UnknownSessionError,
 )
 from turboserve.worker.engine.events import Suspended
-from turboserve.worker.engine.moving import Page, fingerprint_of, fingerprints_of
 from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer
+from turboserve.worker.engine.state_pages import Page, fingerprint_of, fingerprints_of
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import TransferAbortedError
 
@@ -92,20 +92,20 @@ def test_a_page_of_something_else_is_refused(
 def test_many_pages_hashed_at_once_have_the_fingerprints_of_each(
     monkeypatch: pytest.MonkeyPatch, hashers: int
 ) -> None:
-    monkeypatch.setattr(moving, "HASHERS", hashers)
-    monkeypatch.setattr(moving, "HASHED_AT_ONCE_BYTES", 1)
+    monkeypatch.setattr(state_pages, "HASHERS", hashers)
+    monkeypatch.setattr(state_pages, "HASHED_AT_ONCE_BYTES", 1)
     pages = {str(n): [torch.full((1000,), n, dtype=torch.uint8), torch.zeros(n)] for n in range(20)}
     assert fingerprints_of(pages) == {name: fingerprint_of(page) for name, page in pages.items()}
     assert len(set(fingerprints_of(pages).values())) == 20
 
 
 @pytest.mark.parametrize("hashers", [1, 3])
-def test_hashing_a_large_state_ends_when_nobody_wants_it_any_more(
+def test_hashing_a_large_state_ends_when_the_copy_is_aborted(
     monkeypatch: pytest.MonkeyPatch, hashers: int
 ) -> None:
-    monkeypatch.setattr(moving, "HASHERS", hashers)
-    monkeypatch.setattr(moving, "HASHED_AT_ONCE_BYTES", 1)
-    monkeypatch.setattr(moving, "HASHED_UNASKED_BYTES", 100)
+    monkeypatch.setattr(state_pages, "HASHERS", hashers)
+    monkeypatch.setattr(state_pages, "HASHED_AT_ONCE_BYTES", 1)
+    monkeypatch.setattr(state_pages, "HASHED_UNASKED_BYTES", 100)
     deadline, asked = Deadline(60.0), 0
 
     def check() -> None:
@@ -117,7 +117,7 @@ def test_hashing_a_large_state_ends_when_nobody_wants_it_any_more(
 
     page = [torch.arange(10_000, dtype=torch.int32).view(torch.uint8)]
     whole = fingerprint_of(page)
-    monkeypatch.setattr(moving, "HASHED_UNASKED_BYTES", 7)
+    monkeypatch.setattr(state_pages, "HASHED_UNASKED_BYTES", 7)
     assert fingerprint_of(page) == whole
     with pytest.raises(TransferAbortedError):
         fingerprints_of({"a": page, "b": page, "c": page}, check)

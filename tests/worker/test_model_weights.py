@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.worker.moving_pages import FAR, SPEC, copy, frozen
+from tests.worker.state_page_helpers import FAR, SPEC, copy, frozen
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.events import Suspended

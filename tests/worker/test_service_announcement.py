@@ -16,7 +16,7 @@ from turboserve.config import Settings as Shared
 from turboserve.contracts.errors import WorkerGoneError
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.contracts.workers import Incoming, LoadReport, MoveStage, Renewal, WorkerPhase
+from turboserve.contracts.workers import Incoming, LoadReport, MigrationStage, Renewal, WorkerPhase
 from turboserve.subjects import Caller
 from turboserve.worker.service.announcement import announced, starting
 from turboserve.worker.settings import Settings
@@ -60,7 +60,7 @@ async def store(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def loading(nats_server: NatsServer, gone: list[str]) -> AsyncIterator[None]:
-    settings = Settings(nats_url=nats_server.url("worker"), heartbeat_s=0.1, pool_slot="local-0")
+    settings = Settings(nats_url=nats_server.url("worker"), heartbeat_s=0.1, pool_member="local-0")
     bus = await Bus.connect("worker", settings)
     report = starting("loading-1", settings, "cpu", pid=1, now=5.0)
     try:
@@ -81,7 +81,7 @@ async def test_it_says_that_it_starts_until_it_has_loaded(store: Store, nats_ser
         await store.asked.wait()
     said, count = store.heard[0].load, len(store.heard)
     assert set(store.phases) == {WorkerPhase.STARTING}
-    assert (said.capacity, said.device, said.pool_slot, said.started_at) == (0, "cpu", "local-0", 5.0)
+    assert (said.capacity, said.device, said.pool_member, said.started_at) == (0, "cpu", "local-0", 5.0)
     await asyncio.sleep(0.5)
     assert len(store.heard) == count
 
@@ -108,7 +108,7 @@ async def test_what_the_process_before_it_had_is_refused_as_long_as_rows_name_it
         | {"version": 3, "epoch": 2, "worker": "loading-1", "created_at": 0, "updated_at": 0}
     )
     suspended = row.model_copy(update={"id": "s2", "phase": Phase.SUSPENDED})
-    coming = row.model_copy(update={"id": "s3", "worker": "other", "target": "loading-1", "move": 5})
+    coming = row.model_copy(update={"id": "s3", "worker": "other", "target": "loading-1", "migration": 5})
     store.assigned, store.incoming = (row, suspended), (Incoming(record=coming),)
 
     async def until(refused: list[tuple[str, int]]) -> LoadReport:
@@ -122,10 +122,12 @@ async def test_what_the_process_before_it_had_is_refused_as_long_as_rows_name_it
 
     async with loading(nats_server, []):
         load = await until([("s1", 2)])
-        assert [(one.session, one.move, one.stage) for one in load.moves] == [("s3", 5, MoveStage.FAILED)]
+        assert [(one.session, one.migration, one.stage) for one in load.migrations] == [
+            ("s3", 5, MigrationStage.FAILED)
+        ]
         assert load.phase is WorkerPhase.STARTING
         store.assigned, store.incoming = (), ()
-        assert (await until([])).moves == ()
+        assert (await until([])).migrations == ()
 
 
 async def test_it_hears_that_it_was_declared_gone(store: Store, nats_server: NatsServer) -> None:

@@ -175,7 +175,7 @@ def test_nothing_is_made_after_the_time_that_was_given(harness: EngineHarness) -
     assert harness.next(GeneratedChunk).ready.index == 0
 
 
-def test_a_call_that_nobody_waits_for_any_more_harms_nobody(harness: EngineHarness) -> None:
+def test_an_abandoned_call_has_no_effect_on_other_calls(harness: EngineHarness) -> None:
     """Incident: a migration that was given up during a step ended the thread, and thus the worker."""
     gate = threading.Event()
     busy = harness.thread.call(lambda engine: gate.wait(WAIT_S))

@@ -31,7 +31,7 @@ async def buses(nats_url: str, nats_server: NatsServer) -> AsyncIterator[tuple[B
     await store.close()
 
 
-async def first_told(bus: Bus, seconds: float) -> events.Input | None:
+async def first_event(bus: Bus, seconds: float) -> events.Input | None:
     """Return the first input that the table receives within `seconds`."""
     received: asyncio.Queue[events.Input] = asyncio.Queue()
     report = LoadReport(worker="heartbeat-1", model="toyworld", capacity=1)
@@ -46,8 +46,8 @@ async def first_told(bus: Bus, seconds: float) -> events.Input | None:
         await stop(beating)
 
 
-async def test_nobody_there_keeps_the_lease(buses: tuple[Bus, Bus]) -> None:
-    assert isinstance(await first_told(buses[1], 60.0), events.RenewalUnavailable)
+async def test_no_state_store_keeps_the_lease(buses: tuple[Bus, Bus]) -> None:
+    assert isinstance(await first_event(buses[1], 60.0), events.RenewalUnavailable)
 
 
 async def test_a_store_without_its_database_keeps_the_lease(buses: tuple[Bus, Bus]) -> None:
@@ -59,7 +59,7 @@ async def test_a_store_without_its_database_keeps_the_lease(buses: tuple[Bus, Bu
 
     await store.serve(subjects.RENEW, renew)
     await store.flush()
-    assert isinstance(await first_told(worker, 60.0), events.RenewalUnavailable)
+    assert isinstance(await first_event(worker, 60.0), events.RenewalUnavailable)
 
 
 async def test_silence_does_not_keep_the_lease(buses: tuple[Bus, Bus]) -> None:
@@ -71,5 +71,5 @@ async def test_silence_does_not_keep_the_lease(buses: tuple[Bus, Bus]) -> None:
 
     subscription = await store.serve(subjects.RENEW, hang)
     await store.flush()
-    assert await first_told(worker, 1.5) is None
+    assert await first_event(worker, 1.5) is None
     await subscription.unsubscribe()

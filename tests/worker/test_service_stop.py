@@ -37,7 +37,7 @@ def stopping(said: list[str], *, engine_ends: bool) -> Worker:
             alive=not engine_ends,
         ),
         "_packager": SimpleNamespace(end=packager_end),
-        "_moves": SimpleNamespace(fetch_no_more=lambda: said.append("no more"), stop=copies_end),
+        "_migrations": SimpleNamespace(fetch_no_more=lambda: said.append("no more"), stop=copies_end),
         "heartbeat": SimpleNamespace(leave=leave),
         "table": SimpleNamespace(unpublished=0),
         "_clock": SystemClock(),
@@ -50,7 +50,8 @@ def stopping(said: list[str], *, engine_ends: bool) -> Worker:
 
 
 async def test_the_goodbye_does_not_wait_for_a_copy_that_takes_long_to_end() -> None:
-    """Incident: the hash of a large state ended too late; sessions moved only after the worker's timeout."""
+    """Incident: the hash of a large state ended too late; sessions got new workers only after the worker's
+    timeout."""
     said: list[str] = []
     async with asyncio.timeout(30.0):
         await stopping(said, engine_ends=True).stop()

@@ -139,7 +139,7 @@ def test_the_lease_counts_from_the_question_and_its_end_stops_generation() -> No
     assert bench.last(commands.GenerateUntil).until == bench.now + LEASE_S
 
 
-def test_while_nobody_serves_renewals_the_lease_goes_on() -> None:
+def test_while_renewals_are_unavailable_the_lease_continues() -> None:
     """Without a store that renews, no store gives the worker's sessions away either."""
     bench = Bench()
     bench.renew(row(), asked_at=bench.now)

@@ -102,8 +102,8 @@ def test_an_engine_that_cannot_make_a_chunk_is_no_engine(
 def test_settings_come_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURBOSERVE_WORKER_ID", "wrk_7")
     monkeypatch.setenv("TURBOSERVE_WORKER_MAX_SESSIONS", "3")
-    monkeypatch.setenv("TURBOSERVE_POOL_SLOT", "local-1")
+    monkeypatch.setenv("TURBOSERVE_POOL_MEMBER", "local-1")
     monkeypatch.setenv("TURBOSERVE_MAX_LEAD_S", "4.5")
     settings = Settings()
     assert (settings.worker_id, settings.worker_max_sessions) == ("wrk_7", 3)
-    assert (settings.pool_slot, settings.max_lead_s) == ("local-1", 4.5)
+    assert (settings.pool_member, settings.max_lead_s) == ("local-1", 4.5)

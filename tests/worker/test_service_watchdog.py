@@ -4,5 +4,9 @@ from turboserve.worker.service.watchdog import Watchdog
 
 
 def test_only_a_number_that_stays_the_same_for_long_means_stuck() -> None:
-    pulse = Watchdog(looks=3)
-    assert [pulse.stuck(turns) for turns in (0, 0, 0, 1, 1, 1, 1, 1, 2)] == [False] * 6 + [True, True, False]
+    watchdog = Watchdog(looks=3)
+    assert [watchdog.stuck(turns) for turns in (0, 0, 0, 1, 1, 1, 1, 1, 2)] == [False] * 6 + [
+        True,
+        True,
+        False,
+    ]

@@ -277,8 +277,8 @@ def environment(nats_server: NatsServer, nats_url: str, redis_url: str, postgres
         "TURBOSERVE_POSTGRES_URL": postgres_url,
         "TURBOSERVE_HEARTBEAT_S": "0.3",
         # A busy machine breaks attempts at a copy, and makes each of them slow.
-        "TURBOSERVE_MOVE_LIMIT_S": "90",
-        "TURBOSERVE_MOVE_STILL_S": "90",
+        "TURBOSERVE_MIGRATION_TIMEOUT_S": "90",
+        "TURBOSERVE_MIGRATION_QUIESCE_MAX_S": "90",
         "OMP_NUM_THREADS": "1",
     }
 

@@ -73,7 +73,7 @@ BENCHES: dict[str, Bench] = {
         Bench(
             "migration",
             "turboserve.bench.migration.command",
-            "Moving a playing session between two workers: stall, bytes, throughput, the same video.",
+            "Migration of a playing session between two workers: stall, bytes, throughput, the same video.",
         ),
         Bench(
             "simulate",

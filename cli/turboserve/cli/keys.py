@@ -23,7 +23,8 @@ def add(
     tenant: Annotated[str, typer.Argument(help="Whose key it is: sessions belong to a tenant.")],
     file: Annotated[Path, FILE],
     operator: Annotated[
-        bool, typer.Option("--operator", help="It may also give orders about the pool and move any session.")
+        bool,
+        typer.Option("--operator", help="It may also give orders about the pool and migrate any session."),
     ] = False,
 ) -> None:
     """Make a key. The key is printed once, on stdout. The file keeps only its hash."""

@@ -111,10 +111,10 @@ class StaleEpochError(ConflictError):
     code, title = "stale_epoch", "Stale epoch"
 
 
-class MoveOverError(ConflictError):
+class MigrationOverError(ConflictError):
     """The migration is over: committed, abandoned, or ended by a pause, an end or a placement."""
 
-    code, title = "move_over", "Move over"
+    code, title = "migration_over", "Migration over"
 
 
 class StaleStateError(ConflictError):

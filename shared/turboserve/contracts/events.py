@@ -49,17 +49,17 @@ class SessionMigrating(_SessionEvent):
     reason: Note
 
 
-class SessionMoved(_SessionEvent):
+class SessionMigrated(_SessionEvent):
     """A migration is committed: the target has the state and owns the session under a new epoch."""
 
-    type: Literal["session.moved"] = "session.moved"
+    type: Literal["session.migrated"] = "session.migrated"
     previous_worker: Id | None = None
 
 
-class SessionMoveAbandoned(_SessionEvent):
+class SessionMigrationAbandoned(_SessionEvent):
     """The migration to `target` is abandoned. The session stays at its worker."""
 
-    type: Literal["session.move_abandoned"] = "session.move_abandoned"
+    type: Literal["session.migration_abandoned"] = "session.migration_abandoned"
     target: Id
     reason: Note
 
@@ -105,8 +105,8 @@ SessionEvent = (
     SessionCreated
     | SessionPlaced
     | SessionMigrating
-    | SessionMoved
-    | SessionMoveAbandoned
+    | SessionMigrated
+    | SessionMigrationAbandoned
     | SessionSuspended
     | SessionResumeRequested
     | SessionEnded

@@ -82,7 +82,7 @@ class PoolAction(Contract):
     member: Id | None = None
     worker: Id | None = None
     action: Text
-    """One of target, reserve, launch, adopt, ready, drain, extend, release, gone, fail."""
+    """One of target, launch, adopt, ready, drain, extend, release, gone, fail."""
     reason: Note
 
 

@@ -105,7 +105,7 @@ class PlaceSession(TermFenced):
     continues from its latents, and may look different from there on."""
 
 
-class BeginMove(TermFenced):
+class BeginMigration(TermFenced):
     """scheduler → state store: begin the migration of the session to `target`.
 
     A running session becomes `migrating`, keeps running at the source, and reserves a slot on the target. A
@@ -124,38 +124,38 @@ class BeginMove(TermFenced):
     decision: Decision
 
 
-class CommitMove(TermFenced):
+class CommitMigration(TermFenced):
     """scheduler → state store: the target has verified the state and becomes the owner under the next epoch.
 
     Refused with:
 
-    - `move_over` if `move` is not the current migration
+    - `migration_over` if `migration` is not the current migration
     - `stale_state` if the log has a chunk that is newer than the migrated state
     - `worker_gone` if the target is gone
     """
 
     session: Id
-    move: Count
+    migration: Count
     target: Id
     next_chunk: Count
     """Index of the chunk that the migrated state generates next."""
     digest: Digest | None = None
     numbers: Numbers = {}
-    """Stored with the decision: bytes moved, seconds."""
+    """Stored with the decision: bytes copied, seconds."""
 
 
-class AbandonMove(TermFenced):
+class AbandonMigration(TermFenced):
     """scheduler → state store: abandon the migration. Answered with the row, even if it is over already."""
 
     session: Id
-    move: Count
+    migration: Count
     reason: Note
     release: bool = False
     """Whether the source stops being the owner, because it has no state of the suspended session. The session
     then has no owner until it is placed again. Ignored unless the session is suspended."""
 
 
-class MoveSession(SessionRef):
+class MigrateSession(SessionRef):
     """gateway → scheduler: migrate the session to another worker, as an operator requested.
 
     Refused with:
@@ -170,7 +170,7 @@ class MoveSession(SessionRef):
     """The target. None: the scheduler chooses the best worker."""
 
 
-class MoveAccepted(Contract):
+class MigrationAccepted(Contract):
     """The migration has begun: its row and decision. The session's events report how the migration ends."""
 
     record: SessionRecord

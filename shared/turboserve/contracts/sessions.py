@@ -86,7 +86,7 @@ class SessionRecord(Contract):
     target: Id | None = None
     """The target of the current migration. Set only while `migrating`, or while a `suspended` session
     migrates. `worker` and `epoch` stay those of the source until the commit."""
-    move: Count | None = None
+    migration: Count | None = None
     """Number of the current migration: the row's version at its start, hence unique per session."""
     own_revision: Count | None = None
     """Stream sequence of the newest `own.<session>`. The fence compares it."""
@@ -138,7 +138,7 @@ class Decision(Contract):
 
     - place, resume, recover, wait
     - rebuild: the session's worker is to be emptied, and no other worker can take the state.
-    - migrate, moved, stay: a migration begins, is committed, is abandoned.
+    - migrate, migrated, stay: a migration begins, is committed, is abandoned.
     - release: no worker owns the suspended session now, because its worker has no state of it or cannot
       transfer it.
     - device_error: the session's worker died of a device error in a step that computed for the session.

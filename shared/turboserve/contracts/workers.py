@@ -56,7 +56,7 @@ class SessionRefusal(Contract):
     reason: Note
 
 
-class MoveStage(StrEnum):
+class MigrationStage(StrEnum):
     """The progress of a migration, from the target's view."""
 
     COPYING = "copying"
@@ -69,19 +69,19 @@ NO_STATE = "no_state"
 """Error code: the source has no state of the session, so there is nothing to copy, now or later."""
 
 
-class MoveReport(Contract):
+class MigrationReport(Contract):
     """The target's report about a migration. Part of every load report; sent at once on a change."""
 
     session: Id
-    move: Count
-    stage: MoveStage
+    migration: Count
+    stage: MigrationStage
     next_chunk: Count = 0
     """Index of the chunk that the migrated state generates next."""
     digest: Digest | None = None
-    bytes_moved: Count = 0
+    bytes_copied: Count = 0
     """Number of bytes copied in all rounds."""
     state_bytes: Count = 0
-    """Size of the state, bytes. `bytes_moved` is larger if parts of the state changed during the copy."""
+    """Size of the state, bytes. `bytes_copied` is larger if parts of the state changed during the copy."""
     seconds: float = Field(default=0.0, ge=0)
     """Duration of the copy, seconds."""
     limit_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -105,7 +105,7 @@ class LoadReport(Contract):
     sessions: tuple[HeldSession, ...] = ()
     refusals: tuple[SessionRefusal, ...] = ()
     """Sessions that the worker refuses. Repeated in every report until the row names another owner."""
-    moves: tuple[MoveReport, ...] = ()
+    migrations: tuple[MigrationReport, ...] = ()
     """Migrations to this worker."""
     transfer: Addresses = ()
     """Addresses at which other workers request state, e.g. `tcp://127.0.0.1:4711?backend=gloo`."""
@@ -118,7 +118,7 @@ class LoadReport(Contract):
     sessions may keep their slabs, and no suspended session can migrate to this worker. None: not known."""
     device: Text = Field(default="cpu", max_length=64)
     pid: Count | None = None
-    pool_slot: Text | None = Field(default=None, max_length=64)
+    pool_member: Text | None = Field(default=None, max_length=64)
     """Name of the pool member in which the worker runs. None: no pool started the worker."""
     started_at: UnixSeconds = 0.0
     device_error_sessions: Annotated[tuple[Id, ...], Field(max_length=SLOTS_LIMIT)] = ()
@@ -147,7 +147,7 @@ class MigrationKey(Contract):
     """
 
     session: Id
-    move: int
+    migration: int
     key: Annotated[Secret, AfterValidator(_hexadecimal)]
     """32 random bytes, in hexadecimal."""
 
@@ -192,7 +192,7 @@ class WorkerRecord(Contract):
     host: Text = Field(default="", max_length=255)
     device: Text = Field(default="cpu", max_length=64)
     pid: Count | None = None
-    pool_slot: Text | None = Field(default=None, max_length=64)
+    pool_member: Text | None = Field(default=None, max_length=64)
     chunk_latency_s: LatencyProfile = {}
     started_at: UnixSeconds
     renewed_at: UnixSeconds

@@ -120,7 +120,7 @@ def test_turboserve_up_says_so_before_it_starts_anything(tmp_path: Path) -> None
     assert not (tmp_path / "data").exists()
 
 
-def test_whoever_means_it_may_do_without_keys(monkeypatch: Any) -> None:
+def test_an_explicit_opt_out_allows_a_gateway_without_keys(monkeypatch: Any) -> None:
     monkeypatch.setenv("TURBOSERVE_ALLOW_KEYLESS", "1")
     for variables in ({"TURBOSERVE_API_KEYS": ""}, {"TURBOSERVE_GATEWAY_HOST": "0.0.0.0"}, {}):
         with monkeypatch.context() as inner:

@@ -263,7 +263,7 @@ async def test_a_key_counts_from_when_it_is_made_until_it_is_revoked(
     key_file.revoke(file, again.id)
 
 
-async def test_a_broken_file_leaves_the_keys_as_they_were_and_an_empty_one_lets_nobody_in(
+async def test_an_invalid_file_leaves_the_keys_unchanged_and_an_empty_one_refuses_all_clients(
     pool: Pool, file: Path, first: str, status: Callable[..., Awaitable[int]]
 ) -> None:
     content = file.read_bytes()

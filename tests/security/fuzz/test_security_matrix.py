@@ -178,7 +178,7 @@ def test_every_route_is_in_the_table(target: Target) -> None:
 
 
 @pytest.mark.parametrize(("verb", "path"), of(Access.PUBLIC))
-def test_public_routes_tell_nobody_of_a_session(target: Target, session: str, verb, path) -> None:
+def test_public_routes_reveal_no_session(target: Target, session: str, verb, path) -> None:
     with target.client() as client:
         answer = ask(client, verb, path, session)
     assert answer.status_code == 200
@@ -201,7 +201,7 @@ def test_a_socket_address_is_the_same_for_every_session(
 
 
 @pytest.mark.parametrize("kind", NOT_A_KEY)
-def test_without_a_key_nothing_is_told(target: Target, session: str, unknown: str, kind: str) -> None:
+def test_without_a_key_nothing_is_revealed(target: Target, session: str, unknown: str, kind: str) -> None:
     headers = NOT_A_KEY[kind]
     with target.client() as client:
         for (verb, path), access in TABLE.items():

@@ -13,7 +13,7 @@ from tests.helpers.service_process import connected
 from turboserve.bus import Bus
 from turboserve.bus.client import ERROR_HEADER
 from turboserve.contracts.errors import ErrorBody
-from turboserve.subjects import MOVE_SESSION
+from turboserve.subjects import MIGRATE_SESSION
 
 PATIENCE_S = 120.0
 REFUSALS = {"invalid_input", "session_not_found", "not_found", "no_capacity", "transition_not_allowed"}
@@ -34,13 +34,15 @@ class Gateway:
         with self.target.client("alice") as client:
             row = client.get(f"/v1/sessions/{self.session}").json()
             decisions = client.get(f"/v1/sessions/{self.session}/decisions").json()["decisions"]
-        begun = [one["kind"] for one in decisions if one["kind"] in ("migrate", "moved")]
+        begun = [one["kind"] for one in decisions if one["kind"] in ("migrate", "migrated")]
         return begun if row["target"] is None else [*begun, row["target"]]
 
     def ask(self, data: bytes) -> str:
         """Send `data`. Returns the code of the refusal."""
         reply = self.runner.run(
-            self._bus.client.request(MOVE_SESSION.request_subject(self._bus.user), data, timeout=PATIENCE_S)
+            self._bus.client.request(
+                MIGRATE_SESSION.request_subject(self._bus.user), data, timeout=PATIENCE_S
+            )
         )
         problem = (reply.headers or {}).get(ERROR_HEADER)
         assert problem is not None, data
@@ -60,7 +62,7 @@ def gateway(target: Target) -> Iterator[Gateway]:
 
 
 def attack(gateway: Gateway, examples: int) -> None:
-    schema = MOVE_SESSION.request.model_json_schema()
+    schema = MIGRATE_SESSION.request.model_json_schema()
     pids, seen = gateway.target.pids(), set[str]()
     names = {
         "session": [gateway.session, "ses_other"],

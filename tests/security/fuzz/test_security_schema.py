@@ -116,7 +116,7 @@ def test_all_operations_are_held(schema: Any) -> None:
 
 
 @pytest.mark.parametrize(("verb", "path"), OPERATIONS)
-def test_answers_are_as_told(target: Target, schema: Any, verb: str, path: str) -> None:
+def test_answers_are_as_configured(target: Target, schema: Any, verb: str, path: str) -> None:
     hold(target, schema[path][verb], GenerationMode.POSITIVE, 3)
 
 

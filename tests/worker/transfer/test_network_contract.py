@@ -18,7 +18,7 @@ from torch import Tensor
 from turboserve.bench.runtime.device.network import FabricFaults, MemoryNetwork, TransferFabric
 from turboserve.bench.runtime.loop import VirtualLoop
 from turboserve.worker.engine.errors import SnapshotRejectedError
-from turboserve.worker.engine.moving import Page
+from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.transfer.errors import (
     AuthenticationError,
     DeadlineExceededError,
@@ -36,7 +36,7 @@ from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.target import FetchedState, Target
 
-MODEL, SESSION, MOVE, TARGET = "0123456789abcdef", "ses_1", 7, "wrk_target"
+MODEL, SESSION, MIGRATION, TARGET = "0123456789abcdef", "ses_1", 7, "wrk_target"
 KEY = bytes(range(32))
 PAGES, SIZE = 4, 1_000
 LIMIT_S = 60.0
@@ -62,14 +62,14 @@ class Giver:
     def __post_init__(self) -> None:
         self.rests.set()
 
-    def key(self, session: str, move: int) -> bytes | None:
-        return KEY if (session, move) == (SESSION, MOVE) else None
+    def key(self, session: str, migration: int) -> bytes | None:
+        return KEY if (session, migration) == (SESSION, MIGRATION) else None
 
-    def check(self, session: str, move: int, target: str) -> None:
+    def check(self, session: str, migration: int, target: str) -> None:
         if target != TARGET:
             raise MigrationNotOfferedError(f"not to {target}")
 
-    def offer(self, session: str, move: int, target: str) -> bool:
+    def offer(self, session: str, migration: int, target: str) -> bool:
         self.said.append("offer")
         return self.quiesced
 
@@ -79,20 +79,20 @@ class Giver:
             raise self.harm
         return [Page(f"page/{n}", (content(n),), (n, False)) for n in range(PAGES)]
 
-    async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
+    async def rest(self, session: str, migration: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
         self.said.append("rest")
         await self.rests.wait()
         last = PAGES - 1
         pages = [Page(f"page/{n}", (content(n, changed=n == last),), (n, n == last)) for n in range(PAGES)]
         return {"session": session, "next_chunk": 4}, pages
 
-    async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
+    async def acknowledged(self, session: str, migration: int, next_chunk: int) -> None:
         assert next_chunk == 4
 
-    def sending_manifest(self, session: str, move: int) -> None:
+    def sending_manifest(self, session: str, migration: int) -> None:
         self.said.append("sending_manifest")
 
-    def over(self, session: str, move: int) -> None:
+    def over(self, session: str, migration: int) -> None:
         self.said.append("over")
 
 
@@ -126,8 +126,10 @@ class Pair:
     address: str
     fabric: TransferFabric | None
 
-    async def fetch(self, key: bytes = KEY, limit_s: float = LIMIT_S, move: int = MOVE) -> FetchedState:
-        return await self.target.fetch(SESSION, move, key, (self.address,), self.room, limit_s)
+    async def fetch(
+        self, key: bytes = KEY, limit_s: float = LIMIT_S, migration: int = MIGRATION
+    ) -> FetchedState:
+        return await self.target.fetch(SESSION, migration, key, (self.address,), self.room, limit_s)
 
     async def over(self) -> None:
         await self.until(lambda: self.provider.said[-1:] == ["over"])
@@ -231,7 +233,7 @@ def test_a_state_arrives_whole_and_only_what_changed_is_sent_twice(kind: Kind) -
         fetched = await pair.fetch()
         assert is_here(pair.room)
         assert (fetched.next_chunk, fetched.rounds) == (4, 2)
-        assert (fetched.bytes_moved, fetched.state_bytes) == ((PAGES + 1) * SIZE, PAGES * SIZE)
+        assert (fetched.bytes_copied, fetched.state_bytes) == ((PAGES + 1) * SIZE, PAGES * SIZE)
         await pair.over()
         assert pair.provider.said.count("sending_manifest") == 1
 
@@ -242,7 +244,7 @@ def test_a_state_at_rest_is_sent_once(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
         fetched = await pair.fetch()
         assert is_here(pair.room)
-        assert (fetched.rounds, fetched.bytes_moved) == (1, PAGES * SIZE)
+        assert (fetched.rounds, fetched.bytes_copied) == (1, PAGES * SIZE)
 
     kind.play(scenario, quiesced=True)
 
@@ -255,7 +257,7 @@ def test_one_state_after_the_other(kind: Kind) -> None:
     kind.play(scenario)
 
 
-def test_nobody_listens(kind: Kind) -> None:
+def test_no_listener(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
         pair.networks[0].close()
         await asyncio.sleep(0.1)
@@ -270,7 +272,7 @@ def test_a_target_with_another_key_is_not_admitted(kind: Kind) -> None:
         with pytest.raises(AuthenticationError):
             await pair.fetch(key=bytes(32))
         with pytest.raises(AuthenticationError):
-            await pair.fetch(move=MOVE + 1)
+            await pair.fetch(migration=MIGRATION + 1)
         assert pair.provider.said == []
 
     kind.play(scenario, patience_s=SHORT_S)

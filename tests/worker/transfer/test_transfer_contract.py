@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.worker.transfer import transfer_peer
-from tests.worker.transfer.transfer_peer import CHANGED, LAYERS, LONG_S, MOVE, SESSION, SLOTS
+from tests.worker.transfer.transfer_peer import CHANGED, LAYERS, LONG_S, MIGRATION, SESSION, SLOTS
 from turboserve.worker.transfer import nixl
 from turboserve.worker.transfer import source as source_role
 from turboserve.worker.transfer import target as target_role
@@ -136,8 +136,8 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     pair.end()
 
 
-def fetch(target: Peer, address: str, session: str = SESSION, move: int = MOVE) -> None:
-    target.say(("fetch", session, move, address))
+def fetch(target: Peer, address: str, session: str = SESSION, migration: int = MIGRATION) -> None:
+    target.say(("fetch", session, migration, address))
 
 
 def fetched(target: Peer) -> FetchedState:
@@ -161,7 +161,7 @@ def test_a_state_arrives_bit_for_bit_in_rounds_and_only_what_changed_is_sent_twi
     assert found.backend == pair.backend
     assert found.next_chunk == 4
     assert found.state_bytes == SLOTS * LAYERS * SIZE
-    assert found.bytes_moved == (SLOTS + CHANGED) * LAYERS * SIZE
+    assert found.bytes_copied == (SLOTS + CHANGED) * LAYERS * SIZE
     assert found.rounds == 2
 
 
@@ -181,7 +181,7 @@ def test_a_session_at_rest_goes_in_one_round(pair: Pair) -> None:
     (_, address), target = pair.source(quiesced=True), pair.target()
     fetch(target, address)
     found = fetched(target)
-    assert (found.rounds, found.bytes_moved) == (1, found.state_bytes)
+    assert (found.rounds, found.bytes_copied) == (1, found.state_bytes)
 
 
 def test_large_pages_go_in_pieces(pair: Pair) -> None:
@@ -316,7 +316,7 @@ def test_pages_of_another_layout_are_refused(pair: Pair) -> None:
     source.until(links=0, files=1_000)
 
 
-def test_another_model_is_refused_before_anything_is_moved(pair: Pair) -> None:
+def test_another_model_is_refused_before_anything_is_copied(pair: Pair) -> None:
     (source, address), target = pair.source(), pair.target(model="f" * 16)
     fetch(target, address)
     assert failed(target) == "wrong_layout"
@@ -324,22 +324,24 @@ def test_another_model_is_refused_before_anything_is_moved(pair: Pair) -> None:
     assert source.hear()[0] == 0
 
 
-@pytest.mark.parametrize(("session", "move"), [("ses_2", MOVE), (SESSION, MOVE + 1)])
-def test_a_session_or_move_that_the_row_does_not_name_is_refused(pair: Pair, session: str, move: int) -> None:
+@pytest.mark.parametrize(("session", "migration"), [("ses_2", MIGRATION), (SESSION, MIGRATION + 1)])
+def test_a_session_or_migration_that_the_row_does_not_name_is_refused(
+    pair: Pair, session: str, migration: int
+) -> None:
     (_, address), target = pair.source(), pair.target(deadline_s=5.0)
-    fetch(target, address, session, move)
+    fetch(target, address, session, migration)
     target.say("time passes")
     assert failed(target) == "not_authenticated"
 
 
-def test_nobody_at_the_address_is_an_error(pair: Pair) -> None:
+def test_an_unused_address_is_an_error(pair: Pair) -> None:
     target = pair.target(deadline_s=1.0)
     fetch(target, "tcp://127.0.0.1:1")
     target.say("time passes")
     assert failed(target) == "peer_lost"
 
 
-def test_nobody_is_asked_for_as_long_as_a_large_copy_may_take(pair: Pair) -> None:
+def test_connecting_has_a_shorter_limit_than_a_large_copy(pair: Pair) -> None:
     target = pair.target(deadline_s=3_600.0, patience_s=1.0)
     fetch(target, "tcp://127.0.0.1:1")
     target.say("time passes")

@@ -48,7 +48,7 @@ async def channels() -> AsyncIterator[tuple[Channel, Channel]]:
     server.close()
 
 
-async def nobody_connects() -> None:
+async def connection_to_a_full_queue() -> None:
     async with asyncio.timeout(PATIENCE_S):
         while any(thread.name == "transfer-connect" for thread in threading.enumerate()):
             await asyncio.sleep(0.05)
@@ -107,7 +107,7 @@ async def test_a_peer_that_stands_still_while_a_link_is_made_costs_an_error_and_
     )
     with pytest.raises((PeerLostError, DeadlineExceededError)):
         await rendezvous.exchange(silent, store, making, Deadline(PATIENCE_S))
-    await nobody_connects()
+    await connection_to_a_full_queue()
 
 
 async def test_a_link_that_stands_on_one_side_alone_is_none(channels: tuple[Channel, Channel]) -> None:

@@ -32,7 +32,7 @@ def test_what_was_measured_takes_the_place_of_what_was_assumed_and_the_slowest_c
     assert pace.limit_s("far", GB) == 20.0 + SLACK * 500
 
 
-def test_after_a_failure_nobody_believes_that_the_way_is_fast_and_its_limit_never_falls() -> None:
+def test_after_a_failure_the_rate_is_not_trusted_and_the_limit_never_falls() -> None:
     pace = CopyRate(LIMITS)
     pace.took("fast", GB, 0.1)
     pace.took("slow", GB, 0.1)
@@ -66,5 +66,5 @@ def test_nothing_is_learnt_from_nothing_and_hosts_that_went_are_forgotten() -> N
         ((), ""),
     ],
 )
-def test_an_address_that_nobody_can_read_names_no_host(sources: tuple[str, ...], host: str) -> None:
+def test_an_invalid_address_names_no_host(sources: tuple[str, ...], host: str) -> None:
     assert host_of(sources) == host

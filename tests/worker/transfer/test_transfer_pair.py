@@ -52,7 +52,7 @@ def send(link: pair.GlooLink, data: Tensor) -> int:
     return link.transfer("ses_1", LocalPages([[data]]), RemotePages(), range(1), Deadline(PATIENCE_S))
 
 
-def test_nobody_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_held(
+def test_no_thread_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_held(
     links: tuple[pair.GlooLink, pair.GlooLink],
     threads: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
@@ -94,6 +94,6 @@ def test_an_end_with_another_key_is_not_the_peer(threads: ThreadPoolExecutor) ->
         made(threads, ENDS, stranger)
 
 
-def test_one_end_cannot_be_told_its_own_proof(threads: ThreadPoolExecutor) -> None:
+def test_a_reflected_proof_is_refused(threads: ThreadPoolExecutor) -> None:
     proofs = {link_proof(ENDS.key, name, role) for name in ("link", "other") for role in pair.ROLES}
     assert len(proofs) == 4

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from tests.worker.transfer.transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET
-from turboserve.worker.engine.moving import SOURCES_AT_ONCE, Page
+from tests.worker.transfer.transfer_peer import KEY, MIGRATION, MODEL, SESSION, TARGET
+from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page
 from turboserve.worker.transfer import handshake, shm
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
@@ -34,15 +34,15 @@ class Giver:
         self.said: list[str] = []
         self.harm: Exception | None = None
 
-    def key(self, session: str, move: int) -> bytes | None:
+    def key(self, session: str, migration: int) -> bytes | None:
         return KEY
 
-    def check(self, session: str, move: int, target: str) -> None:
+    def check(self, session: str, migration: int, target: str) -> None:
         self.said.append("check")
         if self.harm is not None:
             raise self.harm
 
-    def offer(self, session: str, move: int, target: str) -> bool:
+    def offer(self, session: str, migration: int, target: str) -> bool:
         self.said.append("offer")
         return False
 
@@ -51,16 +51,16 @@ class Giver:
         await asyncio.Event().wait()
         return []
 
-    async def rest(self, session: str, move: int) -> Any:
+    async def rest(self, session: str, migration: int) -> Any:
         raise NotImplementedError
 
-    async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
+    async def acknowledged(self, session: str, migration: int, next_chunk: int) -> None:
         raise NotImplementedError
 
-    def sending_manifest(self, session: str, move: int) -> None:
+    def sending_manifest(self, session: str, migration: int) -> None:
         raise NotImplementedError
 
-    def over(self, session: str, move: int) -> None:
+    def over(self, session: str, migration: int) -> None:
         self.said.append("over")
 
 
@@ -83,7 +83,7 @@ async def hello(provider: Giver) -> AsyncIterator[Say]:
     async def say(session: str = SESSION) -> Channel:
         channel = Channel(*await asyncio.open_connection("127.0.0.1", port))
         channels.append(channel)
-        opened = Open(session=session, move=MOVE, worker=TARGET, nonce=handshake.new_nonce())
+        opened = Open(session=session, migration=MIGRATION, worker=TARGET, nonce=handshake.new_nonce())
         await handshake.authenticate(channel, opened, KEY, PATIENCE_S)
         await channel.send(HELLO, PATIENCE_S)
         return channel
@@ -107,9 +107,7 @@ async def until(provider: Giver, said: list[str]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_whoever_is_refused_takes_nothing_from_the_one_being_served(
-    provider: Giver, hello: Say
-) -> None:
+async def test_a_refused_client_takes_nothing_from_the_one_being_served(provider: Giver, hello: Say) -> None:
     await hello()
     await until(provider, ["check", "offer", "pages"])
     provider.harm = MigrationNotOfferedError("not this one")
@@ -182,14 +180,14 @@ async def test_so_does_one_that_is_still_busy_when_all_has_been_taken() -> None:
     assert said == ["wait", "wait"]
 
 
-async def test_what_nobody_thought_of_is_refused_too(provider: Giver, hello: Say) -> None:
+async def test_unexpected_messages_are_refused_too(provider: Giver, hello: Say) -> None:
     provider.harm = RuntimeError("a bug")
     answer = await heard(await hello())
     assert (answer.type, answer.code) == ("refuse", "transfer_error")
     assert "a bug" in answer.detail
 
 
-async def test_a_warm_link_that_went_meanwhile_is_no_reason_to_give_the_move_up() -> None:
+async def test_a_warm_link_that_went_meanwhile_is_no_reason_to_give_the_migration_up() -> None:
     """Others had displaced it from the warm links between the target's hello and the source's answer."""
     links = Links(["shm"], torch.device("cpu"), MODEL)
     welcome = Welcome(backend="shm", link="gone", warm=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.errors import SnapshotRejectedError
-from turboserve.worker.engine.moving import Page
+from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import MigrationNotOfferedError, TransferError
 from turboserve.worker.transfer.link import Link, LocalPages, RemotePages
@@ -30,7 +30,7 @@ from turboserve.worker.transfer.target import Target
 
 MODEL = "0123456789abcdef"
 LAYERS, SLOTS, CHANGED = 3, 8, 2
-SESSION, MOVE, TARGET = "ses_1", 7, "wrk_target"
+SESSION, MIGRATION, TARGET = "ses_1", 7, "wrk_target"
 STEPS = ("pages", "rest", "acknowledged", "sending_manifest")
 LONG_S = 1_000.0
 KEY = bytes(range(32))
@@ -100,15 +100,17 @@ class Giver:
         self._restless = restless
         self.overs = self._reads = 0
 
-    def key(self, session: str, move: int) -> bytes | None:
-        return KEY if (session, move) == (SESSION, MOVE) else None
+    def key(self, session: str, migration: int) -> bytes | None:
+        return KEY if (session, migration) == (SESSION, MIGRATION) else None
 
-    def check(self, session: str, move: int, target: str) -> None:
-        if (session, move, target) != (SESSION, MOVE, TARGET):
-            raise MigrationNotOfferedError(f"session {session}: no move {move} to {target} is known here")
+    def check(self, session: str, migration: int, target: str) -> None:
+        if (session, migration, target) != (SESSION, MIGRATION, TARGET):
+            raise MigrationNotOfferedError(
+                f"session {session}: no migration {migration} to {target} is known here"
+            )
 
-    def offer(self, session: str, move: int, target: str) -> bool:
-        self.check(session, move, target)
+    def offer(self, session: str, migration: int, target: str) -> bool:
+        self.check(session, migration, target)
         return self.quiesced
 
     async def pages(self, session: str) -> Sequence[Page]:
@@ -116,18 +118,18 @@ class Giver:
         self._reads += self._restless
         return [dataclasses.replace(page, stamp=(page.stamp, self._reads)) for page in self.state.bulk]
 
-    async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
+    async def rest(self, session: str, migration: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
         await self.steps.at("rest")
         pages = [dataclasses.replace(page, stamp=(page.stamp, self._reads)) for page in self.state.final]
         return {"session": session, "next_chunk": 4}, pages
 
-    async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
+    async def acknowledged(self, session: str, migration: int, next_chunk: int) -> None:
         await self.steps.at("acknowledged")
 
-    def sending_manifest(self, session: str, move: int) -> None:
+    def sending_manifest(self, session: str, migration: int) -> None:
         """Do nothing: the step is the previous one."""
 
-    def over(self, session: str, move: int) -> None:
+    def over(self, session: str, migration: int) -> None:
         self.overs += 1
 
 
@@ -162,7 +164,7 @@ class Room:
 
 def harmed(link: Link, harm: str | None, clock: HeldClock) -> Link:
     """Return a link that loses or changes data. With a single fault, that fault takes `LONG_S`."""
-    move = link.transfer
+    send = link.transfer
 
     def transfer(
         session: str,
@@ -173,11 +175,11 @@ def harmed(link: Link, harm: str | None, clock: HeldClock) -> Link:
     ) -> int:
         if harm == "truncate" and isinstance(source, LocalPages):
             source = LocalPages([[part[: part.numel() // 2] for part in page] for page in source.pages])
-        moved = move(session, source, target, pages, deadline)
+        copied = send(session, source, target, pages, deadline)
         if harm in ("flip", "flip once") and isinstance(target, LocalPages):
             target.pages[0][0][5] ^= 4
             clock.advance(LONG_S if harm == "flip once" else 0.0)
-        return moved
+        return copied
 
     offer = link.offer
 
@@ -268,10 +270,10 @@ async def _target(
     target = Target(TARGET, links, patience_s, now=clock)
     task: asyncio.Task[None] | None = None
 
-    async def fetch(session: str, move: int, address: str) -> None:
+    async def fetch(session: str, migration: int, address: str) -> None:
         room = Room(size)
         try:
-            fetched = await target.fetch(session, move, key, [address], room, deadline_s)
+            fetched = await target.fetch(session, migration, key, [address], room, deadline_s)
         except TransferError as error:
             pipe.send(("error", error.code, str(error)))
         except asyncio.CancelledError:
@@ -283,9 +285,9 @@ async def _target(
         while not pipe.poll():
             await asyncio.sleep(0.01)
         match pipe.recv():
-            case ("fetch", session, move, address):
+            case ("fetch", session, migration, address):
                 clock.hold()
-                task = asyncio.create_task(fetch(session, move, address))
+                task = asyncio.create_task(fetch(session, migration, address))
             case "time passes":
                 clock.release()
             case "cancel":

@@ -22,7 +22,7 @@ from turboserve.scheduler.messages import (
     SessionChanged,
     Tick,
 )
-from turboserve.scheduler.placement import MinMax, NeverMoves
+from turboserve.scheduler.placement import MinMax, NeverMigrates
 from turboserve.scheduler.policy import Policy
 
 
@@ -99,7 +99,7 @@ def agreement(trace: WorkloadTrace, workers: int, plant: Plant) -> dict[str, Any
     After every step, compares the assignment of sessions and the feedback (ρ_max, N_req, waiting, capacity).
     """
     whole = WholeScheduler(workers, plant)
-    fleet = Fleet(plant, NeverMoves())
+    fleet = Fleet(plant, NeverMigrates())
     fleet.resize(workers, 0.0, ready=True)
     steps = same_place = same_feedback = 0
     for step in trace.steps:

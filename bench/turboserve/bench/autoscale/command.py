@@ -103,10 +103,10 @@ def oscillation() -> dict[str, Any]:
 
 DEFINITIONS = {
     "cost_worker_s": "seconds of workers from launch to release: starting and draining ones too",
-    "latency": "L(n) = 133.6 ms × n sessions on the worker, K = 5; after a move 24 ms more for one chunk",
-    "late_chunks": "activations whose first chunk, the wait for a slot included, and moved sessions' next "
+    "latency": "L(n) = 133.6 ms × n sessions on the worker, K = 5; one chunk after a migration: 24 ms more",
+    "late_chunks": "activations whose first chunk, the wait for a slot included, and migrated sessions' next "
     "chunks, that came after 670 ms",
-    "worst_served_ms": "worst L(n) of sessions on a worker, without waits and moves: what the paper reports",
+    "worst_served_ms": "worst L(n) of sessions on a worker without waits and migrations, as in the paper",
     "start_up_s": "from the decision to a worker that serves; 10 s unless said otherwise",
     "windowed oracle": "same controller, limits, cool-downs and start-up, paid for alike; the cheapest ρ̂ for "
     "each window of 30 s with no late chunk, future known",

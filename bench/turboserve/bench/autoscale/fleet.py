@@ -11,14 +11,14 @@ from turboserve.bench.autoscale.plant import Plant
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.demands import Demand
+from turboserve.scheduler.placement.migrations import Migration, MigrationKind, Rebalancer
 from turboserve.scheduler.placement.minmax import MinMax
-from turboserve.scheduler.placement.moves import Move, MoveKind, Rebalancer
 from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
 from turboserve.scheduler.placement.states import SessionState, WorkerState
 
 MODEL = "m"
 STATE_BYTES = 0
-"""Bytes of a session's state. A migration costs the plant's `move_s`, which is α of the links."""
+"""Bytes of a session's state. A migration costs the plant's `migration_s`, which is α of the links."""
 REST_S = 2.0
 """Time after a migration in which the session is not migrated again for balance."""
 
@@ -125,24 +125,26 @@ class Fleet:
                 self.outcome.waited += 1
             self._chunk(self._latency[len(self.cluster.entries[choice.worker].here)], waited_s)
 
-    def rebalance(self, now: float) -> list[Move]:
+    def rebalance(self, now: float) -> list[Migration]:
         """Begin the migrations that the scheduler's rebalancer proposes."""
-        moves = self._rebalancer.propose(self.cluster, now)
-        for move in moves:
-            self.cluster.put_session(replace(self.cluster.sessions[move.session], target=move.target))
-        return moves
+        migrations = self._rebalancer.propose(self.cluster, now)
+        for migration in migrations:
+            self.cluster.put_session(
+                replace(self.cluster.sessions[migration.session], target=migration.target)
+            )
+        return migrations
 
-    def commit(self, move: Move, now: float) -> None:
+    def commit(self, migration: Migration, now: float) -> None:
         """Commit a migration, because its state has arrived."""
-        state = self.cluster.sessions.get(move.session)
-        if state is None or state.target != move.target or state.worker != move.source:
+        state = self.cluster.sessions.get(migration.session)
+        if state is None or state.target != migration.target or state.worker != migration.source:
             return
-        self.outcome.moves += 1
-        rests = now + REST_S if move.kind is not MoveKind.DRAIN else state.rests_until
-        self.cluster.put_session(replace(state, worker=move.target, target=None, rests_until=rests))
+        self.outcome.migrations += 1
+        rests = now + REST_S if migration.kind is not MigrationKind.DRAIN else state.rests_until
+        self.cluster.put_session(replace(state, worker=migration.target, target=None, rests_until=rests))
         if not state.suspended:
-            sessions = len(self.cluster.entries[move.target].here)
-            self._chunk(self.plant.move_s + self._latency[sessions])
+            sessions = len(self.cluster.entries[migration.target].here)
+            self._chunk(self.plant.migration_s + self._latency[sessions])
         self._release_empty()
 
     def _gave_up(self, waited_s: float) -> None:

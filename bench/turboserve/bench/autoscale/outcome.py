@@ -28,7 +28,7 @@ class ScalingOutcome:
     """Late chunks: first chunks of activations, wait included, and next chunks after migrations."""
     late_since: list[float] = field(default_factory=list)
     """Time at which each of the late sessions became active or had migrated."""
-    moves: int = 0
+    migrations: int = 0
     actions: list[tuple[float, int, int]] = field(default_factory=list)
     """(time, workers before, workers after) for every change of the target."""
     sizes: list[tuple[float, int]] = field(default_factory=list)
@@ -63,6 +63,6 @@ class ScalingOutcome:
             "activations": self.placed,
             "waited": self.waited,
             "wait_session_s": round(self.wait_s, 2),
-            "moves": self.moves,
+            "moves": self.migrations,
             "actions": len(self.actions),
         }

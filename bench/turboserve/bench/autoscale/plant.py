@@ -23,7 +23,7 @@ class Plant:
 
     Chunks come back to back: a session on a worker with n sessions makes one every L(n). A session that
     migrates runs at its source meanwhile, because the copy overlaps with chunks, and its next chunk takes
-    `move_s` more.
+    `migration_s` more.
     """
 
     capacity: int = 5
@@ -31,7 +31,7 @@ class Plant:
     most: int = 16
     start_up_s: float = 10.0
     """Time from the decision to a worker that serves; it is paid for."""
-    move_s: float = 0.024
+    migration_s: float = 0.024
     """Additional time of the chunk after a migration. Table 4: 23 to 30 ms."""
     target_s: float = 0.670
     """Maximum latency of a chunk that is not late."""

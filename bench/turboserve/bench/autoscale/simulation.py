@@ -18,7 +18,7 @@ from turboserve.bench.autoscale.outcome import ScalingOutcome
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.sizers import Sizer
 from turboserve.bench.autoscale.trace import Step, WorkloadTrace
-from turboserve.scheduler.placement.moves import Move, Rebalancer
+from turboserve.scheduler.placement.migrations import Migration, Rebalancer
 
 TICK_S = 1.0
 
@@ -88,8 +88,8 @@ class Simulation:
         self.fleet.ready(worker)
         self._decide()
 
-    def _moved(self, move: Move) -> None:
-        self.fleet.commit(move, self.now)
+    def _migrated(self, migration: Migration) -> None:
+        self.fleet.commit(migration, self.now)
         self._decide()
 
     def _decide(self) -> None:
@@ -109,8 +109,8 @@ class Simulation:
 
     def _schedule(self) -> None:
         self.fleet.place(self.now)
-        for move in self.fleet.rebalance(self.now):
-            self._at(self.now + self.plant.move_s, partial(self._moved, move))
+        for migration in self.fleet.rebalance(self.now):
+            self._at(self.now + self.plant.migration_s, partial(self._migrated, migration))
 
     def _at(self, time: float, act: Callable[[], None]) -> None:
         self._order += 1

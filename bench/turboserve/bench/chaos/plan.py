@@ -100,7 +100,7 @@ class UserActionKind(StrEnum):
     PROMPT = "prompt"
     PAUSE = "pause"
     """Pause, and resume after `UserAction.seconds`."""
-    MOVE = "move"
+    MIGRATE = "move"
     CUT = "cut"
     """The viewer's connection breaks."""
 

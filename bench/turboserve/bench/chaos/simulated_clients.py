@@ -64,7 +64,7 @@ class SimulatedClient:
         match action.kind:
             case UserActionKind.PROMPT:
                 await self.viewer.submit(prompts(self.number + int(action.at_s))[1])
-            case UserActionKind.MOVE:
+            case UserActionKind.MIGRATE:
                 path = f"/v1/sessions/{self.viewer.session}/migrate"
                 await request(self.viewer.api, "POST", path)
             case UserActionKind.CUT:

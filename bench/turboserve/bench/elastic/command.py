@@ -117,7 +117,7 @@ def _report(
         "chunks_repeated": sum(viewer.player.repeated for viewer in ramp.viewers),
         "stalls": sum(viewer.player.stalls for viewer in ramp.viewers),
         "stall_s": round(sum(viewer.player.stall_s for viewer in ramp.viewers), 3),
-        "moves": ramp.moves(),
+        "moves": ramp.migrations(),
         "scale_out_s": {
             name: _figures([one[f"{name}_s"] for one in outs])
             for name in ("launch", "start_up", "ready", "first_chunk")

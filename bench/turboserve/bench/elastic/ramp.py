@@ -81,7 +81,7 @@ class Ramp:
                 )
         return found
 
-    def moves(self) -> int:
+    def migrations(self) -> int:
         """Count the changes of worker of playing sessions."""
         return sum(
             before.worker != after.worker

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from turboserve.worker.engine.budget import MemoryBudget, plan
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.events import ChunkReady, SessionFailed
-from turboserve.worker.engine.moving import SOURCES_AT_ONCE, Page
 from turboserve.worker.engine.spec import Control, EngineOptions, SessionSpec
+from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page
 
 PROMPTS = ("a red circle moving left on black", "a blue square on white")
 

@@ -42,8 +42,10 @@ SEED = 7
 
 
 def run(
-    moves: Annotated[int, typer.Option(min=1, max=100, help="Moves of each session.")] = 6,
-    backends: Annotated[str, typer.Option(help="Ways to move state, joined by commas.")] = "gloo,nixl",
+    migrations: Annotated[
+        int, typer.Option("--moves", min=1, max=100, help="Migrations of each session.")
+    ] = 6,
+    backends: Annotated[str, typer.Option(help="Ways to copy state, joined by commas.")] = "gloo,nixl",
     padded_bytes: Annotated[
         int, typer.Option(min=0, help="Size of the large state; 0: only toyworld's own.")
     ] = 1 << 30,
@@ -61,8 +63,8 @@ def run(
     for state, pad_bytes in (("toyworld", 0), ("padded", padded_bytes)):
         if state == "padded" and not pad_bytes:
             continue
-        found[state] = {name: _measure(name, moves, pad_bytes) for name in chosen}
-    return {"moves": moves, "padded_bytes": padded_bytes, "states": found}
+        found[state] = {name: _measure(name, migrations, pad_bytes) for name in chosen}
+    return {"moves": migrations, "padded_bytes": padded_bytes, "states": found}
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -75,7 +77,7 @@ def table(result: Mapping[str, Any]) -> Table:
         "of a chunk",
         "viewer's ms",
         "state MB",
-        "moved MB",
+        "copied MB",
         "Gbit/s",
         "same video",
         box=box.SIMPLE,
@@ -97,7 +99,7 @@ def table(result: Mapping[str, Any]) -> Table:
     return shown
 
 
-def _measure(backend: str, moves: int, pad_bytes: int) -> dict[str, Any]:
+def _measure(backend: str, migrations: int, pad_bytes: int) -> dict[str, Any]:
     environment = {
         "TURBOSERVE_TRANSFER_BACKENDS": f'["{backend}"]',
         "TURBOSERVE_REQUEST_DEADLINE_S": "30",
@@ -110,21 +112,21 @@ def _measure(backend: str, moves: int, pad_bytes: int) -> dict[str, Any]:
         tempfile.TemporaryDirectory(prefix="turboserve-bench-") as folder,
         processes(Path(folder) / "data", environment) as started,
     ):
-        return asyncio.run(_on(started, moves))
+        return asyncio.run(_on(started, migrations))
 
 
-async def _on(started: Processes, moves: int) -> dict[str, Any]:
+async def _on(started: Processes, migrations: int) -> dict[str, Any]:
     async with connected(started) as on:
-        return await _moved(on, moves)
+        return await _migrated(on, migrations)
 
 
-async def _moved(on: MigrationStack, moves: int) -> dict[str, Any]:
+async def _migrated(on: MigrationStack, migrations: int) -> dict[str, Any]:
     play = WatchedSession(on)
     await play.begin(WORKERS[0], SEED)
     reports = []
     await play.until(SETTLED + PAUSE_CHUNKS)
-    for _ in range(moves):
-        report = await play.move()
+    for _ in range(migrations):
+        report = await play.migrate()
         reports.append(report)
         await play.until(max(len(play.chunks), report.next_chunk) + PAUSE_CHUNKS)
     count = len(play.chunks)
@@ -137,7 +139,7 @@ async def _moved(on: MigrationStack, moves: int) -> dict[str, Any]:
     extra = stalls(late, [report.next_chunk for report in reports])
     chunk_s = statistics.median(chunk.header.compute_s for chunk in play.chunks.values())
     seconds = sum(on.metric(worker, SECONDS) for worker in WORKERS)
-    moved = sum(on.metric(worker, BYTES) for worker in WORKERS)
+    copied = sum(on.metric(worker, BYTES) for worker in WORKERS)
     return {
         "stall_s": {
             "p50": percentile(extra, 0.5),
@@ -155,10 +157,10 @@ async def _moved(on: MigrationStack, moves: int) -> dict[str, Any]:
             "p50": percentile(list(late.values()), 0.5),
             "p95": percentile(list(late.values()), 0.95),
         },
-        "bytes_moved": statistics.median(report.bytes_moved for report in reports),
+        "bytes_moved": statistics.median(report.bytes_copied for report in reports),
         "state_bytes": statistics.median(report.state_bytes for report in reports),
         "move_s": statistics.median(report.seconds for report in reports),
-        "transfer_gbps": 8e-9 * moved / seconds if seconds else 0.0,
+        "transfer_gbps": 8e-9 * copied / seconds if seconds else 0.0,
         "frames_identical": all(
             play.chunks[index].data == stayed.chunks[index].data for index in range(count)
         ),

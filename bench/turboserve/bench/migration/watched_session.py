@@ -15,20 +15,20 @@ from turboserve.bench.report import BenchError
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import ConflictError, UnavailableError
 from turboserve.contracts.requests import (
-    BeginMove,
-    CommitMove,
+    BeginMigration,
+    CommitMigration,
     CreateSession,
     EndSession,
     PlaceSession,
     SessionRef,
 )
 from turboserve.contracts.sessions import Decision, SessionRecord
-from turboserve.contracts.workers import MoveReport, MoveStage, Playhead
+from turboserve.contracts.workers import MigrationReport, MigrationStage, Playhead
 from turboserve.ids import new_id
 from turboserve.subjects import (
-    BEGIN_MOVE,
+    BEGIN_MIGRATION,
     CHUNK,
-    COMMIT_MOVE,
+    COMMIT_MIGRATION,
     CREATE_SESSION,
     END_SESSION,
     GET_SESSION,
@@ -105,28 +105,28 @@ class WatchedSession:
                 raise BenchError(f"{len(self.chunks)} of {count} chunks within {LIMIT_S:g} s")
             await asyncio.sleep(0.02)
 
-    async def move(self) -> MoveReport:
+    async def migrate(self) -> MigrationReport:
         """Migrate to the other worker, as the scheduler would."""
         record = await self.record()
         target = WORKERS[1] if record.worker == WORKERS[0] else WORKERS[0]
         decision = Decision(
             session=self.session, epoch=record.epoch, worker=target, kind="migrate", reason="bench"
         )
-        begin = BeginMove(
+        begin = BeginMigration(
             session=self.session, expected_version=record.version, target=target, decision=decision
         )
         try:
-            row = await self._ask(BEGIN_MOVE, begin)
+            row = await self._ask(BEGIN_MIGRATION, begin)
         except ConflictError:
             # An attempt without an answer may have taken effect: the row decides.
             row = await self.record()
-        assert row.move is not None
-        report = await self._verified(target, row.move)
+        assert row.migration is not None
+        report = await self._verified(target, row.migration)
         await self._ask(
-            COMMIT_MOVE,
-            CommitMove(
+            COMMIT_MIGRATION,
+            CommitMigration(
                 session=self.session,
-                move=row.move,
+                migration=row.migration,
                 target=target,
                 next_chunk=report.next_chunk,
                 digest=report.digest,
@@ -153,17 +153,17 @@ class WatchedSession:
                     raise
                 await asyncio.sleep(0.5)
 
-    async def _verified(self, target: str, move: int) -> MoveReport:
+    async def _verified(self, target: str, migration: int) -> MigrationReport:
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
-            for report in self.stage.loads[target].moves:
-                if (report.session, report.move) == (self.session, move):
-                    if report.stage is MoveStage.VERIFIED:
+            for report in self.stage.loads[target].migrations:
+                if (report.session, report.migration) == (self.session, migration):
+                    if report.stage is MigrationStage.VERIFIED:
                         return report
-                    if report.stage is MoveStage.FAILED:
-                        raise BenchError(f"a move failed: {report.reason}")
+                    if report.stage is MigrationStage.FAILED:
+                        raise BenchError(f"a migration failed: {report.reason}")
             await asyncio.sleep(0.001)
-        raise BenchError(f"a move was not verified within {LIMIT_S:g} s")
+        raise BenchError(f"a migration was not verified within {LIMIT_S:g} s")
 
     async def _watch(self) -> None:
         while True:
@@ -188,8 +188,8 @@ def keeps_up(lateness: dict[int, float], chunk_s: float) -> bool:
     return late[int(0.9 * (len(late) - 1))] < chunk_s
 
 
-def stalls(lateness: dict[int, float], moved: list[int]) -> list[float]:
+def stalls(lateness: dict[int, float], migrated: list[int]) -> list[float]:
     """Return the delay of the first chunk after each migration beyond the median of untouched chunks."""
-    touched = {index + after for index in moved for after in (0, 1)}
+    touched = {index + after for index in migrated for after in (0, 1)}
     usual = statistics.median(late for index, late in lateness.items() if index not in touched)
-    return [max(0.0, lateness[index] - usual) for index in moved if index in lateness]
+    return [max(0.0, lateness[index] - usual) for index in migrated if index in lateness]

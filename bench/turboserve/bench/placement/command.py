@@ -17,7 +17,7 @@ from turboserve.scheduler.placement import (
     Assigner,
     MinMax,
     MinMaxRebalancer,
-    NeverMoves,
+    NeverMigrates,
     Rebalancer,
     Weights,
 )
@@ -41,29 +41,29 @@ def run(
     eta = rebalancer.weights.eta
     seeds = range(seed, seed + instances)
     ours, strict = (
-        gap(seeds, MinMax(mover), mover, eta)
-        for mover in (
-            MinMaxRebalancer(Weights(moves_at_once=1000, spreads=spreads)) for spreads in (True, False)
+        gap(seeds, MinMax(rebalancer), rebalancer, eta)
+        for rebalancer in (
+            MinMaxRebalancer(Weights(migrations_at_once=1000, spreads=spreads)) for spreads in (True, False)
         )
     )
     return {
         "definitions": {
-            "decision": "the event put into the index, the session assigned, moves proposed and put there",
+            "decision": "the event put into the index, the session assigned, migrations proposed and applied",
             "decision_s": "processor time of the deciding thread",
             "decision_wall_s": "by the clock: with whatever else the machine does meanwhile",
             "rebalance": "a worker joins, or one is to be emptied",
-            "oracle_gap_percent": f"of L + {eta:g} * sum of move costs, over the exhaustive oracle's",
-            "oracle_gap_objective_only_percent": "the same without moves beyond that objective (spreads)",
+            "oracle_gap_percent": f"of L + {eta:g} * sum of migration costs, over the exhaustive oracle's",
+            "oracle_gap_objective_only_percent": "without migrations beyond that objective (spreads)",
         },
         "scene": {"slots": SLOTS, "load": LOAD, "profile_noise": NOISE, "instances": instances},
         "decision_s": {event: by_workers(samples, event, "cpu_s") for event in EVENTS},
         "decision_wall_s": {event: by_workers(samples, event, "wall_s") for event in EVENTS},
-        "moves": {event: {str(n): s.moves[event] for n, s in samples.items()} for event in EVENTS},
+        "moves": {event: {str(n): s.migrations[event] for n, s in samples.items()} for event in EVENTS},
         "oracle_gap_percent": ours,
         "oracle_gap_objective_only_percent": strict,
         "baselines": {
             name if name != "min-max" else "min-max, no moves": {
-                "oracle_gap_percent": gap(seeds, PLACEMENTS.make(name), NeverMoves(), eta)
+                "oracle_gap_percent": gap(seeds, PLACEMENTS.make(name), NeverMigrates(), eta)
             }
             for name in PLACEMENTS.names
         },
@@ -85,13 +85,14 @@ def by_workers(samples: Mapping[int, Samples], event: str, clock: str) -> dict[s
 
 
 def gap(seeds: range, assigner: Assigner, rebalancer: Rebalancer, eta: float) -> dict[str, float]:
-    """Return the mean and worst gap over the instances, the share of optima, and the moves per instance."""
-    percent, moves = gaps_percent(seeds, assigner, rebalancer, eta)
+    """Return the mean and worst gap over the instances, the share of optima, and the migrations per
+    instance."""
+    percent, migrations = gaps_percent(seeds, assigner, rebalancer, eta)
     return {
         "mean": sum(percent) / len(percent),
         "max": max(percent),
         "optimal_share": sum(p < 1e-6 for p in percent) / len(percent),
-        "moves": moves / len(percent),
+        "moves": migrations / len(percent),
     }
 
 

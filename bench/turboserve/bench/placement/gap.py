@@ -39,7 +39,7 @@ class PlacementOutcome:
     """L at the end."""
     cost_s: float
     """Sum of κ."""
-    moves: int
+    migrations: int
 
 
 def instance(seed: int) -> Instance:
@@ -76,29 +76,29 @@ def decide(
         cluster.put_session(replace(session, worker=choice.worker))
     cost_s, made = 0.0, 0
     for _ in range(100):
-        moves = rebalancer.propose(cluster, 0.0)
-        if not moves:
+        migrations = rebalancer.propose(cluster, 0.0)
+        if not migrations:
             return PlacementOutcome(cluster.pool(MODEL).bottleneck_s, cost_s, made), cluster
-        for move in moves:
-            session = cluster.sessions[move.session]
-            source, target = cluster.entries[move.source], cluster.entries[move.target]
+        for migration in migrations:
+            session = cluster.sessions[migration.session]
+            source, target = cluster.entries[migration.source], cluster.entries[migration.target]
             kind = kind_between(source.state.host, target.state.host)
             cost_s += links.seconds(kind, session.state_bytes)
             made += 1
-            cluster.put_session(replace(session, worker=move.target))
-    raise RuntimeError("moves without end")
+            cluster.put_session(replace(session, worker=migration.target))
+    raise RuntimeError("migrations without end")
 
 
 def gaps_percent(
     seeds: Sequence[int], assigner: Assigner, rebalancer: Rebalancer, eta: float
 ) -> tuple[list[float], int]:
-    """Return, per seed, (L + η Σ κ) over the oracle's, minus one, in percent; and the moves made."""
+    """Return, per seed, (L + η Σ κ) over the oracle's, minus one, in percent; and the migrations made."""
     links = Links()
-    found, moves = [], 0
+    found, migrations = [], 0
     for seed in seeds:
         given = instance(seed)
         best = optimum(given.workers, given.sessions + given.arriving, links, eta)
         outcome, _ = decide(given, assigner, rebalancer, links)
         found.append(100.0 * ((outcome.latency_s + eta * outcome.cost_s) / best.objective_s - 1.0))
-        moves += outcome.moves
-    return found, moves
+        migrations += outcome.migrations
+    return found, migrations

@@ -33,8 +33,8 @@ def optimum(
     rebalancer but L(n) and κ.
 
     A branch is cut if it cannot get below the best assignment so far: L is no less than the already placed
-    sessions need, nor than the same number of sessions needs if moves are free. Sessions that are alike in
-    everything are placed in one order only.
+    sessions need, nor than the same number of sessions needs if migrations are free. Sessions that are alike
+    in everything are placed in one order only.
     """
     taking = [w for w in workers if w.ready and not w.draining]
     curves = [LatencyCurve(w.chunk_latency_s, w.capacity) for w in taking]
@@ -58,12 +58,12 @@ def optimum(
     chosen = [0] * len(ordered)
     best_s, best = inf, list(chosen)
 
-    def go(i: int, latency_s: float, moved_s: float) -> None:
+    def go(i: int, latency_s: float, migration_s: float) -> None:
         nonlocal best_s, best
-        if latency_s + moved_s >= best_s:
+        if latency_s + migration_s >= best_s:
             return
         if i == len(ordered):
-            best_s, best = latency_s + moved_s, list(chosen)
+            best_s, best = latency_s + migration_s, list(chosen)
             return
         # Sessions that are alike must try the workers in the same order, or skipping permutations is not
         # valid.
@@ -74,7 +74,7 @@ def optimum(
             if counts[j] < limits[j]:
                 counts[j] += 1
                 chosen[i] = j
-                go(i + 1, max(latency_s, curves[j](counts[j])), moved_s + costs[i][j])
+                go(i + 1, max(latency_s, curves[j](counts[j])), migration_s + costs[i][j])
                 counts[j] -= 1
 
     go(0, least_s, 0.0)
@@ -82,7 +82,7 @@ def optimum(
 
 
 def _least_s(curves: Sequence[LatencyCurve], limits: Sequence[int], sessions: int) -> float:
-    """Return the least L of so many sessions if moves are free: the fastest of all slots are used."""
+    """Return the least L of so many sessions if migrations are free: the fastest of all slots are used."""
     levels = sorted(
         curve(n) for curve, limit in zip(curves, limits, strict=True) for n in range(1, limit + 1)
     )

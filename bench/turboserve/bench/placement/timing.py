@@ -11,7 +11,7 @@ from turboserve.scheduler.placement import (
     Assigner,
     Cluster,
     Demand,
-    Move,
+    Migration,
     Rebalancer,
     SessionState,
     WorkerState,
@@ -35,16 +35,16 @@ class Samples:
 
     cpu_s: dict[str, list[float]] = field(default_factory=dict)
     wall_s: dict[str, list[float]] = field(default_factory=dict)
-    moves: dict[str, int] = field(default_factory=dict)
+    migrations: dict[str, int] = field(default_factory=dict)
 
-    def time(self, event: str, decide: Callable[[], list[Move]]) -> list[Move]:
+    def time(self, event: str, decide: Callable[[], list[Migration]]) -> list[Migration]:
         wall, cpu = time.perf_counter(), time.thread_time()
-        moves = decide()
+        migrations = decide()
         cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
         self.cpu_s.setdefault(event, []).append(cpu)
         self.wall_s.setdefault(event, []).append(wall)
-        self.moves[event] = self.moves.get(event, 0) + len(moves)
-        return moves
+        self.migrations[event] = self.migrations.get(event, 0) + len(migrations)
+        return migrations
 
 
 class Running:
@@ -75,7 +75,7 @@ class Running:
         """Add a session: place it, reserve its slot, and decide the migrations that now pay."""
         demand = self._demand()
 
-        def decide() -> list[Move]:
+        def decide() -> list[Migration]:
             self._reserve(demand)
             return self._propose()
 
@@ -87,7 +87,7 @@ class Running:
         self._sessions[place], self._sessions[-1] = self._sessions[-1], self._sessions[place]
         gone = self._sessions.pop()
 
-        def decide() -> list[Move]:
+        def decide() -> list[Migration]:
             self.cluster.drop_session(gone)
             return self._propose()
 
@@ -101,42 +101,42 @@ class Running:
         place = self.rng.randrange(len(self._workers))
         old, new = self._workers[place], self._worker()
         self.cluster.put_worker(new)
-        self._move_all("rebalance")
+        self._migrate_all("rebalance")
         draining = replace(old, ready=False, draining=True)
 
-        def drain() -> list[Move]:
+        def drain() -> list[Migration]:
             self.cluster.put_worker(draining)
             return self._propose()
 
         self._settle(self.samples.time("rebalance", drain))
-        while moves := self._propose():
-            self._settle(moves)
+        while migrations := self._propose():
+            self._settle(migrations)
         self.cluster.drop_worker(old.id)
         self._workers[place] = new
 
-    def _move_all(self, event: str) -> None:
-        moves = self.samples.time(event, self._propose)
-        while moves:
-            self._settle(moves)
-            moves = self._propose()
+    def _migrate_all(self, event: str) -> None:
+        migrations = self.samples.time(event, self._propose)
+        while migrations:
+            self._settle(migrations)
+            migrations = self._propose()
 
-    def _propose(self) -> list[Move]:
-        moves = self._rebalancer.propose(self.cluster, 0.0)
-        for move in moves:
-            session = self.cluster.sessions[move.session]
-            self.cluster.put_session(replace(session, target=move.target))
-        return moves
+    def _propose(self) -> list[Migration]:
+        migrations = self._rebalancer.propose(self.cluster, 0.0)
+        for migration in migrations:
+            session = self.cluster.sessions[migration.session]
+            self.cluster.put_session(replace(session, target=migration.target))
+        return migrations
 
     def _reserve(self, demand: Demand) -> None:
         [choice] = self._assigner.assign(self.cluster, [demand])
         session = SessionState(demand.session, MODEL, reserved=choice.worker, state_bytes=STATE_BYTES)
         self.cluster.put_session(session)
 
-    def _settle(self, moves: list[Move], placed: str | None = None) -> None:
+    def _settle(self, migrations: list[Migration], placed: str | None = None) -> None:
         """Apply the decisions, as the rows would."""
-        for move in moves:
-            session = self.cluster.sessions[move.session]
-            self.cluster.put_session(replace(session, worker=move.target, target=None))
+        for migration in migrations:
+            session = self.cluster.sessions[migration.session]
+            self.cluster.put_session(replace(session, worker=migration.target, target=None))
         if placed is not None:
             session = self.cluster.sessions[placed]
             self.cluster.put_session(replace(session, worker=session.reserved, reserved=None))

@@ -15,7 +15,7 @@ from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
-from turboserve.scheduler.messages import BeginMove, Place, SendFeedback
+from turboserve.scheduler.messages import BeginMigration, Place, SendFeedback
 from turboserve.scheduler.messages import Command as SchedulerCommand
 from turboserve.subjects import EVENT, WORKER_EVENT
 
@@ -39,7 +39,7 @@ class Checker:
         self.device_deaths: Counter[str] = Counter()
         """Session → number of devices that failed with it."""
         self.log = LogChecks(self)
-        self.drains = self.moves = self.resizes = self.placements = 0
+        self.drains = self.migrations = self.resizes = self.placements = 0
         self._committed: dict[str, deque[str]] = {}
         """Subject → ids of its committed events that the log has not accepted yet."""
         self._logged: set[str] = set()
@@ -127,24 +127,28 @@ class Checker:
         if after.epoch == before.epoch + 1:
             kind = self._world.decision_of(after)
             self.placements += kind in ("place", "resume", "recover")
-            if kind == "moved":
+            if kind == "migrated":
                 self._flipped(before, after)
 
     def _flipped(self, before: SessionRecord, after: SessionRecord) -> None:
         """Check a committed migration: the target must have the state that ends the log."""
-        self.moves += 1
+        self.migrations += 1
         worker = self._world.worker(after.worker)
         if worker is None:
             return
         source = self._world.workers[str(before.worker)]
         if worker.weights != source.weights:
-            self.fail("verified_before_flip", f"{after.id} moves from {source.weights} to {worker.weights}")
+            self.fail(
+                "verified_before_flip", f"{after.id} migrates from {source.weights} to {worker.weights}"
+            )
         log = self.log.of(after.id)
         state = worker.state(after.id)
         if state is None:
-            self.fail("verified_before_flip", f"{after.id} moves to {after.worker}, which does not hold it")
+            self.fail(
+                "verified_before_flip", f"{after.id} migrates to {after.worker}, which does not hold it"
+            )
             return
-        log.moved = (after.epoch, state.number)
+        log.migrated = (after.epoch, state.number)
         # A source that took over from itself and has made no chunk yet may have begun without its context.
         other = (
             log.last is not None
@@ -153,7 +157,7 @@ class Checker:
         )
         made = 0 if log.last is None else log.last.header.index + 1
         if (state.next_chunk != made and not log.fresh) or other:
-            self.fail("verified_before_flip", f"{after.id} moves with {state}, the log ends otherwise")
+            self.fail("verified_before_flip", f"{after.id} migrates with {state}, the log ends otherwise")
 
     def _room(self, worker: str) -> None:
         capacity = self._world.capacity.get(worker)
@@ -205,7 +209,7 @@ class Checker:
         for command in commands:
             if not isinstance(command, SendFeedback):
                 self.note(name, brief(command))
-            if isinstance(command, Place | BeginMove):
+            if isinstance(command, Place | BeginMigration):
                 worker = core.view.workers[command.worker]
                 if worker.load > worker.capacity:
                     self.fail(

@@ -39,7 +39,7 @@ class SessionLog:
     owner: Ownership | None = None
     fresh: bool = False
     """Whether the stream was lost since the last chunk."""
-    moved: tuple[int, int] | None = None
+    migrated: tuple[int, int] | None = None
     """Epoch under which the session was migrated, and the number of the migrated state."""
 
 
@@ -112,8 +112,8 @@ class LogChecks:
 
     def _chained(self, log: SessionLog, chunk: Accepted, last: Accepted | None) -> None:
         header, contents = chunk.header, chunk.contents
-        moved, log.moved = log.moved, None
-        if moved is not None and moved[0] == header.epoch and moved[1] != contents.parent:
+        migrated, log.migrated = log.migrated, None
+        if migrated is not None and migrated[0] == header.epoch and migrated[1] != contents.parent:
             self._checker.fail(
                 "verified_before_flip", f"{header.session}: {header.index} is made from another state"
             )

@@ -6,7 +6,7 @@ INVARIANTS = {
     "one_executor": "1: every accepted chunk is its owner's, under the current epoch; no lease is outlived",
     "epochs_increase": "2: epochs strictly increase, in the rows and in the log",
     "chunks_contiguous": "3: accepted chunks are 0, 1, 2, …, each once, each made from the one before",
-    "verified_before_flip": "4: a session moves only in the state that the log's end was made from",
+    "verified_before_flip": "4: a session migrates only in the state that the log's end was made from",
     "converges_after_faults": "5: once faults stop, every session runs, is suspended or has ended in time",
     "capacity": "6: reserved plus used never exceeds a worker's capacity",
     "memory_returns": "7: device and host memory return to their baseline when sessions end",
@@ -23,6 +23,6 @@ INVARIANTS = {
 
 def brief(command: object) -> str:
     """Return a short form of a command: its name and its main fields."""
-    names = ("session", "worker", "move", "reason")
+    names = ("session", "worker", "migration", "reason")
     told = (f"{name}={getattr(command, name)}" for name in names if getattr(command, name, None) is not None)
     return " ".join((type(command).__name__, *told))

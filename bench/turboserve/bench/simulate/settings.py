@@ -27,7 +27,7 @@ TIMES = {
     "heartbeat_s": 1.0,
     "lease_s": 4.0,
     "worker_timeout_s": 6.0,
-    "move_limit_s": 8.0,
+    "migration_timeout_s": 8.0,
 }
 
 
@@ -57,7 +57,11 @@ class Scale:
 
     def scheduler(self) -> SchedulerSettings:
         return self._of(
-            SchedulerSettings, placement=self.placement, idle_after_s=10.0, resync_s=6.0, move_rest_s=4.0
+            SchedulerSettings,
+            placement=self.placement,
+            idle_after_s=10.0,
+            resync_s=6.0,
+            migration_cooldown_s=4.0,
         )
 
     def store(self) -> StoreSettings:
@@ -79,7 +83,7 @@ class Scale:
         return self._of(
             WorkerSettings,
             worker_id=name,
-            pool_slot=slot,
+            pool_member=slot,
             worker_max_sessions=self.slots,
             gather_policy=self.gather,
             device="cpu",

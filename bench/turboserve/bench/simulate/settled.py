@@ -34,8 +34,8 @@ def unsettled(world: World, users: Users) -> str | None:
 def _unsettled(world: World, users: Users, record: SessionRecord) -> str | None:
     if record.epoch > 0 and record.own_revision is None:
         return "its fence is not in the log"
-    if record.phase is Phase.MIGRATING or record.move is not None:
-        return "it is being moved"
+    if record.phase is Phase.MIGRATING or record.migration is not None:
+        return "it is migrating"
     if record.phase is Phase.REQUESTED or record.phase is Phase.SUSPENDED:
         return _waits(world, record) if record.activity is Activity.WATCHING else None
     worker = world.worker(record.worker)

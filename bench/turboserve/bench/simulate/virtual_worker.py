@@ -86,7 +86,7 @@ class VirtualWorker:
     @property
     def copies(self) -> tuple[str, ...]:
         """Sessions whose states it sends to other workers."""
-        return () if self.worker is None else tuple(self.worker._moves._source._open)
+        return () if self.worker is None else tuple(self.worker._migrations._source._open)
 
     def held(self) -> dict[str, int]:
         """Count the memory and entries in use, by kind."""

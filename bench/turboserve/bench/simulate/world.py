@@ -283,7 +283,7 @@ class World(Servers):
             "sessions": len(self.postgres.tables.sessions.rows),
             "chunks": self.checker.log.chunks,
             "placements": self.checker.placements,
-            "moves": self.checker.moves,
+            "moves": self.checker.migrations,
             "workers": len(self.workers),
             "kills": self.injector.kills,
         }

@@ -34,7 +34,7 @@ SERVER_SILENT_LIMIT = 4
 """The same for servers. Lower, since all services wait for servers: a hung one is replaced in 20 to 25 s."""
 SERVER_FAILING_LIMIT = 3
 SERVER_ASK_EVERY_S = 1.5
-PER_WORKER = frozenset({"TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_SLOT"})
+PER_WORKER = frozenset({"TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_MEMBER"})
 """Settings that the autoscaler sets for each worker."""
 MANUAL = "manual"
 """Identity of a worker that is started by hand. The autoscaler does not have its password."""

@@ -69,7 +69,7 @@ def _member(member: PoolMember, now: float, wall: float) -> PoolMemberStatus:
 
 def _row(row: WorkerRecord) -> PoolMemberStatus:
     return PoolMemberStatus(
-        member=row.pool_slot or row.id,
+        member=row.pool_member or row.id,
         phase=_PHASES[row.phase],
         worker=row.id,
         pid=row.pid,

@@ -13,7 +13,9 @@ from turboserve.service import Runtime
 
 def core_of(settings: SchedulerSettings) -> Scheduler:
     """Build a core with an empty view."""
-    rebalancer = MinMaxRebalancer(Weights(eta=settings.move_weight, moves_at_once=settings.moves_at_once))
+    rebalancer = MinMaxRebalancer(
+        Weights(eta=settings.migration_cost_weight, migrations_at_once=settings.migrations_at_once)
+    )
     policy = settings.policy()
     placement = MinMax(rebalancer) if policy.rebalance else PLACEMENTS.make(settings.placement)
     return Scheduler(placement, policy, rebalancer, rebalancer.links)

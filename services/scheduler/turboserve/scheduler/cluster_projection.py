@@ -76,7 +76,7 @@ class ClusterProjection:
             self._timed_sessions.discard(name)
             self._cluster.drop_session(name)
             return
-        timed = session.not_before > now or session.refusals or session.move_failures
+        timed = session.not_before > now or session.refusals or session.migration_failures
         (self._timed_sessions.add if timed else self._timed_sessions.discard)(name)
         self._cluster.put_session(session_state(self._view, session, now, self._sizes))
 
@@ -98,7 +98,7 @@ def worker_state(worker: WorkerView, now: float, listened: float, timeout_s: flo
 def session_state(view: View, session: SessionView, now: float, sizes: Mapping[str, int]) -> SessionState:
     record = session.record
     excluded = {worker for worker, (_, until) in session.refusals.items() if until > now}
-    excluded |= {worker for worker, until in session.move_failures.items() if until > now}
+    excluded |= {worker for worker, until in session.migration_failures.items() if until > now}
     return SessionState(
         id=session.id,
         model=record.model,
@@ -124,7 +124,7 @@ def is_movable(view: View, session: SessionView, now: float) -> bool:
     return (
         session.is_free(now)
         and not session.must_read
-        and session.record.move is None
+        and session.record.migration is None
         and view.kind(session) is None
         and source is not None
         and source.provides_state

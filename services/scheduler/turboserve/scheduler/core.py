@@ -21,14 +21,14 @@ from turboserve.scheduler.handover import hand_over
 from turboserve.scheduler.messages import (
     AllListed,
     Answered,
-    BeginMove,
+    BeginMigration,
     Command,
     DeclareGone,
     Event,
     ListAll,
     ListWorkers,
     LoadReported,
-    MoveAsked,
+    MigrationRequested,
     OfSession,
     Place,
     ReadSession,
@@ -42,11 +42,11 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
     WorkersListed,
 )
-from turboserve.scheduler.moves import Moves
+from turboserve.scheduler.migrations import Migrations
 from turboserve.scheduler.operator_requests import OperatorRequests
 from turboserve.scheduler.outcomes import settle_declaration, settle_session
 from turboserve.scheduler.pending_query import PendingQuery
-from turboserve.scheduler.placement import Cluster, Links, NeverMoves, Placement, Rebalancer
+from turboserve.scheduler.placement import Cluster, Links, NeverMigrates, Placement, Rebalancer
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.refusals import note_refusals
 from turboserve.scheduler.view import View
@@ -70,7 +70,7 @@ class Scheduler:
         """
         self.policy = policy or Policy()
         self.placement = placement
-        self.moves = Moves(rebalancer or NeverMoves(), links, self.policy)
+        self.migrations = Migrations(rebalancer or NeverMigrates(), links, self.policy)
         self.view = View()
         self.picture = ClusterProjection(self.view, self.policy.worker_timeout_s, self.policy.target_chunk_s)
         self.listening = liveness.ListeningTime()
@@ -116,9 +116,9 @@ class Scheduler:
             case AllListed(ticket):
                 if (asked_at := self._answer(self._listing, ticket)) is not None:
                     self._all_listed(event, asked_at)
-            case MoveAsked() if not self.synced:
+            case MigrationRequested() if not self.synced:
                 self._send(Reply(event.request, error=operator_requests.not_ready()))
-            case MoveAsked():
+            case MigrationRequested():
                 there = self._cluster(now).candidates()
                 for answer in self._operators.ask(event, self.view, self.placement, there, now, self._take):
                     self._begin(answer)
@@ -127,12 +127,14 @@ class Scheduler:
         if self._listing.due(now):
             self._send(ListAll(self._ask(self._listing, now)))
         if self.synced:
-            self.moves.wanted = self.moves.wanted or not isinstance(event, Tick)
-            for step in self.moves.drive(self.view, now, self.listening.now, self._take):
+            self.migrations.wanted = self.migrations.wanted or not isinstance(event, Tick)
+            for step in self.migrations.drive(self.view, now, self.listening.now, self._take):
                 self._send(step)
             self._decide(now)
             waiting = self.waiting > 0
-            for begin in self.moves.propose(self.view, lambda: self._cluster(now), now, waiting, self._take):
+            for begin in self.migrations.propose(
+                self.view, lambda: self._cluster(now), now, waiting, self._take
+            ):
                 self._begin(begin)
             quiet = not self._commands and isinstance(event, Tick | LoadReported)
             self._commands += self._feedback.reports(
@@ -163,7 +165,7 @@ class Scheduler:
         if self._listing.older_than(self.policy.resync_s, now):
             self._listing.wanted = True
         self._suspend_idle(now)
-        for release in hand_over(self.view, now, self.policy.moves_per_worker, self._take):
+        for release in hand_over(self.view, now, self.policy.migrations_per_worker, self._take):
             self._send(release)
 
     def _suspend_idle(self, now: float) -> None:
@@ -244,7 +246,7 @@ class Scheduler:
             case DeclareGone():
                 settle_declaration(self.view, self.policy, command, event, now)
             case _ if isinstance(command, OfSession):
-                if isinstance(command, BeginMove):
+                if isinstance(command, BeginMigration):
                     self._commands += self._operators.answered(self.view, command, event)
                 session = self.view.sessions.get(command.session)
                 if session is None or session.ticket != event.ticket:
@@ -311,8 +313,8 @@ class Scheduler:
 
     # Commands under way
 
-    def _begin(self, command: BeginMove | Reply | RecordDecision) -> None:
-        self.decisions += isinstance(command, BeginMove)
+    def _begin(self, command: BeginMigration | Reply | RecordDecision) -> None:
+        self.decisions += isinstance(command, BeginMigration)
         self._send(command)
 
     def _take(self, session: SessionView) -> int:

@@ -30,12 +30,12 @@ from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.scheduler.messages import (
-    AbandonMove,
+    AbandonMigration,
     AllListed,
     Answered,
-    BeginMove,
+    BeginMigration,
     Command,
-    CommitMove,
+    CommitMigration,
     DeclareGone,
     Event,
     ListAll,
@@ -106,27 +106,29 @@ class Executor:
                     other_weights=other_weights,
                 )
                 return Answered(ticket, await call(subjects.PLACE_SESSION, request))
-            case BeginMove(ticket, version, decision):
-                begin = requests.BeginMove(
+            case BeginMigration(ticket, version, decision):
+                begin = requests.BeginMigration(
                     session=command.session,
                     expected_version=version,
                     target=command.worker,
                     decision=decision,
                 )
-                return Answered(ticket, await call(subjects.BEGIN_MOVE, begin))
-            case CommitMove(ticket):
-                commit = requests.CommitMove(
+                return Answered(ticket, await call(subjects.BEGIN_MIGRATION, begin))
+            case CommitMigration(ticket):
+                commit = requests.CommitMigration(
                     session=command.session,
-                    move=command.move,
+                    migration=command.migration,
                     target=command.worker,
                     next_chunk=command.next_chunk,
                     digest=command.digest,
                     numbers=command.numbers,
                 )
-                return Answered(ticket, await call(subjects.COMMIT_MOVE, commit))
-            case AbandonMove(ticket, session, move, reason, release):
-                abandon = requests.AbandonMove(session=session, move=move, reason=reason, release=release)
-                return Answered(ticket, await call(subjects.ABANDON_MOVE, abandon))
+                return Answered(ticket, await call(subjects.COMMIT_MIGRATION, commit))
+            case AbandonMigration(ticket, session, migration, reason, release):
+                abandon = requests.AbandonMigration(
+                    session=session, migration=migration, reason=reason, release=release
+                )
+                return Answered(ticket, await call(subjects.ABANDON_MIGRATION, abandon))
             case Release(ticket, version, decision):
                 released = requests.ReleaseSession(
                     session=command.session, expected_version=version, decision=decision
@@ -196,6 +198,6 @@ def refusal(error: TurboServeError, command: Command) -> Refused:
         case SessionNotFoundError():
             return Refused.NOT_FOUND
         case NotFoundError():
-            return Refused.WORKER_GONE if isinstance(command, Place | BeginMove) else Refused.NOT_FOUND
+            return Refused.WORKER_GONE if isinstance(command, Place | BeginMigration) else Refused.NOT_FOUND
         case _:
             return Refused.UNKNOWN

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from turboserve.contracts.sessions import Activity, Decision
 from turboserve.scheduler.messages import Release
-from turboserve.scheduler.moves import Take
+from turboserve.scheduler.migrations import Take
 from turboserve.scheduler.view import View
 from turboserve.scheduler.view_models import SessionView, WorkerView
 
@@ -52,7 +52,7 @@ def _mark(view: View, worker: WorkerView, now: float, room: int) -> None:
 
 def _can_leave(session: SessionView, now: float) -> bool:
     """Whether the session's row is certain and it is not migrating."""
-    return session.is_free(now) and not session.must_read and session.record.move is None
+    return session.is_free(now) and not session.must_read and session.record.migration is None
 
 
 def _is_idle(session: SessionView, now: float) -> bool:

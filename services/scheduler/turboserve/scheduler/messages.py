@@ -50,7 +50,7 @@ class ViewersReported:
 
 
 @dataclass(frozen=True)
-class MoveAsked:
+class MigrationRequested:
     """An operator's request to migrate a session. A `Reply` with the same `request` answers it."""
 
     request: int
@@ -109,7 +109,7 @@ Event = (
     | WorkerChanged
     | LoadReported
     | ViewersReported
-    | MoveAsked
+    | MigrationRequested
     | WorkersListed
     | AllListed
     | Answered
@@ -149,7 +149,7 @@ class Place(_Chosen):
 
 
 @dataclass(frozen=True)
-class BeginMove(_Chosen):
+class BeginMigration(_Chosen):
     """Begin a migration to `decision.worker`, by one compare-and-set. The owner keeps running the session."""
 
     ticket: int
@@ -158,12 +158,12 @@ class BeginMove(_Chosen):
 
 
 @dataclass(frozen=True)
-class CommitMove:
+class CommitMigration:
     """Make `worker`, where the state is verified, the session's owner."""
 
     ticket: int
     session: str
-    move: int
+    migration: int
     worker: str
     next_chunk: int
     digest: str | None
@@ -171,12 +171,12 @@ class CommitMove:
 
 
 @dataclass(frozen=True)
-class AbandonMove:
+class AbandonMigration:
     """End a migration; the session keeps its owner. Succeeds also if the migration is already over."""
 
     ticket: int
     session: str
-    move: int
+    migration: int
     reason: str
     release: bool = False
     """The owner has no state of the session. If the session is suspended, its row then has no owner."""
@@ -249,7 +249,7 @@ class SendFeedback:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to `MoveAsked`: the row and the decision, or an error. It has no answer itself."""
+    """The answer to `MigrationRequested`: the row and the decision, or an error. It has no answer itself."""
 
     request: int
     record: SessionRecord | None = None
@@ -257,6 +257,6 @@ class Reply:
     error: TurboServeError | None = None
 
 
-OfSession = Place | BeginMove | CommitMove | AbandonMove | Release | SuspendIdle | ReadSession
+OfSession = Place | BeginMigration | CommitMigration | AbandonMigration | Release | SuspendIdle | ReadSession
 """Commands about one session. At most one per session is under way."""
 Command = OfSession | DeclareGone | ListWorkers | ListAll | RecordDecision | SendFeedback | Reply

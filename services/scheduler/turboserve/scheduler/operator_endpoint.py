@@ -9,22 +9,22 @@ from collections.abc import Callable
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.contracts.errors import DeadlineError, UnavailableError
-from turboserve.contracts.requests import MoveAccepted, MoveSession, SessionRef
-from turboserve.scheduler.messages import Event, MoveAsked, Reply, SessionChanged
+from turboserve.contracts.requests import MigrateSession, MigrationAccepted, SessionRef
+from turboserve.scheduler.messages import Event, MigrationRequested, Reply, SessionChanged
 
 ANSWER_TIMEOUT_S = 2.5
 """Below `request_deadline_s`, so that the caller gets an explanation if the core's answer is late."""
 
 
 class OperatorEndpoint:
-    """Serves `scheduler.session.move` while this process leads."""
+    """Serves `scheduler.session.migrate` while this process leads."""
 
     def __init__(self, bus: Bus, feed: Callable[[Event], None], leads: Callable[[], bool]) -> None:
         self._bus, self._feed, self._leads = bus, feed, leads
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
 
-    async def move(self, request: MoveSession) -> MoveAccepted:
+    async def migrate(self, request: MigrateSession) -> MigrationAccepted:
         """Begin a migration; returns the session's row and the decision.
 
         Raises the store's error for a session that the tenant does not have, and the core's error for a
@@ -39,12 +39,12 @@ class OperatorEndpoint:
         try:
             # The core may not have this row yet, for example of a session that has just been placed.
             self._feed(SessionChanged(record))
-            self._feed(MoveAsked(number, request.session, request.worker))
+            self._feed(MigrationRequested(number, request.session, request.worker))
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 reply = await answer
         except TimeoutError:
             raise DeadlineError(
-                "whether the move has begun is not known: read the session", retry_after_s=1.0
+                "whether the migration has begun is not known: read the session", retry_after_s=1.0
             ) from None
         finally:
             del self._waiting[number]
@@ -52,7 +52,7 @@ class OperatorEndpoint:
             raise reply.error
         assert reply.record is not None
         assert reply.decision is not None
-        return MoveAccepted(record=reply.record, decision=reply.decision)
+        return MigrationAccepted(record=reply.record, decision=reply.decision)
 
     def answer(self, reply: Reply) -> None:
         """Pass the core's reply to the request that waits for it. A reply after the time-out is dropped."""

@@ -17,8 +17,15 @@ from turboserve.contracts.errors import (
 )
 from turboserve.contracts.sessions import Decision, Phase
 from turboserve.scheduler import cluster_projection
-from turboserve.scheduler.messages import Answered, BeginMove, MoveAsked, RecordDecision, Refused, Reply
-from turboserve.scheduler.moves import Moves, Take
+from turboserve.scheduler.messages import (
+    Answered,
+    BeginMigration,
+    MigrationRequested,
+    RecordDecision,
+    Refused,
+    Reply,
+)
+from turboserve.scheduler.migrations import Migrations, Take
 from turboserve.scheduler.placement import Candidate, Choice, Demand, Placement
 from turboserve.scheduler.view import View
 from turboserve.scheduler.view_models import SessionView, WorkerView
@@ -35,32 +42,32 @@ def not_ready() -> UnavailableError:
 
 
 class OperatorRequests:
-    """Operators' requests that wait for the outcome of `BeginMove`."""
+    """Operators' requests that wait for the outcome of `BeginMigration`."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, int] = {}
-        """Ticket of a `BeginMove` → number of the request that it answers."""
+        """Ticket of a `BeginMigration` → number of the request that it answers."""
 
     def ask(
         self,
-        asked: MoveAsked,
+        asked: MigrationRequested,
         view: View,
         placement: Placement,
         candidates: Sequence[Candidate],
         now: float,
         take: Take,
-    ) -> list[BeginMove | Reply | RecordDecision]:
+    ) -> list[BeginMigration | Reply | RecordDecision]:
         """Begin the migration, or reply with an error. A lack of room is also recorded as a decision."""
         try:
             session, choice = choose(view, asked, placement, candidates, now)
         except TurboServeError as error:
             return [Reply(asked.request, error=error), *_notes(view, asked.session, error)]
         assert choice.worker is not None
-        begin = Moves.begin(view, session, choice.worker, choice.reason, choice.numbers, take)
+        begin = Migrations.begin(view, session, choice.worker, choice.reason, choice.numbers, take)
         self._waiting[begin.ticket] = asked.request
         return [begin]
 
-    def answered(self, view: View, begin: BeginMove, answer: Answered) -> list[Reply | RecordDecision]:
+    def answered(self, view: View, begin: BeginMigration, answer: Answered) -> list[Reply | RecordDecision]:
         """Return the reply to the request that began this migration; nothing if no operator requested it."""
         request = self._waiting.pop(begin.ticket, None)
         if request is None:
@@ -76,7 +83,7 @@ def _notes(view: View, name: str, error: TurboServeError) -> list[RecordDecision
     session = view.sessions.get(name)
     if session is None or not isinstance(error, NoCapacityError):
         return []
-    record, reason = session.record, f"an operator wants it moved: {error.detail}"
+    record, reason = session.record, f"an operator requested its migration: {error.detail}"
     return [
         RecordDecision(
             Decision(session=name, epoch=record.epoch, worker=record.worker, kind="stay", reason=reason)
@@ -85,7 +92,7 @@ def _notes(view: View, name: str, error: TurboServeError) -> list[RecordDecision
 
 
 def choose(
-    view: View, asked: MoveAsked, placement: Placement, candidates: Sequence[Candidate], now: float
+    view: View, asked: MigrationRequested, placement: Placement, candidates: Sequence[Candidate], now: float
 ) -> tuple[SessionView, Choice]:
     """Return the session and its target. Raises a TurboServeError that says why it cannot be migrated."""
     session = session_of(view, asked, now)
@@ -94,17 +101,17 @@ def choose(
     return session, best(view, session, placement, candidates, now)
 
 
-def session_of(view: View, asked: MoveAsked, now: float) -> SessionView:
+def session_of(view: View, asked: MigrationRequested, now: float) -> SessionView:
     """Return the session if it can be migrated now. Raises a TurboServeError that says why not."""
     session = view.sessions.get(asked.session)
     if session is None:
         raise SessionNotFoundError(f"there is no session {asked.session}", field="session")
     record = session.record
-    quiesced = record.phase in (Phase.ACTIVE, Phase.SUSPENDED) and record.move is None
+    quiesced = record.phase in (Phase.ACTIVE, Phase.SUSPENDED) and record.migration is None
     if not quiesced or record.worker is None:
-        doing = "moving already" if record.move is not None else record.phase.value
+        doing = "already migrating" if record.migration is not None else record.phase.value
         raise TransitionError(
-            f"session {record.id} is {doing} and cannot be moved", field="phase", limit=record.phase.value
+            f"session {record.id} is {doing} and cannot be migrated", field="phase", limit=record.phase.value
         )
     source = view.workers.get(record.worker)
     if source is not None and not source.provides_state:
@@ -158,7 +165,7 @@ def best(
 ) -> Choice:
     """Let the placement choose another worker. Raises NoCapacityError if none has room."""
     record = session.record
-    failed = {worker for worker, until in session.move_failures.items() if until > now}
+    failed = {worker for worker, until in session.migration_failures.items() if until > now}
     demand = Demand(
         session=record.id,
         model=record.model,
@@ -179,7 +186,7 @@ def _numbers(worker: WorkerView) -> dict[str, float]:
 
 
 def error_of(refused: Refused, worker: str) -> TurboServeError:
-    """Return the operator's error for a `BeginMove` that failed."""
+    """Return the operator's error for a `BeginMigration` that failed."""
     match refused:
         case Refused.NO_CAPACITY:
             return NoCapacityError(f"worker {worker} has no room", field="worker", retry_after_s=1.0)
@@ -190,7 +197,7 @@ def error_of(refused: Refused, worker: str) -> TurboServeError:
         case Refused.NOT_SENT:
             return UnavailableError("the state store is away", retry_after_s=RETRY_S)
         case Refused.UNKNOWN:
-            return DeadlineError("whether the move has begun is not known: read the session")
+            return DeadlineError("whether the migration has begun is not known: read the session")
         case _:
             return ConflictError(
                 "the session changed in the same moment", field="session", retry_after_s=RETRY_S

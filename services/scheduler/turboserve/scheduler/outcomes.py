@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from turboserve.scheduler.messages import (
     Answered,
-    BeginMove,
-    CommitMove,
+    BeginMigration,
+    CommitMigration,
     DeclareGone,
     OfSession,
     Place,
@@ -50,16 +50,16 @@ def settle_session(
     elif refused is Refused.NOT_FOUND:
         view.drop_session(session.id)
         return False
-    elif isinstance(command, Place | BeginMove) and refused is Refused.NO_CAPACITY:
+    elif isinstance(command, Place | BeginMigration) and refused is Refused.NO_CAPACITY:
         surprised = True
         if command.worker in view.workers:
             view.workers[command.worker].full_until = now + policy.full_s
-    elif isinstance(command, Place | BeginMove | CommitMove) and refused is Refused.WORKER_GONE:
+    elif isinstance(command, Place | BeginMigration | CommitMigration) and refused is Refused.WORKER_GONE:
         view.drop_worker(command.worker)
         # The store has ended all migrations to a gone worker, so the row has changed.
-        session.must_read = isinstance(command, CommitMove)
+        session.must_read = isinstance(command, CommitMigration)
     elif refused is Refused.STALE_STATE:
-        session.move_doomed = "the log has a later chunk than the state that was copied"
+        session.migration_abandon_reason = "the log has a later chunk than the state that was copied"
     else:
         if refused is not Refused.CONFLICT:
             session.failures += 1

@@ -46,18 +46,18 @@ class Policy:
     """Interval of calls to the rebalancer while nothing changes."""
     rebalance_least_s: float = 0.1
     """Minimum time between two calls to the rebalancer."""
-    moves_at_once: int = 8
+    migrations_at_once: int = 8
     """Maximum number of sessions that migrate at the same time."""
-    moves_per_worker: int = 2
+    migrations_per_worker: int = 2
     """Maximum number of simultaneous migrations from and to one worker."""
-    move_limit_s: float = 20.0
+    migration_timeout_s: float = 20.0
     """A migration is abandoned if its target does not report within this time that it copies."""
-    move_limit_most_s: float = 3_600.0
+    migration_timeout_max_s: float = 3_600.0
     """Upper bound of the copy time that the target reports. From that report on, the migration has that time
-    plus `move_margin_s`."""
-    move_margin_s: float = 5.0
+    plus `migration_margin_s`."""
+    migration_margin_s: float = 5.0
     """Added to the target's copy time, so that the target gives up before the scheduler does."""
-    move_rest_s: float = 30.0
+    migration_cooldown_s: float = 30.0
     """A session is not migrated for balance for this long after a migration that succeeded or failed."""
     feedback_s: float = 1.0
     """Maximum time between two load feedback messages to the autoscaler."""

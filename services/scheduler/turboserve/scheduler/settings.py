@@ -40,15 +40,15 @@ class SchedulerSettings(Settings):
     weights_wait_s: Seconds = 10.0
     """A session waits this long for a slot on a worker with the weights that made its video, if there is such
     a worker. After that, the session continues from its latents on a worker with other weights."""
-    move_weight: float = Field(default=0.1, ge=0)
+    migration_cost_weight: float = Field(default=0.1, ge=0)
     """η: seconds of the worst chunk latency that one second of transfer must save."""
     rebalance: bool = True
     """Whether live sessions migrate to lower the chunk latency. If off, only drains and operators migrate."""
-    moves_at_once: int = Field(default=8, ge=1)
+    migrations_at_once: int = Field(default=8, ge=1)
     """Maximum number of sessions that migrate at the same time."""
-    moves_per_worker: int = Field(default=2, ge=1)
+    migrations_per_worker: int = Field(default=2, ge=1)
     """Maximum number of simultaneous migrations from and to one worker."""
-    move_rest_s: Seconds = 30.0
+    migration_cooldown_s: Seconds = 30.0
     """A session is not migrated for balance for this long after a migration that succeeded or failed."""
 
     def leadership(self) -> Lease:
@@ -64,9 +64,9 @@ class SchedulerSettings(Settings):
             target_chunk_s=self.target_chunk_s,
             weights_wait_s=self.weights_wait_s,
             rebalance=self.rebalance and self.placement == "min-max",
-            moves_at_once=self.moves_at_once,
-            moves_per_worker=self.moves_per_worker,
-            move_limit_s=self.move_limit_s,
-            move_limit_most_s=self.move_limit_most_s,
-            move_rest_s=self.move_rest_s,
+            migrations_at_once=self.migrations_at_once,
+            migrations_per_worker=self.migrations_per_worker,
+            migration_timeout_s=self.migration_timeout_s,
+            migration_timeout_max_s=self.migration_timeout_max_s,
+            migration_cooldown_s=self.migration_cooldown_s,
         )

@@ -18,17 +18,17 @@ from pydantic import ValidationError
 from turboserve import logs, subjects
 from turboserve.bus import Entry, read
 from turboserve.contracts.events import WorkerJoined, WorkerLeft, event_from_bytes
-from turboserve.contracts.requests import MoveAccepted, MoveSession
+from turboserve.contracts.requests import MigrateSession, MigrationAccepted
 from turboserve.contracts.workers import LoadReport, Playhead
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.executor import Executor
 from turboserve.scheduler.messages import (
-    AbandonMove,
+    AbandonMigration,
     AllListed,
     Answered,
-    BeginMove,
+    BeginMigration,
     Command,
-    CommitMove,
+    CommitMigration,
     DeclareGone,
     Event,
     ListAll,
@@ -62,7 +62,9 @@ _refused = _meter.create_counter(
     "turboserve_scheduler_refusals", description="Commands and operators' wishes refused, by reason."
 )
 
-_moved = _meter.create_counter("turboserve_scheduler_moves", description="Moves committed and given up.")
+_migrations = _meter.create_counter(
+    "turboserve_scheduler_migrations", description="Migrations committed and abandoned."
+)
 
 IN_FLIGHT = 64
 """Maximum number of commands that run at the same time."""
@@ -103,7 +105,7 @@ class Shell:
         self._subscriptions += [
             await self._bus.subscribe(subjects.LOAD, "*", self._on_load),
             await self._bus.subscribe(subjects.PLAYHEAD, "*", self._on_playhead),
-            await self._bus.serve_as_leader(subjects.MOVE_SESSION, self._on_move),
+            await self._bus.serve_as_leader(subjects.MIGRATE_SESSION, self._on_migrate),
         ]
         self._spawn(self._ticks(), "ticks")
         self._spawn(self._events(), "events")
@@ -169,8 +171,8 @@ class Shell:
             self.feed(Tick(connected=self._bus.connected))
             await asyncio.sleep(self._tick_s)
 
-    async def _on_move(self, request: MoveSession, _caller: Caller) -> MoveAccepted | None:
-        return await self._operator_endpoint.move(request) if self._leads() else None
+    async def _on_migrate(self, request: MigrateSession, _caller: Caller) -> MigrationAccepted | None:
+        return await self._operator_endpoint.migrate(request) if self._leads() else None
 
     async def _on_load(self, report: LoadReport, _body: bytes) -> None:
         self.feed(LoadReported(report))
@@ -202,7 +204,7 @@ class Shell:
 
     @staticmethod
     def _note(command: Command) -> None:
-        if isinstance(command, Place | BeginMove | RecordDecision):
+        if isinstance(command, Place | BeginMigration | RecordDecision):
             decision = command.decision
             _decided.add(1, {"kind": decision.kind})
             log.info(
@@ -213,10 +215,10 @@ class Shell:
                 epoch=decision.epoch,
                 reason=decision.reason,
             )
-        elif isinstance(command, CommitMove | AbandonMove):
+        elif isinstance(command, CommitMigration | AbandonMigration):
             step = type(command).__name__
-            _moved.add(1, {"step": step})
-            log.info("move", step=step, session=command.session, move=command.move)
+            _migrations.add(1, {"step": step})
+            log.info("migration", step=step, session=command.session, migration=command.migration)
         elif isinstance(command, DeclareGone):
             _declared.add(1)
             log.warning("worker taken for dead", worker=command.worker, reason=command.reason)

@@ -30,10 +30,11 @@ class View:
         """Sessions that need a worker or whose row must be read."""
         self.beginning: set[str] = set()
         """Sessions with a migration that is decided and not confirmed yet."""
-        self.moving: set[str] = set()
+        self.migrating: set[str] = set()
         """Sessions whose rows name a migration target."""
-        self.moves_over: list[tuple[SessionView, SessionRecord]] = []
-        """Sessions whose migration has ended, with the row before the end. `Moves.drive` empties the list."""
+        self.ended_migrations: list[tuple[SessionView, SessionRecord]] = []
+        """Sessions whose migration has ended, with the row before the end. `Migrations.drive` empties the
+        list."""
         self._slots: Counter[Share] = Counter()
         """(Model, tenant) → number of sessions whose rows hold a slot."""
         self.state_bytes: dict[str, int] = {}
@@ -103,7 +104,7 @@ class View:
         worker.host, worker.provides_state = report.host, bool(report.transfer)
         # A late report from the loading phase has no digest and must not remove the known one.
         worker.weights_digest = report.weights_digest or worker.weights_digest
-        worker.arrivals = {move.session: move for move in report.moves}
+        worker.arrivals = {migration.session: migration for migration in report.migrations}
         worker.measured(report.chunk_latency_s)
         return worker
 
@@ -159,8 +160,8 @@ class View:
         self._tally(record, 1)
         self._uncount(before)
         self._count(record)
-        if before.move is not None and before.move != record.move:
-            self.moves_over.append((session, before))
+        if before.migration is not None and before.migration != record.migration:
+            self.ended_migrations.append((session, before))
         if record.epoch != before.epoch:
             session.refused_epoch = None
         became_active = record.phase is Phase.ACTIVE and not before.phase.holds_slot
@@ -190,7 +191,7 @@ class View:
         session.reserved_on = worker
         self.workers[worker].reserved.add(session.id)
 
-    def begin_move(self, session: SessionView, target: str) -> None:
+    def begin_migration(self, session: SessionView, target: str) -> None:
         """Note a decided migration to `target`. A session that holds a slot gets one reserved there."""
         if session.record.phase.holds_slot:
             self.reserve(session, target)
@@ -231,7 +232,7 @@ class View:
         lost = record.worker is not None and self.is_gone(record.worker)
         if record.phase is Phase.SUSPENDED:
             # While its state migrates, the session waits. The migration has a time limit.
-            waits = record.move is not None and not lost
+            waits = record.migration is not None and not lost
             return None if waits else "recover" if lost else "resume"
         if lost or record.worker is None:
             return "recover"
@@ -265,7 +266,7 @@ class View:
         if target is not None and record.phase.holds_slot:
             target.incoming.add(record.id)
         if record.target is not None:
-            self.moving.add(record.id)
+            self.migrating.add(record.id)
 
     def _uncount(self, record: SessionRecord) -> None:
         for name in (record.worker, record.target):
@@ -274,4 +275,4 @@ class View:
                 worker.used.discard(record.id)
                 worker.holding.discard(record.id)
                 worker.incoming.discard(record.id)
-        self.moving.discard(record.id)
+        self.migrating.discard(record.id)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.contracts.workers import MoveReport, WorkerPhase
+from turboserve.contracts.workers import MigrationReport, WorkerPhase
 
 NOISE = 0.1
 """Relative change of a measured latency that counts as a change. Workers refine their profiles with every
@@ -69,7 +69,7 @@ class WorkerView(ChangeTracked):
     """Sessions with a slot reserved on the worker by a decision that is not confirmed yet."""
     incoming: set[str] = field(default_factory=set)
     """Sessions that hold a slot and whose rows name the worker as migration target."""
-    arrivals: dict[str, MoveReport] = field(default_factory=dict)
+    arrivals: dict[str, MigrationReport] = field(default_factory=dict)
     """Session → the worker's last report about the session's migration to it."""
     holding: set[str] = field(default_factory=set)
     """Suspended sessions whose rows name the worker as owner."""
@@ -105,7 +105,8 @@ class WorkerView(ChangeTracked):
 class SessionView(ChangeTracked):
     """One session that has not ended."""
 
-    # `refusals` and `move_failures` change in place, always together with `refused_epoch` or `rests_until`.
+    # `refusals` and `migration_failures` change in place, always together with `refused_epoch` or
+    # `rests_until`.
     TRACKED_FIELDS = frozenset(
         {"record", "must_read", "reserved_on", "begun_to", "ticket", "not_before"}
         | {"rests_until", "refused_epoch"}
@@ -123,18 +124,19 @@ class SessionView(ChangeTracked):
     """Worker on which a slot is reserved for the session."""
     begun_to: str | None = None
     """Target of a migration that is decided and not confirmed yet."""
-    move_seen: int | None = None
-    """Number of the migration that `move_since`, `move_limit_s` and `move_doomed` describe."""
-    move_since: float = 0.0
+    migration_seen: int | None = None
+    """Number of the migration that `migration_since`, `migration_timeout_s` and `migration_abandon_reason`
+    describe."""
+    migration_since: float = 0.0
     """Listening time at which the migration was first seen, or at which its target first reported a limit."""
-    move_limit_s: float | None = None
-    """The migration is abandoned this long after `move_since`. None: the target has not reported a limit, and
-    `Policy.move_limit_s` applies."""
-    move_doomed: str | None = None
+    migration_timeout_s: float | None = None
+    """The migration is abandoned this long after `migration_since`. None: the target has not reported a
+    limit, and `Policy.migration_timeout_s` applies."""
+    migration_abandon_reason: str | None = None
     """Why the migration can no longer be committed; None if it can."""
     rests_until: float = 0.0
     """The session is not migrated for balance before this time; set when a migration ends."""
-    move_failures: dict[str, float] = field(default_factory=dict)
+    migration_failures: dict[str, float] = field(default_factory=dict)
     """Worker → time before which no migration to it is tried, because one has failed."""
     must_read: bool = False
     """Whether the known row is in doubt and must be read again."""

@@ -31,9 +31,9 @@ from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import Retention
 from turboserve.state_store.service.leaders import Leaders
-from turboserve.state_store.service.moves import Moves
 from turboserve.state_store.service.pools import Pools
 from turboserve.state_store.service.post_commit import PostCommit
+from turboserve.state_store.service.session_migrations import SessionMigrations
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.workers import Workers
 from turboserve.state_store.settings import Settings
@@ -99,7 +99,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
         bus,
         clock,
         sessions,
-        Moves(database, post_commit, clock, settings),
+        SessionMigrations(database, post_commit, clock, settings),
         Workers(database, post_commit, playheads, clock, leases, lambda: bus.connection, settings.poison),
         Leaders(database),
     )

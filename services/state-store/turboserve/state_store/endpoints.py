@@ -13,7 +13,7 @@ from turboserve.contracts.errors import ConflictError, TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.core.callers import check
 from turboserve.state_store.service.leaders import Leaders
-from turboserve.state_store.service.moves import Moves
+from turboserve.state_store.service.session_migrations import SessionMigrations
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.workers import Workers
 from turboserve.subjects import Caller, Endpoint
@@ -27,7 +27,7 @@ async def serve(
     bus: Bus,
     clock: Clock,
     sessions: Sessions,
-    moves: Moves,
+    session_migrations: SessionMigrations,
     workers: Workers,
     leaders: Leaders,
 ) -> None:
@@ -45,9 +45,9 @@ async def serve(
     await one(subjects.END_SESSION, sessions.end)
     await one(subjects.FAIL_SESSION, sessions.fail)
     await one(subjects.PLACE_SESSION, sessions.place)
-    await one(subjects.BEGIN_MOVE, moves.begin)
-    await one(subjects.COMMIT_MOVE, moves.commit)
-    await one(subjects.ABANDON_MOVE, moves.abandon)
+    await one(subjects.BEGIN_MIGRATION, session_migrations.begin)
+    await one(subjects.COMMIT_MIGRATION, session_migrations.commit)
+    await one(subjects.ABANDON_MIGRATION, session_migrations.abandon)
     await one(subjects.NOTE_DECISION, sessions.note)
     await one(subjects.RELEASE_SESSION, sessions.release)
     await one(subjects.SUSPEND_IDLE, sessions.suspend_idle)

@@ -36,7 +36,7 @@ fence_writes = _meter.create_counter("turboserve.store.fence.writes", descriptio
 fenced = _meter.create_counter(
     "turboserve.store.fence.refused", description="`own` messages that the broker refused: another came first"
 )
-moves = _meter.create_counter("turboserve.store.moves", description="Steps of moves that were committed")
+migrations = _meter.create_counter("turboserve.store.migrations", description="Committed steps of migrations")
 chunks = _meter.create_counter("turboserve.store.chunks", description="Chunks counted from the log")
 foreign_chunks = _meter.create_counter(
     "turboserve.store.foreign_chunks", description="Entries of chunk logs that no owner wrote, not counted"

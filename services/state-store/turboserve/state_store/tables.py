@@ -40,7 +40,7 @@ sessions = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("worker", Text),
     Column("target", Text),
-    Column("move", BigInteger),
+    Column("migration", BigInteger),
     # The secret of the migration, for its two workers only: no record contains it. NULL: no migration.
     Column("migration_key", Text),
     # NULL until `own.<session>` is in the log for the row's epoch.
@@ -66,7 +66,7 @@ sessions = Table(
         "phase in ('requested', 'active', 'migrating', 'suspended', 'terminated', 'failed')",
         name="phase_known",
     ),
-    CheckConstraint("(target is null) = (move is null)", name="target_with_move"),
+    CheckConstraint("(target is null) = (migration is null)", name="target_with_migration"),
     Index("sessions_tenant_number", "tenant", "number"),
     Index("sessions_worker", "worker", postgresql_where=text("ended_at is null")),
     Index("sessions_target", "target", postgresql_where=text("target is not null")),
@@ -135,7 +135,7 @@ workers = Table(
     Column("weights_digest", Text),
     Column("device", Text, nullable=False),
     Column("pid", BigInteger),
-    Column("pool_slot", Text),
+    Column("pool_member", Text),
     Column("chunk_latency_s", JSONB, nullable=False),
     Column("transfer", JSONB, nullable=False, server_default=text("'[]'")),
     Column("host", Text, nullable=False, server_default=text("''")),
@@ -163,7 +163,7 @@ rentals = Table(
     # One row per worker, from its launch on. `core.rentals.RentalRow` documents the columns.
     Column("worker", Text, primary_key=True),
     Column("pool", Text),
-    Column("slot", Text),
+    Column("member", Text),
     Column("kind", Text, nullable=False),
     Column("gpus", Double, nullable=False),
     Column("price_hour", Double, nullable=False),

@@ -20,7 +20,7 @@ class Settings(Shared):
 
     worker_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """The worker's id. None: a new id at each start, because the id of a gone worker never returns."""
-    pool_slot: str | None = None
+    pool_member: str | None = None
     """The pool's name for the pool member that this worker is."""
     model: Literal["toyworld", "self-forcing-1.3b", "longlive-1.3b"] = "toyworld"
     """The model that the worker serves."""
@@ -89,14 +89,14 @@ class Settings(Shared):
     worker's extra of that name."""
     transfer_bytes_per_s: float = Field(default=10e6, gt=0)
     """Assumed transfer rate that limits a copy's time until a rate is measured for the source's host. Four
-    times the estimated copy time is added to `move_limit_s`."""
-    move_still_s: Seconds = 20.0
+    times the estimated copy time is added to `migration_timeout_s`."""
+    migration_quiesce_max_s: Seconds = 20.0
     """Longest time for which a watched session may be quiesced while the rest of its state is copied. Over a
     slower connection, the session stays on its source."""
-    move_quiet_s: Seconds = 0.3
+    migration_idle_window_s: Seconds = 0.3
     """Idle window required at the handoff, in seconds: a migrating session is quiesced when its next chunk is
     not due for this long."""
-    move_patience_s: Seconds = 2.0
+    migration_idle_window_timeout_s: Seconds = 2.0
     """Time in which the required idle window shrinks linearly to zero, in seconds."""
     worker_tick_s: Seconds = 0.05
     """Interval at which the worker checks whether something must be retried."""

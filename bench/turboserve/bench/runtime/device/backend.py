@@ -24,7 +24,6 @@ from turboserve.bench.runtime.device.profile import DeviceProfile
 from turboserve.worker.engine.decoding import Decoded, Decoding
 from turboserve.worker.engine.errors import HostPoolFullError
 from turboserve.worker.engine.hostpool import Extent, HostPool
-from turboserve.worker.engine.moving import Page
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.rebuilding import check_rebuild, plan_rebuild
@@ -34,6 +33,7 @@ from turboserve.worker.engine.slab import Slab, SlabLayout
 from turboserve.worker.engine.snapshot import Snapshot, header_of, state_fingerprint
 from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
 from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.engine.stream_executor import Wakeup
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.engine.transfer import Transfer, TransferDirection
@@ -278,7 +278,7 @@ class VirtualBackend:
                 if session in self._faults.failing:
                     raise RuntimeError(f"the virtual device fails for {session}")
 
-    # Moves
+    # Migrations
 
     def pages_in_use(self, session: Session) -> list[Page]:
         """See `Backend.pages_in_use`."""

@@ -14,10 +14,10 @@ from turboserve.bench.runtime.device.contents import Embedding, Latents, Virtual
 from turboserve.bench.runtime.device.profile import DeviceProfile
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.hostpool import Extent, aligned
-from turboserve.worker.engine.moving import IdentityStamp, Page
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.slab import Slab
 from turboserve.worker.engine.snapshot import VERSION, Snapshot
+from turboserve.worker.engine.state_pages import IdentityStamp, Page
 
 _KEPT = 3
 """Chunks of a window."""

@@ -71,8 +71,8 @@ class VirtualPlatform:
             loop,
             self._clock,
             self.faults,
-            settings.move_quiet_s,
-            settings.move_patience_s,
+            settings.migration_idle_window_s,
+            settings.migration_idle_window_timeout_s,
         )
         self.runner = runner
         return Device(runner, packager)

@@ -69,7 +69,7 @@ class MemoryChanges:
                         first_prompt=before.first_prompt,
                         migration_key=(
                             migration_key
-                            if record.move is None or migration_key is not None
+                            if record.migration is None or migration_key is not None
                             else before.migration_key
                         ),
                         fence_revision=before.fence_revision,
@@ -148,9 +148,9 @@ class MemoryFence:
 
 
 def _check(record: SessionRecord) -> None:
-    """Check the constraint `target_with_move`."""
-    if (record.target is None) != (record.move is None):
-        raise ConflictError("another request did this first: target without move")
+    """Check the constraint `target_with_migration`."""
+    if (record.target is None) != (record.migration is None):
+        raise ConflictError("another request did this first: target without migration")
 
 
 def lock_all(db: Session, ids: Iterable[str]) -> list[tuple[str, SessionEntry]]:

@@ -61,12 +61,12 @@ class MemoryControls:
 
         return await self._db.execute(run)
 
-    async def moved(self, record: SessionRecord, move: int) -> bool:
+    async def migrated(self, record: SessionRecord, migration: int) -> bool:
         def run() -> bool:
             return any(
                 entry.decision.epoch == record.epoch
-                and entry.decision.kind == "moved"
-                and entry.decision.numbers.get("move") == float(move)
+                and entry.decision.kind == "migrated"
+                and entry.decision.numbers.get("migration") == float(migration)
                 for _, entry in self._db.find(self._decisions, "session", record.id)
             )
 

@@ -108,11 +108,13 @@ class MemorySessions:
             found = dict(self._find("worker", worker)) | dict(self._find("target", worker))
             return tuple(
                 MigrationKey(
-                    session=entry.record.id, move=entry.record.move, key=SecretStr(entry.migration_key)
+                    session=entry.record.id,
+                    migration=entry.record.migration,
+                    key=SecretStr(entry.migration_key),
                 )
                 for entry in by_number(list(found.items()))
                 if entry.record.target is not None
-                and entry.record.move is not None
+                and entry.record.migration is not None
                 and entry.migration_key is not None
                 and entry.ended_at is None
                 and session in (None, entry.record.id)
@@ -120,7 +122,7 @@ class MemorySessions:
 
         return await self._db.execute(run)
 
-    async def moving_to(self, worker: str) -> list[Incoming]:
+    async def migrating_to(self, worker: str) -> list[Incoming]:
         def run() -> list[Incoming]:
             found = []
             for entry in by_number(self._find("target", worker)):

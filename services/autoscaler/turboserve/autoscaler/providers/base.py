@@ -76,7 +76,7 @@ class PoolProvider(abc.ABC):
       launched or adopted worker has ended, also if `release` ended it. The callback runs on the event loop
       that called `watch`.
     - *Names.* The worker runs with its id in `TURBOSERVE_WORKER_ID` and the member's name in
-      `TURBOSERVE_POOL_SLOT`. A worker id is used once.
+      `TURBOSERVE_POOL_MEMBER`. A worker id is used once.
     - *Complete lists.* If the provider cannot list all living workers, `adopt` raises.
 
     A Kubernetes provider, for example:

@@ -163,7 +163,7 @@ class RayProvider(PoolProvider):
         environment = {
             **self._environment,
             **credentials(provider_worker.worker, self._identities),
-            "TURBOSERVE_POOL_SLOT": provider_worker.member,
+            "TURBOSERVE_POOL_MEMBER": provider_worker.member,
             "TURBOSERVE_WORKER_ID": provider_worker.worker,
         }
 

@@ -30,7 +30,9 @@ class Worker(BaseModel):
     phase: WorkerPhase
     capacity: int
     sessions: int = Field(description="Sessions that hold a slot.")
-    incoming: int = Field(description="Sessions that are moving here; each has a slot reserved if it runs.")
+    incoming: int = Field(
+        description="Sessions that are migrating here; each has a slot reserved if it runs."
+    )
     suspended: int = Field(description="Sessions whose state it holds in host memory.")
     device: str
     host: str = Field(description="The machine it runs on; empty: it does not say.")

@@ -14,13 +14,13 @@ from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.sessions.schemas import (
     DecisionList,
     DecisionView,
-    NewMove,
+    NewMigration,
     NewPrompt,
     NewSession,
     Receipt,
     Session,
     SessionList,
-    StartedMove,
+    StartedMigration,
 )
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -118,13 +118,15 @@ async def resume(session: str, tenant: Tenant, gateway: Context) -> Session:
 @router.post(
     "/{session}/migrate",
     status_code=202,
-    summary="Move it to another worker while it plays",
-    description="A tenant moves its own sessions, an operator those of all.",
+    summary="Migrate it to another worker while it plays",
+    description="A tenant migrates its own sessions, an operator all sessions.",
     responses=problems(*BODY, 401, 404, 409, 429),
 )
-async def migrate(session: str, caller: Caller, gateway: Context, body: NewMove | None = None) -> StartedMove:
+async def migrate(
+    session: str, caller: Caller, gateway: Context, body: NewMigration | None = None
+) -> StartedMigration:
     owner = None if caller.operator else caller.tenant
-    return StartedMove.of(await gateway.sessions.migrate(owner, session, body.worker if body else None))
+    return StartedMigration.of(await gateway.sessions.migrate(owner, session, body.worker if body else None))
 
 
 @router.get(

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field
 
 from turboserve.contracts.base import ID_PATTERN, Text, UnixSeconds
-from turboserve.contracts.requests import MoveAccepted
+from turboserve.contracts.requests import MigrationAccepted
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
     METADATA_VALUE_LIMIT,
@@ -58,7 +58,7 @@ class NewPrompt(_Input):
     prompt: PromptText
 
 
-class NewMove(_Input):
+class NewMigration(_Input):
     worker: Annotated[str, Field(pattern=ID_PATTERN)] | None = Field(
         None, description="See /v1/workers; none: the one that suits best."
     )
@@ -105,7 +105,7 @@ class Session(BaseModel):
     metadata: dict[str, str]
     epoch: int = Field(description="Number of the current ownership; 0 before the first.")
     worker: str | None
-    target: str | None = Field(description="The worker that it is being moved to.")
+    target: str | None = Field(description="Worker to which the session is migrating.")
     next_chunk: int = Field(description="Index of the first chunk not yet made, as far as is known.")
     control_seq: int = Field(description="Number of the newest accepted prompt.")
     applied_control_seq: int = Field(description="Number of the newest prompt that a chunk was made under.")
@@ -162,24 +162,24 @@ class DecisionList(BaseModel):
     decisions: list[DecisionView]
 
 
-class StartedMove(BaseModel):
-    """A migration that has begun. The event `session.moved` or `session.move_abandoned` ends it."""
+class StartedMigration(BaseModel):
+    """A migration that has begun. The event `session.migrated` or `session.migration_abandoned` ends it."""
 
     session: str
-    epoch: int = Field(description="Stays until the move is done, then rises by one.")
-    worker: str | None = Field(description="Where it runs, until the move is done.")
+    epoch: int = Field(description="Unchanged until the migration is committed, then one higher.")
+    worker: str | None = Field(description="Worker that runs the session until the migration is committed.")
     target: str | None = Field(description="Where it goes; none: it is there already.")
-    move: int | None = Field(description="Number of this move among all of the session's.")
+    migration: int | None = Field(description="Number of this migration among all of the session's.")
     decision: DecisionView
 
     @classmethod
-    def of(cls, accepted: MoveAccepted) -> StartedMove:
+    def of(cls, accepted: MigrationAccepted) -> StartedMigration:
         record = accepted.record
         return cls(
             session=record.id,
             epoch=record.epoch,
             worker=record.worker,
             target=record.target,
-            move=record.move,
+            migration=record.migration,
             decision=DecisionView.of(accepted.decision),
         )

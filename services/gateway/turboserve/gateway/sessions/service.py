@@ -21,8 +21,8 @@ from turboserve.contracts.requests import (
     DecisionPage,
     EndSession,
     ListSessions,
-    MoveAccepted,
-    MoveSession,
+    MigrateSession,
+    MigrationAccepted,
     SessionPage,
     SessionRef,
     SubmitPrompt,
@@ -38,7 +38,7 @@ from turboserve.subjects import (
     GET_SESSION,
     LIST_DECISIONS,
     LIST_SESSIONS,
-    MOVE_SESSION,
+    MIGRATE_SESSION,
     PAUSE_SESSION,
     RESUME_SESSION,
     SUBMIT_PROMPT,
@@ -47,7 +47,7 @@ from turboserve.subjects import (
 SEED_BITS = 53
 """Bits of a seed that the gateway chooses. JavaScript represents such a number exactly."""
 REMEMBERED = 4_096
-MOVE_DEADLINE_S = 5.0
+MIGRATE_DEADLINE_S = 5.0
 """The scheduler asks the state store twice within this time, and itself answers if the outcome is unknown."""
 
 
@@ -136,19 +136,19 @@ class Sessions:
     async def resume(self, tenant: str, session: str) -> SessionRecord:
         return self.remember(await self._bus.call(RESUME_SESSION, _ref(tenant, session)))
 
-    async def migrate(self, tenant: str | None, session: str, worker: str | None) -> MoveAccepted:
+    async def migrate(self, tenant: str | None, session: str, worker: str | None) -> MigrationAccepted:
         """Begin a migration. `worker` None: the best one. `tenant` None: an operator's, for any session."""
         if not is_id(session):
             raise SessionNotFoundError("no such session", field="session")
-        request = MoveSession(session=session, tenant=tenant, worker=worker)
+        request = MigrateSession(session=session, tenant=tenant, worker=worker)
         try:
-            return await self._bus.call(MOVE_SESSION, request, deadline_s=MOVE_DEADLINE_S)
+            return await self._bus.call(MIGRATE_SESSION, request, deadline_s=MIGRATE_DEADLINE_S)
         except SessionNotFoundError:
             # The scheduler knows only live sessions, and a new session only after a moment.
             record = await self._bus.call(GET_SESSION, SessionRef(session=session, tenant=tenant))
         if record.phase.ended:
             raise TransitionError(
-                f"session {session} is {record.phase.value} and cannot be moved",
+                f"session {session} is {record.phase.value} and cannot be migrated",
                 field="phase",
                 limit=record.phase.value,
             )

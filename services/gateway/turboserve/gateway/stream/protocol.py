@@ -15,9 +15,9 @@ from turboserve.contracts.events import (
     PromptApplied,
     SessionEnded,
     SessionEvent,
+    SessionMigrated,
     SessionMigrating,
-    SessionMoveAbandoned,
-    SessionMoved,
+    SessionMigrationAbandoned,
     SessionPlaced,
 )
 from turboserve.contracts.sessions import Activity, Phase
@@ -117,13 +117,13 @@ class EventMessage(_ServerMessage):
     worker: str | None
     control_seq: int
     reason: str | None = None
-    """session.migrating, session.move_abandoned and session.ended: the reason of the event."""
+    """session.migrating, session.migration_abandoned and session.ended: the reason of the event."""
     kind: str | None = None
     """session.placed: the kind of decision: place, resume or recover."""
     previous_worker: str | None = None
-    """session.placed and session.moved: the owner before the event."""
+    """session.placed and session.migrated: the owner before the event."""
     target: str | None = None
-    """The target of the migration; session.move_abandoned: of the abandoned migration."""
+    """The target of the migration; session.migration_abandoned: of the abandoned migration."""
     event_id: str | None = None
     """prompt.accepted and prompt.applied: the id in the receipt."""
     prompt: str | None = None
@@ -140,11 +140,11 @@ class EventMessage(_ServerMessage):
             more["chunk_index"] = event.chunk_index
         if isinstance(event, SessionPlaced):
             more = {"kind": event.kind, "previous_worker": event.previous_worker}
-        if isinstance(event, SessionMoved):
+        if isinstance(event, SessionMigrated):
             more = {"previous_worker": event.previous_worker}
         if isinstance(event, SessionMigrating):
             more = {"reason": event.reason}
-        if isinstance(event, SessionMoveAbandoned):
+        if isinstance(event, SessionMigrationAbandoned):
             more = {"reason": event.reason, "target": event.target}
         if isinstance(event, SessionEnded):
             more = {"reason": record.reason}

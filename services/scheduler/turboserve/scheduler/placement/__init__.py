@@ -1,7 +1,7 @@
 """Assigns sessions to workers and proposes migrations. No clock, no I/O, no randomness (TurboServe, 5.2.1).
 
 - `interface`: the interface of assignment.
-- `moves`: the interface of rebalancing.
+- `migrations`: the interface of rebalancing.
 - `cluster`: the workers and sessions that both work on.
 """
 
@@ -10,8 +10,8 @@ from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.demands import Candidate, Choice, Demand
 from turboserve.scheduler.placement.interface import Assigner, Placement
 from turboserve.scheduler.placement.links import Link, LinkKind, Links
+from turboserve.scheduler.placement.migrations import Migration, MigrationKind, NeverMigrates, Rebalancer
 from turboserve.scheduler.placement.minmax import MinMax
-from turboserve.scheduler.placement.moves import Move, MoveKind, NeverMoves, Rebalancer
 from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
 from turboserve.scheduler.placement.states import SessionState, WorkerState
 from turboserve.scheduler.placement.weights import Weights
@@ -29,11 +29,11 @@ __all__ = [
     "Link",
     "LinkKind",
     "Links",
+    "Migration",
+    "MigrationKind",
     "MinMax",
     "MinMaxRebalancer",
-    "Move",
-    "MoveKind",
-    "NeverMoves",
+    "NeverMigrates",
     "Placement",
     "Rebalancer",
     "SessionState",

@@ -73,16 +73,16 @@ class Cluster:
         touched = self._unmark(before) if before is not None else {}
         touched.update(self._mark(session))
         if before is not None:
-            self.pool(before.model, before.weights_digest).moving.discard(session.id)
+            self.pool(before.model, before.weights_digest).migrating.discard(session.id)
         if session.target is not None:
-            self.pool(session.model, session.weights_digest).moving.add(session.id)
+            self.pool(session.model, session.weights_digest).migrating.add(session.id)
         self._rank(touched)
 
     def drop_session(self, session: str) -> None:
         """Remove a session."""
         before = self.sessions.pop(session, None)
         if before is not None:
-            self.pool(before.model, before.weights_digest).moving.discard(session)
+            self.pool(before.model, before.weights_digest).migrating.discard(session)
             self._rank(self._unmark(before))
 
     def pool(self, model: str, weights_digest: str | None = None) -> Pool:

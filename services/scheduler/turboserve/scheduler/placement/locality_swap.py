@@ -9,7 +9,7 @@ from math import inf
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.demands import Choice, Demand
 from turboserve.scheduler.placement.links import LinkKind, kind_between
-from turboserve.scheduler.placement.moves import Move, Rebalancer
+from turboserve.scheduler.placement.migrations import Migration, Rebalancer
 from turboserve.scheduler.placement.states import SessionState
 
 _NEARNESS = list(LinkKind)
@@ -27,8 +27,8 @@ def swap_for_locality(
     """
     before = {d.session: cluster.sessions.get(d.session) for d in demands}
     _try_out(cluster, demands, choices, before)
-    moves = rebalancer.propose(cluster, inf)
-    after = _exchanged(cluster, demands, choices, moves) if moves else list(choices)
+    migrations = rebalancer.propose(cluster, inf)
+    after = _exchanged(cluster, demands, choices, migrations) if migrations else list(choices)
     for name, state in before.items():
         if state is None:
             cluster.drop_session(name)
@@ -50,7 +50,7 @@ def _try_out(
 
 
 def _exchanged(
-    cluster: Cluster, demands: Sequence[Demand], choices: Sequence[Choice], moves: Sequence[Move]
+    cluster: Cluster, demands: Sequence[Demand], choices: Sequence[Choice], migrations: Sequence[Migration]
 ) -> list[Choice]:
     found = list(choices)
     open_ = [
@@ -58,22 +58,22 @@ def _exchanged(
         for i, (demand, choice) in enumerate(zip(demands, choices, strict=True))
         if choice.worker is not None and demand.counted_on is None and demand.holder != choice.worker
     ]
-    for move in sorted(moves, key=lambda move: (-move.cost_s, move.session)):
-        session = cluster.sessions[move.session]
+    for migration in sorted(migrations, key=lambda migration: (-migration.cost_s, migration.session)):
+        session = cluster.sessions[migration.session]
         if session.suspended:
             continue
-        far = _nearness(cluster, move.source, move.target)
+        far = _nearness(cluster, migration.source, migration.target)
         nearer = [
-            (_nearness(cluster, move.source, str(found[i].worker)), i)
+            (_nearness(cluster, migration.source, str(found[i].worker)), i)
             for i in open_
-            if _same_pool(cluster, str(found[i].worker), move.target)
+            if _same_pool(cluster, str(found[i].worker), migration.target)
             and found[i].worker not in session.excluded
             and cluster.entries[str(found[i].worker)].serves
-            and move.target not in demands[i].excluded
+            and migration.target not in demands[i].excluded
         ]
         best, i = min(nearer, default=(far, -1))
         if best < far:
-            found[i] = _at(cluster, found[i], move)
+            found[i] = _at(cluster, found[i], migration)
             open_.remove(i)
     return found
 
@@ -89,8 +89,8 @@ def _nearness(cluster: Cluster, source: str, worker: str) -> int:
     return _NEARNESS.index(kind_between(*hosts))
 
 
-def _at(cluster: Cluster, choice: Choice, move: Move) -> Choice:
-    entry = cluster.entries[move.target]
+def _at(cluster: Cluster, choice: Choice, migration: Migration) -> Choice:
+    entry = cluster.entries[migration.target]
     latency_s = entry.curve(entry.held + 1)
     numbers = {
         **choice.numbers,
@@ -99,7 +99,5 @@ def _at(cluster: Cluster, choice: Choice, move: Move) -> Choice:
         "sessions": entry.held + 1,
         "capacity": entry.slots,
     }
-    reason = (
-        f"{choice.reason}, with {choice.worker} left to a session of {move.source}, which is nearer to it"
-    )
-    return Choice(choice.session, move.target, reason, numbers)
+    reason = f"{choice.reason}, with {choice.worker} left to a session of {migration.source}, which is nearer"
+    return Choice(choice.session, migration.target, reason, numbers)

@@ -9,7 +9,7 @@ from turboserve.scheduler.placement.demands import Candidate, Choice, Demand
 from turboserve.scheduler.placement.interface import Placement, serving_by_kind, why_not
 from turboserve.scheduler.placement.latency import LatencyCurve
 from turboserve.scheduler.placement.locality_swap import swap_for_locality
-from turboserve.scheduler.placement.moves import Rebalancer
+from turboserve.scheduler.placement.migrations import Rebalancer
 from turboserve.scheduler.placement.pool import PoolEntry
 from turboserve.scheduler.placement.ranking import Item
 from turboserve.scheduler.placement.tentative_assignment import TentativeAssignment
@@ -31,7 +31,8 @@ class MinMax(Placement):
     """
 
     def __init__(self, rebalancer: Rebalancer | None = None) -> None:
-        """`rebalancer`: `assign` leaves near slots to its moves (see `locality_swap`). None: no exchange."""
+        """`rebalancer`: `assign` leaves near slots to its migrations (see `locality_swap`). None: no
+        exchange."""
         self._rebalancer = rebalancer
 
     def assign(self, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:

@@ -109,7 +109,7 @@ class Planner:
     def plan(self, limit_s: float, drains: Sequence[SessionState], most: int) -> Plan | None:
         """Plan so that no serving worker exceeds `limit_s` and all of `drains` leave their workers.
 
-        Returns None if there is no such plan, or none with at most `most` moves besides the drains.
+        Returns None if there is no such plan, or none with at most `most` migrations besides the drains.
 
         A worker above the limit gives away the sessions that are cheapest to migrate. All sessions with room
         on their own host go there, then all with room on their own node, then the others anywhere. Since

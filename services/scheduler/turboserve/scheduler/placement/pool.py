@@ -95,7 +95,7 @@ class Pool:
         sessions."""
         self.draining: set[str] = set()
         """Workers that are draining."""
-        self.moving: set[str] = set()
+        self.migrating: set[str] = set()
         """Sessions that migrate."""
 
     @property

@@ -7,7 +7,7 @@ from math import nextafter
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.descent import Stage, stages
 from turboserve.scheduler.placement.links import Links
-from turboserve.scheduler.placement.moves import Move, MoveKind
+from turboserve.scheduler.placement.migrations import Migration, MigrationKind
 from turboserve.scheduler.placement.plan import Plan, Planner, Step
 from turboserve.scheduler.placement.spreading import spread
 from turboserve.scheduler.placement.suspended_drain import drain_suspended
@@ -27,7 +27,8 @@ class MinMaxRebalancer:
        `descent` leaves out limits that cannot pay.
     2. It proposes the set with the largest Γ = L − L′ − η Σ κ, if that exceeds `Weights.least_gain` of L. The
        migrations of a set share Γ.
-    3. If the set is larger than `Weights.moves_at_once`, the rest follows in later decisions, where the rest
+    3. If the set is larger than `Weights.migrations_at_once`, the rest follows in later decisions, where the
+      rest
        gains more than before.
     """
 
@@ -35,29 +36,29 @@ class MinMaxRebalancer:
         self.weights = weights or Weights()
         self.links = links or Links()
 
-    def propose(self, cluster: Cluster, now: float) -> list[Move]:
-        found: list[Move] = []
+    def propose(self, cluster: Cluster, now: float) -> list[Migration]:
+        found: list[Migration] = []
         for _, pool in sorted(cluster.pools.items(), key=lambda one: (one[0][0], one[0][1] or "")):
             found += self._in_pool(cluster, Planner(cluster, pool, self.links, now))
         return found
 
-    def _in_pool(self, cluster: Cluster, planner: Planner) -> list[Move]:
+    def _in_pool(self, cluster: Cluster, planner: Planner) -> list[Migration]:
         pool, eta = planner.pool, self.weights.eta
         before_s = pool.bottleneck_s
         base = self._base(planner, before_s)
         best, gain_s = self._best(cluster, planner, base)
         drains = [step for step in best.steps if step.drain]
-        moves = [_drain(step, before_s, base, len(drains), eta) for step in drains]
-        under_way = sum(cluster.sessions[name].worker not in pool.draining for name in sorted(pool.moving))
-        allowed = self.weights.moves_at_once - under_way
+        migrations = [_drain(step, before_s, base, len(drains), eta) for step in drains]
+        under_way = sum(cluster.sessions[name].worker not in pool.draining for name in sorted(pool.migrating))
+        allowed = self.weights.migrations_at_once - under_way
         if allowed > 0:
             balance = [step for step in best.steps if not step.drain]
-            moves += [_balance(step, base, best, gain_s, eta) for step in balance[:allowed]]
+            migrations += [_balance(step, base, best, gain_s, eta) for step in balance[:allowed]]
             if self.weights.spreads and len(balance) < allowed:
-                moves += spread(cluster, planner, best, allowed - len(balance), self.weights)
+                migrations += spread(cluster, planner, best, allowed - len(balance), self.weights)
         if pool.draining:
-            moves += drain_suspended(cluster, planner, eta)
-        return moves
+            migrations += drain_suspended(cluster, planner, eta)
+        return migrations
 
     def _base(self, planner: Planner, before_s: float) -> Plan:
         """Plan only the drains, to where the bottleneck grows least."""
@@ -118,23 +119,23 @@ def _numbers(step: Step, plan: Plan, before_s: float, eta: float) -> dict[str, f
     }
 
 
-def _drain(step: Step, before_s: float, base: Plan, drains: int, eta: float) -> Move:
-    return Move(
+def _drain(step: Step, before_s: float, base: Plan, drains: int, eta: float) -> Migration:
+    return Migration(
         session=step.session.id,
         source=step.source.id,
         target=step.target.id,
         gain_s=(before_s - base.latency_s) / drains - eta * step.cost_s,
         cost_s=step.cost_s,
         reason=f"{step.source.id} is to be emptied; the bottleneck latency grows least on {step.target.id}",
-        kind=MoveKind.DRAIN,
+        kind=MigrationKind.DRAIN,
         numbers=_numbers(step, base, before_s, eta),
     )
 
 
-def _balance(step: Step, base: Plan, best: Plan, gain_s: float, eta: float) -> Move:
+def _balance(step: Step, base: Plan, best: Plan, gain_s: float, eta: float) -> Migration:
     together = len(best.steps) - len(base.steps)
-    others = "" if together == 1 else f", with {together - 1} other moves"
-    return Move(
+    others = "" if together == 1 else f", with {together - 1} other migrations"
+    return Migration(
         session=step.session.id,
         source=step.source.id,
         target=step.target.id,
@@ -142,8 +143,8 @@ def _balance(step: Step, base: Plan, best: Plan, gain_s: float, eta: float) -> M
         cost_s=step.cost_s,
         reason=(
             f"the worst chunk latency falls from {base.latency_s:.3g} s to {best.latency_s:.3g} s{others}, "
-            f"which gains more than the moves cost"
+            f"which gains more than the migrations cost"
         ),
-        kind=MoveKind.BALANCE,
-        numbers={**_numbers(step, best, base.latency_s, eta), "moves_together": together},
+        kind=MigrationKind.BALANCE,
+        numbers={**_numbers(step, best, base.latency_s, eta), "migrations_together": together},
     )

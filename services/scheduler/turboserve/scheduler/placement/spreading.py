@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.moves import Move, MoveKind
+from turboserve.scheduler.placement.migrations import Migration, MigrationKind
 from turboserve.scheduler.placement.plan import Plan, Planner
 from turboserve.scheduler.placement.pool import PoolEntry
 from turboserve.scheduler.placement.ranking import Item
@@ -16,8 +16,8 @@ from turboserve.scheduler.placement.states import SessionState
 from turboserve.scheduler.placement.weights import Weights
 
 
-def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: Weights) -> list[Move]:
-    """Propose up to `most` moves on top of `plan`, and count them in `plan`.
+def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: Weights) -> list[Migration]:
+    """Propose up to `most` migrations on top of `plan`, and count them in `plan`.
 
     If many workers share the bottleneck, L falls only after as many migrations, which may cost more than they
     gain. But each of them makes chunks faster for all sessions that remain on its source. So Γ is taken over
@@ -27,9 +27,9 @@ def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: W
     as the source becomes. So no such migration is worth undoing, and profile noise causes none.
     """
     sources = _Sources(cluster, planner, plan)
-    moves: list[Move] = []
+    migrations: list[Migration] = []
     for _ in range(weights.horizon):
-        source = sources.first() if len(moves) < most else None
+        source = sources.first() if len(migrations) < most else None
         if source is None:
             break
         there = plan.sessions_on(source)
@@ -63,8 +63,10 @@ def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: W
             f"chunks on {source.id} take {after_s:.3g} s instead of {before_s:.3g} s then, and "
             f"{numbers['target_latency_s']:.3g} s on {target.id}, which has more to spare"
         )
-        moves.append(Move(session.id, source.id, target.id, gain_s, cost_s, reason, MoveKind.SPREAD, numbers))
-    return moves
+        migrations.append(
+            Migration(session.id, source.id, target.id, gain_s, cost_s, reason, MigrationKind.SPREAD, numbers)
+        )
+    return migrations
 
 
 class _Sources:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import heapq
 
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.moves import Move, MoveKind
+from turboserve.scheduler.placement.migrations import Migration, MigrationKind
 from turboserve.scheduler.placement.plan import Planner
 from turboserve.scheduler.placement.pool import PoolEntry
 from turboserve.scheduler.placement.states import SessionState
 
 
-def drain_suspended(cluster: Cluster, planner: Planner, eta: float) -> list[Move]:
+def drain_suspended(cluster: Cluster, planner: Planner, eta: float) -> list[Migration]:
     """Propose one migration per suspended session, to the worker with the fewest sessions per slot.
 
     Suspended sessions count in that number, because each is resumed on its worker if there is room then. They
     need no slot, only host memory.
     """
     workers_by_load = [(float(item[0]), str(item[-1])) for item in planner.pool.suspended_ranking.items]
-    moves: list[Move] = []
+    migrations: list[Migration] = []
     for name in sorted(planner.pool.draining):
         source = cluster.entries[name]
         if source.state.suspect:
@@ -29,8 +29,8 @@ def drain_suspended(cluster: Cluster, planner: Planner, eta: float) -> list[Move
                 continue
             target = _take(cluster, workers_by_load, session)
             if target is not None:
-                moves.append(_move(planner, session, source, target, eta))
-    return moves
+                migrations.append(_migration(planner, session, source, target, eta))
+    return migrations
 
 
 def _take(
@@ -50,15 +50,17 @@ def _take(
     return found
 
 
-def _move(planner: Planner, session: SessionState, source: PoolEntry, target: PoolEntry, eta: float) -> Move:
+def _migration(
+    planner: Planner, session: SessionState, source: PoolEntry, target: PoolEntry, eta: float
+) -> Migration:
     cost_s = planner.cost_s(session, source, target)
-    return Move(
+    return Migration(
         session=session.id,
         source=source.id,
         target=target.id,
         gain_s=-eta * cost_s,
         cost_s=cost_s,
         reason=f"{source.id} is to be emptied; {target.id} has the fewest sessions for its size",
-        kind=MoveKind.DRAIN,
+        kind=MigrationKind.DRAIN,
         numbers={"cost_s": cost_s, "eta": eta, "state_bytes": session.state_bytes},
     )

@@ -14,9 +14,10 @@ class Weights:
     hardly interrupts the session (7.5)."""
     least_gain: float = 0.01
     """Minimum gain of a migration, relative to the latency that it lowers. Less is noise of the profiles."""
-    moves_at_once: int = 8
+    migrations_at_once: int = 8
     """Maximum number of sessions of one pool that migrate at the same time, without drains."""
     horizon: int = 128
-    """Maximum number of moves in a plan. A plan with more than `moves_at_once` takes several decisions."""
+    """Maximum number of migrations in a plan. A plan with more than `migrations_at_once` takes several
+    decisions."""
     spreads: bool = True
     """Whether sessions also migrate if the overall bottleneck stays and only the source becomes faster."""

@@ -50,7 +50,7 @@ def assign_owner(record: SessionRecord, worker: str | None) -> dict[str, Any]:
     return {"epoch": record.epoch + 1, "worker": worker, "own_revision": None}
 
 
-NO_MOVE: dict[str, None] = {"target": None, "move": None}
+NO_MIGRATION: dict[str, None] = {"target": None, "migration": None}
 """The fields of a session without a migration."""
 
 

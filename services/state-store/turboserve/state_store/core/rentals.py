@@ -45,7 +45,7 @@ class RentalRow:
 
     worker: str
     pool: str | None
-    slot: str | None
+    member: str | None
     kind: str
     gpus: float
     price_hour: float
@@ -115,7 +115,7 @@ def reported(
         row = RentalRow(
             worker=rental.worker,
             pool=pool,
-            slot=rental.member,
+            member=rental.member,
             kind=kind,
             gpus=rental.gpus,
             price_hour=price,
@@ -149,7 +149,7 @@ def reported(
     return replace(
         row,
         pool=pool,
-        slot=rental.member or row.slot,
+        member=rental.member or row.member,
         kind=kind,
         gpus=rental.gpus,
         price_hour=price,
@@ -216,7 +216,7 @@ def followed(
     The time from one renewal to the next is paid, by the clock of the process of the state store that looks.
     """
     if row is None:
-        if record.phase is WorkerPhase.GONE or record.pool_slot is not None:
+        if record.phase is WorkerPhase.GONE or record.pool_member is not None:
             # Its pool knows when the worker was launched.
             return None
         before = min(max(now.wall - record.started_at, 0.0), BRIDGE_S)
@@ -224,7 +224,7 @@ def followed(
         return RentalRow(
             worker=record.id,
             pool=None,
-            slot=None,
+            member=None,
             kind=kind,
             gpus=1.0,
             price_hour=price_of(kind, prices),

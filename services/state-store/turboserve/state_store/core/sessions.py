@@ -14,7 +14,7 @@ from turboserve.contracts.requests import (
 )
 from turboserve.contracts.sessions import Activity, Phase, PromptReceipt, SessionRecord
 from turboserve.state_store.core.change import (
-    NO_MOVE,
+    NO_MIGRATION,
     Change,
     assign_owner,
     change_id,
@@ -91,7 +91,7 @@ def suspend_idle(record: SessionRecord, request: SuspendIdle, now: float) -> Cha
 
 
 def _suspend(record: SessionRecord, activity: Activity, now: float) -> Change:
-    after = step(record, now, to=Phase.SUSPENDED, activity=activity, **NO_MOVE)
+    after = step(record, now, to=Phase.SUSPENDED, activity=activity, **NO_MIGRATION)
     event = events.SessionSuspended(id=change_id(after, "suspended"), at=now, record=after)
     return Change(after, (event,))
 
@@ -148,7 +148,7 @@ def check_owner(record: SessionRecord, worker: str | None) -> None:
 
 def _end(record: SessionRecord, to: Phase, reason: str, now: float) -> Change:
     reason = reason.replace("\x00", "")[:REASON_LIMIT]
-    after = step(record, now, to=to, reason=reason, **NO_MOVE, **assign_owner(record, None))
+    after = step(record, now, to=to, reason=reason, **NO_MIGRATION, **assign_owner(record, None))
     event = events.SessionEnded(id=change_id(after, "ended"), at=now, record=after)
     return Change(after, (event,))
 
@@ -172,7 +172,7 @@ def place(record: SessionRecord, request: PlaceSession, slots: Slots, now: float
     owned = assign_owner(record, request.worker) | {
         "weights_digest": slots.weights_digest or record.weights_digest
     }
-    after = step(record, now, to=Phase.ACTIVE, reason=None, **NO_MOVE, **owned)
+    after = step(record, now, to=Phase.ACTIVE, reason=None, **NO_MIGRATION, **owned)
     changed = record.next_chunk > 0 and record.weights_digest not in (None, after.weights_digest)
     decision = request.decision.model_copy(
         update={"session": record.id, "epoch": after.epoch, "worker": request.worker, "at": now}
@@ -195,7 +195,7 @@ def release(record: SessionRecord, request: ReleaseSession, now: float) -> Chang
     if record.worker is None:
         return None
     expect_version(record, request.expected_version)
-    after = step(record, now, to=Phase.SUSPENDED, **NO_MOVE, **assign_owner(record, None))
+    after = step(record, now, to=Phase.SUSPENDED, **NO_MIGRATION, **assign_owner(record, None))
     decision = request.decision.model_copy(
         update={"session": record.id, "epoch": after.epoch, "worker": None, "kind": "release", "at": now}
     )

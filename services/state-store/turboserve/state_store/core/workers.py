@@ -139,7 +139,7 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
         weights_digest=load.weights_digest,
         device=load.device,
         pid=load.pid,
-        pool_slot=load.pool_slot,
+        pool_member=load.pool_member,
         chunk_latency_s=load.chunk_latency_s,
         transfer=load.transfer,
         host=load.host,

@@ -42,7 +42,7 @@ class SessionRepository(Protocol):
     async def migration_keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:
         """Return the keys of live migrations from or to this worker; with `session`, only its key."""
 
-    async def moving_to(self, worker: str) -> list[Incoming]:
+    async def migrating_to(self, worker: str) -> list[Incoming]:
         """Return all sessions that migrate to this worker, oldest first, with their sources' addresses."""
 
 
@@ -118,7 +118,7 @@ class ControlRepository(Protocol):
     async def decided(self, record: SessionRecord, version: int, worker: str) -> bool:
         """Return whether placing the session on `worker` made the row's `version` and its current epoch."""
 
-    async def moved(self, record: SessionRecord, move: int) -> bool:
+    async def migrated(self, record: SessionRecord, migration: int) -> bool:
         """Return whether committing this migration made the row's current epoch."""
 
     async def note(self, decision: Decision) -> None:

@@ -46,9 +46,9 @@ class Assignments:
                 source = await db.workers.get(str(record.worker))
                 keys = await db.sessions.migration_keys(str(record.worker), record.id)
         except TurboServeError as error:
-            log.debug("source of a move not read", session=record.id, error=error.detail)
+            log.debug("source of a migration not read", session=record.id, error=error.detail)
             return None, None
-        key = next((key for key in keys if key.move == record.move), None)
+        key = next((key for key in keys if key.migration == record.migration), None)
         return Incoming(record=record, source=() if source is None else source.transfer), key
 
     async def _send(self, worker: str, message: Assignment) -> None:

@@ -30,7 +30,7 @@ class SqlChanges:
         values: dict[str, Any] = record.model_dump(mode="json", include=set(SESSION_CHANGING))
         if record.phase.ended:
             values["ended_at"] = record.updated_at
-        if record.move is None or migration_key is not None:
+        if record.migration is None or migration_key is not None:
             values["migration_key"] = migration_key
         row = update(sessions).where(sessions.c.id == record.id).values(values)
         parts = []

@@ -55,12 +55,12 @@ class SqlControls:
         )
         return (await self._db.execute(query)).first() is not None
 
-    async def moved(self, record: SessionRecord, move: int) -> bool:
+    async def migrated(self, record: SessionRecord, migration: int) -> bool:
         query = select(decisions.c.version).where(
             decisions.c.session == record.id,
             decisions.c.epoch == record.epoch,
-            decisions.c.kind == "moved",
-            decisions.c.numbers["move"].as_float() == float(move),
+            decisions.c.kind == "migrated",
+            decisions.c.numbers["migration"].as_float() == float(migration),
         )
         return (await self._db.execute(query)).first() is not None
 

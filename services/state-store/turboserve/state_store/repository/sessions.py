@@ -82,18 +82,18 @@ class SqlSessions:
     async def migration_keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:
         mine = or_(sessions.c.worker == worker, sessions.c.target == worker)
         query = (
-            select(sessions.c.id, sessions.c.move, sessions.c.migration_key)
+            select(sessions.c.id, sessions.c.migration, sessions.c.migration_key)
             .where(mine, sessions.c.target.is_not(None), sessions.c.migration_key.is_not(None), LIVE)
             .order_by(sessions.c.number)
         )
         if session is not None:
             query = query.where(sessions.c.id == session)
         return tuple(
-            MigrationKey(session=row["id"], move=row["move"], key=row["migration_key"])
+            MigrationKey(session=row["id"], migration=row["migration"], key=row["migration_key"])
             for row in (await self._db.execute(query)).mappings()
         )
 
-    async def moving_to(self, worker: str) -> list[Incoming]:
+    async def migrating_to(self, worker: str) -> list[Incoming]:
         source = workers.alias("source")
         query = (
             select(*COLUMNS, source.c.transfer)

@@ -18,7 +18,7 @@ from turboserve.contracts.requests import (
 )
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import LoadReport, Renewal, WorkerPhase, WorkerRecord
-from turboserve.state_store.core import device_errors, moves
+from turboserve.state_store.core import device_errors, session_migrations
 from turboserve.state_store.core import workers as rules
 from turboserve.state_store.core.device_errors import PoisonLimits
 from turboserve.state_store.core.leases import Leases
@@ -61,7 +61,9 @@ class Workers:
         """
         load = request.load
         # A worker also holds state that was copied to it for a migration, which may be committed by now.
-        held = {session.session for session in load.sessions} | {move.session for move in load.moves}
+        held = {session.session for session in load.sessions} | {
+            migration.session for migration in load.migrations
+        }
         if load.phase is WorkerPhase.GONE:
             await self._left(load)
             return Renewal(worker=load.worker, drain=True)
@@ -76,7 +78,7 @@ class Workers:
                 await db.make_durable()
                 await db.outbox.add([rules.joined_event(record, now)])
             assigned = await db.sessions.assigned(load.worker, held)
-            coming = await db.sessions.moving_to(load.worker)
+            coming = await db.sessions.migrating_to(load.worker)
             has_migrations = bool(coming) or any(row.target is not None for row in assigned)
             keys = await db.sessions.migration_keys(load.worker) if has_migrations else ()
         if before is None:
@@ -127,12 +129,12 @@ class Workers:
                 await db.workers.write(after, gone_at=now)
                 await db.outbox.add([rules.left_event(after, now)])
                 suspects = () if final_report is None else final_report.device_error_sessions
-                coming = [one.record.id for one in await db.sessions.moving_to(after.id)]
+                coming = [one.record.id for one in await db.sessions.migrating_to(after.id)]
                 # A fixed order: two workers may leave at once, each the target of the other's sessions.
                 for name in sorted({*suspects, *coming}):
                     await db.sessions.get_row(name, lock=True)
                 failed = await self._count_device_errors(db, after.id, suspects, now)
-                stayed = await self._abandon_moves_to(db, after, now)
+                stayed = await self._abandon_migrations_to(db, after, now)
         self._leases.forget(request.worker)
         self._post_commit.events()
         for session in stayed:
@@ -167,14 +169,14 @@ class Workers:
         self._leases.connected(self._connection(), self._clock.monotonic())
         return self._leases
 
-    async def _abandon_moves_to(
+    async def _abandon_migrations_to(
         self, db: UnitOfWork, worker: WorkerRecord, now: float
     ) -> list[SessionRecord]:
         """Abandon all migrations to the worker. The caller holds its row's lock, so none begins."""
         stayed = []
-        for one in await db.sessions.moving_to(worker.id):
+        for one in await db.sessions.migrating_to(worker.id):
             row = (await locked(db, SessionRef(session=one.record.id))).record
-            change = moves.abandon(row, one.record.move or 0, f"{worker.id} is gone", now)
+            change = session_migrations.abandon(row, one.record.migration or 0, f"{worker.id} is gone", now)
             if change is not None:
                 await db.changes.write(change)
                 stayed.append(change.record)

@@ -26,8 +26,8 @@ from turboserve.worker.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from turboserve.worker.engine.decoding import Decoded, Decoding
-    from turboserve.worker.engine.moving import Page
     from turboserve.worker.engine.session import Session
+    from turboserve.worker.engine.state_pages import Page
 
 J = TypeVar("J", bound=Job)
 

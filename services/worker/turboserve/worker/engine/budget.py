@@ -8,11 +8,11 @@ import torch
 
 from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.errors import BudgetTooSmallError
-from turboserve.worker.engine.moving import SOURCES_AT_ONCE
-from turboserve.worker.engine.pipeline import LANE_DEPTH, TEXT_BATCH
+from turboserve.worker.engine.pipeline import DECODE_EXECUTOR_DEPTH, TEXT_BATCH
 from turboserve.worker.engine.rows import ROTATIONS
 from turboserve.worker.engine.session import MAX_UNDECODED
 from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE
 from turboserve.worker.model.config import ModelConfig
 
 DECODE_SHARE = 0.05
@@ -86,7 +86,7 @@ def plan(models: Models, total_bytes: int, decode_batch: int = 1) -> MemoryBudge
 def decode_bytes(models: Models) -> int:
     """Largest memory of one row of a decode: its workspace, and new caches that the engine does not use
     yet."""
-    return models.decoder.workspace_bytes + LANE_DEPTH * models.decoder.cache_bytes
+    return models.decoder.workspace_bytes + DECODE_EXECUTOR_DEPTH * models.decoder.cache_bytes
 
 
 def affordable_decodes(models: Models, total_bytes: int, limit: int) -> int:

@@ -98,7 +98,7 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
         by_name = {session.name: session for session in waiting}
         batch = []
         for session in (by_name[candidate.session] for candidate in chosen):
-            session.in_lane = True
+            session.in_decode_executor = True
             batch.append(Decoding(session, session.undecoded[0], session.state.decoder_cache))
         return batch
 
@@ -114,7 +114,7 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
             if decoded is None:
                 events.append(fail(session, outcome.error))
                 continue
-            session.in_lane = False
+            session.in_decode_executor = False
             session.undecoded.popleft()
             session.state.decoder_cache = decoded.cache
             if item.index is not None and item.timings is not None:

@@ -10,11 +10,11 @@ import torch
 
 from turboserve.worker.engine.backend import Backend, ReceiveBuffer
 from turboserve.worker.engine.errors import UnknownSessionError
-from turboserve.worker.engine.moving import Page
 from turboserve.worker.engine.pipeline import Pipeline
 from turboserve.worker.engine.session import PendingControl, QuiesceRequest, Session
 from turboserve.worker.engine.snapshot import Snapshot, state_fingerprint
 from turboserve.worker.engine.spec import Control, Decoder, EngineOptions, SessionSpec, TextEncoder
+from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.engine.tensor_backend import TensorBackend
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.weights import weight_bytes

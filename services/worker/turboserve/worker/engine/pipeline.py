@@ -29,7 +29,7 @@ from turboserve.worker.engine.transfer import Transfer, TransferDirection
 
 T = TypeVar("T")
 
-LANE_DEPTH = 2
+DECODE_EXECUTOR_DEPTH = 2
 """Batches in the decode executor at once: one in progress, and one ready, so that the executor need not wait
 for the engine. Further latents stay with their sessions, where the most urgent ones go first."""
 TEXT_BATCH = 4
@@ -135,7 +135,7 @@ class Pipeline:
     def computing(self) -> tuple[str, ...]:
         """Sessions for which something is computed, in this step or in the decode executor. After an error of
         `step`: the sessions of that step."""
-        lane = [session.name for session in self._table.sessions.values() if session.in_lane]
+        lane = [session.name for session in self._table.sessions.values() if session.in_decode_executor]
         return tuple(dict.fromkeys([*self._step_of, *lane]))
 
     def has_work(self, now: float) -> bool:
@@ -186,7 +186,7 @@ class Pipeline:
     def _waits(self, session: Session, now: float) -> bool:
         return (
             session.forwarding
-            or (session.decodable and self._decodes.load < LANE_DEPTH)
+            or (session.decodable and self._decodes.load < DECODE_EXECUTOR_DEPTH)
             or (session.transfer is None and any(not pending.ready for pending in session.controls))
             or self._boundary.pending(session, now)
         )
@@ -212,7 +212,7 @@ class Pipeline:
         return events
 
     def _run_decode(self, now: float) -> list[Event] | None:
-        while self._decodes.load < LANE_DEPTH and not self._held_back(now):
+        while self._decodes.load < DECODE_EXECUTOR_DEPTH and not self._held_back(now):
             waiting = self._isolation.choose(self.decode.waiting(self._table.sessions.values()), _same)
             batch = self.decode.gather(waiting, now)
             if not batch:

@@ -93,8 +93,8 @@ class Session:
     """Index after the last chunk that was decoded and delivered."""
     work: Work | None = None
     undecoded: deque[Undecoded] = field(default_factory=deque)
-    """Latents in the order of the video; the first is in the decode executor if `in_lane`."""
-    in_lane: bool = False
+    """Latents in the order of the video; the first is in the decode executor if `in_decode_executor`."""
+    in_decode_executor: bool = False
     transfer: Transfer | None = None
     """Set while the state is transferred to the host or back: nothing else happens to the session."""
     controls: deque[PendingControl] = field(default_factory=deque)
@@ -148,7 +148,7 @@ class Session:
     @property
     def decodable(self) -> bool:
         """Whether the session waits for a place in the decode executor."""
-        return bool(self.undecoded) and not self.in_lane
+        return bool(self.undecoded) and not self.in_decode_executor
 
     @property
     def warming(self) -> bool:

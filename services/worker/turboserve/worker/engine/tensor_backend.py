@@ -11,7 +11,6 @@ from torch import Tensor
 from turboserve.worker.engine.attention import attention_kind
 from turboserve.worker.engine.decoding import Decoded, Decoding
 from turboserve.worker.engine.hostpool import Extent, HostPool, size_of
-from turboserve.worker.engine.moving import Page, pages_in_use, pages_of, pages_quiesced
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.rebuilding import check_rebuild, plan_rebuild
 from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer, allocate_host, host_bytes, own_limit
@@ -22,6 +21,7 @@ from turboserve.worker.engine.slab import Slab, SlabLayout
 from turboserve.worker.engine.snapshot import Snapshot, parts, prepare
 from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
 from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.state_pages import Page, pages_in_use, pages_of, pages_quiesced
 from turboserve.worker.engine.stream_executor import StreamExecutor, Wakeup
 from turboserve.worker.engine.streams import settle, to_host
 from turboserve.worker.engine.transfer import Transfer, TransferDirection

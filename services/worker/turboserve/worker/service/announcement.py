@@ -8,7 +8,13 @@ from contextlib import asynccontextmanager
 
 from turboserve.bus import Bus
 from turboserve.clock import Clock
-from turboserve.contracts.workers import LoadReport, MoveReport, MoveStage, SessionRefusal, WorkerPhase
+from turboserve.contracts.workers import (
+    LoadReport,
+    MigrationReport,
+    MigrationStage,
+    SessionRefusal,
+    WorkerPhase,
+)
 from turboserve.tasks import stop
 from turboserve.worker.service import events
 from turboserve.worker.service.heartbeat import Heartbeat
@@ -26,7 +32,7 @@ def starting(worker: str, settings: Settings, device: str, pid: int, now: float)
         phase=WorkerPhase.STARTING,
         device=device,
         pid=pid,
-        pool_slot=settings.pool_slot,
+        pool_member=settings.pool_member,
         started_at=now,
     )
 
@@ -74,13 +80,16 @@ class _Announcement:
             for row in message.records
             if row.phase.holds_slot
         )
-        moves = tuple(
-            MoveReport(
-                session=one.record.id, move=one.record.move, stage=MoveStage.FAILED, reason=STARTED_AGAIN
+        migrations = tuple(
+            MigrationReport(
+                session=one.record.id,
+                migration=one.record.migration,
+                stage=MigrationStage.FAILED,
+                reason=STARTED_AGAIN,
             )
             for one in message.incoming
-            if one.record.move is not None
+            if one.record.migration is not None
         )
-        if (refusals, moves) != (self.report.refusals, self.report.moves):
-            self.report = self.report.model_copy(update={"refusals": refusals, "moves": moves})
+        if (refusals, migrations) != (self.report.refusals, self.report.migrations):
+            self.report = self.report.model_copy(update={"refusals": refusals, "migrations": migrations})
             self.changed()

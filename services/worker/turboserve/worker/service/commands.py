@@ -115,7 +115,7 @@ class SendFinalDelta:
     """Let the target have the rest of the state: the session is quiesced."""
 
     session: str
-    move: int
+    migration: int
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class SendManifest:
     """Let the target have the manifest: the log has all chunks before `next_chunk`."""
 
     session: str
-    move: int
+    migration: int
     next_chunk: int
 
 
@@ -141,7 +141,7 @@ class FetchState:
 
     session: str
     run: int
-    move: int
+    migration: int
     source: tuple[str, ...]
     """Addresses of the source."""
     on_host: bool

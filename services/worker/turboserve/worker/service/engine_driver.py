@@ -90,8 +90,8 @@ class EngineDriver:
     ) -> None:
         """Store the engine and its callbacks.
 
-        `now`: monotonic seconds on the engine's clock. `quiet_s`, `patience_s`: see `Settings.move_quiet_s`
-        and `Settings.move_patience_s`.
+        `now`: monotonic seconds on the engine's clock. `quiet_s`, `patience_s`: see
+        `Settings.migration_idle_window_s` and `Settings.migration_idle_window_timeout_s`.
         """
         self.engine = engine
         self._quiet_s, self._patience_s = quiet_s, patience_s

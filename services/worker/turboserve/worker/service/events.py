@@ -130,7 +130,7 @@ class QuiesceRequested:
     """The target of the migration has the bulk of the state and waits for the rest."""
 
     session: str
-    move: int
+    migration: int
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class ManifestSent:
     """From now on the target may have the complete state. Comes before the manifest is sent."""
 
     session: str
-    move: int
+    migration: int
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class TransferEnded:
     """The transfer attempt has ended, with or without the whole state."""
 
     session: str
-    move: int
+    migration: int
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class StateReceived:
     next_chunk: int
     control_seq: int
     digest: str
-    bytes_moved: int
+    bytes_copied: int
     seconds: float
     state_bytes: int = 0
 

@@ -67,7 +67,7 @@ class Heartbeat:
         self._wanted.set()
 
     async def leave(self) -> None:
-        """Send the final report, so that the sessions move at once rather than after a timeout.
+        """Send the final report, so that its sessions get new workers at once rather than after a timeout.
 
         Call this after the last chunk: the fence refuses later ones. Raises no TurboServeError; waits at most
         `FINAL_REPORT_TIMEOUT_S` for the answer.

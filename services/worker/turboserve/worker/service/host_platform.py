@@ -55,7 +55,13 @@ class HostPlatform:
             TensorEncoder(encoder, engine.dtype), engine.config.fps, clock, engine.package
         )
         packager = QueuedPackager(convert, deliver_from_thread, limit=PACKAGER_LIMIT * engine.slots)
-        thread = EngineThread(engine, packager.put, clock, settings.move_quiet_s, settings.move_patience_s)
+        thread = EngineThread(
+            engine,
+            packager.put,
+            clock,
+            settings.migration_idle_window_s,
+            settings.migration_idle_window_timeout_s,
+        )
         return Device(thread, packager)
 
     def network(self, engine: Engine) -> SocketNetwork:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.contracts.workers import Incoming, MoveReport, MoveStage
+from turboserve.contracts.workers import Incoming, MigrationReport, MigrationStage
 from turboserve.worker.service import commands, events
 
 
@@ -19,15 +19,15 @@ class IncomingMigration:
     """One migration to this worker."""
 
     record: SessionRecord
-    """The source's row, with target and move."""
+    """The source's row, with target and migration."""
     learned_at: float
     run: int
-    stage: MoveStage = MoveStage.COPYING
+    stage: MigrationStage = MigrationStage.COPYING
     next_chunk: int = 0
     control_seq: int = 0
     """Number of the newest control that the state was generated under."""
     digest: str | None = None
-    bytes_moved: int = 0
+    bytes_copied: int = 0
     state_bytes: int = 0
     seconds: float = 0.0
     limit_s: float = 0.0
@@ -40,8 +40,8 @@ class IncomingMigration:
     playing: bool = False
 
     @property
-    def move(self) -> int:
-        return self.record.move or 0
+    def migration(self) -> int:
+        return self.record.migration or 0
 
     @property
     def on_host(self) -> bool:
@@ -50,16 +50,16 @@ class IncomingMigration:
 
     @property
     def takes_slot(self) -> bool:
-        return not self.on_host and self.stage is not MoveStage.FAILED
+        return not self.on_host and self.stage is not MigrationStage.FAILED
 
-    def report(self) -> MoveReport:
-        return MoveReport(
+    def report(self) -> MigrationReport:
+        return MigrationReport(
             session=self.record.id,
-            move=self.move,
+            migration=self.migration,
             stage=self.stage,
             next_chunk=self.next_chunk,
             digest=self.digest,
-            bytes_moved=self.bytes_moved,
+            bytes_copied=self.bytes_copied,
             state_bytes=self.state_bytes,
             seconds=self.seconds,
             limit_s=self.limit_s,
@@ -86,16 +86,16 @@ class IncomingMigrations:
         """Slots that are kept for arriving sessions."""
         return sum(arrival.takes_slot for arrival in self._all.values())
 
-    def reports(self) -> tuple[MoveReport, ...]:
+    def reports(self) -> tuple[MigrationReport, ...]:
         return tuple(arrival.report() for arrival in self._all.values())
 
     def expect(self, incoming: Incoming, now: float, run: int, free_slots: int) -> None:
         """Handle a row that names this worker as its target. `run`: number of a new migration's copy."""
         record = incoming.record
-        if record.target != self._worker or record.move is None:
+        if record.target != self._worker or record.migration is None:
             return
         known = self._all.get(record.id)
-        if known is not None and known.move == record.move:
+        if known is not None and known.migration == record.migration:
             known.record, known.learned_at = record, now
             return
         if known is not None:
@@ -110,7 +110,9 @@ class IncomingMigrations:
             self._fail(arrival, "slots: all are in use or kept for others")
         else:
             self._out.append(
-                commands.FetchState(record.id, run, record.move, incoming.source, on_host=arrival.on_host)
+                commands.FetchState(
+                    record.id, run, record.migration, incoming.source, on_host=arrival.on_host
+                )
             )
 
     def forget(self, session: str, learned_before: float | None = None) -> None:
@@ -123,7 +125,7 @@ class IncomingMigrations:
     def drop(self, session: str) -> None:
         """Release what was copied."""
         arrival = self._all.pop(session)
-        if arrival.stage is not MoveStage.FAILED:
+        if arrival.stage is not MigrationStage.FAILED:
             self._out.append(commands.CancelFetch(session, arrival.run))
 
     def take(self, record: SessionRecord) -> IncomingMigration | None:
@@ -134,7 +136,7 @@ class IncomingMigrations:
         arrival = self._all.get(record.id)
         if arrival is None:
             return None
-        if arrival.stage is MoveStage.VERIFIED and record.epoch == arrival.record.epoch + 1:
+        if arrival.stage is MigrationStage.VERIFIED and record.epoch == arrival.record.epoch + 1:
             return self._all.pop(record.id)
         self.drop(record.id)
         return None
@@ -142,19 +144,19 @@ class IncomingMigrations:
     def handle(self, message: events.CopyStarted | events.StateReceived | events.StateFetchFailed) -> None:
         """Handle the outcome of a copy."""
         arrival = self._all.get(message.session)
-        if arrival is None or arrival.run != message.run or arrival.stage is not MoveStage.COPYING:
+        if arrival is None or arrival.run != message.run or arrival.stage is not MigrationStage.COPYING:
             return
         if isinstance(message, events.CopyStarted):
             arrival.limit_s = message.limit_s
         elif isinstance(message, events.StateFetchFailed):
             self._fail(arrival, message.reason, message.code)
         else:
-            arrival.stage = MoveStage.VERIFIED
+            arrival.stage = MigrationStage.VERIFIED
             arrival.next_chunk, arrival.control_seq = message.next_chunk, message.control_seq
-            arrival.digest, arrival.bytes_moved = message.digest, message.bytes_moved
+            arrival.digest, arrival.bytes_copied = message.digest, message.bytes_copied
             arrival.seconds, arrival.state_bytes = message.seconds, message.state_bytes
         self._out.append(commands.Report())
 
     def _fail(self, arrival: IncomingMigration, reason: str, code: str | None = None) -> None:
         """Mark a copy as failed, its memory already released. Reports repeat this until the row changes."""
-        arrival.stage, arrival.reason, arrival.code = MoveStage.FAILED, reason, code
+        arrival.stage, arrival.reason, arrival.code = MigrationStage.FAILED, reason, code

@@ -32,14 +32,14 @@ class MigrationKeys:
                 elif message.record.target is None:
                     self._keys.pop(message.record.id, None)
 
-    def of(self, session: str, move: int) -> bytes | None:
+    def of(self, session: str, migration: int) -> bytes | None:
         """The key, 32 bytes; None: no such migration is known."""
         found = self._keys.get(session)
-        if found is None or found[0].move != move:
+        if found is None or found[0].migration != migration:
             return None
         return bytes.fromhex(found[0].key.get_secret_value())
 
     def _keep(self, key: MigrationKey, now: float) -> None:
         known = self._keys.get(key.session)
-        if known is None or known[0].move <= key.move:
+        if known is None or known[0].migration <= key.migration:
             self._keys[key.session] = key, now

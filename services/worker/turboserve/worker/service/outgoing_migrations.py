@@ -34,13 +34,15 @@ class OutgoingMigrations:
     """Returns a number that was never returned before."""
 
     @staticmethod
-    def check(entry: SessionEntry | None, session: str, move: int, target: str) -> SessionEntry:
+    def check(entry: SessionEntry | None, session: str, migration: int, target: str) -> SessionEntry:
         """Return the session's entry if this target may have the state now. Changes nothing.
 
         Raises `MigrationNotOfferedError`, `SourceNotReadyError` or `NoStateError`.
         """
-        if entry is None or not _moves(entry.record, move) or entry.record.target != target:
-            raise MigrationNotOfferedError(f"session {session}: no move {move} to {target} is known here")
+        if entry is None or not _migrates(entry.record, migration) or entry.record.target != target:
+            raise MigrationNotOfferedError(
+                f"session {session}: no migration {migration} to {target} is known here"
+            )
         # This check comes before the next: the log of a suspended session without state is not read, so that
         # its ownership is never settled.
         if entry.place is StateLocation.NOWHERE and not entry.takes_slot:
@@ -53,16 +55,16 @@ class OutgoingMigrations:
             raise SourceNotReadyError(f"session {session}: its state is on its way to where it belongs")
         return entry
 
-    def offer(self, entry: SessionEntry | None, session: str, move: int, target: str) -> bool:
+    def offer(self, entry: SessionEntry | None, session: str, migration: int, target: str) -> bool:
         """Offer the state to the target. Returns whether it is on the host. Raises the errors of `check`."""
-        entry = self.check(entry, session, move, target)
+        entry = self.check(entry, session, migration, target)
         suspended = entry.wanted is DesiredState.HOST
-        if entry.outgoing_migration is not None and entry.outgoing_migration.move == move:
+        if entry.outgoing_migration is not None and entry.outgoing_migration.migration == migration:
             # The target asks again. A quiesced session, or one that the target may already have, stays so.
             entry.outgoing_migration.whole = False
         else:
             entry.outgoing_migration = OutgoingMigration(
-                move, quiesced_at=entry.made_next if suspended else None
+                migration, quiesced_at=entry.made_next if suspended else None
             )
         return suspended
 
@@ -72,9 +74,9 @@ class OutgoingMigrations:
         if outgoing_migration is None:
             return
         match message:
-            case events.QuiesceRequested() if message.move == outgoing_migration.move:
+            case events.QuiesceRequested() if message.migration == outgoing_migration.migration:
                 if outgoing_migration.quiesced_at is not None:
-                    self.out.append(commands.SendFinalDelta(entry.session, outgoing_migration.move))
+                    self.out.append(commands.SendFinalDelta(entry.session, outgoing_migration.migration))
                 elif entry.place is StateLocation.SLAB and outgoing_migration.quiesce is None:
                     entry.quiesced, outgoing_migration.quiesce = True, self.number()
                     self.out.append(commands.Quiesce(entry.session, entry.run, outgoing_migration.quiesce))
@@ -84,10 +86,10 @@ class OutgoingMigrations:
                     False,
                     now,
                 )
-                self.out.append(commands.SendFinalDelta(entry.session, outgoing_migration.move))
-            case events.ManifestSent() if message.move == outgoing_migration.move:
+                self.out.append(commands.SendFinalDelta(entry.session, outgoing_migration.migration))
+            case events.ManifestSent() if message.migration == outgoing_migration.migration:
                 outgoing_migration.manifest_sent = True
-            case events.TransferEnded() if message.move == outgoing_migration.move:
+            case events.TransferEnded() if message.migration == outgoing_migration.migration:
                 self._broken(entry, outgoing_migration)
 
     def settle(self, entry: SessionEntry, now: float) -> None:
@@ -95,7 +97,7 @@ class OutgoingMigrations:
         outgoing_migration = entry.outgoing_migration
         if outgoing_migration is None:
             return
-        if not _moves(entry.record, outgoing_migration.move):
+        if not _migrates(entry.record, outgoing_migration.migration):
             self.end(entry)
         elif outgoing_migration.quiesced_at is not None:
             whole = (
@@ -105,7 +107,7 @@ class OutgoingMigrations:
                 outgoing_migration.whole = True
                 self.out.append(
                     commands.SendManifest(
-                        entry.session, outgoing_migration.move, outgoing_migration.quiesced_at
+                        entry.session, outgoing_migration.migration, outgoing_migration.quiesced_at
                     )
                 )
             if entry.quiesced and now - outgoing_migration.asked_at >= ASK_S:
@@ -126,5 +128,5 @@ class OutgoingMigrations:
             entry.outgoing_migration = None
 
 
-def _moves(record: SessionRecord, move: int) -> bool:
-    return record.move == move and record.target is not None
+def _migrates(record: SessionRecord, migration: int) -> bool:
+    return record.migration == migration and record.target is not None

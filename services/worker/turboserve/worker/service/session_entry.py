@@ -40,7 +40,7 @@ class PendingQuery(Enum):
 class OutgoingMigration:
     """The source's side of a migration."""
 
-    move: int
+    migration: int
     quiesce: int | None = None
     """Number of the quiesce request, once it was sent."""
     quiesced_at: int | None = None

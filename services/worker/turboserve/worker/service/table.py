@@ -104,16 +104,16 @@ class Table:
         elif generated and not self.generating:
             self._say(commands.StopGenerating())
 
-    def check(self, session: str, move: int, target: str) -> None:
+    def check(self, session: str, migration: int, target: str) -> None:
         """Check that this target may have the state. Changes nothing.
 
         Raises `MigrationNotOfferedError`, `SourceNotReadyError` or `NoStateError`.
         """
-        self._reconciler.outgoing.check(self.entries.get(session), session, move, target)
+        self._reconciler.outgoing.check(self.entries.get(session), session, migration, target)
 
-    def offer(self, session: str, move: int, target: str) -> bool:
+    def offer(self, session: str, migration: int, target: str) -> bool:
         """Offer the state to a target. Returns whether it is on the host. Raises the errors of `check`."""
-        return self._reconciler.outgoing.offer(self.entries.get(session), session, move, target)
+        return self._reconciler.outgoing.offer(self.entries.get(session), session, migration, target)
 
     # Reports
 

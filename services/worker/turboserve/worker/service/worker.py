@@ -26,7 +26,7 @@ from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.service import commands, events, metrics
 from turboserve.worker.service.engine_driver import AdmitRequest
 from turboserve.worker.service.heartbeat import Heartbeat
-from turboserve.worker.service.moves import Moves
+from turboserve.worker.service.migrations import Migrations
 from turboserve.worker.service.packaged_chunks import PackagedChunk, ToLoop
 from turboserve.worker.service.ports import Loaded, Platform
 from turboserve.worker.service.table import Table
@@ -69,7 +69,7 @@ class Worker:
         self._device, self._pid = str(engine.device), platform.pid
         device = platform.run(engine, self._arrived)
         self._engine, self._packager = device.engine, device.packager
-        self._moves = Moves(
+        self._migrations = Migrations(
             worker, settings, self._engine, platform.network(engine), self.table, self.handle, clock.monotonic
         )
         self._wire = Wire(bus, clock, worker, config, settings.chunk_ttl_s)
@@ -88,7 +88,7 @@ class Worker:
         """Start the threads and the subscriptions. `spawn` runs the endless tasks."""
         self._packager.start()
         self._engine.start()
-        await self._moves.start()
+        await self._migrations.start()
         await self._bus.subscribe(ASSIGN, self.id, self._assigned)
         spawn(self.heartbeat.run(), "heartbeat")
         spawn(self._tick(), "ticks")
@@ -96,7 +96,7 @@ class Worker:
     async def stop(self) -> None:
         """Generate nothing new; publish what is generated, for a short time; end the threads; leave."""
         self._stopping = True
-        self._moves.fetch_no_more()
+        self._migrations.fetch_no_more()
         self._engine.submit(commands.StopGenerating())
         deadline = self._clock.monotonic() + FINAL_REPORT_TIMEOUT_S
         while self.table.unpublished and self._clock.monotonic() < deadline:
@@ -111,7 +111,7 @@ class Worker:
             # Nothing is generated here any more. The report goes first, because the end of a large copy may
             # take time.
             await self.heartbeat.leave()
-        await self._moves.stop()
+        await self._migrations.stop()
         self._tasks.cancel()
 
     @property
@@ -138,25 +138,25 @@ class Worker:
             phase=WorkerPhase.DRAINING if draining else WorkerPhase.READY,
             sessions=self.table.held(self._config.media_start),
             refusals=self.table.refusals(),
-            moves=self.table.incoming.reports(),
-            transfer=self._moves.addresses,
-            host=self._moves.machine,
+            migrations=self.table.incoming.reports(),
+            transfer=self._migrations.addresses,
+            host=self._migrations.machine,
             chunk_latency_s=self._profile.to_mapping(),
             host_states=self._host_states,
             device=self._device,
             pid=self._pid,
-            pool_slot=self._settings.pool_slot,
+            pool_member=self._settings.pool_member,
             started_at=self._started_at,
             device_error_sessions=self._engine.device_error_sessions,
         )
 
     async def _tick(self) -> None:
         tick_s = self._settings.worker_tick_s
-        pulse = Watchdog(round(STUCK_S / tick_s))
+        watchdog = Watchdog(round(STUCK_S / tick_s))
         while True:
             await asyncio.sleep(tick_s)
             self.handle(events.Tick())
-            stuck = pulse.stuck(self._engine.turns)
+            stuck = watchdog.stuck(self._engine.turns)
             if self._stopping:
                 continue
             # End the process, so that its sessions continue elsewhere. Its renewals continue, so that no
@@ -171,7 +171,7 @@ class Worker:
     # Events
 
     def handle(self, message: events.Input) -> None:
-        self._moves.keys.learn(message, self._clock.monotonic())
+        self._migrations.keys.learn(message, self._clock.monotonic())
         for command in self.table.handle(message, self._clock.monotonic()):
             self._carry_out(command)
         if isinstance(message, events.Renewed | events.Assigned):
@@ -191,7 +191,7 @@ class Worker:
     async def _assigned(self, message: Assignment, _: bytes) -> None:
         self.handle(events.Assigned(message.record, message.incoming, message.key))
 
-    async def _playhead_moved(self, message: Playhead, _: bytes) -> None:
+    async def _on_playhead(self, message: Playhead, _: bytes) -> None:
         audience = self._audiences.get(message.session)
         if audience is None:
             return
@@ -208,7 +208,7 @@ class Worker:
         for session in watched - self._playheads.keys():
             self._audiences[session] = Audience()
             self._playheads[session] = asyncio.create_task(
-                self._bus.subscribe(PLAYHEAD, session, self._playhead_moved)
+                self._bus.subscribe(PLAYHEAD, session, self._on_playhead)
             )
         for session in self._playheads.keys() - watched:
             del self._audiences[session]
@@ -258,7 +258,7 @@ class Worker:
                 | commands.FetchState()
                 | commands.CancelFetch()
             ):
-                self._moves.carry_out(command)
+                self._migrations.carry_out(command)
             case commands.StopGenerating():
                 log.warning("lease expired: generation stops until the state store answers")
                 self._engine.submit(command)

@@ -29,7 +29,7 @@ class Open(_Frame):
     type: Literal["open"] = "open"
     version: int = VERSION
     session: Id
-    move: int = Field(ge=0, lt=1 << 63)
+    migration: int = Field(ge=0, lt=1 << 63)
     worker: Id
     """Id of the target."""
     nonce: Hex32

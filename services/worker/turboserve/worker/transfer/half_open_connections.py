@@ -45,7 +45,7 @@ class HalfOpenConnections:
         """The connections, the oldest first."""
         self._counts: Counter[str] = Counter()
         self._refused = 0
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._open)
@@ -72,11 +72,11 @@ class HalfOpenConnections:
         metrics.broken.add(1, {"role": "source", "code": code})
         self._refused += 1
         now = self._now()
-        if now - self._told_at >= REPORT_S:
+        if now - self._reported_at >= REPORT_S:
             log.warning(
                 "peers not admitted", count=self._refused, last=address, error=str(error) or repr(error)
             )
-            self._refused, self._told_at = 0, now
+            self._refused, self._reported_at = 0, now
 
     def _drop_oldest(self, address: str) -> None:
         oldest = next(one for one in self._open if one.address == address)

@@ -4,13 +4,13 @@ Both sides hold the migration's key, which the state store generates and deliver
 sends a nonce and proves the key by a MAC over both nonces, the migration's identity and its own role. The key
 itself is never sent, and no message of one connection is valid in another.
 
-    target → source   Open       session, move, target, nonce
+    target → source   Open       session, migration, target, nonce
     source → target   Challenge  nonce
     target → source   Proof
     source → target   Proof, or Denied
 
-The source answers `Denied` alike for an unknown session, an unknown move and a wrong key. It allocates no
-memory and decides nothing for a peer before it has verified the peer's proof.
+The source answers `Denied` alike for an unknown session, an unknown migration and a wrong key. It allocates
+no memory and decides nothing for a peer before it has verified the peer's proof.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def derive(key: bytes, opened: Open, challenge: Challenge) -> Keys:
     """Derive the keys of one connection."""
     parts = (
         opened.session.encode(),
-        struct.pack(">Q", opened.move),
+        struct.pack(">Q", opened.migration),
         opened.worker.encode(),
         bytes.fromhex(opened.nonce),
         bytes.fromhex(challenge.nonce),
@@ -114,7 +114,7 @@ async def admit(
     if opened.version != VERSION:
         raise TransferProtocolError(f"version: {opened.version}, {VERSION} is spoken here")
     challenge = Challenge(nonce=new_nonce())
-    known = key_of(opened.session, opened.move)
+    known = key_of(opened.session, opened.migration)
     # A random key makes an unknown migration take the same steps as a known one.
     keys = derive(secrets.token_bytes(NONCE_BYTES) if known is None else known, opened, challenge)
     await channel.send(challenge, seconds)
@@ -137,4 +137,4 @@ def _equal(proof: Proof, wanted: bytes) -> bool:
 
 
 def _refused(opened: Open, why: str) -> AuthenticationError:
-    return AuthenticationError(f"session {opened.session}, move {opened.move}: {why}")
+    return AuthenticationError(f"session {opened.session}, migration {opened.migration}: {why}")

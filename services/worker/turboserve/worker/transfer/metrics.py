@@ -6,11 +6,11 @@ from turboserve.telemetry import meter
 
 _meter = meter("worker")
 
-bytes_moved = _meter.create_counter(
+bytes_copied = _meter.create_counter(
     "turboserve_worker_transfer_bytes", unit="By", description="State fetched from other workers, by backend."
 )
 seconds = _meter.create_counter(
-    "turboserve_worker_transfer_seconds", unit="s", description="Time in which state was moving, by backend."
+    "turboserve_worker_transfer_seconds", unit="s", description="Time in which state was copied, by backend."
 )
 broken = _meter.create_counter(
     "turboserve_worker_transfers_broken", description="Transfers refused or broken, by role and error."

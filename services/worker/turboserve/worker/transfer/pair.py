@@ -126,7 +126,7 @@ class PairLink(Link):
                 group, data = self._live(deadline), sent if rank == self._rank else received
                 act = group.send if rank == self._rank else group.recv
                 self._flights.append(_Flight(act([data], 1 - self._rank, 0), data, []))
-                self._land(deadline, left=0)
+                self._await_copies(deadline, left=0)
             if not hmac.compare_digest(bytes(received.cpu().tolist()), theirs):
                 raise AuthenticationError(f"link {self.name}: its other end is not the peer")
         except BaseException as error:
@@ -150,11 +150,11 @@ class PairLink(Link):
         sent = 0
         for number, piece in enumerate(pieces(parts)):
             data = self._gather(piece, self._room(number, piece))
-            self._land(deadline, left=0)
+            self._await_copies(deadline, left=0)
             work = self._live(deadline).send([data], 1 - self._rank, 0)
             self._flights.append(_Flight(work, data, piece))
             sent += data.numel()
-        self._land(deadline, left=0)
+        self._await_copies(deadline, left=0)
         return sent
 
     def _receive(self, parts: list[Tensor], deadline: Deadline) -> int:
@@ -164,13 +164,13 @@ class PairLink(Link):
             work = self._live(deadline).recv([data], 1 - self._rank, 0)
             self._flights.append(_Flight(work, data, piece))
             taken += data.numel()
-            for flight in self._land(deadline, left=1):
+            for flight in self._await_copies(deadline, left=1):
                 self._scatter(flight.data, flight.piece)
-        for flight in self._land(deadline, left=0):
+        for flight in self._await_copies(deadline, left=0):
             self._scatter(flight.data, flight.piece)
         return taken
 
-    def _land(self, deadline: Deadline, left: int) -> list[_Flight]:
+    def _await_copies(self, deadline: Deadline, left: int) -> list[_Flight]:
         """Wait until at most `left` pieces are in flight. Returns the completed pieces."""
         landed = []
         while len(self._flights) > left:

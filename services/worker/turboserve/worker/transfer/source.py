@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turboserve import logs
-from turboserve.worker.engine.moving import SOURCES_AT_ONCE, Page, changed, digest_of, fingerprints_of
+from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page, changed, digest_of, fingerprints_of
 from turboserve.worker.transfer import handshake, metrics
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel
 from turboserve.worker.transfer.deadline import Deadline, ended
@@ -69,18 +69,18 @@ async def listen(
 class StateProvider(Protocol):
     """The worker's interface for its transfers."""
 
-    def key(self, session: str, move: int) -> bytes | None:
+    def key(self, session: str, migration: int) -> bytes | None:
         """The migration's key, from the session's row; `None`: no such migration is known here."""
         ...
 
-    def check(self, session: str, move: int, target: str) -> None:
+    def check(self, session: str, migration: int, target: str) -> None:
         """Check that the target may have the state. Changes nothing.
 
         Raises `MigrationNotOfferedError`, `SourceNotReadyError` or `NoStateError`.
         """
         ...
 
-    def offer(self, session: str, move: int, target: str) -> bool:
+    def offer(self, session: str, migration: int, target: str) -> bool:
         """Offer the state to the target. Returns whether the session is suspended, with its state in host
         memory. Raises the errors of `check`."""
         ...
@@ -89,22 +89,22 @@ class StateProvider(Protocol):
         """The pages that no current work writes to. Raises `NoStateError`."""
         ...
 
-    async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
+    async def rest(self, session: str, migration: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
         """Quiesce the session at a chunk boundary. Returns its header and all its pages."""
         ...
 
-    async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
+    async def acknowledged(self, session: str, migration: int, next_chunk: int) -> None:
         """Wait until the log has all chunks before `next_chunk`."""
         ...
 
-    def sending_manifest(self, session: str, move: int) -> None:
+    def sending_manifest(self, session: str, migration: int) -> None:
         """From here on the target may own the session: it stays quiesced until its row is read.
 
         Raises `MigrationNotOfferedError`.
         """
         ...
 
-    def over(self, session: str, move: int) -> None:
+    def over(self, session: str, migration: int) -> None:
         """The connection has ended in any way."""
         ...
 
@@ -123,7 +123,8 @@ class Source:
         `limits.most_s`, and `LATER_S` more."""
         self._provider, self._links, self._limits = provider, links, limits
         self._open: dict[str, tuple[asyncio.Task[None], int]] = {}
-        """By session: the task that sends its state, and for which move. A newer connection replaces it."""
+        """By session: the task that sends its state, and for which migration. A newer connection replaces
+        it."""
         self._turns = asyncio.Semaphore(SOURCES_AT_ONCE)
         """Turns of the transfers that send while their session generates."""
         self._connections = 0
@@ -176,20 +177,20 @@ class Source:
         if hello.model != self._links.model:
             raise LayoutMismatchError(f"model: {hello.model}, {self._links.model} is served here")
         # An unknown peer is refused before the current transfer is interrupted.
-        self._provider.check(opened.session, opened.move, opened.worker)
+        self._provider.check(opened.session, opened.migration, opened.worker)
         # The older transfer stays registered until it has ended: each of several new ones waits for its turn.
         while (served := self._open.get(opened.session)) is not None:
-            older, move = served
+            older, migration = served
             older.cancel()
             try:
                 await ended(older)
             finally:
                 if self._open.get(opened.session) == served:
                     del self._open[opened.session]
-                    self._provider.over(opened.session, move)
-        quiesced = self._provider.offer(opened.session, opened.move, opened.worker)
+                    self._provider.over(opened.session, migration)
+        quiesced = self._provider.offer(opened.session, opened.migration, opened.worker)
         giving = asyncio.create_task(self._send_state(channel, opened, keys, hello, quiesced))
-        self._open[opened.session] = giving, opened.move
+        self._open[opened.session] = giving, opened.migration
         try:
             await asyncio.wait([giving])
         except asyncio.CancelledError:
@@ -199,9 +200,11 @@ class Source:
         finally:
             if self._open.get(opened.session, (None, 0))[0] is giving:
                 del self._open[opened.session]
-                self._provider.over(opened.session, opened.move)
+                self._provider.over(opened.session, opened.migration)
         if giving.cancelled():
-            raise MigrationNotOfferedError(f"session {opened.session}: move {opened.move} is over here")
+            raise MigrationNotOfferedError(
+                f"session {opened.session}: migration {opened.migration} is over here"
+            )
         if (error := giving.exception()) is not None:
             raise error
 
@@ -225,7 +228,7 @@ class Source:
             target=opened.worker,
             backend=link.kind,
             rounds=attempt.rounds,
-            bytes=attempt.bytes_moved,
+            bytes=attempt.bytes_copied,
         )
 
     async def _bulk_in_turn(self, attempt: TransferAttempt) -> None:
@@ -259,8 +262,8 @@ class Source:
 
     async def _send_final_delta(self, attempt: TransferAttempt, still_s: float | None) -> None:
         """At the boundary: send the rest and the manifest, within `still_s`."""
-        session, move = attempt.opened.session, attempt.opened.move
-        header, pages = await attempt.meanwhile(self._provider.rest(session, move))
+        session, migration = attempt.opened.session, attempt.opened.migration
+        header, pages = await attempt.meanwhile(self._provider.rest(session, migration))
         if still_s is None:
             await self._send_manifest(attempt, header, pages)
             return
@@ -276,12 +279,12 @@ class Source:
     async def _send_manifest(
         self, attempt: TransferAttempt, header: Mapping[str, Any], pages: Sequence[Page]
     ) -> None:
-        session, move = attempt.opened.session, attempt.opened.move
+        session, migration = attempt.opened.session, attempt.opened.migration
         await self._round(attempt, changed(pages, attempt.sent))
-        await attempt.meanwhile(self._provider.acknowledged(session, move, int(header["next_chunk"])))
+        await attempt.meanwhile(self._provider.acknowledged(session, migration, int(header["next_chunk"])))
         names = tuple(page.name for page in pages)
         digest = digest_of(header, {name: attempt.prints[name] for name in names})
-        self._provider.sending_manifest(session, move)
+        self._provider.sending_manifest(session, migration)
         manifest = Manifest(header=dict(header), pages=names, digest=digest)
         await attempt.channel.send(manifest, attempt.deadline.left())
         await attempt.receive_frame(Verified)
@@ -308,7 +311,7 @@ class Source:
         attempt.sent |= {page.name: page.stamp for page in pages}
         size = memory.size(everything)
         attempt.rounds += 1
-        attempt.bytes_moved += size
+        attempt.bytes_copied += size
         if size:
             attempt.bytes_per_s = size / max(self._now() - begun, 1e-9)
 

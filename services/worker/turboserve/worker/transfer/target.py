@@ -13,7 +13,7 @@ from torch import Tensor
 
 from turboserve import logs
 from turboserve.worker.engine.errors import SnapshotRejectedError
-from turboserve.worker.engine.moving import digest_of, fingerprints_of
+from turboserve.worker.engine.state_pages import digest_of, fingerprints_of
 from turboserve.worker.transfer import handshake, metrics
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel
 from turboserve.worker.transfer.deadline import Deadline
@@ -78,7 +78,7 @@ class FetchedState:
     header: Mapping[str, Any]
     pages: tuple[str, ...]
     digest: str
-    bytes_moved: int
+    bytes_copied: int
     """Bytes over all rounds of the last attempt."""
     state_bytes: int
     rounds: int
@@ -172,7 +172,13 @@ class Target:
         self._connect, self._now = connect, now
 
     async def fetch(
-        self, session: str, move: int, key: bytes, sources: Sequence[str], room: ReceiveMemory, limit_s: float
+        self,
+        session: str,
+        migration: int,
+        key: bytes,
+        sources: Sequence[str],
+        room: ReceiveMemory,
+        limit_s: float,
     ) -> FetchedState:
         """Copy the state into `room`, within `limit_s` for all attempts. Retries while that may help.
 
@@ -188,7 +194,7 @@ class Target:
             address = sources[tries.count % len(sources)]
             try:
                 room.begin()
-                fetched = await self._attempt(session, move, key, address, room, deadline, tries)
+                fetched = await self._attempt(session, migration, key, address, room, deadline, tries)
             except SnapshotRejectedError as error:
                 metrics.broken.add(1, {"role": "target", "code": LayoutMismatchError.code})
                 raise LayoutMismatchError(str(error)) from error
@@ -202,13 +208,13 @@ class Target:
                 except DeadlineExceededError:
                     raise explained from None
                 continue
-            metrics.bytes_moved.add(fetched.bytes_moved, {"backend": fetched.backend})
+            metrics.bytes_copied.add(fetched.bytes_copied, {"backend": fetched.backend})
             return replace(fetched, seconds=self._now() - started)
 
     async def _attempt(
         self,
         session: str,
-        move: int,
+        migration: int,
         key: bytes,
         address: str,
         room: ReceiveMemory,
@@ -224,7 +230,7 @@ class Target:
         except OSError as error:
             raise PeerLostError(f"{address}: {error}") from error
         channel = Channel(reader, writer)
-        opened = Open(session=session, move=move, worker=self._worker, nonce=handshake.new_nonce())
+        opened = Open(session=session, migration=migration, worker=self._worker, nonce=handshake.new_nonce())
         try:
             keys = await handshake.authenticate(channel, opened, key, deadline.left(SILENCE_S))
         except BaseException:
@@ -252,16 +258,16 @@ class Target:
             await channel.close()
 
     async def _copy(self, copy: _CopyAttempt) -> FetchedState:
-        moved = 0
+        copied = 0
         while True:
             match await copy.channel.receive(copy.deadline.left(SILENCE_S)):
                 case Wait():
                     continue
                 case Round() as frame:
                     copy.tries.heard = True
-                    moved += await self._round(copy, frame)
+                    copied += await self._round(copy, frame)
                 case Manifest() as manifest:
-                    return await self._verify(copy, manifest, moved)
+                    return await self._verify(copy, manifest, copied)
                 case other:
                     raise _unexpected(other)
 
@@ -287,7 +293,7 @@ class Target:
         await copy.channel.send(Taken(number=frame.number, size=size), copy.deadline.left())
         return size
 
-    async def _verify(self, copy: _CopyAttempt, manifest: Manifest, moved: int) -> FetchedState:
+    async def _verify(self, copy: _CopyAttempt, manifest: Manifest, copied: int) -> FetchedState:
         missing = [name for name in manifest.pages if name not in copy.prints]
         if missing:
             raise TransferProtocolError(f"seal: page {missing[0]} did not come")
@@ -302,7 +308,7 @@ class Target:
             header=manifest.header,
             pages=manifest.pages,
             digest=digest,
-            bytes_moved=moved,
+            bytes_copied=copied,
             state_bytes=sum(copy.sizes[name] for name in manifest.pages),
             rounds=copy.rounds,
             seconds=0.0,

@@ -32,7 +32,7 @@ class TransferAttempt:
     """Identity stamps of the pages that the target has, by page."""
     prints: dict[str, bytes] = field(default_factory=dict)
     rounds: int = 0
-    bytes_moved: int = 0
+    bytes_copied: int = 0
     bytes_per_s: float = 0.0
     """Transfer rate of the last round, hashing included, bytes per second; 0: there was none."""
 

@@ -30,12 +30,12 @@ export class Events {
         this.note(message.at, placed(message), message.worker);
         break;
       case "session.migrating":
-        this.note(message.at, "Moving to another worker", `${message.target}: ${message.reason}`);
+        this.note(message.at, "Migrating to another worker", `${message.target}: ${message.reason}`);
         break;
-      case "session.moved":
-        this.note(message.at, "Moved to another worker", message.worker);
+      case "session.migrated":
+        this.note(message.at, "Migrated to another worker", message.worker);
         break;
-      case "session.move_abandoned":
+      case "session.migration_abandoned":
         this.note(message.at, "Stays on its worker", message.reason);
         break;
       case "session.suspended":

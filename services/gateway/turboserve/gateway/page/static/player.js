@@ -3,7 +3,7 @@
 import { Api } from "./api.js";
 import { Events } from "./events.js";
 import { rememberKey, rememberSession, rememberedKey, rememberedSession } from "./memory.js";
-import { Mover } from "./mover.js";
+import { MigrationForm } from "./migration.js";
 import { Playback } from "./playback.js";
 import { Stream } from "./stream.js";
 import { Strip } from "./strip.js";
@@ -24,7 +24,7 @@ const api = new Api();
 const events = new Events(at("events"));
 const strip = new Strip(at("strip"), at("workers"));
 const playback = new Playback(video, () => show());
-const mover = new Mover(api, at("mover"), at("r-worker"), (action) => attempt(action));
+const migrationForm = new MigrationForm(api, at("migration"), at("r-worker"), (action) => attempt(action));
 
 let stream = null;
 let session = null;
@@ -91,7 +91,7 @@ function event(message, isNew) {
 function learn(message) {
   ({ phase, activity } = message);
   if (message.epoch) write("epoch", message.epoch);
-  mover.learn(ended ? null : session, message);
+  migrationForm.learn(ended ? null : session, message);
   if (activity === "paused") playback.pause();
   else if (!playback.wanted) playback.play();
   show();
@@ -102,7 +102,7 @@ function end(message) {
   phase = message.phase;
   ended = message.phase === "failed" ? `The session failed: ${message.reason}` : "This session has ended.";
   rememberSession(null);
-  mover.learn(null);
+  migrationForm.learn(null);
   show();
 }
 
@@ -134,7 +134,7 @@ function clear() {
   strip.reset();
   events.reset();
   for (const name of ["buffer", "first", "delivery", "compute", "chunk", "epoch"]) write(name, "–");
-  mover.learn(null);
+  migrationForm.learn(null);
   for (const name of ["chunk", "worker", "applied"]) delete document.body.dataset[name];
 }
 

@@ -48,15 +48,15 @@ function element(name, text, more = {}) {
 const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
 const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 
-function showSlot(slot) {
-  const box = element("div", "", { className: "slot" });
-  box.dataset.phase = slot.phase;
+function showMember(member) {
+  const box = element("div", "", { className: "member" });
+  box.dataset.phase = member.phase;
   box.setAttribute("role", "listitem");
   const title = element("b", "");
-  title.append(element("span", slot.member), element("span", slot.phase.replace("_", " ")));
-  const suspended = slot.suspended ? `, ${slot.suspended} suspended` : "";
-  const holds = slot.worker ? `${slot.sessions} sessions${suspended}` : "";
-  box.append(title, element("p", [holds, slot.reason].filter(Boolean).join(" · ")));
+  title.append(element("span", member.member), element("span", member.phase.replace("_", " ")));
+  const suspended = member.suspended ? `, ${member.suspended} suspended` : "";
+  const holds = member.worker ? `${member.sessions} sessions${suspended}` : "";
+  box.append(title, element("p", [holds, member.reason].filter(Boolean).join(" · ")));
   return box;
 }
 
@@ -73,7 +73,7 @@ function showPool(pool) {
   document.body.dataset.mode = busy ? "waiting" : "live";
   const more = ["starting", "draining"].filter((name) => pool[name]).map((name) => `${pool[name]} ${name}`);
   at("phase").textContent = [`${pool.ready} ready`, ...more].join(", ");
-  fill(at("slots"), pool.members, showSlot);
+  fill(at("members"), pool.members, showMember);
   fill(at("actions"), pool.actions.toReversed(), (a) =>
     showLine(a.at, [a.action, a.member].filter(Boolean).join(" "), a.reason));
   at("r-startup").textContent = pool.start_up_s === null ? "–" : `${number(pool.start_up_s, 1)} s`;

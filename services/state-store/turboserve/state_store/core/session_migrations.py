@@ -7,11 +7,11 @@ A pause, an end or a placement ends the migration in the row, so that a late com
 from __future__ import annotations
 
 from turboserve.contracts import events
-from turboserve.contracts.errors import InvalidInputError, MoveOverError, StaleStateError
-from turboserve.contracts.requests import BeginMove, CommitMove
+from turboserve.contracts.errors import InvalidInputError, MigrationOverError, StaleStateError
+from turboserve.contracts.requests import BeginMigration, CommitMigration
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.state_store.core.change import (
-    NO_MOVE,
+    NO_MIGRATION,
     Change,
     assign_owner,
     change_id,
@@ -24,7 +24,7 @@ from turboserve.state_store.core.workers import Slots
 REASON_LIMIT = 2_000
 
 
-def begin(record: SessionRecord, request: BeginMove, slots: Slots, now: float, retry_s: float) -> Change:
+def begin(record: SessionRecord, request: BeginMigration, slots: Slots, now: float, retry_s: float) -> Change:
     """Begin a migration to the target. The session continues at the source, or stays suspended.
 
     `slots` are the target's without this session. Raises ConflictError (the row changed), TransitionError
@@ -32,9 +32,9 @@ def begin(record: SessionRecord, request: BeginMove, slots: Slots, now: float, r
     InvalidInputError (the target cannot take the session).
     """
     expect_version(record, request.expected_version)
-    quiesced = record.phase in (Phase.ACTIVE, Phase.SUSPENDED) and record.move is None
+    quiesced = record.phase in (Phase.ACTIVE, Phase.SUSPENDED) and record.migration is None
     if not quiesced or record.worker is None:
-        raise not_allowed(record, "moved")
+        raise not_allowed(record, "migrated")
     if request.target == record.worker:
         raise InvalidInputError(f"session {record.id} is at {record.worker} already", field="target")
     slots.check(request.target)
@@ -43,7 +43,7 @@ def begin(record: SessionRecord, request: BeginMove, slots: Slots, now: float, r
     if record.phase.holds_slot:
         slots.check_room(request.target, retry_s)
     to = Phase.MIGRATING if record.phase is Phase.ACTIVE else Phase.SUSPENDED
-    after = step(record, now, to=to, target=request.target, move=record.version + 1)
+    after = step(record, now, to=to, target=request.target, migration=record.version + 1)
     decision = request.decision.model_copy(
         update={"session": record.id, "epoch": record.epoch, "worker": request.target, "at": now}
     )
@@ -53,21 +53,22 @@ def begin(record: SessionRecord, request: BeginMove, slots: Slots, now: float, r
     return Change(after, (event,), decision)
 
 
-def began(record: SessionRecord, request: BeginMove) -> bool:
+def began(record: SessionRecord, request: BeginMigration) -> bool:
     """Return whether this request began the row's migration before, and so is a repetition."""
-    return record.move == request.expected_version + 1 and record.target == request.target
+    return record.migration == request.expected_version + 1 and record.target == request.target
 
 
-def commit(record: SessionRecord, request: CommitMove, now: float) -> Change:
+def commit(record: SessionRecord, request: CommitMigration, now: float) -> Change:
     """Give the session to the target, which has verified the state, under the next epoch.
 
-    Raises MoveOverError if this migration is not under way, StaleStateError if a chunk was accepted since.
+    Raises MigrationOverError if this migration is not under way, StaleStateError if a chunk was accepted
+    since.
     """
-    if record.move != request.move or record.target != request.target:
-        raise MoveOverError(
-            f"move {request.move} of session {record.id} to {request.target} is over",
-            field="move",
-            limit=record.move,
+    if record.migration != request.migration or record.target != request.target:
+        raise MigrationOverError(
+            f"migration {request.migration} of session {record.id} to {request.target} is over",
+            field="migration",
+            limit=record.migration,
         )
     if record.next_chunk > request.next_chunk:
         raise StaleStateError(
@@ -77,47 +78,47 @@ def commit(record: SessionRecord, request: CommitMove, now: float) -> Change:
             limit=record.next_chunk,
         )
     owned = assign_owner(record, request.target)
-    after = step(record, now, to=_settled_phase(record), state_digest=request.digest, **NO_MOVE, **owned)
+    after = step(record, now, to=_settled_phase(record), state_digest=request.digest, **NO_MIGRATION, **owned)
     decision = Decision(
         session=record.id,
         epoch=after.epoch,
         worker=request.target,
-        kind="moved",
-        reason=f"its state is verified there, move {request.move}",
-        numbers={**request.numbers, "move": request.move, "next_chunk": request.next_chunk},
+        kind="migrated",
+        reason=f"its state is verified there, migration {request.migration}",
+        numbers={**request.numbers, "migration": request.migration, "next_chunk": request.next_chunk},
         at=now,
     )
-    event = events.SessionMoved(
-        id=change_id(after, "moved"), at=now, record=after, previous_worker=record.worker
+    event = events.SessionMigrated(
+        id=change_id(after, "migrated"), at=now, record=after, previous_worker=record.worker
     )
     return Change(after, (event,), decision)
 
 
 def abandon(
-    record: SessionRecord, move: int, reason: str, now: float, *, release: bool = False
+    record: SessionRecord, migration: int, reason: str, now: float, *, release: bool = False
 ) -> Change | None:
     """End the migration. The session stays at the source, under the same epoch. None: it is over already.
 
     With `release`, a suspended session loses its owner, which has no state of it. Otherwise a worker that
     drains would wait for the session forever.
     """
-    if record.move != move or record.target is None:
+    if record.migration != migration or record.target is None:
         return None
     reason = reason.replace("\x00", "")[:REASON_LIMIT]
     released = release and record.phase is Phase.SUSPENDED
     owned = assign_owner(record, None) if released else {}
-    after = step(record, now, to=_settled_phase(record), **NO_MOVE, **owned)
+    after = step(record, now, to=_settled_phase(record), **NO_MIGRATION, **owned)
     decision = Decision(
         session=record.id,
         epoch=after.epoch,
         worker=after.worker,
         kind="release" if released else "stay",
-        reason=f"not moved to {record.target}: {reason}",
-        numbers={"move": move},
+        reason=f"not migrated to {record.target}: {reason}",
+        numbers={"migration": migration},
         at=now,
     )
-    event = events.SessionMoveAbandoned(
-        id=change_id(after, "move_abandoned"), at=now, record=after, target=record.target, reason=reason
+    event = events.SessionMigrationAbandoned(
+        id=change_id(after, "migration_abandoned"), at=now, record=after, target=record.target, reason=reason
     )
     return Change(after, (event,), decision)
 

@@ -16,7 +16,7 @@ from turboserve.cli.stack.background import BackgroundStack
 pytestmark = pytest.mark.stack
 
 FIRST_S = 60.0
-MOVE_S = 60.0
+MIGRATION_S = 60.0
 
 
 async def ready_workers(api: httpx.AsyncClient, count: int, limit_s: float = FIRST_S) -> set[str]:
@@ -33,7 +33,7 @@ async def ready_workers(api: httpx.AsyncClient, count: int, limit_s: float = FIR
 
 async def migrate(api: httpx.AsyncClient, session: str, workers: set[str]) -> dict[str, Any]:
     """Request a migration to the other of two workers, with retries while the answer asks for them."""
-    deadline_s = time.monotonic() + MOVE_S
+    deadline_s = time.monotonic() + MIGRATION_S
     while True:
         row = (await api.get(f"/v1/sessions/{session}")).json()
         [target] = workers - {row["worker"]}
@@ -48,18 +48,18 @@ async def migrate(api: httpx.AsyncClient, session: str, workers: set[str]) -> di
         await asyncio.sleep(body.get("retry_after_s", 0.1))
 
 
-async def moved(viewer: Viewer, target: str) -> None:
+async def migrated(viewer: Viewer, target: str) -> None:
     """Wait until the session plays on `target`."""
-    await viewer.event("session.moved", MOVE_S, worker=target)
+    await viewer.event("session.migrated", MIGRATION_S, worker=target)
     before = len(viewer.chunks)
     await viewer.until(
         lambda: sum(chunk.worker == target for chunk in viewer.chunks[before:]) >= 2,
-        MOVE_S,
+        MIGRATION_S,
         f"two chunks of {target}",
     )
 
 
-async def test_a_playing_session_is_moved_there_and_back(
+async def test_a_playing_session_is_migrated_there_and_back(
     stack: BackgroundStack, api: httpx.AsyncClient, open_session: Any, read_log: Any
 ) -> None:
     workers = await ready_workers(api, 2)
@@ -70,13 +70,13 @@ async def test_a_playing_session_is_moved_there_and_back(
         begun = await migrate(api, viewer.session, workers)
         first, second, epoch = begun["worker"], begun["target"], begun["epoch"]
         assert {first, second} == workers
-        await moved(viewer, second)
+        await migrated(viewer, second)
         row = (await api.get(f"/v1/sessions/{viewer.session}")).json()
         assert (row["worker"], row["target"], row["epoch"]) == (second, None, epoch + 1)
         await migrate(api, viewer.session, workers)
-        await moved(viewer, first)
+        await migrated(viewer, first)
         await viewer.delete()
-        await viewer.until(lambda: viewer.ended is not None, MOVE_S, "end of the stream")
+        await viewer.until(lambda: viewer.ended is not None, MIGRATION_S, "end of the stream")
     assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
     assert (viewer.player.lost, viewer.player.repeated) == (0, 0)
     owners = list(dict.fromkeys((chunk.worker, chunk.epoch) for chunk in viewer.chunks))
@@ -87,6 +87,6 @@ async def test_a_playing_session_is_moved_there_and_back(
     assert [header.index for header, _ in log] == list(range(len(log)))
     decisions = (await api.get(f"/v1/sessions/{viewer.session}/decisions")).json()["decisions"]
     kinds = [one["kind"] for one in decisions]
-    assert [kind for kind in kinds if kind in ("migrate", "moved")][-4:] == ["migrate", "moved"] * 2
-    done = next(one for one in decisions if one["kind"] == "moved")
-    assert done["numbers"]["bytes_moved"] > 0
+    assert [kind for kind in kinds if kind in ("migrate", "migrated")][-4:] == ["migrate", "migrated"] * 2
+    done = next(one for one in decisions if one["kind"] == "migrated")
+    assert done["numbers"]["bytes_copied"] > 0

@@ -8,15 +8,21 @@ import signal
 import pytest
 
 from tests.worker.worker_scene import Chunk, Scene, environment, pool, scene, store
-from turboserve.contracts.errors import MoveOverError, NoCapacityError
-from turboserve.contracts.requests import AbandonMove, BeginMove, CommitMove, SessionRef, SubmitPrompt
+from turboserve.contracts.errors import MigrationOverError, NoCapacityError
+from turboserve.contracts.requests import (
+    AbandonMigration,
+    BeginMigration,
+    CommitMigration,
+    SessionRef,
+    SubmitPrompt,
+)
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
-from turboserve.contracts.workers import MoveReport, MoveStage, Playhead
+from turboserve.contracts.workers import MigrationReport, MigrationStage, Playhead
 from turboserve.ids import new_id
 from turboserve.subjects import (
-    ABANDON_MOVE,
-    BEGIN_MOVE,
-    COMMIT_MOVE,
+    ABANDON_MIGRATION,
+    BEGIN_MIGRATION,
+    COMMIT_MIGRATION,
     PAUSE_SESSION,
     PLAYHEAD,
     RESUME_SESSION,
@@ -38,21 +44,21 @@ async def begin(scene: Scene, session: str, target: str) -> SessionRecord:
     record = await scene.record(session)
     decision = Decision(session=session, epoch=record.epoch, worker=target, kind="migrate", reason="test")
     return await scene.ask(
-        BEGIN_MOVE,
-        BeginMove(session=session, expected_version=record.version, target=target, decision=decision),
+        BEGIN_MIGRATION,
+        BeginMigration(session=session, expected_version=record.version, target=target, decision=decision),
     )
 
 
-async def reported(scene: Scene, row: SessionRecord, *stages: MoveStage) -> MoveReport:
+async def reported(scene: Scene, row: SessionRecord, *stages: MigrationStage) -> MigrationReport:
     """Wait until the target reports one of `stages`; the video plays on meanwhile. Returns the report."""
-    found: list[MoveReport] = []
+    found: list[MigrationReport] = []
     assert row.target is not None
     target = row.target
 
     async def said() -> bool:
         await play_on(scene, row.id)
         load = scene.loads[target]
-        found[:] = [one for one in load.moves if (one.session, one.move) == (row.id, row.move)]
+        found[:] = [one for one in load.migrations if (one.session, one.migration) == (row.id, row.migration)]
         return bool(found) and found[0].stage in stages
 
     await scene.until(said, f"{row.id} is {stages}")
@@ -66,14 +72,14 @@ async def play_on(scene: Scene, session: str) -> None:
     await scene.bus.publish(PLAYHEAD, session, Playhead(session=session, playhead_s=at, viewers=1))
 
 
-async def commit(scene: Scene, row: SessionRecord, report: MoveReport) -> SessionRecord:
+async def commit(scene: Scene, row: SessionRecord, report: MigrationReport) -> SessionRecord:
     assert row.target is not None
-    assert row.move is not None
+    assert row.migration is not None
     return await scene.ask(
-        COMMIT_MOVE,
-        CommitMove(
+        COMMIT_MIGRATION,
+        CommitMigration(
             session=row.id,
-            move=row.move,
+            migration=row.migration,
             target=row.target,
             next_chunk=report.next_chunk,
             digest=report.digest,
@@ -82,13 +88,15 @@ async def commit(scene: Scene, row: SessionRecord, report: MoveReport) -> Sessio
 
 
 async def abandon(scene: Scene, row: SessionRecord) -> SessionRecord:
-    assert row.move is not None
-    return await scene.ask(ABANDON_MOVE, AbandonMove(session=row.id, move=row.move, reason="test"))
+    assert row.migration is not None
+    return await scene.ask(
+        ABANDON_MIGRATION, AbandonMigration(session=row.id, migration=row.migration, reason="test")
+    )
 
 
-async def moved(scene: Scene, session: str, target: str) -> MoveReport:
+async def migrated(scene: Scene, session: str, target: str) -> MigrationReport:
     row = await begin(scene, session, target)
-    report = await reported(scene, row, MoveStage.VERIFIED)
+    report = await reported(scene, row, MigrationStage.VERIFIED)
     await commit(scene, row, report)
     return report
 
@@ -104,23 +112,23 @@ def video(chunks: list[Chunk]) -> list[bytes]:
     return [chunk.data for chunk in chunks]
 
 
-async def unmoved(scene: Scene, worker: str, seed: int, count: int) -> list[bytes]:
+async def not_migrated(scene: Scene, worker: str, seed: int, count: int) -> list[bytes]:
     """Return the video of this seed's session without a migration."""
     return video(await scene.chunks(await scene.started(worker, seed=seed), count))
 
 
 @pytest.mark.parametrize("backends", BACKENDS, ids=lambda names: names[0])
-async def test_a_moved_session_goes_on_bit_for_bit_and_the_source_lets_go(
+async def test_a_migrated_session_goes_on_bit_for_bit_and_the_source_lets_go(
     scene: Scene, backends: tuple[str, ...]
 ) -> None:
     chosen = {"TURBOSERVE_TRANSFER_BACKENDS": f'["{backends[0]}"]'}
     source, target = [await scene.worker(**chosen) for _ in range(2)]
-    wanted = await unmoved(scene, target, seed=3, count=14)
+    wanted = await not_migrated(scene, target, seed=3, count=14)
     session = await scene.started(source, seed=3)
     await scene.chunks(session, 5)
-    report = await moved(scene, session, target)
+    report = await migrated(scene, session, target)
     assert report.digest is not None
-    assert report.bytes_moved > 0
+    assert report.bytes_copied > 0
     chunks = await scene.chunks(session, 14)
     assert video(chunks) == wanted
     makers = [chunk.header.worker for chunk in chunks]
@@ -129,17 +137,17 @@ async def test_a_moved_session_goes_on_bit_for_bit_and_the_source_lets_go(
     assert (await scene.record(session)).state_digest == report.digest
     await empty(scene, source)
     # And back again, over warm links.
-    again = await moved(scene, session, source)
+    again = await migrated(scene, session, source)
     assert (await scene.chunks(session, again.next_chunk + 2))[-1].header.worker == source
 
 
-async def test_an_abandoned_move_leaves_the_session_where_it_is(scene: Scene) -> None:
+async def test_an_abandoned_migration_leaves_the_session_where_it_is(scene: Scene) -> None:
     source, target = await scene.worker(), await scene.worker()
-    wanted = await unmoved(scene, source, seed=4, count=12)
+    wanted = await not_migrated(scene, source, seed=4, count=12)
     session = await scene.started(source, seed=4)
     await scene.chunks(session, 3)
     row = await begin(scene, session, target)
-    await reported(scene, row, MoveStage.VERIFIED)
+    await reported(scene, row, MigrationStage.VERIFIED)
     # It is quiesced for the end of the copy, and resumes once the row changes.
     await abandon(scene, row)
     chunks = await scene.chunks(session, 12)
@@ -148,7 +156,7 @@ async def test_an_abandoned_move_leaves_the_session_where_it_is(scene: Scene) ->
     await empty(scene, target)
 
 
-async def test_a_move_that_is_abandoned_at_once_frees_both_sides(scene: Scene) -> None:
+async def test_a_migration_that_is_abandoned_at_once_frees_both_sides(scene: Scene) -> None:
     source, target = await scene.worker(), await scene.worker()
     session = await scene.started(source)
     for _ in range(4):
@@ -158,12 +166,12 @@ async def test_a_move_that_is_abandoned_at_once_frees_both_sides(scene: Scene) -
     await scene.chunks(session, 8)
 
 
-async def test_a_prompt_during_a_move_is_applied_by_whoever_runs_the_session_next(scene: Scene) -> None:
+async def test_a_prompt_during_a_migration_is_applied_by_the_next_owner(scene: Scene) -> None:
     source, target = await scene.worker(), await scene.worker()
     session = await scene.started(source)
     await scene.chunks(session, 3)
     row = await begin(scene, session, target)
-    report = await reported(scene, row, MoveStage.VERIFIED)
+    report = await reported(scene, row, MigrationStage.VERIFIED)
     prompt = SubmitPrompt(session=session, event_id=new_id("evt"), prompt="a blue square")
     receipt = await scene.ask(SUBMIT_PROMPT, prompt)
     await commit(scene, row, report)
@@ -178,29 +186,29 @@ async def test_a_prompt_during_a_move_is_applied_by_whoever_runs_the_session_nex
     assert chunks[-1].header.worker == target
 
 
-async def test_a_pause_during_a_move_suspends_the_session_at_its_source(scene: Scene) -> None:
+async def test_a_pause_during_a_migration_suspends_the_session_at_its_source(scene: Scene) -> None:
     source, target = await scene.worker(), await scene.worker()
     session = await scene.started(source)
     await scene.chunks(session, 3)
     row = await begin(scene, session, target)
-    report = await reported(scene, row, MoveStage.VERIFIED)
+    report = await reported(scene, row, MigrationStage.VERIFIED)
     await scene.ask(PAUSE_SESSION, SessionRef(session=session))
-    with pytest.raises(MoveOverError):
+    with pytest.raises(MigrationOverError):
         await commit(scene, row, report)
     await scene.until(lambda: scene.metric(source, HOST_BYTES) > 0, "its state is on the host")
     await empty(scene, target)
 
 
-async def test_a_suspended_session_moves_from_host_to_host(scene: Scene) -> None:
+async def test_a_suspended_session_migrates_from_host_to_host(scene: Scene) -> None:
     source, target = await scene.worker(), await scene.worker()
-    wanted = await unmoved(scene, target, seed=5, count=12)
+    wanted = await not_migrated(scene, target, seed=5, count=12)
     session = await scene.started(source, seed=5)
     await scene.chunks(session, 4)
     await scene.ask(PAUSE_SESSION, SessionRef(session=session))
     await scene.until(lambda: scene.metric(source, HOST_BYTES) > 0, "its state is on the host")
     row = await begin(scene, session, target)
     assert row.phase is Phase.SUSPENDED
-    await commit(scene, row, await reported(scene, row, MoveStage.VERIFIED))
+    await commit(scene, row, await reported(scene, row, MigrationStage.VERIFIED))
     await empty(scene, source)
     assert scene.metric(target, HOST_BYTES) > 0
     await scene.ask(RESUME_SESSION, SessionRef(session=session))
@@ -217,7 +225,7 @@ async def test_a_host_without_room_refuses_a_suspended_session_which_stays_where
     await scene.ask(PAUSE_SESSION, SessionRef(session=session))
     await scene.until(lambda: scene.metric(source, HOST_BYTES) > 0, "its state is on the host")
     row = await begin(scene, session, target)
-    report = await reported(scene, row, MoveStage.FAILED)
+    report = await reported(scene, row, MigrationStage.FAILED)
     assert report.reason is not None
     assert report.reason.startswith("host_pool_full: ")
     assert scene.metric(target, BROKEN) == 1
@@ -231,13 +239,13 @@ async def test_a_host_without_room_refuses_a_suspended_session_which_stays_where
 async def test_a_source_that_dies_is_reported_and_what_was_copied_goes(
     scene: Scene, number: signal.Signals
 ) -> None:
-    limits = {"TURBOSERVE_MOVE_LIMIT_S": "6"}
+    limits = {"TURBOSERVE_MIGRATION_TIMEOUT_S": "6"}
     source, target = await scene.worker(), await scene.worker(**limits)
     session = await scene.started(source)
     await scene.chunks(session, 3)
     scene.signal(source, number)
     row = await begin(scene, session, target)
-    report = await reported(scene, row, MoveStage.FAILED)
+    report = await reported(scene, row, MigrationStage.FAILED)
     assert report.reason is not None
     assert report.reason.startswith(("peer_lost", "deadline_passed"))
     assert scene.metric(target, BROKEN) >= 1
@@ -248,7 +256,7 @@ async def test_a_source_that_dies_is_reported_and_what_was_copied_goes(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_target_that_dies_costs_the_source_nothing(scene: Scene, number: signal.Signals) -> None:
     source, target = await scene.worker(), await scene.worker()
-    wanted = await unmoved(scene, source, seed=6, count=14)
+    wanted = await not_migrated(scene, source, seed=6, count=14)
     session = await scene.started(source, seed=6)
     await scene.chunks(session, 3)
     row = await begin(scene, session, target)
@@ -267,7 +275,7 @@ async def test_a_session_that_may_be_the_targets_already_stands_still_until_its_
     session = await scene.started(source)
     await scene.chunks(session, 3)
     row = await begin(scene, session, target)
-    report = await reported(scene, row, MoveStage.VERIFIED)
+    report = await reported(scene, row, MigrationStage.VERIFIED)
     scene.signal(target, signal.SIGKILL)
 
     async def counted() -> bool:
@@ -290,7 +298,7 @@ async def test_a_target_without_a_free_slot_says_so(scene: Scene) -> None:
     await scene.chunks(session, 2)
     row = await begin(scene, session, target)
     full = [await scene.started(target) for _ in range(1)]
-    assert await reported(scene, row, MoveStage.VERIFIED)
+    assert await reported(scene, row, MigrationStage.VERIFIED)
     # The slot reserved for the migration is not given to another session.
     extra = await scene.create()
     with pytest.raises(NoCapacityError):

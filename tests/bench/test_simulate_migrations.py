@@ -10,7 +10,7 @@ import pytest
 from tests.bench.simulate_scene import LIMIT_S, scene
 from turboserve.bench.simulate.service import ServiceProcess
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.scheduler.messages import CommitMove
+from turboserve.scheduler.messages import CommitMigration
 
 FREEZE_S = 12.0
 """Longer than a standby waits."""
@@ -37,18 +37,18 @@ class Played:
 
 def played(moment: str, who: str, harm: Callable[[ServiceProcess], None]) -> Played:
     with scene() as one:
-        one.move_begins()
+        one.migration_begins()
         source, target, epoch = str(one.row.worker), str(one.row.target), one.row.epoch
         leader = one.leader().process.name
         one.comes_to(moment, source, target)
         harm(one.victim(who, source, target))
         row = one.rests()
-        return Played(one.those_that_said(CommitMove), leader, epoch, row, source, target)
+        return Played(one.those_that_said(CommitMigration), leader, epoch, row, source, target)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("who", VICTIMS)
-def test_a_move_survives_a_death_at_every_stage(moment: str, who: str) -> None:
+def test_a_migration_survives_a_death_at_every_stage(moment: str, who: str) -> None:
     end = played(moment, who, lambda victim: victim.kill("kill -9"))
     decided = moment in ("commit sent", "committed")
     if who == "source":
@@ -71,17 +71,17 @@ def test_the_standby_finishes_what_a_dead_leader_had_begun(moment: str) -> None:
     assert (end.leader in end.committed_by) == by_the_first
 
 
-def test_the_standby_undoes_a_move_that_does_not_end() -> None:
+def test_the_standby_undoes_a_migration_that_does_not_end() -> None:
     """The target is frozen and not declared gone yet: only the rows record the migration."""
     with scene() as one:
-        one.move_begins()
+        one.migration_begins()
         source, target, epoch = str(one.row.worker), str(one.row.target), one.row.epoch
         one.comes_to("copying", source, target)
         one.leader().kill("kill -9")
         one.victim("target", source, target).freeze(LIMIT_S)
-        one.until(lambda: one.row.move is None)
+        one.until(lambda: one.row.migration is None)
         assert (one.row.worker, one.row.epoch, one.row.phase) == (source, epoch, Phase.ACTIVE)
-        assert not one.those_that_said(CommitMove)
+        assert not one.those_that_said(CommitMigration)
         one.rests()
 
 

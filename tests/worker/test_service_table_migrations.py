@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.worker.table_bench import Bench
-from tests.worker.table_moves import FROM, A, B, expecting, moving, row, running, sealed, verified
+from tests.worker.table_migrations import FROM, A, B, expecting, migrating, row, running, sealed, verified
 from turboserve.contracts.sessions import Phase
-from turboserve.contracts.workers import NO_STATE, Incoming, MoveStage
+from turboserve.contracts.workers import NO_STATE, Incoming, MigrationStage
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.outgoing_migrations import ASK_S
 from turboserve.worker.transfer.errors import MigrationNotOfferedError, NoStateError, SourceNotReadyError
@@ -15,14 +15,14 @@ from turboserve.worker.transfer.errors import MigrationNotOfferedError, NoStateE
 # The source
 
 
-@pytest.mark.parametrize(("move", "target"), [(4, B), (6, B), (5, "wrk_c")])
-def test_state_is_given_only_for_the_move_that_the_row_names(move: int, target: str) -> None:
+@pytest.mark.parametrize(("migration", "target"), [(4, B), (6, B), (5, "wrk_c")])
+def test_state_is_given_only_for_the_migration_that_the_row_names(migration: int, target: str) -> None:
     bench, _ = running()
     with pytest.raises(MigrationNotOfferedError):
         bench.table.offer("s1", 5, B)
-    bench.handle(events.Assigned(moving()))
+    bench.handle(events.Assigned(migrating()))
     with pytest.raises(MigrationNotOfferedError):
-        bench.table.offer("s1", move, target)
+        bench.table.offer("s1", migration, target)
     with pytest.raises(MigrationNotOfferedError):
         bench.table.offer("s2", 5, B)
     assert bench.table.offer("s1", 5, B) is False
@@ -30,7 +30,7 @@ def test_state_is_given_only_for_the_move_that_the_row_names(move: int, target: 
 
 def test_it_goes_on_generating_while_the_bulk_is_copied_and_publishes_to_the_end() -> None:
     bench, run = running()
-    bench.handle(events.Assigned(moving()))
+    bench.handle(events.Assigned(migrating()))
     bench.none(commands.Quiesce, commands.PauseGeneration)
     bench.table.offer("s1", 5, B)
     bench.handle(events.QuiesceRequested("s1", 5))
@@ -45,7 +45,7 @@ def test_it_goes_on_generating_while_the_bulk_is_copied_and_publishes_to_the_end
 
 def test_a_target_that_hangs_up_before_the_seal_lets_it_go_on() -> None:
     bench, run = running()
-    bench.handle(events.Assigned(moving()))
+    bench.handle(events.Assigned(migrating()))
     bench.table.offer("s1", 5, B)
     bench.handle(events.QuiesceRequested("s1", 5))
     bench.handle(events.Quiesced("s1", run, 2, bench.last(commands.Quiesce).number))
@@ -57,7 +57,7 @@ def test_a_target_that_hangs_up_before_the_seal_lets_it_go_on() -> None:
 def test_that_it_stood_still_for_an_attempt_that_is_over_means_nothing_to_the_next() -> None:
     """Incident: the late event gave away the rest of a session that had continued by then."""
     bench, run = running()
-    bench.handle(events.Assigned(moving()))
+    bench.handle(events.Assigned(migrating()))
     bench.table.offer("s1", 5, B)
     bench.handle(events.QuiesceRequested("s1", 5))
     first = bench.last(commands.Quiesce).number
@@ -76,7 +76,7 @@ def test_that_it_stood_still_for_an_attempt_that_is_over_means_nothing_to_the_ne
 
 def test_a_connection_that_takes_the_place_of_another_waits_for_the_same_standing_still() -> None:
     bench, run = running()
-    bench.handle(events.Assigned(moving()))
+    bench.handle(events.Assigned(migrating()))
     bench.table.offer("s1", 5, B)
     bench.handle(events.QuiesceRequested("s1", 5))
     number = bench.last(commands.Quiesce).number
@@ -89,7 +89,7 @@ def test_a_connection_that_takes_the_place_of_another_waits_for_the_same_standin
 
 def test_asking_whether_it_may_have_the_state_changes_nothing() -> None:
     bench, run = running()
-    bench.handle(events.Assigned(moving()))
+    bench.handle(events.Assigned(migrating()))
     bench.table.offer("s1", 5, B)
     bench.handle(events.QuiesceRequested("s1", 5))
     bench.handle(events.Quiesced("s1", run, 2, bench.last(commands.Quiesce).number))
@@ -111,21 +111,21 @@ def test_after_the_seal_only_the_row_lets_it_go_on_and_it_asks_for_it() -> None:
     bench.last(commands.Report)
     bench.handle(events.Tick())
     bench.none(commands.Report, commands.Unquiesce)
-    bench.handle(events.Renewed(bench.now, (moving(version=6, control_seq=1),)))
+    bench.handle(events.Renewed(bench.now, (migrating(version=6, control_seq=1),)))
     bench.none(commands.Unquiesce)
     bench.handle(events.Renewed(bench.now, (row(version=7, control_seq=1),)))
     assert bench.last(commands.Unquiesce).run == run
     bench.last(commands.CancelTransfer)
 
 
-def test_a_committed_move_frees_the_source() -> None:
+def test_a_committed_migration_frees_the_source() -> None:
     bench, run = sealed()
     bench.handle(events.Assigned(row(version=6, epoch=2, worker=B, own_revision=20)))
     assert bench.last(commands.Evict).run == run
     assert bench.table.entries == {}
 
 
-def test_a_pause_ends_the_move_and_suspends_at_the_source() -> None:
+def test_a_pause_ends_the_migration_and_suspends_at_the_source() -> None:
     bench, run = sealed()
     bench.handle(events.Assigned(row(version=6, phase=Phase.SUSPENDED)))
     order = [type(command) for command in bench.said if not isinstance(command, commands.Report)]
@@ -149,7 +149,7 @@ def test_a_suspended_session_is_given_from_the_host() -> None:
     bench, run = running()
     suspended = {"phase": Phase.SUSPENDED, "version": 6}
     bench.handle(events.Assigned(row(**suspended)))
-    bench.handle(events.Assigned(moving(**{**suspended, "version": 7, "move": 7})))
+    bench.handle(events.Assigned(migrating(**{**suspended, "version": 7, "migration": 7})))
     with pytest.raises(SourceNotReadyError):
         bench.table.offer("s1", 7, B)
     bench.handle(events.MovedToHost("s1", run, 2))
@@ -166,7 +166,7 @@ def test_a_state_that_is_not_here_cannot_be_given() -> None:
     session without end.
     """
     bench = Bench(worker=A)
-    record = moving(phase=Phase.SUSPENDED)
+    record = migrating(phase=Phase.SUSPENDED)
     bench.handle(events.Assigned(record))
     assert bench.table.entries["s1"].checked is None
     with pytest.raises(NoStateError):
@@ -176,12 +176,12 @@ def test_a_state_that_is_not_here_cannot_be_given() -> None:
 def test_a_target_reports_the_code_of_what_failed() -> None:
     bench = Bench(worker=B)
     bench.handle(
-        events.Assigned(moving(phase=Phase.SUSPENDED), Incoming(record=moving(phase=Phase.SUSPENDED)))
+        events.Assigned(migrating(phase=Phase.SUSPENDED), Incoming(record=migrating(phase=Phase.SUSPENDED)))
     )
     run = bench.last(commands.FetchState).run
     bench.handle(events.StateFetchFailed("s1", run, "no_state: gone", NO_STATE))
     assert [(report.stage, report.code) for report in bench.table.incoming.reports()] == [
-        (MoveStage.FAILED, NO_STATE)
+        (MigrationStage.FAILED, NO_STATE)
     ]
 
 
@@ -193,11 +193,11 @@ def test_a_target_keeps_a_slot_copies_reports_and_runs_only_when_its_row_says_so
     fetch = bench.last(commands.FetchState)
     assert fetch == commands.FetchState("s1", run, 5, FROM, on_host=False)
     assert bench.table.slots_used == 1
-    assert bench.table.incoming.reports()[0].stage is MoveStage.COPYING
+    assert bench.table.incoming.reports()[0].stage is MigrationStage.COPYING
     bench.handle(events.StateReceived("s1", run, 2, 0, "d", 100, 0.5))
     bench.last(commands.Report)
     report = bench.table.incoming.reports()[0]
-    assert (report.stage, report.next_chunk, report.digest) == (MoveStage.VERIFIED, 2, "d")
+    assert (report.stage, report.next_chunk, report.digest) == (MigrationStage.VERIFIED, 2, "d")
     bench.handle(events.PlayheadMoved("s1", 1.25))
     bench.none(commands.Unquiesce)
 
@@ -221,7 +221,7 @@ def test_a_target_says_how_long_it_will_try() -> None:
     bench.handle(events.CopyStarted("s1", run, 420.0))
     bench.last(commands.Report)
     report = bench.table.incoming.reports()[0]
-    assert (report.stage, report.limit_s) == (MoveStage.COPYING, 420.0)
+    assert (report.stage, report.limit_s) == (MigrationStage.COPYING, 420.0)
 
 
 def test_the_viewer_has_played_on_since_the_target_heard_of_him() -> None:
@@ -266,14 +266,14 @@ def test_a_state_that_the_log_has_gone_past_is_not_used() -> None:
     assert bench.last(commands.FetchLatents).next_chunk == 3
 
 
-def test_an_owner_of_a_later_epoch_than_the_moves_does_not_use_its_state() -> None:
+def test_an_owner_of_a_later_epoch_than_the_migrations_does_not_use_its_state() -> None:
     bench, run = verified()
     bench.handle(events.Assigned(row(version=9, epoch=3, worker=B, own_revision=30)))
     assert bench.last(commands.CancelFetch) == commands.CancelFetch("s1", run)
     bench.last(commands.ReadLogEnd)
 
 
-@pytest.mark.parametrize("how", ["assigned", "renewed", "another move"])
+@pytest.mark.parametrize("how", ["assigned", "renewed", "another migration"])
 def test_what_was_copied_goes_when_the_row_names_the_target_no_more(how: str) -> None:
     bench, run = verified()
     if how == "assigned":
@@ -282,11 +282,11 @@ def test_what_was_copied_goes_when_the_row_names_the_target_no_more(how: str) ->
         bench.now += 1
         bench.handle(events.Renewed(bench.now, ()))
     else:
-        record = moving(version=9, move=9)
+        record = migrating(version=9, migration=9)
         bench.handle(events.Assigned(record, Incoming(record=record, source=FROM)))
-        assert bench.last(commands.FetchState).move == 9
+        assert bench.last(commands.FetchState).migration == 9
     assert bench.last(commands.CancelFetch) == commands.CancelFetch("s1", run)
-    assert bench.table.slots_used == (how == "another move")
+    assert bench.table.slots_used == (how == "another migration")
 
 
 def test_an_answer_that_is_older_than_the_hint_does_not_end_the_copy() -> None:
@@ -296,10 +296,10 @@ def test_an_answer_that_is_older_than_the_hint_does_not_end_the_copy() -> None:
     assert bench.table.slots_used == 1
 
 
-def test_an_old_hint_does_not_bring_a_move_back() -> None:
+def test_an_old_hint_does_not_bring_a_migration_back() -> None:
     bench, _ = expecting()
     bench.handle(events.Assigned(row(version=6)))
-    record = moving()
+    record = migrating()
     bench.handle(events.Assigned(record, Incoming(record=record, source=FROM)))
     bench.none(commands.FetchState)
 
@@ -308,16 +308,16 @@ def test_a_copy_that_failed_is_reported_and_takes_no_slot_and_is_not_tried_again
     bench, run = expecting()
     bench.handle(events.StateFetchFailed("s1", run, "peer_lost: gone"))
     report = bench.table.incoming.reports()[0]
-    assert (report.stage, report.reason) == (MoveStage.FAILED, "peer_lost: gone")
+    assert (report.stage, report.reason) == (MigrationStage.FAILED, "peer_lost: gone")
     assert bench.table.slots_used == 0
-    record = moving(version=6)
+    record = migrating(version=6)
     bench.handle(events.Renewed(bench.now, (), incoming=(Incoming(record=record, source=FROM),)))
     bench.none(commands.FetchState)
 
 
 def test_no_slot_and_another_model_are_failures_at_once() -> None:
     bench = Bench(worker=B, capacity=1)
-    first, second, other = moving(), moving(id="s2"), moving(id="s3", model="other")
+    first, second, other = migrating(), migrating(id="s2"), migrating(id="s3", model="other")
     for record in (first, second, other):
         bench.handle(events.Assigned(record, Incoming(record=record, source=FROM)))
     reasons = {report.session: report.reason for report in bench.table.incoming.reports()}

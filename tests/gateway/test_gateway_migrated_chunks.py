@@ -104,7 +104,7 @@ async def scene(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Scene]:
     await admin.close()
 
 
-async def test_viewers_play_through_moves_between_identities(scene: Scene) -> None:
+async def test_viewers_play_through_migrations_between_identities(scene: Scene) -> None:
     await scene.place("wk1_a")
     early = asyncio.create_task(scene.watched(StreamStart(0, 0.0, 0), 14))
     await scene.make(4)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.worker.moving_pages import FAR, SPEC, copy, equal, frozen, prints, stayed
+from tests.worker.state_page_helpers import FAR, SPEC, copy, equal, frozen, prints, stayed
 from turboserve.worker.engine.events import ChunkReady, SessionQuiesced, Suspended
-from turboserve.worker.engine.moving import DECODER, changed, digest_of
 from turboserve.worker.engine.spec import Control
+from turboserve.worker.engine.state_pages import DECODER, changed, digest_of
 
 
 @pytest.mark.parametrize("rotation", ["window", "absolute"])
 @pytest.mark.parametrize("before", [1, 2, 3, 4, 7])
-def test_a_moved_session_goes_on_bit_for_bit(
+def test_a_migrated_session_goes_on_bit_for_bit(
     make_driver: Callable[..., Any], tiny_config: Any, before: int, rotation: str
 ) -> None:
     config = tiny_config.__class__(**{**vars(tiny_config), "rotation": rotation, "max_frames": 60})
@@ -44,7 +44,7 @@ def test_a_moved_session_goes_on_bit_for_bit(
     assert equal(made, wanted[next_chunk:])
 
 
-def test_what_did_not_change_is_told_from_what_did_after_any_number_of_chunks(
+def test_unchanged_pages_are_distinguished_from_changed_ones_after_any_number_of_chunks(
     make_driver: Callable[..., Any],
 ) -> None:
     driver = make_driver(max_lead_s=FAR)
@@ -156,7 +156,9 @@ def test_a_session_that_is_never_ahead_stands_still_once_patience_ends(
     assert driver.now >= 100.05
 
 
-def test_a_suspended_session_moves_from_host_to_host_and_wakes_there(make_driver: Callable[..., Any]) -> None:
+def test_a_suspended_session_migrates_from_host_to_host_and_wakes_there(
+    make_driver: Callable[..., Any],
+) -> None:
     wanted = stayed(make_driver, 8)
     source, target = (make_driver(max_lead_s=FAR) for _ in range(2))
     source.engine.admit(SPEC, source.now)

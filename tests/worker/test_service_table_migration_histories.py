@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.table_bench import LEASE_S
-from tests.worker.table_moves import FROM, A, B, row
+from tests.worker.table_migrations import FROM, A, B, row
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.contracts.workers import Incoming, MoveStage
+from turboserve.contracts.workers import Incoming, MigrationStage
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.table import Table
 from turboserve.worker.transfer.errors import TransferError
@@ -70,8 +70,8 @@ class World:
         if "worker" in changes:
             self.revision += 1
             changes |= {"epoch": old.epoch + 1, "own_revision": self.revision}
-        if "move" not in changes and set(changes) != {"prompt", "control_seq"}:
-            changes |= {"move": None, "target": None}
+        if "migration" not in changes and set(changes) != {"prompt", "control_seq"}:
+            changes |= {"migration": None, "target": None}
         record = old.model_copy(update={"version": old.version + 1, **changes})
         self.rows[session] = record
         for name in {old.worker, old.target, record.worker, record.target} - {None}:
@@ -96,13 +96,13 @@ class World:
         record = self.rows[session]
         other = B if record.worker == A else A
         match self.random.randrange(8):
-            case 0 | 1 | 2 if record.move is None and record.worker is not None:
-                number = {"move": record.version + 1, "target": other}
+            case 0 | 1 | 2 if record.migration is None and record.worker is not None:
+                number = {"migration": record.version + 1, "target": other}
                 if record.phase is Phase.ACTIVE and self.used(other) < 2:
                     self.change(session, phase=Phase.MIGRATING, **number)
                 elif record.phase is Phase.SUSPENDED:
                     self.change(session, **number)
-            case 3 if record.move is not None:
+            case 3 if record.migration is not None:
                 phase = Phase.ACTIVE if record.phase is Phase.MIGRATING else record.phase
                 self.change(session, phase=phase)
             case 4 if record.phase in (Phase.ACTIVE, Phase.MIGRATING):
@@ -121,7 +121,7 @@ class World:
         for name, table in self.tables.items():
             for report in table.incoming.reports():
                 record = self.rows[report.session]
-                verified = report.stage is MoveStage.VERIFIED and record.move == report.move
+                verified = report.stage is MigrationStage.VERIFIED and record.migration == report.migration
                 if not verified or record.target != name or self.random.random() < 0.5:
                     continue
                 assert len(self.logs[report.session]) <= report.next_chunk, "a chunk after the seal"
@@ -146,7 +146,7 @@ class World:
                     held.quiesce_request, held.quiesced = None, True
                 elif held.place == "slab" and not held.paused and not held.quiesced:
                     record = self.rows[session]
-                    given = record.move is not None and self.sealed.get(session) == record.move
+                    given = record.migration is not None and self.sealed.get(session) == record.migration
                     assert not given, "it generates what its target may own"
                     if self.random.random() < 0.5:
                         held.next += 1
@@ -160,13 +160,13 @@ class World:
         (session, target), copy = key, self.copies[key]
         table, engine = self.tables[copy.source], self.engines[copy.source]
         words = self.words.get((copy.source, session), set())
-        move = copy.fetch.move
+        migration = copy.fetch.migration
         if not self.calm and self.random.random() < 0.05:
             self.broken(key)
             return
         if copy.stage == "ask":
             try:
-                table.offer(session, move, target)
+                table.offer(session, migration, target)
             except TransferError as error:
                 if not error.retryable or self.random.random() < 0.2:
                     self.failed(key)
@@ -175,7 +175,7 @@ class World:
             copy.stage = "bulk"
         elif copy.stage == "bulk":
             copy.stage = "rest"
-            self.give(copy.source, events.QuiesceRequested(session, move))
+            self.give(copy.source, events.QuiesceRequested(session, migration))
         elif copy.stage == "rest" and "rest" in words:
             held = engine.get(session)
             if held is None or not (held.quiesced or held.place == "host"):
@@ -184,11 +184,15 @@ class World:
             copy.stage, copy.state = "seal", held.next
         elif copy.stage == "seal" and copy.state in words:
             entry = table.entries.get(session)
-            if entry is None or entry.outgoing_migration is None or entry.outgoing_migration.move != move:
+            if (
+                entry is None
+                or entry.outgoing_migration is None
+                or entry.outgoing_migration.migration != migration
+            ):
                 self.broken(key)
                 return
-            self.give(copy.source, events.ManifestSent(session, move))
-            self.sealed[session] = move
+            self.give(copy.source, events.ManifestSent(session, migration))
+            self.sealed[session] = migration
             copy.stage = "arrive"
         elif copy.stage == "arrive":
             del self.copies[key]
@@ -197,13 +201,13 @@ class World:
                 copy.fetch.run, copy.state, place, quiesced=not copy.fetch.on_host
             )
             self.give(target, events.StateReceived(session, copy.fetch.run, copy.state, 0, "d", 1, 0.1))
-            self.give(copy.source, events.TransferEnded(session, move))
+            self.give(copy.source, events.TransferEnded(session, migration))
 
     def broken(self, key: tuple[str, str]) -> None:
         """Break the connection: the target retries or gives up."""
         copy = self.copies[key]
         if copy.stage != "ask":
-            self.give(copy.source, events.TransferEnded(key[0], copy.fetch.move))
+            self.give(copy.source, events.TransferEnded(key[0], copy.fetch.migration))
         if self.random.random() < 0.5:
             self.failed(key)
         elif key in self.copies:
@@ -263,7 +267,7 @@ class World:
                 if copy is not None and copy.fetch.run == run:
                     del self.copies[session, name]
                     if copy.stage != "ask":
-                        self.mail[copy.source].append(events.TransferEnded(session, copy.fetch.move))
+                        self.mail[copy.source].append(events.TransferEnded(session, copy.fetch.migration))
                 if session in engine and engine[session].run == run:
                     del engine[session]
             case commands.PublishChunk():
@@ -347,7 +351,7 @@ class World:
             self.commit()
             if turn == 40:
                 for session, record in list(self.rows.items()):
-                    if record.move is not None:
+                    if record.migration is not None:
                         running = record.phase is Phase.MIGRATING
                         self.change(session, phase=Phase.ACTIVE if running else record.phase)
             self.compute()
@@ -358,7 +362,7 @@ class World:
 
 @settings(max_examples=120, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_the_invariants_hold_in_any_history_of_moves(seed: int) -> None:
+def test_the_invariants_hold_in_any_history_of_migrations(seed: int) -> None:
     world = World(seed)
     for _ in range(500):
         world.step()
@@ -376,7 +380,7 @@ def test_the_invariants_hold_in_any_history_of_moves(seed: int) -> None:
     assert all(len(world.logs[session]) > count for session, count in before.items())
 
 
-def test_moves_are_committed_in_these_histories() -> None:
+def test_migrations_are_committed_in_these_histories() -> None:
     """Otherwise the test above would be empty."""
     total = 0
     for seed in range(30):

@@ -1,15 +1,15 @@
-// Which worker runs the session, and moving it to another: shown while there is another that is ready.
+// Which worker runs the session, and migrating it to another: shown while there is another that is ready.
 
 const LOOK_MS = 3000;
 
-export class Mover {
+export class MigrationForm {
   constructor(api, form, field, attempt) {
     this.#api = api;
     this.#form = form;
     this.#field = field;
     form.addEventListener("submit", (submitted) => {
       submitted.preventDefault();
-      attempt(() => this.#move());
+      attempt(() => this.#migrate());
     });
     setInterval(() => this.#look(), LOOK_MS);
   }
@@ -32,7 +32,7 @@ export class Mover {
     if (isNews) this.#look();
   }
 
-  async #move() {
+  async #migrate() {
     const started = await this.#api.migrate(this.#session, this.#select.value);
     if (started.session === this.#session) this.learn(this.#session, started);
   }
@@ -53,8 +53,8 @@ export class Mover {
 
   #show() {
     const { textContent } = this.#field;
-    const moving = this.#target ? ` → ${this.#target}` : "";
-    const text = this.#worker ? this.#worker + moving : "–";
+    const migrating = this.#target ? ` → ${this.#target}` : "";
+    const text = this.#worker ? this.#worker + migrating : "–";
     if (textContent !== text) this.#field.textContent = text;
     this.#field.title = text;
     document.body.dataset.target = this.#target ?? "";

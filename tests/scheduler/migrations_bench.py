@@ -6,21 +6,27 @@ from typing import TypeVar
 
 from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.contracts.workers import LoadReport, MoveReport, MoveStage, WorkerPhase, WorkerRecord
+from turboserve.contracts.workers import (
+    LoadReport,
+    MigrationReport,
+    MigrationStage,
+    WorkerPhase,
+    WorkerRecord,
+)
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import (
-    AbandonMove,
+    AbandonMigration,
     AllListed,
     Answered,
-    BeginMove,
+    BeginMigration,
     Command,
-    CommitMove,
+    CommitMigration,
     Event,
     ListAll,
     LoadReported,
     Tick,
 )
-from turboserve.scheduler.placement import Cluster, Move, MoveKind
+from turboserve.scheduler.placement import Cluster, Migration, MigrationKind
 from turboserve.scheduler.policy import Policy
 
 Kind = TypeVar("Kind")
@@ -54,25 +60,25 @@ class Wishes:
     """A rebalancer that proposes the test's migration for as long as the session may be migrated."""
 
     def __init__(self) -> None:
-        self.moves: list[Move] = []
+        self.migrations: list[Migration] = []
         self.asked = 0
         self.seen = Cluster()
 
-    def wish(self, name: str, target: str, kind: MoveKind = MoveKind.BALANCE) -> None:
-        self.moves.append(Move(name, "a", target, 0.2, 0.1, "it gains", kind, {"bytes": 7.0}))
+    def wish(self, name: str, target: str, kind: MigrationKind = MigrationKind.BALANCE) -> None:
+        self.migrations.append(Migration(name, "a", target, 0.2, 0.1, "it gains", kind, {"bytes": 7.0}))
 
-    def propose(self, cluster: Cluster, now: float) -> list[Move]:
+    def propose(self, cluster: Cluster, now: float) -> list[Migration]:
         self.asked += 1
         self.seen = cluster
         return [
-            move
-            for move in self.moves
-            if (state := cluster.sessions.get(move.session)) is not None
+            migration
+            for migration in self.migrations
+            if (state := cluster.sessions.get(migration.session)) is not None
             and state.movable
             and state.target is None
-            and (move.kind is MoveKind.DRAIN or state.rests_until <= now)
-            and move.target not in state.excluded
-            and move.target in cluster.workers
+            and (migration.kind is MigrationKind.DRAIN or state.rests_until <= now)
+            and migration.target not in state.excluded
+            and migration.target in cluster.workers
         ]
 
 
@@ -115,8 +121,12 @@ class Bench:
     def none(self, *kinds: type[Command]) -> bool:
         return not any(isinstance(command, kinds) for command in self.out)
 
-    def load(self, name: str, *moves: MoveReport) -> None:
-        self.feed(LoadReported(LoadReport(worker=name, model="m", capacity=4, moves=moves, transfer=ADDRESS)))
+    def load(self, name: str, *migrations: MigrationReport) -> None:
+        self.feed(
+            LoadReported(
+                LoadReport(worker=name, model="m", capacity=4, migrations=migrations, transfer=ADDRESS)
+            )
+        )
 
     def change(self, name: str, **changes: object) -> SessionRecord:
         row = self.rows[name]
@@ -124,16 +134,16 @@ class Bench:
         self.rows[name] = after
         return after
 
-    def do(self, command: BeginMove | CommitMove | AbandonMove) -> SessionRecord:
+    def do(self, command: BeginMigration | CommitMigration | AbandonMigration) -> SessionRecord:
         """Return the row that the store makes of the command."""
         row = self.rows[command.session]
-        if isinstance(command, BeginMove):
+        if isinstance(command, BeginMigration):
             phase = Phase.MIGRATING if row.phase is Phase.ACTIVE else row.phase
-            return self.change(row.id, phase=phase, target=command.worker, move=row.version + 1)
-        assert command.move == row.move
+            return self.change(row.id, phase=phase, target=command.worker, migration=row.version + 1)
+        assert command.migration == row.migration
         phase = Phase.ACTIVE if row.phase is Phase.MIGRATING else row.phase
-        over = {"phase": phase, "target": None, "move": None}
-        if isinstance(command, CommitMove):
+        over = {"phase": phase, "target": None, "migration": None}
+        if isinstance(command, CommitMigration):
             return self.change(row.id, **over, worker=command.worker, epoch=row.epoch + 1)
         if command.release and phase is Phase.SUSPENDED:
             return self.change(row.id, **over, worker=None, epoch=row.epoch + 1)
@@ -146,11 +156,16 @@ class Bench:
         return command
 
     def verified(self, name: str = "s", at: str = "b", **more: object) -> None:
-        values = {"session": name, "move": self.rows[name].move, "stage": MoveStage.VERIFIED, "next_chunk": 4}
-        self.load(at, MoveReport.model_validate({**values, "digest": "d", **more}))
+        values = {
+            "session": name,
+            "migration": self.rows[name].migration,
+            "stage": MigrationStage.VERIFIED,
+            "next_chunk": 4,
+        }
+        self.load(at, MigrationReport.model_validate({**values, "digest": "d", **more}))
 
 
-def moving(**more: object) -> Bench:
+def migrating(**more: object) -> Bench:
     """Return a bench whose session `s` is migrating from `a` to `b`."""
-    row = session(phase=Phase.MIGRATING, target="b", move=2, **more)
+    row = session(phase=Phase.MIGRATING, target="b", migration=2, **more)
     return Bench(worker("a"), worker("b"), row)

@@ -10,7 +10,7 @@ from typing import Protocol
 from turboserve.scheduler.placement.cluster import Cluster
 
 
-class MoveKind(StrEnum):
+class MigrationKind(StrEnum):
     """Why a session should migrate."""
 
     BALANCE = "balance"
@@ -23,7 +23,7 @@ class MoveKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Move:
+class Migration:
     """A proposal to migrate one session."""
 
     session: str
@@ -36,7 +36,7 @@ class Move:
     """κ: expected seconds of the transfer, by the α–β model."""
     reason: str
     """A sentence for the decision log."""
-    kind: MoveKind = MoveKind.BALANCE
+    kind: MigrationKind = MigrationKind.BALANCE
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Latencies, sessions and bytes behind the proposal, for the decision log."""
 
@@ -44,22 +44,22 @@ class Move:
 class Rebalancer(Protocol):
     """Proposes migrations (TurboServe, 5.2.1: migration-aware min-max rebalancing).
 
-    - The result depends only on the arguments: the same cluster and time give the same moves in the same
+    - The result depends only on the arguments: the same cluster and time give the same migrations in the same
       order.
-    - Proposals count on migrations under way (`SessionState.target`). A caller that begins a move puts the
-      session with its target into the cluster before the next call.
-    - Each session is in at most one move.
+    - Proposals count on migrations under way (`SessionState.target`). A caller that begins a migration puts
+      the session with its target into the cluster before the next call.
+    - Each session is in at most one migration.
     - A target is ready, not suspect and of the session's model. For an active session it has a free slot even
       if no migration under way ever ends.
-    - All moves of one call may begin at once. They are in the order in which to begin them if not all can:
-      drains first, and active sessions before suspended ones.
+    - All migrations of one call may begin at once. They are in the order in which to begin them if not all
+      can: drains first, and active sessions before suspended ones.
     """
 
-    def propose(self, cluster: Cluster, now: float) -> list[Move]: ...
+    def propose(self, cluster: Cluster, now: float) -> list[Migration]: ...
 
 
-class NeverMoves:
+class NeverMigrates:
     """Proposes no migrations; for a scheduler without rebalancing."""
 
-    def propose(self, cluster: Cluster, now: float) -> list[Move]:
+    def propose(self, cluster: Cluster, now: float) -> list[Migration]:
         return []

@@ -16,8 +16,8 @@ def row(session: str = "s1", **changes: object) -> SessionRecord:
     return table_bench.row(session, **{"worker": A, **changes})
 
 
-def moving(**changes: object) -> SessionRecord:
-    return row(**{"version": 5, "phase": Phase.MIGRATING, "target": B, "move": 5, **changes})
+def migrating(**changes: object) -> SessionRecord:
+    return row(**{"version": 5, "phase": Phase.MIGRATING, "target": B, "migration": 5, **changes})
 
 
 def running(chunks: int = 2) -> tuple[Bench, int]:
@@ -35,7 +35,7 @@ def running(chunks: int = 2) -> tuple[Bench, int]:
 def sealed() -> tuple[Bench, int]:
     """Return a source that has given its session away."""
     bench, run = running()
-    bench.handle(events.Assigned(moving()))
+    bench.handle(events.Assigned(migrating()))
     assert not bench.table.offer("s1", 5, B)
     bench.handle(events.QuiesceRequested("s1", 5))
     assert bench.last(commands.Quiesce).run == run
@@ -49,7 +49,7 @@ def sealed() -> tuple[Bench, int]:
 def expecting(**changes: object) -> tuple[Bench, int]:
     """Return a target that was informed of a migration, and the run of the copy."""
     bench = Bench(worker=B)
-    record = moving(**changes)
+    record = migrating(**changes)
     bench.handle(events.Assigned(record, Incoming(record=record, source=FROM)))
     return bench, bench.last(commands.FetchState).run
 

@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
-from turboserve.contracts.workers import NO_STATE, MoveReport, MoveStage
-from turboserve.scheduler.messages import AbandonMove, BeginMove, CommitMove
-from turboserve.scheduler.placement import Cluster, Links, Move, MoveKind, Rebalancer
+from turboserve.contracts.workers import NO_STATE, MigrationReport, MigrationStage
+from turboserve.scheduler.messages import AbandonMigration, BeginMigration, CommitMigration
+from turboserve.scheduler.placement import Cluster, Links, Migration, MigrationKind, Rebalancer
 from turboserve.scheduler.placement.links import kind_between
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.view import View
@@ -26,10 +26,10 @@ from turboserve.scheduler.view_models import SessionView
 
 Take = Callable[[SessionView], int]
 """Returns the ticket of a session's next command."""
-Step = CommitMove | AbandonMove
+Step = CommitMigration | AbandonMigration
 
 
-class Moves:
+class Migrations:
     """Begins, commits and abandons migrations. Its only state beside the view is the last rebalancer call."""
 
     def __init__(self, rebalancer: Rebalancer, links: Links | None, policy: Policy) -> None:
@@ -43,14 +43,14 @@ class Moves:
 
     def drive(
         self, view: View, now: float, listened: float, take: Take
-    ) -> Iterator[CommitMove | AbandonMove]:
+    ) -> Iterator[CommitMigration | AbandonMigration]:
         """Commit each migration whose state is verified, and abandon each one that cannot be committed."""
         self._note_ends(view, now)
-        for name in sorted(view.moving):
+        for name in sorted(view.migrating):
             session = view.sessions[name]
-            if session.move_seen != session.record.move:
-                session.move_seen, session.move_since = session.record.move, listened
-                session.move_limit_s = session.move_doomed = None
+            if session.migration_seen != session.record.migration:
+                session.migration_seen, session.migration_since = session.record.migration, listened
+                session.migration_timeout_s = session.migration_abandon_reason = None
             if session.is_free(now) and not session.must_read:
                 step = self._step(view, session, listened, take)
                 if step is not None:
@@ -58,42 +58,46 @@ class Moves:
 
     def _step(self, view: View, session: SessionView, listened: float, take: Take) -> Step | None:
         record = session.record
-        assert record.move is not None
+        assert record.migration is not None
         assert record.target is not None
         report = _report(view, record)
-        if report is not None and report.limit_s and session.move_limit_s is None:
-            most_s = self._policy.move_limit_most_s
-            session.move_since = listened
-            session.move_limit_s = min(report.limit_s, most_s) + self._policy.move_margin_s
-        verified = report is not None and report.stage is MoveStage.VERIFIED
-        if report is not None and verified and session.move_doomed is None:
-            return CommitMove(
+        if report is not None and report.limit_s and session.migration_timeout_s is None:
+            most_s = self._policy.migration_timeout_max_s
+            session.migration_since = listened
+            session.migration_timeout_s = min(report.limit_s, most_s) + self._policy.migration_margin_s
+        verified = report is not None and report.stage is MigrationStage.VERIFIED
+        if report is not None and verified and session.migration_abandon_reason is None:
+            return CommitMigration(
                 take(session),
                 session.id,
-                record.move,
+                record.migration,
                 record.target,
                 report.next_chunk,
                 report.digest,
-                {"bytes_moved": report.bytes_moved, "seconds": report.seconds},
+                {"bytes_copied": report.bytes_copied, "seconds": report.seconds},
             )
         reason = self._why_not(view, session, report, listened)
         if reason is None:
             return None
-        empty = report is not None and report.stage is MoveStage.FAILED and report.code == NO_STATE
-        return AbandonMove(take(session), session.id, record.move, reason, release=empty)
+        empty = report is not None and report.stage is MigrationStage.FAILED and report.code == NO_STATE
+        return AbandonMigration(take(session), session.id, record.migration, reason, release=empty)
 
     def _why_not(
-        self, view: View, session: SessionView, report: MoveReport | None, listened: float
+        self, view: View, session: SessionView, report: MigrationReport | None, listened: float
     ) -> str | None:
         """Return why to abandon the migration; None if it continues.
 
         The loss of the source is no reason for a session with a slot: it is recovered by a new placement.
         """
         record = session.record
-        limit_s = self._policy.move_limit_s if session.move_limit_s is None else session.move_limit_s
-        if session.move_doomed is not None:
-            return session.move_doomed
-        if report is not None and report.stage is MoveStage.FAILED:
+        limit_s = (
+            self._policy.migration_timeout_s
+            if session.migration_timeout_s is None
+            else session.migration_timeout_s
+        )
+        if session.migration_abandon_reason is not None:
+            return session.migration_abandon_reason
+        if report is not None and report.stage is MigrationStage.FAILED:
             return report.reason or "the target says that it failed"
         if view.is_gone(record.target or ""):
             return f"{record.target} is gone"
@@ -102,36 +106,36 @@ class Moves:
             return f"{record.target} is to be emptied"
         if record.phase is Phase.SUSPENDED and view.is_gone(record.worker or ""):
             return f"{record.worker} is gone, and its state with it"
-        if listened - session.move_since >= limit_s:
+        if listened - session.migration_since >= limit_s:
             return f"its state was not verified within {limit_s:g} s"
         return None
 
     def _note_ends(self, view: View, now: float) -> None:
-        over, view.moves_over = view.moves_over, []
+        over, view.ended_migrations = view.ended_migrations, []
         for session, before in over:
-            after, rests_until = session.record, now + self._policy.move_rest_s
+            after, rests_until = session.record, now + self._policy.migration_cooldown_s
             if after.worker == before.target:
                 session.rests_until = rests_until
                 self._learn(view, before)
             elif (after.epoch, after.activity) == (before.epoch, before.activity):
                 session.rests_until = rests_until
-                session.move_failures[before.target or ""] = rests_until
+                session.migration_failures[before.target or ""] = rests_until
 
     def _learn(self, view: View, before: SessionRecord) -> None:
         report = _report(view, before)
-        if report is None or report.stage is not MoveStage.VERIFIED:
+        if report is None or report.stage is not MigrationStage.VERIFIED:
             return
-        view.state_bytes[before.model] = report.bytes_moved
+        view.state_bytes[before.model] = report.bytes_copied
         source, target = view.workers.get(before.worker or ""), view.workers.get(before.target or "")
         if self._links is not None and source is not None and target is not None and report.seconds > 0:
             kind = kind_between(source.host, target.host)
-            self._links.observe(kind, report.bytes_moved, report.seconds)
+            self._links.observe(kind, report.bytes_copied, report.seconds)
 
     # New migrations
 
     def propose(
         self, view: View, cluster: Callable[[], Cluster], now: float, waiting: bool, take: Take
-    ) -> Iterator[BeginMove]:
+    ) -> Iterator[BeginMigration]:
         """Call the rebalancer if it is due, and begin its proposals within the limits of the policy.
 
         `waiting`: sessions wait for a slot. Free slots are then kept for them, and only drains begin.
@@ -143,28 +147,28 @@ class Moves:
             return
         self.wanted, self._looked_at = False, now
         ends = Counter(_ends(view))
-        room = self._policy.moves_at_once - sum(ends.values()) // 2
+        room = self._policy.migrations_at_once - sum(ends.values()) // 2
         if room <= 0:
             return
-        for move in self._rebalancer.propose(cluster(), now):
-            if move.kind is not MoveKind.DRAIN and (waiting or not self._policy.rebalance):
+        for migration in self._rebalancer.propose(cluster(), now):
+            if migration.kind is not MigrationKind.DRAIN and (waiting or not self._policy.rebalance):
                 continue
-            pair = (move.source, move.target)
-            if room <= 0 or any(ends[name] >= self._policy.moves_per_worker for name in pair):
+            pair = (migration.source, migration.target)
+            if room <= 0 or any(ends[name] >= self._policy.migrations_per_worker for name in pair):
                 continue
             room -= 1
             ends.update(pair)
-            numbers = {**move.numbers, "gain_s": move.gain_s, "cost_s": move.cost_s}
-            session = view.sessions[move.session]
-            yield self.begin(view, session, move.target, _reason(move), numbers, take)
+            numbers = {**migration.numbers, "gain_s": migration.gain_s, "cost_s": migration.cost_s}
+            session = view.sessions[migration.session]
+            yield self.begin(view, session, migration.target, _reason(migration), numbers, take)
 
     @staticmethod
     def begin(
         view: View, session: SessionView, target: str, reason: str, numbers: Mapping[str, float], take: Take
-    ) -> BeginMove:
+    ) -> BeginMigration:
         """Begin a migration. A session that holds a slot gets one reserved at the target."""
         record = session.record
-        view.begin_move(session, target)
+        view.begin_migration(session, target)
         decision = Decision(
             session=session.id,
             epoch=record.epoch,
@@ -173,22 +177,22 @@ class Moves:
             reason=reason,
             numbers=dict(numbers),
         )
-        return BeginMove(take(session), record.version, decision)
+        return BeginMigration(take(session), record.version, decision)
 
 
-def _reason(move: Move) -> str:
-    return f"{move.kind.value}: {move.reason}"
+def _reason(migration: Migration) -> str:
+    return f"{migration.kind.value}: {migration.reason}"
 
 
-def _report(view: View, record: SessionRecord) -> MoveReport | None:
+def _report(view: View, record: SessionRecord) -> MigrationReport | None:
     """Return the target's last report about the migration in `record`; None if there is none."""
     target = view.workers.get(record.target or "")
     report = None if target is None else target.arrivals.get(record.id)
-    return report if report is not None and report.move == record.move else None
+    return report if report is not None and report.migration == record.migration else None
 
 
 def _ends(view: View) -> Iterator[str]:
     """Yield source and target of every migration that is under way or about to begin."""
-    for name in view.moving | view.beginning:
+    for name in view.migrating | view.beginning:
         session = view.sessions[name]
         yield from (session.record.worker or "", session.record.target or session.begun_to or "")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from turboserve.clock import Clock
-from turboserve.contracts.requests import AbandonMove, BeginMove, CommitMove, SessionRef
+from turboserve.contracts.requests import AbandonMigration, BeginMigration, CommitMigration, SessionRef
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.ids import random_token
 from turboserve.state_store import metrics
-from turboserve.state_store.core import moves as rules
+from turboserve.state_store.core import session_migrations as rules
 from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.service.leaders import fenced
@@ -19,14 +19,14 @@ from turboserve.state_store.settings import Settings
 KEY_BYTES = 32
 
 
-class Moves:
+class SessionMigrations:
     """The endpoints of migrations, without their transport. All may raise UnavailableError."""
 
     def __init__(self, database: Database, post_commit: PostCommit, clock: Clock, settings: Settings) -> None:
         self._database, self._post_commit = database, post_commit
         self._clock, self._settings = clock, settings
 
-    async def begin(self, request: BeginMove) -> SessionRecord:
+    async def begin(self, request: BeginMigration) -> SessionRecord:
         async with self._database.transaction() as db:
             await fenced(db, request)
             # Lock the target's row first: requests that place on the target or declare it gone wait for it.
@@ -40,35 +40,35 @@ class Moves:
             slots = Slots(target.model, target.phase, target.capacity, used, target.weights_digest)
             change = rules.begin(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
             await db.changes.write(change, migration_key=random_token(KEY_BYTES))
-        metrics.moves.add(1, {"step": "begin"})
+        metrics.migrations.add(1, {"step": "begin"})
         return await self._post_commit.changed(change.record)
 
-    async def commit(self, request: CommitMove) -> SessionRecord:
+    async def commit(self, request: CommitMigration) -> SessionRecord:
         async with self._database.transaction() as db:
             await fenced(db, request)
             target = await db.workers.get(request.target, lock=True)
             row = await locked(db, SessionRef(session=request.session))
             record = row.record
-            if await db.controls.moved(record, request.move):
+            if await db.controls.migrated(record, request.migration):
                 return await self._post_commit.fresh(record)
             change = rules.commit(record, request, self._clock.wall())
             if target is None or target.phase is WorkerPhase.GONE:
                 raise gone(request.target)
             await db.changes.write(change)
-        metrics.moves.add(1, {"step": "commit"})
+        metrics.migrations.add(1, {"step": "commit"})
         return await self._post_commit.owner_changed(change.record, row.fence_revision, record.worker)
 
-    async def abandon(self, request: AbandonMove) -> SessionRecord:
+    async def abandon(self, request: AbandonMigration) -> SessionRecord:
         async with self._database.transaction() as db:
             await fenced(db, request)
             row = await locked(db, SessionRef(session=request.session))
             record = row.record
             now = self._clock.wall()
-            change = rules.abandon(record, request.move, request.reason, now, release=request.release)
+            change = rules.abandon(record, request.migration, request.reason, now, release=request.release)
             if change is None:
                 return await self._post_commit.fresh(record)
             await db.changes.write(change)
-        metrics.moves.add(1, {"step": "abandon"})
+        metrics.migrations.add(1, {"step": "abandon"})
         if change.record.epoch != record.epoch:
             named = (record.worker, record.target)
             return await self._post_commit.owner_changed(change.record, row.fence_revision, *named)

@@ -15,11 +15,11 @@ from tests.helpers.pool_harness import DRAWN_WORKER
 NUMBERS = itertools.count()
 
 
-class Movers:
+class MigratingWorkers:
     """Workers of a model that no other test uses."""
 
     def __init__(self, pool: Any, api: httpx.AsyncClient) -> None:
-        self.model = f"moves-{next(NUMBERS)}"
+        self.model = f"migrations-{next(NUMBERS)}"
         self._pool, self._api = pool, api
         self.started: list[str] = []
 
@@ -27,7 +27,7 @@ class Movers:
         workers = (await self._api.get("/v1/workers")).json()["workers"]
         return {one["id"]: one for one in workers if one["model"] == self.model}
 
-    async def start(self, moves: str = "yes", capacity: int = 2) -> str:
+    async def start(self, migrations: str = "yes", capacity: int = 2) -> str:
         """Start one more worker. Returns the id of the newest once all have joined."""
         self.started.append(f"{self.model}-{len(self.started)}")
         self._pool.start(
@@ -35,7 +35,7 @@ class Movers:
             str(DRAWN_WORKER),
             "worker",
             DRAWN_MODEL=self.model,
-            DRAWN_MOVES=moves,
+            DRAWN_MIGRATIONS=migrations,
             DRAWN_CAPACITY=str(capacity),
         )
         async with asyncio.timeout(120):
@@ -45,10 +45,10 @@ class Movers:
 
 
 @pytest.fixture
-async def movers(pool: Any, api: httpx.AsyncClient) -> AsyncIterator[Movers]:
-    movers = Movers(pool, api)
-    yield movers
-    for name in movers.started:
+async def migrating_workers(pool: Any, api: httpx.AsyncClient) -> AsyncIterator[MigratingWorkers]:
+    migrating_workers = MigratingWorkers(pool, api)
+    yield migrating_workers
+    for name in migrating_workers.started:
         pool.stop(name)
 
 
@@ -84,8 +84,8 @@ async def settled(api: httpx.AsyncClient, path: str, body: Any = None) -> httpx.
             await asyncio.sleep(answer.json()["retry_after_s"])
 
 
-async def other_than(movers: Movers, worker: str) -> str:
-    [other] = set(await movers.listed()) - {worker}
+async def other_than(migrating_workers: MigratingWorkers, worker: str) -> str:
+    [other] = set(await migrating_workers.listed()) - {worker}
     return other
 
 
@@ -94,13 +94,15 @@ async def refused(api: httpx.AsyncClient, path: str, body: Any = None) -> tuple[
     return problem["status"], problem["code"]
 
 
-async def test_a_session_moves_while_it_is_watched(api: Any, start: Any, watch: Any, movers: Movers) -> None:
-    await asyncio.gather(movers.start(), movers.start())
-    session = await start("a red circle", model=movers.model)
+async def test_a_session_migrates_while_it_is_watched(
+    api: Any, start: Any, watch: Any, migrating_workers: MigratingWorkers
+) -> None:
+    await asyncio.gather(migrating_workers.start(), migrating_workers.start())
+    session = await start("a red circle", model=migrating_workers.model)
     viewer = await watch(session["id"])
     await viewer.chunks(3)
     first = (await placed(api, session))["worker"]
-    second = await other_than(movers, first)
+    second = await other_than(migrating_workers, first)
     answer = await migrate(api, session, second)
     assert answer.status_code == 202, answer.text
     begun = answer.json()
@@ -110,9 +112,9 @@ async def test_a_session_moves_while_it_is_watched(api: Any, start: Any, watch: 
 
     migrating = await viewer.until("session.migrating")
     assert (migrating["worker"], migrating["target"], migrating["phase"]) == (first, second, "migrating")
-    moved = await viewer.until("session.moved")
-    assert (moved["worker"], moved["previous_worker"], moved["epoch"]) == (second, first, 2)
-    assert "target" not in moved
+    migrated = await viewer.until("session.migrated")
+    assert (migrated["worker"], migrated["previous_worker"], migrated["epoch"]) == (second, first, 2)
+    assert "target" not in migrated
     await viewer.until("chunk", worker=second)
     await viewer.chunks(2)
     chunks = [message for message in viewer.seen if message["type"] == "chunk"]
@@ -123,35 +125,37 @@ async def test_a_session_moves_while_it_is_watched(api: Any, start: Any, watch: 
     row = (await api.get(session["links"]["self"])).json()
     assert (row["worker"], row["target"], row["epoch"]) == (second, None, 2)
     decisions = (await api.get(session["links"]["decisions"])).json()["decisions"]
-    assert [one["kind"] for one in decisions] == ["place", "migrate", "moved"]
-    assert decisions[2]["numbers"]["bytes_moved"] == 8
+    assert [one["kind"] for one in decisions] == ["place", "migrate", "migrated"]
+    assert decisions[2]["numbers"]["bytes_copied"] == 8
 
 
-async def test_without_a_name_the_best_of_the_others_is_taken(api: Any, start: Any, movers: Movers) -> None:
-    await asyncio.gather(movers.start(), movers.start())
-    session = await start(model=movers.model)
+async def test_without_a_name_the_best_of_the_others_is_taken(
+    api: Any, start: Any, migrating_workers: MigratingWorkers
+) -> None:
+    await asyncio.gather(migrating_workers.start(), migrating_workers.start())
+    session = await start(model=migrating_workers.model)
     first = (await placed(api, session))["worker"]
-    second = await other_than(movers, first)
+    second = await other_than(migrating_workers, first)
     answer = await migrate(api, session)
     assert (answer.status_code, answer.json()["target"]) == (202, second)
     async with asyncio.timeout(120):
         while (await api.get(session["links"]["self"])).json()["worker"] != second:
             await asyncio.sleep(0.1)
-    workers = await movers.listed()
+    workers = await migrating_workers.listed()
     assert [workers[name]["sessions"] for name in (first, second)] == [0, 1]
     assert workers[second]["host"] == "drawn"
 
 
-async def test_a_move_that_fails_leaves_the_session_where_it_is(
-    api: Any, start: Any, watch: Any, movers: Movers
+async def test_a_migration_that_fails_leaves_the_session_where_it_is(
+    api: Any, start: Any, watch: Any, migrating_workers: MigratingWorkers
 ) -> None:
-    await asyncio.gather(movers.start("fail"), movers.start("fail"))
-    session = await start("a red circle", model=movers.model)
+    await asyncio.gather(migrating_workers.start("fail"), migrating_workers.start("fail"))
+    session = await start("a red circle", model=migrating_workers.model)
     viewer = await watch(session["id"])
     first = (await placed(api, session))["worker"]
-    second = await other_than(movers, first)
+    second = await other_than(migrating_workers, first)
     assert (await migrate(api, session, second)).status_code == 202
-    stays = await viewer.until("session.move_abandoned")
+    stays = await viewer.until("session.migration_abandoned")
     assert (stays["worker"], stays["target"], stays["reason"]) == (first, second, "told to fail")
     assert (stays["phase"], stays["epoch"]) == ("active", 1)
     before = max((m["index"] for m in viewer.seen if m["type"] == "chunk"), default=-1)
@@ -160,11 +164,11 @@ async def test_a_move_that_fails_leaves_the_session_where_it_is(
     assert [one["kind"] for one in decisions] == ["place", "migrate", "stay"]
 
 
-async def test_what_cannot_be_moved_is_said_in_problems(
-    api: Any, start: Any, watch: Any, movers: Movers
+async def test_what_cannot_be_migrated_is_said_in_problems(
+    api: Any, start: Any, watch: Any, migrating_workers: MigratingWorkers
 ) -> None:
-    first = await movers.start(capacity=1)
-    session = await start(model=movers.model)
+    first = await migrating_workers.start(capacity=1)
+    session = await start(model=migrating_workers.model)
     watching = asyncio.create_task((await watch(session["id"])).closed())
     await placed(api, session)
     links, path = session["links"], session["links"]["migrate"]
@@ -174,14 +178,14 @@ async def test_what_cannot_be_moved_is_said_in_problems(
     assert await refused(api, path, {"worker": "no good"}) == (422, "invalid_input")
     assert await refused(api, path, {"to": first}) == (422, "invalid_input")
     assert await refused(api, "/v1/sessions/ses_never/migrate") == (404, "session_not_found")
-    silent = await movers.start("never", capacity=1)
+    silent = await migrating_workers.start("never", capacity=1)
     assert (await migrate(api, session, silent)).status_code == 202
     assert await refused(api, path, {"worker": silent}) == (409, "transition_not_allowed")
-    workers = await movers.listed()
+    workers = await migrating_workers.listed()
     assert (workers[silent]["sessions"], workers[silent]["incoming"]) == (0, 1)
     # A pause ends the migration at once; an ended session cannot be migrated at all.
     assert (await api.post(links["pause"])).json()["target"] is None
-    assert (await movers.listed())[silent]["incoming"] == 0
+    assert (await migrating_workers.listed())[silent]["incoming"] == 0
     await api.delete(links["self"])
     assert await watching == 1000
     code = await refused(api, path, {"worker": silent})

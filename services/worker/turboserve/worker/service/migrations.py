@@ -12,7 +12,7 @@ from turboserve.tasks import stop
 from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, UnknownSessionError
-from turboserve.worker.engine.moving import Page
+from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.migration_keys import MigrationKeys
 from turboserve.worker.service.ports import EngineRunner
@@ -31,7 +31,7 @@ from turboserve.worker.transfer.pace import CopyLimits, CopyRate
 from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.target import FetchedState, Target, host_of
 
-log = logs.get("moves")
+log = logs.get("migrations")
 T = TypeVar("T")
 
 Command = (
@@ -72,7 +72,7 @@ class _ReservedMemory:
             self.buffer = None
 
 
-class Moves:
+class Migrations:
     """Runs this worker's migrations on the event loop's thread. It is its source's `StateProvider`."""
 
     def __init__(
@@ -89,10 +89,10 @@ class Moves:
         self.keys = MigrationKeys()
         self._network, self.links = network, network.links
         limits = CopyLimits(
-            least_s=settings.move_limit_s,
-            most_s=settings.move_limit_most_s,
+            least_s=settings.migration_timeout_s,
+            most_s=settings.migration_timeout_max_s,
             bytes_per_s=settings.transfer_bytes_per_s,
-            still_s=settings.move_still_s,
+            still_s=settings.migration_quiesce_max_s,
         )
         self._pace = CopyRate(limits)
         self._source = Source(self, self.links, limits, now)
@@ -149,17 +149,17 @@ class Moves:
 
     # The source
 
-    def key(self, session: str, move: int) -> bytes | None:
+    def key(self, session: str, migration: int) -> bytes | None:
         """See `StateProvider.key`."""
-        return self.keys.of(session, move)
+        return self.keys.of(session, migration)
 
-    def check(self, session: str, move: int, target: str) -> None:
+    def check(self, session: str, migration: int, target: str) -> None:
         """See `StateProvider.check`."""
-        self._table.check(session, move, target)
+        self._table.check(session, migration, target)
 
-    def offer(self, session: str, move: int, target: str) -> bool:
+    def offer(self, session: str, migration: int, target: str) -> bool:
         """See `StateProvider.offer`."""
-        quiesced = self._table.offer(session, move, target)
+        quiesced = self._table.offer(session, migration, target)
         self._quiesced[session] = asyncio.Event()
         self._manifest_ready[session] = asyncio.Event(), set()
         return quiesced
@@ -171,32 +171,36 @@ class Moves:
             raise SourceNotReadyError(f"session {session}: its state is on its way into its slab")
         return pages
 
-    async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
+    async def rest(self, session: str, migration: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
         """See `StateProvider.rest`."""
         quiesced = self._quiesced[session]
-        self._deliver(events.QuiesceRequested(session, move))
+        self._deliver(events.QuiesceRequested(session, migration))
         await quiesced.wait()
         return await self._on_engine(session, lambda engine: engine.export_session(session))
 
-    async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
+    async def acknowledged(self, session: str, migration: int, next_chunk: int) -> None:
         """See `StateProvider.acknowledged`."""
         event, numbers = self._manifest_ready[session]
         while next_chunk not in numbers:
             event.clear()
             await event.wait()
 
-    def sending_manifest(self, session: str, move: int) -> None:
+    def sending_manifest(self, session: str, migration: int) -> None:
         """See `StateProvider.sending_manifest`."""
         entry = self._table.entries.get(session)
-        if entry is None or entry.outgoing_migration is None or entry.outgoing_migration.move != move:
-            raise MigrationNotOfferedError(f"session {session}: move {move} is over here")
-        self._deliver(events.ManifestSent(session, move))
+        if (
+            entry is None
+            or entry.outgoing_migration is None
+            or entry.outgoing_migration.migration != migration
+        ):
+            raise MigrationNotOfferedError(f"session {session}: migration {migration} is over here")
+        self._deliver(events.ManifestSent(session, migration))
 
-    def over(self, session: str, move: int) -> None:
+    def over(self, session: str, migration: int) -> None:
         """See `StateProvider.over`."""
         self._quiesced.pop(session, None)
         self._manifest_ready.pop(session, None)
-        self._deliver(events.TransferEnded(session, move))
+        self._deliver(events.TransferEnded(session, migration))
 
     async def _on_engine(self, session: str, read: Callable[[Engine], T]) -> T:
         try:
@@ -217,7 +221,7 @@ class Moves:
                 next_chunk=fetched.next_chunk,
                 control_seq=int(fetched.header["control_seq"]),
                 digest=fetched.digest,
-                bytes_moved=fetched.bytes_moved,
+                bytes_copied=fetched.bytes_copied,
                 seconds=fetched.seconds,
                 state_bytes=fetched.state_bytes,
             )
@@ -227,7 +231,7 @@ class Moves:
                 chunk=fetched.next_chunk,
                 backend=fetched.backend,
                 rounds=fetched.rounds,
-                bytes=fetched.bytes_moved,
+                bytes=fetched.bytes_copied,
                 seconds=round(fetched.seconds, 3),
             )
         except (TransferError, EngineError) as error:
@@ -250,19 +254,23 @@ class Moves:
 
     async def _copy_and_adopt(self, command: commands.FetchState, kept: _ReservedMemory) -> FetchedState:
         session, on_host = command.session, command.on_host
-        key = self.keys.of(session, command.move)
+        key = self.keys.of(session, command.migration)
         if key is None:
-            raise AuthenticationError(f"session {session}: the row brought no key for move {command.move}")
+            raise AuthenticationError(
+                f"session {session}: the row brought no key for migration {command.migration}"
+            )
         buffer = await asyncio.wrap_future(self._engine.call(lambda engine: kept.reserve(engine, on_host)))
         host = host_of(command.source)
         limit_s = self._pace.limit_s(host, buffer.most_bytes)
         self._deliver(events.CopyStarted(session, command.run, limit_s))
         try:
-            fetched = await self._target.fetch(session, command.move, key, command.source, buffer, limit_s)
+            fetched = await self._target.fetch(
+                session, command.migration, key, command.source, buffer, limit_s
+            )
         except TransferError:
             self._pace.forget(host)
             raise
-        self._pace.took(host, fetched.bytes_moved, fetched.seconds)
+        self._pace.took(host, fetched.bytes_copied, fetched.seconds)
         now = self._now()
         await asyncio.wrap_future(
             self._engine.adopt(
