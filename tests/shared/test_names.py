@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -29,9 +30,32 @@ _RETIRED = """
     EndGift GiftBroken GiftSealed GiveRest GiveSeal Halt Thaw Unhalt NobodyRenews
     PATIENCE_S abreast aftermath adoption asleep conductor deposed filling give_way halted happened
     landing obituaries own_anew owned_anew parked play rents shelve shelved thaw told
+    in_lane lane_depth land pool_slot pulse told_at
 """
 RETIRED = frozenset(_RETIRED.split())
 """Names that docs/glossary.md replaces: of modules, classes, functions, constants and attributes."""
+_MOVE = re.compile(r"(?:(?<![A-Za-z])m|M)ov(?:e|es|ed|er|ers|ing)(?=_|[A-Z]|$)")
+OTHER_MOVES = {
+    "MovedToHost": "a state, within its worker",
+    "MovingAverage": "of weights",
+    "PlayheadMoved": "",
+    "_move_playhead": "",
+    "move_to_end": "of a dictionary",
+    "_move_ends": "of a ring",
+    "bench/engine/traffic": "a playhead",
+    "bench/engine/whole": "a state, within its worker",
+    "bench/toyworld/judge": "figures",
+    "bench/toyworld/world": "figures",
+    "gateway/timeline/timeline": "a playhead",
+    "worker/engine/session": "a playhead",
+    "bench/runtime/rows/progress": "a position in a log",
+    "state_store/accounting": "a position in a log",
+    "state_store/ports/sessions": "a position in a log",
+    "state_store/repository/progress": "a position in a log",
+    "state_store/repository/rentals": "time, from one row to another",
+}
+"""Names with the word move, and modules with such names, which do not mean that a session changes its worker:
+that is a migration. With what moves."""
 
 
 @cache
@@ -109,3 +133,45 @@ def test_no_retired_name_comes_back(distribution: str) -> None:
         if {spelled(name), spelled(name).lower() if name.isupper() else spelled(name)} & RETIRED
     }
     assert sorted(found) == []
+
+
+def mentioned(tree: ast.Module) -> Iterator[str]:
+    """Yield every name of the module: defined, used, of an argument, an attribute or a keyword."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case (
+                ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name))
+            ):
+                yield name
+            case ast.ImportFrom(names=names):
+                yield from (alias.name for alias in names)
+
+
+@pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
+def test_a_change_of_worker_is_called_a_migration(distribution: str) -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, tree in trees(distribution).items()
+        if path.parent.name != "versions" and not str(path.with_suffix("")).endswith(tuple(OTHER_MOVES))
+        for name in {path.stem, *mentioned(tree)}
+        if _MOVE.search(name) and name not in OTHER_MOVES
+    }
+    assert sorted(found) == []
+
+
+def test_names_with_the_word_move_are_recognized() -> None:
+    moves = (
+        "move",
+        "moves",
+        "_moved",
+        "BeginMove",
+        "move_limit_s",
+        "MovesPerWorker",
+        "session_moving",
+        "Mover",
+    )
+    assert all(_MOVE.search(name) for name in moves)
+    others = ("remove", "Remover", "_removed", "movement", "movedim", "AlarmOver", "unmoved")
+    assert not any(_MOVE.search(name) for name in others)
