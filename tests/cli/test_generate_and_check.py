@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from turboserve.cli.clip import chunks_for, fragments
 from turboserve.cli.main import app
+from turboserve.worker.engine.engine import Models
 from turboserve.worker.settings import Settings
 
 RUNNER = CliRunner()
@@ -20,13 +21,14 @@ TESTS = Path(__file__).parents[1]
 REFERENCES = sorted((TESTS / "data" / "golden").glob("*.safetensors"))
 
 
-def tiny_models() -> object:
+def tiny_models() -> Models:
     spec = importlib.util.spec_from_file_location("tiny_worker", TESTS / "worker" / "tiny_worker.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.tiny_models(Settings())
+    models: Models = module.tiny_models(Settings())
+    return models
 
 
 def test_a_clip_is_one_playable_file_of_the_length_asked_for(tmp_path: Path) -> None:
@@ -99,8 +101,8 @@ def test_files_that_are_no_reference_are_errors(tmp_path: Path) -> None:
     text.write_text("hello")
     cut = tmp_path / "cut.safetensors"
     shutil.copy(REFERENCES[0], cut)
-    with cut.open("r+b") as file:
-        file.truncate(1000)
+    with cut.open("r+b") as opened:
+        opened.truncate(1000)
     for file in (text, cut, tmp_path / "missing"):
         result = RUNNER.invoke(app, ["model", "check", str(file)])
         assert result.exit_code == 1

@@ -42,8 +42,9 @@ def test_bearer(header: str | None, token: str | None) -> None:
 )
 def test_keys_are_read_from_a_list_or_json(text: str) -> None:
     for given in (text, SecretStr(text)):
-        keys = Keys(Settings(api_keys=given).key_set())
-        assert [keys.identify(key).tenant for key in (K1, K2)] == ["alice", "bob"]
+        keys = Keys(Settings.model_validate({"api_keys": given}).key_set())
+        found = [keys.identify(key) for key in (K1, K2)]
+        assert [one and one.tenant for one in found] == ["alice", "bob"]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_closed_connection_has_little_time_whatever_it_did_before() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 500)), max_size=50))
-def test_no_more_frames_than_the_rate_and_one_burst(batches) -> None:
+def test_no_more_frames_than_the_rate_and_one_burst(batches: list[tuple[float, int]]) -> None:
     budget, now, frames, begun = FrameBudget(10.0, 100.0, 50.0), 50.0, 0, 50.0
     last = 0
     for pause_s, count in batches:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import httpx
+from pydantic import SecretStr
 
 from tests.gateway.conftest import StartSession, Watch
 from tests.helpers.pool_harness import Pool
@@ -93,7 +94,9 @@ async def test_an_event_behind_the_end_does_not_keep_its_reader_for_ever(
     ended = (await read(api, path, 100))[-1]
     subject = EVENT.of(session["id"])
     password = pool.nats.passwords["state-store"]
-    bus = await Bus.connect("state-store", Settings(nats_url=pool.nats.address, nats_password=password))
+    bus = await Bus.connect(
+        "state-store", Settings(nats_url=pool.nats.address, nats_password=SecretStr(password))
+    )
     entry = await last_entry(bus, EVENTS, subject)
     assert entry is not None
     record = session_event_from_bytes(entry.data).record

@@ -17,7 +17,7 @@ async def test_admission_is_503_while_a_stream_takes_nothing_and_viewers_play_on
     api: httpx.AsyncClient,
     start: StartSession,
     watch: Watch,
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     session = await start()
     viewer = await watch(session["id"])
     await viewer.chunks(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,7 +80,9 @@ acts = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 2), acts), max_size=80))
-def test_whatever_viewers_claim_the_worker_makes_no_more_than_time_allows(steps) -> None:
+def test_whatever_viewers_claim_the_worker_makes_no_more_than_time_allows(
+    steps: list[tuple[float, tuple[Any, ...]]],
+) -> None:
     world = Greedy()
     unpaused_s = 0.0
     first_at: float | None = None
@@ -110,7 +114,7 @@ def test_whatever_viewers_claim_the_worker_makes_no_more_than_time_allows(steps)
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(0.05, 1.0), min_size=5, max_size=60), st.floats(0, 2))
-def test_a_player_that_tells_the_truth_is_never_held_back(pauses, start_up_s) -> None:
+def test_a_player_that_tells_the_truth_is_never_held_back(pauses: list[float], start_up_s: float) -> None:
     world = Greedy()
     world.join("v", 0.0)
     begun = world.now + start_up_s

@@ -19,7 +19,7 @@ def problem(answer: httpx.Response, status: int, code: str, field: str | None = 
     """Check that the answer is this problem, complete."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == PROBLEM
-    body = answer.json()
+    body: dict[str, object] = answer.json()
     assert body["type"] == f"urn:turboserve:problem:{code}"
     assert (body["status"], body["code"], body.get("field")) == (status, code, field)
     assert body["title"]
@@ -96,7 +96,7 @@ async def test_a_repeated_prompt_is_accepted_once(api: httpx.AsyncClient, start:
 async def test_pages_hold_every_session_once(api: httpx.AsyncClient, start: StartSession) -> None:
     made = {(await start())["id"] for _ in range(3)}
     seen: list[str] = []
-    cursor = {}
+    cursor: dict[str, str] = {}
     while True:
         page = (await api.get("/v1/sessions", params={"limit": 2, **cursor})).json()
         assert len(page["sessions"]) <= 2

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from tests.gateway.conftest import StartSession, Watch
 from tests.helpers.pool_harness import Pool
@@ -17,7 +18,7 @@ from turboserve.subjects import PLAYHEAD
 
 
 @pytest.fixture(scope="module")
-def other_url(pool: Pool):
+def other_url(pool: Pool) -> Iterator[str]:
     url: str = pool.gateway("other")
     yield url
     pool.stop("other")
@@ -27,7 +28,7 @@ def other_url(pool: Pool):
 async def words(pool: Pool) -> AsyncIterator[list[Playhead]]:
     """The gateways' playhead reports, as a worker receives them."""
     settings = Settings(
-        nats_url=pool.nats.address, nats_user="worker", nats_password=pool.nats.passwords["worker"]
+        nats_url=pool.nats.address, nats_user="worker", nats_password=SecretStr(pool.nats.passwords["worker"])
     )
     bus = await Bus.connect("worker", settings)
     heard: list[Playhead] = []
@@ -44,7 +45,7 @@ async def test_viewers_of_one_session_through_two_gateways_are_taken_together(
     api: httpx.AsyncClient,
     start: StartSession,
     watch: Watch,
-    other_url,
+    other_url: str,
     words: list[Playhead],
 ) -> None:
     session = (await start())["id"]

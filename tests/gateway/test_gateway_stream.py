@@ -12,13 +12,14 @@ import httpx
 import numpy as np
 import pytest
 import websockets
+from websockets.typing import Origin
 
 from tests.gateway.conftest import StartSession, Watch
 from tests.helpers.pool_harness import Pool
 
 
 def frames(data: bytes) -> list[np.ndarray]:
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
@@ -164,7 +165,7 @@ async def test_an_unknown_session_says_so_and_closes(watch: Watch) -> None:
         assert await viewer.closed() == 4404
 
 
-BROKEN = [
+BROKEN: list[tuple[str | bytes, str]] = [
     ("not json", "message"),
     ("[]", "message"),
     ("null", "message"),
@@ -214,9 +215,9 @@ async def test_pages_of_other_origins_may_not_open_streams(start: StartSession, 
     session = await start()
     address = gateway_url.replace("http", "ws", 1) + session["links"]["stream"]
     elsewhere = "https://elsewhere.example"
-    async with websockets.connect(address, origin=elsewhere, open_timeout=120) as socket:
+    async with websockets.connect(address, origin=Origin(elsewhere), open_timeout=120) as socket:
         assert json.loads(await socket.recv())["code"] == "forbidden_origin"
-    async with websockets.connect(address, origin=gateway_url, open_timeout=120) as socket:
+    async with websockets.connect(address, origin=Origin(gateway_url), open_timeout=120) as socket:
         assert json.loads(await socket.recv())["type"] == "hello"
 
 
@@ -360,7 +361,7 @@ async def test_a_stalled_reader_delays_no_other_reader(
         quick = await watch(session["id"])
         await quick.chunks(8)
         slow.transport.resume_reading()
-        indices = []
+        indices: list[int] = []
         while len(indices) < 8:
             message = await slow.recv()
             if isinstance(message, str) and json.loads(message)["type"] == "chunk":

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.conftest import Watch
+from tests.gateway.conftest import Viewer, Watch
 from tests.helpers.pool_harness import Pool
 
 KEY_A, KEY_B = "key-of-alice-0123456789", "key-of-bob-0123456789"
@@ -18,7 +18,7 @@ ORIGIN = "https://friend.example"
 
 
 @pytest.fixture(scope="module")
-def keyed_url(pool: Any) -> str:
+def keyed_url(pool: Pool) -> str:
     return pool.gateway(
         "keyed",
         TURBOSERVE_API_KEYS=f"{KEY_A}=alice,{KEY_B}=bob",
@@ -57,7 +57,7 @@ PATHS = [
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
 async def test_a_foreign_session_is_an_unknown_one(
-    keyed: httpx.AsyncClient, session: dict[str, Any], method, path
+    keyed: httpx.AsyncClient, session: dict[str, Any], method: str, path: str
 ) -> None:
     body = {"prompt": "mine now"} if path == "/prompts" else None
 
@@ -99,7 +99,7 @@ async def test_the_same_idempotency_key_of_two_tenants_is_two_sessions(keyed: ht
 )
 @pytest.mark.parametrize(("method", "path"), [*PATHS, ("POST", "/../../sessions"), ("GET", "/../../models")])
 async def test_without_a_known_key_nothing_is_revealed(
-    keyed: httpx.AsyncClient, session: dict[str, Any], method, path, headers
+    keyed: httpx.AsyncClient, session: dict[str, Any], method: str, path: str, headers: dict[str, str]
 ) -> None:
     answer = await keyed.request(
         method, f"{session['links']['self']}{path}", json={"prompt": "x"}, headers=headers
@@ -109,7 +109,9 @@ async def test_without_a_known_key_nothing_is_revealed(
     assert answer.json()["code"] == "unauthorized"
 
 
-async def first_answer(watch: Watch, session: dict[str, Any], **options):
+async def first_answer(
+    watch: Watch, session: dict[str, Any], **options: Any
+) -> tuple[Viewer, dict[str, Any]]:
     """Return a viewer and its first message, once the gateway's only place is free again.
 
     A stream's place is freed a moment after its client has left.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +31,9 @@ steps = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(steps)
-def test_no_playhead_lies_beyond_what_was_delivered_and_the_last_to_leave_is_announced_once(steps) -> None:
+def test_no_playhead_lies_beyond_what_was_delivered_and_the_last_to_leave_is_announced_once(
+    steps: list[tuple[Any, ...]],
+) -> None:
     timeline, now = Timeline(INTERVAL_S, TIMEOUT_S), 100.0
     delivered: dict[str, float] = {}
     reach = 0.0
@@ -59,7 +63,8 @@ def test_no_playhead_lies_beyond_what_was_delivered_and_the_last_to_leave_is_ann
                     reach = max(reach, delivered[viewer])
                     commands = timeline.delivered("s", viewer, delivered[viewer], 0.1, now)
             case "reported":
-                commands = timeline.reported("s", *given_, now)
+                viewer, playhead_s, buffered_s = given_
+                commands = timeline.reported("s", viewer, playhead_s, buffered_s, now)
             case "playing":
                 commands = timeline.playing("s", given_[0], now)
             case "tick":
@@ -156,7 +161,9 @@ def test_running_dry_is_a_stall_until_it_plays_again_and_pausing_is_none() -> No
     assert Recovered("s", 2.0) in timeline.reported("s", "v", 1.4, 0.6, 5.0)
     timeline.playing("s", False, 6.0)
     assert Stalled("s") not in timeline.reported("s", "v", 2.0, 0.0, 9.0)
-    assert timeline.view("s").stalls == 1
+    view = timeline.view("s")
+    assert view is not None
+    assert view.stalls == 1
 
 
 def test_credit_is_slack_less_the_time_of_one_more_chunk() -> None:
@@ -165,4 +172,5 @@ def test_credit_is_slack_less_the_time_of_one_more_chunk() -> None:
     timeline.delivered("s", "v", 3.0, 0.2, 0.0)
     timeline.reported("s", "v", 1.0, 2.0, 1.0)
     view = timeline.view("s")
+    assert view is not None
     assert (view.slack_s, view.credit_s) == (2.0, 1.8)

@@ -104,8 +104,8 @@ def test_each_secret_is_held_only_by_those_who_need_it(
     for process in environments["worker"]:
         user = process["TURBOSERVE_NATS_USER"]
         assert process["TURBOSERVE_WORKER_ID"].startswith(f"{user.removeprefix('worker.')}_")
-        held = {name for name, value in identities.items() if any(value in text for text in process.values())}
-        assert held == {f"nats.{user}"}
+        own = {name for name, value in identities.items() if any(value in text for text in process.values())}
+        assert own == {f"nats.{user}"}
     held = {name: holders(environments, value) for name, value in passwords.items() if "postgres" in name}
     # No process has the administrator's password; the state store alone has that of the services' role.
     assert sorted(held.values(), key=len)[-1] == {"state-store"}

@@ -331,7 +331,8 @@ async def _close_code(url: str, origin: str) -> int | None:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    return psutil.Process(pid).environ()
+    variables: dict[str, str] = psutil.Process(pid).environ()
+    return variables
 
 
 # With chunks that fill buffers: the server alone, under an application that sends 100 kB at a time.

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import websockets
+from pydantic import SecretStr
 from websockets.asyncio.client import ClientConnection
 
 from tests.helpers.pool_harness import Pool
@@ -177,7 +178,7 @@ async def test_a_session_that_waits_gets_the_next_slot_before_a_queue_of_the_oth
     settings = Settings(
         nats_url=shared.nats.address,
         nats_user="autoscaler",
-        nats_password=shared.nats.passwords["autoscaler"],
+        nats_password=SecretStr(shared.nats.passwords["autoscaler"]),
         request_deadline_s=PATIENCE_S,
     )
     bus = await Bus.connect("autoscaler", settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 import httpx
 import pytest
@@ -28,8 +29,16 @@ async def watched(open_session: Open, watches: asyncio.TaskGroup) -> list[Viewer
     for viewer in viewers:
         watches.create_task(viewer.watch())
     for viewer in viewers:
-        await viewer.until(lambda viewer=viewer: len(viewer.chunks) >= 2, FIRST_S, "two chunks")
+        await viewer.until(partial(has_chunks, viewer, 2), FIRST_S, "two chunks")
     return viewers
+
+
+def has_chunks(viewer: Viewer, count: int) -> bool:
+    return len(viewer.chunks) >= count
+
+
+def has_ended(viewer: Viewer) -> bool:
+    return viewer.ended is not None
 
 
 async def check_whole(viewers: list[Viewer], read_log: ReadLog) -> None:
@@ -49,7 +58,7 @@ async def end_all(viewers: list[Viewer]) -> None:
     for viewer in viewers:
         await with_retry(viewer.delete)
     for viewer in viewers:
-        await viewer.until(lambda viewer=viewer: viewer.ended is not None, BACK_S, "end of the stream")
+        await viewer.until(partial(has_ended, viewer), BACK_S, "end of the stream")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +77,7 @@ async def test_sessions_play_on_after_a_kill(
         # Their workers lived, so the sessions were not reassigned after a death; they may have migrated.
         for viewer in viewers:
             path = f"/v1/sessions/{viewer.session}/decisions"
-            answer = await with_retry(lambda path=path: request(api, "GET", path))
+            answer = await with_retry(partial(request, api, "GET", path))
             kinds = {decision["kind"] for decision in answer["decisions"]}
             assert "place" in kinds
             assert "recover" not in kinds

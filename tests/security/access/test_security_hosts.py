@@ -156,7 +156,7 @@ FOREIGN_PAGES = [
 
 @pytest.mark.parametrize("page", FOREIGN_PAGES)
 async def test_a_foreign_page_changes_nothing(
-    keyless_url: str, client: Connect, session: dict[str, Any], page
+    keyless_url: str, client: Connect, session: dict[str, Any], page: dict[str, str]
 ) -> None:
     api = client(keyless_url)
     links = session["links"]
@@ -183,7 +183,7 @@ async def test_a_foreign_page_changes_nothing(
 
 @pytest.mark.parametrize("page", FOREIGN_PAGES)
 async def test_a_foreign_page_opens_no_stream(
-    keyless_url: str, session: dict[str, Any], socket: OpenSocket, page
+    keyless_url: str, session: dict[str, Any], socket: OpenSocket, page: dict[str, str]
 ) -> None:
     async with socket(keyless_url, session["id"], page) as opened:
         message = json.loads(await opened.recv())

@@ -194,7 +194,7 @@ def first(file: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def filed_url(pool: Any, file: Path, first: str) -> str:
+def filed_url(pool: Pool, file: Path, first: str) -> str:
     return pool.gateway("filed", TURBOSERVE_API_KEYS_FILE=str(file), DRAWN_KEY=first)
 
 

@@ -244,20 +244,20 @@ def test_changes_of_rows_are_recorded(store: Store) -> None:
 
 
 @pytest.mark.parametrize("endpoint", STORE, ids=lambda one: one.subject)
-def test_mutated_requests_are_carried_out_or_refused(store: Store, endpoint) -> None:
+def test_mutated_requests_are_carried_out_or_refused(store: Store, endpoint: Endpoint[Any, Any]) -> None:
     with store.no_traceback():
         attack(store, endpoint, 40)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("endpoint", STORE, ids=lambda one: one.subject)
-def test_mutated_requests_at_length(store: Store, endpoint) -> None:
+def test_mutated_requests_at_length(store: Store, endpoint: Endpoint[Any, Any]) -> None:
     with store.no_traceback():
         attack(store, endpoint, 1_000)
 
 
 @pytest.mark.parametrize("endpoint", STORE, ids=lambda one: one.subject)
-def test_what_is_no_document_is_refused(store: Store, endpoint) -> None:
+def test_what_is_no_document_is_refused(store: Store, endpoint: Endpoint[Any, Any]) -> None:
     async def each() -> None:
         await store.prepare()
         for data in NOT_DOCUMENTS:

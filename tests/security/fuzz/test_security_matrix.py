@@ -178,7 +178,7 @@ def test_every_route_is_in_the_table(target: Target) -> None:
 
 
 @pytest.mark.parametrize(("verb", "path"), of(Access.PUBLIC))
-def test_public_routes_reveal_no_session(target: Target, session: str, verb, path) -> None:
+def test_public_routes_reveal_no_session(target: Target, session: str, verb: str, path: str) -> None:
     with target.client() as client:
         answer = ask(client, verb, path, session)
     assert answer.status_code == 200
@@ -187,7 +187,7 @@ def test_public_routes_reveal_no_session(target: Target, session: str, verb, pat
 
 @pytest.mark.parametrize(("verb", "path"), of(Access.UPGRADE))
 def test_a_socket_address_is_the_same_for_every_session(
-    target: Target, session: str, unknown: str, verb, path
+    target: Target, session: str, unknown: str, verb: str, path: str
 ) -> None:
     """Owner, another tenant and an operator get one answer, for existing and for unknown sessions."""
     seen = []

@@ -99,7 +99,7 @@ def hold(target: Target, operation: Any, mode: GenerationMode, examples: int) ->
         suppress_health_check=list(HealthCheck),
     )
     @given(operation.as_strategy(generation_mode=mode))
-    def each(case: schemathesis.Case) -> None:
+    def each(case: schemathesis.Case[Any]) -> None:
         answer = case.call(session=connection, headers=key, timeout=PATIENCE_S)
         # Corrections of cost are created as well, and have no address of their own.
         for location in answer.headers.get("location", ()):
@@ -199,7 +199,7 @@ def test_addresses_and_headers_that_no_schema_describes(target: Target) -> None:
                     ("GET", "/v1/sessions/ses_x/events"),
                     ("GET", "/"),
                 ):
-                    answer = client.request(verb, path, headers=[(name, value)], json={"prompt": "a"})
+                    answer = client.request(verb, path, headers={name.encode(): value}, json={"prompt": "a"})
                     if "location" in answer.headers:
                         client.delete(answer.headers["location"])
                     assert answer.status_code < 500, (name, value, answer.text)
