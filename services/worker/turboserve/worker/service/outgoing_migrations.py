@@ -8,15 +8,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.session_entry import (
     DesiredState,
+    Failed,
+    InSlab,
+    OnHost,
     OutgoingMigration,
+    Present,
     SessionEntry,
-    StateLocation,
 )
 from turboserve.worker.transfer.errors import MigrationNotOfferedError, NoStateError, SourceNotReadyError
 
@@ -45,13 +48,11 @@ class OutgoingMigrations:
             )
         # This check comes before the next: the log of a suspended session without state is not read, so that
         # its ownership is never settled.
-        if entry.place is StateLocation.NOWHERE and not entry.takes_slot:
+        if not isinstance(entry.state, Present) and not entry.takes_slot:
             raise NoStateError(f"session {session}: its state is not here")
-        if entry.is_fenced or entry.failure is not None or entry.checked != entry.ownership:
+        if entry.is_fenced or isinstance(entry.state, Failed) or entry.checked != entry.ownership:
             raise SourceNotReadyError(f"session {session}: its ownership is not settled")
-        if entry.place is not (
-            StateLocation.HOST if entry.wanted is DesiredState.HOST else StateLocation.SLAB
-        ):
+        if not isinstance(entry.state, OnHost if entry.wanted is DesiredState.HOST else InSlab):
             raise SourceNotReadyError(f"session {session}: its state is on its way to where it belongs")
         return entry
 
@@ -77,8 +78,9 @@ class OutgoingMigrations:
             case events.QuiesceRequested() if message.migration == outgoing_migration.migration:
                 if outgoing_migration.quiesced_at is not None:
                     self.out.append(commands.SendFinalDelta(entry.session, outgoing_migration.migration))
-                elif entry.place is StateLocation.SLAB and outgoing_migration.quiesce is None:
-                    entry.quiesced, outgoing_migration.quiesce = True, self.number()
+                elif isinstance(entry.state, InSlab) and outgoing_migration.quiesce is None:
+                    entry.state = replace(entry.state, quiesced=True)
+                    outgoing_migration.quiesce = self.number()
                     self.out.append(commands.Quiesce(entry.session, entry.run, outgoing_migration.quiesce))
             case events.Quiesced() if message.number == outgoing_migration.quiesce:
                 outgoing_migration.quiesced_at, outgoing_migration.whole, outgoing_migration.asked_at = (
@@ -110,7 +112,8 @@ class OutgoingMigrations:
                         entry.session, outgoing_migration.migration, outgoing_migration.quiesced_at
                     )
                 )
-            if entry.quiesced and now - outgoing_migration.asked_at >= ASK_S:
+            quiesced = isinstance(entry.state, Present) and entry.state.quiesced
+            if quiesced and now - outgoing_migration.asked_at >= ASK_S:
                 outgoing_migration.asked_at = now
                 self.out.append(commands.Report())
 

@@ -10,14 +10,64 @@ from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.worker.service.events import Ownership
 
 
-class StateLocation(Enum):
-    """Where the session's state is."""
+@dataclass(frozen=True)
+class Absent:
+    """No state is here, and no slot is kept for it."""
 
-    NOWHERE = "nowhere"
-    SLAB = "slab"
-    LEAVING = "leaving"
-    """In a slab, about to move to host memory."""
-    HOST = "host"
+
+@dataclass(frozen=True)
+class FetchingLatents:
+    """A slot is kept. The latents from which the state is rebuilt are being read."""
+
+    query: int
+    """Number of the query. Answers to other queries are ignored."""
+
+
+@dataclass(frozen=True)
+class LatentsReady:
+    """A slot is kept. The latents from which the state is rebuilt are here."""
+
+
+@dataclass(frozen=True)
+class Present:
+    """The state is here, and the engine knows the session."""
+
+    paused: bool = False
+    """Whether the engine has the command to generate nothing."""
+    quiesced: bool = False
+    """Whether a quiesce was requested for a migration, or the session arrived quiesced."""
+
+
+@dataclass(frozen=True)
+class InSlab(Present):
+    """The state is in a slab."""
+
+    next_asked: bool = False
+    """Whether the engine has the command to generate the next chunk at once, after a loss of the log."""
+
+
+@dataclass(frozen=True)
+class LeavingSlab(Present):
+    """The state is in a slab, about to move to host memory."""
+
+
+@dataclass(frozen=True)
+class OnHost(Present):
+    """The state is in host memory."""
+
+    order: int = 0
+    """Increases with every arrival on the host. The lowest number has been there longest."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """No state is here, and the session cannot continue. The session is over once the row says so."""
+
+    reason: str
+
+
+EntryState = Absent | FetchingLatents | LatentsReady | InSlab | LeavingSlab | OnHost | Failed
+"""Where the session's state is, and what this worker does to get it."""
 
 
 class DesiredState(Enum):
@@ -27,13 +77,6 @@ class DesiredState(Enum):
     HOST = "host"
     WAIT = "wait"
     """The fence is not in the log yet: start nothing, stop nothing."""
-
-
-class PendingQuery(Enum):
-    """A query without an answer."""
-
-    LOG_END = "log end"
-    LATENTS = "latents"
 
 
 @dataclass(eq=False)
@@ -61,10 +104,10 @@ class SessionEntry:
     learned_at: float
     """When the row was last confirmed, monotonic seconds."""
     run: int
-    place: StateLocation = StateLocation.NOWHERE
-    awaiting: PendingQuery | None = None
-    query: int = 0
-    """Number of the newest query. Answers to older queries are ignored."""
+    """Number of the engine's run. Events of other runs are ignored."""
+    state: EntryState = field(default_factory=Absent)
+    log_end_query: int | None = None
+    """Number of the query for the log's end; None: no answer is awaited. Answers to others are ignored."""
     checked: Ownership | None = None
     """The ownership under which the log's end was read. Publishing is allowed under no other."""
     fenced: tuple[Ownership, int] | None = None
@@ -73,8 +116,6 @@ class SessionEntry:
     log_lost: bool = False
     """Whether the log ends before `next_publish`. Its viewers wait for a chunk that was lost. They notice the
     loss with the next chunk, which therefore must not wait for their playhead."""
-    next_asked: bool = False
-    """Whether that chunk was requested of the engine in the state's current place."""
     tried_version: int = 0
     """Version of the row when the newest publication began."""
     next_publish: int = 0
@@ -97,20 +138,12 @@ class SessionEntry:
     """Number of the newest control given to the engine."""
     control_taken: int = 0
     playhead_s: float = 0.0
-    paused: bool = False
-    quiesced: bool = False
-    """Whether a quiesce was requested for a migration, or the session arrived quiesced."""
     outgoing_migration: OutgoingMigration | None = None
-    suspended_order: int = 0
-    """Increases with every arrival on the host. The lowest number has been there longest."""
-    have_latents: bool = False
     refusal: str | None = None
     """Why this worker does not do what the row wants."""
     refused_until: float = 0.0
     finished: str | None = None
     """Why the session ends after its pending chunks."""
-    failure: str | None = None
-    """Why the session cannot continue. The session is over once the row says so."""
 
     @property
     def session(self) -> str:
@@ -136,13 +169,13 @@ class SessionEntry:
     @property
     def takes_slot(self) -> bool:
         """Whether the session holds a slab, or one is kept for it."""
-        return (
-            self.place in (StateLocation.SLAB, StateLocation.LEAVING)
-            or self.awaiting is PendingQuery.LATENTS
-            or self.have_latents
-        )
+        return isinstance(self.state, InSlab | LeavingSlab | FetchingLatents | LatentsReady)
+
+    def awaits(self, query: int) -> bool:
+        """Whether the answer to this query is still wanted."""
+        return query == self.log_end_query or self.state == FetchingLatents(query)
 
     @property
     def paused_in_slab(self) -> bool:
         """Whether the state is in a slab although the row wants it suspended: host memory is full."""
-        return self.place is StateLocation.SLAB and self.paused and self.wanted is DesiredState.HOST
+        return isinstance(self.state, InSlab) and self.state.paused and self.wanted is DesiredState.HOST

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from turboserve.worker.service import commands
 from turboserve.worker.service.outgoing_migrations import OutgoingMigrations
-from turboserve.worker.service.session_entry import DesiredState, PendingQuery, SessionEntry, StateLocation
+from turboserve.worker.service.session_entry import (
+    Absent,
+    DesiredState,
+    Failed,
+    FetchingLatents,
+    InSlab,
+    LatentsReady,
+    LeavingSlab,
+    OnHost,
+    Present,
+    SessionEntry,
+)
 
 RETRY_S = 0.1
 RETRY_LIMIT_S = 2.0
@@ -51,7 +63,7 @@ class SessionReconciler:
 
     def settle(self, entry: SessionEntry, now: float) -> None:
         """Bring the session closer to what its row wants. Repeating it right away does nothing."""
-        if entry.failure is not None:
+        if isinstance(entry.state, Failed):
             return
         self.outgoing.settle(entry, now)
         wanted = entry.wanted
@@ -62,9 +74,8 @@ class SessionReconciler:
             return
         if entry.checked != entry.ownership:
             # A session without state here that is not to run needs no read of the log yet.
-            if (
-                wanted is DesiredState.RUN or entry.place is not StateLocation.NOWHERE
-            ) and entry.awaiting is None:
+            needed = wanted is DesiredState.RUN or isinstance(entry.state, Present)
+            if needed and entry.log_end_query is None:
                 self._read_log_end(entry)
             return
         if wanted is DesiredState.RUN:
@@ -77,13 +88,7 @@ class SessionReconciler:
         """Release this run, wherever its state is. Its later events are stale."""
         self.outgoing.end(entry)
         self.out.append(commands.Evict(entry.session, entry.run))
-        entry.place, entry.awaiting, entry.paused, entry.have_latents = (
-            StateLocation.NOWHERE,
-            None,
-            False,
-            False,
-        )
-        entry.quiesced = entry.next_asked = False
+        entry.state, entry.log_end_query = Absent(), None
         entry.pending.clear()
         entry.attempts, entry.retry_at = 0, 0.0
         entry.run = self.number()
@@ -91,7 +96,7 @@ class SessionReconciler:
     def fail(self, entry: SessionEntry, reason: str) -> None:
         """End the session as failed. Every renewal repeats the failure until the row says so too."""
         self.evict(entry)
-        entry.failure = reason
+        entry.state = Failed(reason)
         self.out += [commands.FailSession(entry.session, entry.record.epoch, reason), commands.Report()]
 
     def refuse(self, entry: SessionEntry, reason: str, until: float = 0.0) -> None:
@@ -106,61 +111,60 @@ class SessionReconciler:
         Its session is rebuilt from its latents when it is wanted again. Without this limit, the states of
         viewers who never returned would fill the host, and then one slab after the other.
         """
-        suspended = [
-            e
-            for e in self._entries.values()
-            if e.place is StateLocation.HOST and e.wanted is DesiredState.HOST
-        ]
+        suspended = {
+            entry.state.order: entry
+            for entry in self._entries.values()
+            if isinstance(entry.state, OnHost) and entry.wanted is DesiredState.HOST
+        }
         if not suspended:
             return False
-        self.evict(min(suspended, key=lambda entry: entry.suspended_order))
+        self.evict(suspended[min(suspended)])
         self.out.append(commands.Report())
         return True
 
     def _run(self, entry: SessionEntry, now: float) -> None:
-        if entry.place in (StateLocation.NOWHERE, StateLocation.HOST):
+        if not isinstance(entry.state, InSlab | LeavingSlab):
             self._find_slot(entry, now)
-        if entry.place is StateLocation.SLAB:
+        if isinstance(entry.state, InSlab):
             entry.refusal = None
-            self._unquiesce(entry)
-            if entry.paused:
-                entry.paused = False
+            self._unquiesce(entry, entry.state)
+            if entry.state.paused:
+                entry.state = replace(entry.state, paused=False)
                 self.out.append(commands.ResumeGeneration(entry.session, entry.run, entry.control_sent))
             if entry.record.control_seq > entry.control_sent:
                 entry.control_sent = entry.record.control_seq
                 self.out.append(
                     commands.SetPrompt(entry.session, entry.run, entry.control_sent, entry.record.prompt)
                 )
-            if entry.log_lost and not entry.pending and not entry.next_asked:
-                entry.next_asked = True
+            if entry.log_lost and not entry.pending and not entry.state.next_asked:
+                entry.state = replace(entry.state, next_asked=True)
                 self.out.append(commands.GenerateNext(entry.session, entry.run))
 
     def _find_slot(self, entry: SessionEntry, now: float) -> None:
-        if entry.awaiting is None and now >= entry.refused_until:
+        if not isinstance(entry.state, FetchingLatents) and now >= entry.refused_until:
             if self.model != entry.record.model:
                 self.refuse(entry, f"model: this worker serves {self.model}, not {entry.record.model}")
             elif entry.takes_slot or self.slots_used < self.capacity:
                 self._take_slot(entry)
-            elif not any(other.place is StateLocation.LEAVING for other in self._entries.values()):
+            elif not any(isinstance(other.state, LeavingSlab) for other in self._entries.values()):
                 self.refuse(entry, f"slots: all {self.capacity} are in use")
 
     def _take_slot(self, entry: SessionEntry) -> None:
-        if entry.place is StateLocation.HOST:
-            entry.place = StateLocation.SLAB
+        if isinstance(entry.state, OnHost):
+            entry.state = InSlab(entry.state.paused, entry.state.quiesced)
             self.out += [commands.Resume(entry.session, entry.run, entry.playhead_s), commands.Report()]
-        elif entry.next_publish > 0 and not entry.have_latents:
-            self._ask(entry, PendingQuery.LATENTS)
+        elif entry.next_publish > 0 and not isinstance(entry.state, LatentsReady):
+            query = self.number()
+            entry.state = FetchingLatents(query)
             self.out.append(
-                commands.FetchLatents(
-                    entry.session, entry.run, entry.query, entry.next_publish, entry.last_epoch
-                )
+                commands.FetchLatents(entry.session, entry.run, query, entry.next_publish, entry.last_epoch)
             )
         else:
             self._admit(entry)
 
     def _admit(self, entry: SessionEntry) -> None:
         record = entry.record
-        entry.place, entry.have_latents = StateLocation.SLAB, False
+        entry.state = InSlab()
         entry.made_next = entry.next_publish
         entry.control_sent = entry.control_taken = record.control_seq
         self.out += [
@@ -178,27 +182,27 @@ class SessionReconciler:
         ]
 
     def _suspend_session(self, entry: SessionEntry, now: float) -> None:
-        if entry.place is StateLocation.SLAB:
-            self._unquiesce(entry)
+        if isinstance(entry.state, InSlab):
+            self._unquiesce(entry, entry.state)
             if now >= entry.refused_until:
-                entry.place, entry.next_asked = StateLocation.LEAVING, False
+                entry.state = LeavingSlab(entry.state.paused, entry.state.quiesced)
                 self.out.append(commands.Suspend(entry.session, entry.run))
             else:
                 self._pause(entry)
-        elif entry.place is StateLocation.NOWHERE:
+        elif not isinstance(entry.state, Present):
             # No state is here: the session is rebuilt from the log when it is wanted again.
             entry.refusal = None
             if entry.takes_slot:
                 self.evict(entry)
 
-    def _unquiesce(self, entry: SessionEntry) -> None:
-        if entry.quiesced and entry.outgoing_migration is None:
-            entry.quiesced = False
+    def _unquiesce(self, entry: SessionEntry, state: InSlab) -> None:
+        if state.quiesced and entry.outgoing_migration is None:
+            entry.state = replace(state, quiesced=False)
             self.out.append(commands.Unquiesce(entry.session, entry.run))
 
     def _pause(self, entry: SessionEntry) -> None:
-        if entry.place is StateLocation.SLAB and not entry.paused:
-            entry.paused = True
+        if isinstance(entry.state, InSlab) and not entry.state.paused:
+            entry.state = replace(entry.state, paused=True)
             self.out.append(commands.PauseGeneration(entry.session, entry.run, entry.control_sent))
 
     def _publish(self, entry: SessionEntry, now: float) -> None:
@@ -223,9 +227,8 @@ class SessionReconciler:
             self.fail(entry, entry.finished)
 
     def _read_log_end(self, entry: SessionEntry) -> None:
-        self._ask(entry, PendingQuery.LOG_END)
-        self.out.append(commands.ReadLogEnd(entry.session, entry.query))
-
-    def _ask(self, entry: SessionEntry, what: PendingQuery) -> None:
-        entry.awaiting = what
-        entry.query = self.number()
+        if not isinstance(entry.state, Present):
+            # Latents belong before one chunk. The log's end may be another one.
+            entry.state = Absent()
+        entry.log_end_query = self.number()
+        self.out.append(commands.ReadLogEnd(entry.session, entry.log_end_query))

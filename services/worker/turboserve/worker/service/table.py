@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from cachetools import FIFOCache
 
@@ -25,7 +26,17 @@ from turboserve.contracts.workers import HeldSession, Incoming, SessionRefusal
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.incoming_migrations import IncomingMigrations
 from turboserve.worker.service.lease import Lease
-from turboserve.worker.service.session_entry import PendingQuery, SessionEntry, StateLocation
+from turboserve.worker.service.session_entry import (
+    Absent,
+    Failed,
+    FetchingLatents,
+    InSlab,
+    LatentsReady,
+    LeavingSlab,
+    OnHost,
+    Present,
+    SessionEntry,
+)
 from turboserve.worker.service.session_reconciler import REFUSAL_S, RETRY_LIMIT_S, RETRY_S, SessionReconciler
 
 LEFT_KEPT = 1_024
@@ -63,11 +74,11 @@ class Table:
 
     def _handle_one(self, message: events.SessionInput, now: float) -> None:
         entry = self.entries.get(message.session)
-        before = None if entry is None else (entry.place, entry.takes_slot)
+        before = None if entry is None else type(entry.state)
         self._about_one(message, now)
         if entry is not None:
             self._reconciler.settle(entry, now)
-            if (entry.place, entry.takes_slot) != before:
+            if type(entry.state) is not before:
                 self._settle_all(now)
 
     def _handle_all(self, message: events.Input, now: float) -> None:
@@ -145,12 +156,12 @@ class Table:
                 session=entry.session,
                 epoch=entry.record.epoch,
                 next_chunk=entry.next_publish,
-                resident=entry.place is not StateLocation.HOST,
+                resident=not isinstance(entry.state, OnHost),
                 lead_s=media_start_s(entry.made_next) - entry.playhead_s,
                 control_seq=entry.control_taken,
             )
             for entry in self.entries.values()
-            if entry.place is not StateLocation.NOWHERE
+            if isinstance(entry.state, Present)
         )
 
     def refusals(self) -> tuple[SessionRefusal, ...]:
@@ -174,8 +185,8 @@ class Table:
                 self._leave(entry)
                 # An older row must not bring back a session that the answer does not list.
                 self._remember_left(entry.session, (entry.record.version + 1, False))
-            elif entry.failure is not None:
-                self._say(commands.FailSession(entry.session, entry.record.epoch, entry.failure))
+            elif isinstance(entry.state, Failed):
+                self._say(commands.FailSession(entry.session, entry.record.epoch, entry.state.reason))
         for incoming in message.incoming:
             self._expect(incoming, now)
         expected = {incoming.record.id for incoming in message.incoming}
@@ -212,9 +223,11 @@ class Table:
             self._say(commands.Report())
         if entry.ownership != (record.epoch, record.own_revision or 0):
             # Answers to queries under another ownership prove nothing now.
-            entry.awaiting, entry.have_latents = None, False
-            entry.refusal, entry.refused_until, entry.failure = None, 0.0, None
-        if entry.place in (StateLocation.NOWHERE, StateLocation.HOST):
+            entry.log_end_query = None
+            if not isinstance(entry.state, Present):
+                entry.state = Absent()
+            entry.refusal, entry.refused_until = None, 0.0
+        if not isinstance(entry.state, InSlab | LeavingSlab):
             entry.playhead_s = record.playhead_s
         entry.record, entry.learned_at = record, now
 
@@ -224,13 +237,12 @@ class Table:
         if arrival is None:
             return SessionEntry(record, now, self._reconciler.number())
         entry = SessionEntry(record, now, arrival.run)
-        entry.place = StateLocation.HOST if arrival.on_host else StateLocation.SLAB
-        entry.quiesced = not arrival.on_host
+        order = self._reconciler.number()
+        entry.state = OnHost(order=order) if arrival.on_host else InSlab(quiesced=True)
         entry.made_next = entry.next_publish = arrival.next_chunk
         entry.control_sent = entry.control_taken = arrival.control_seq
-        entry.suspended_order = self._reconciler.number()
         entry.playhead_s = max(record.playhead_s, arrival.playhead_s)
-        if entry.quiesced:
+        if not arrival.on_host:
             # The next playhead may be reported after the session's chunk has become due.
             reported_here = arrival.playing and entry.playhead_s == arrival.playhead_s
             age_s = now - arrival.playhead_at if reported_here else 0.0
@@ -273,36 +285,37 @@ class Table:
                 self._reconciler.outgoing.handle(entry, message, now)
             case events.PlayheadMoved():
                 entry.playhead_s = message.playhead_s
-                if entry.place in (StateLocation.SLAB, StateLocation.LEAVING):
+                if isinstance(entry.state, InSlab | LeavingSlab):
                     self._say(
                         commands.SetPlayhead(entry.session, entry.run, message.playhead_s, message.playing)
                     )
             case events.LogEndRead():
-                if entry.awaiting is PendingQuery.LOG_END and message.query == entry.query:
+                if message.query == entry.log_end_query:
                     self._log_end_read(entry, message)
             case events.LatentsFetched():
-                if entry.awaiting is PendingQuery.LATENTS and message.query == entry.query:
-                    entry.awaiting, entry.have_latents = None, True
+                if entry.state == FetchingLatents(message.query):
+                    entry.state = LatentsReady()
             case events.ChunkPackaged():
                 self._packaged(entry, message)
             case events.ControlTookEffect():
                 entry.control_taken = max(entry.control_taken, message.control_seq)
             case events.MovedToHost():
-                if entry.place is StateLocation.LEAVING:
-                    entry.place, entry.refusal = StateLocation.HOST, None
-                    entry.suspended_order = self._reconciler.number()
+                if isinstance(entry.state, LeavingSlab):
+                    paused, quiesced = entry.state.paused, entry.state.quiesced
+                    entry.state = OnHost(paused, quiesced, self._reconciler.number())
+                    entry.refusal = None
                     self._say(commands.Report())
             case events.SuspendFailed():
-                if entry.place is StateLocation.LEAVING:
-                    entry.place = StateLocation.SLAB
+                if isinstance(entry.state, LeavingSlab):
+                    entry.state = InSlab(entry.state.paused, entry.state.quiesced)
                     if not self._reconciler.make_room_on_host():
                         self._reconciler.refuse(entry, message.reason, now + REFUSAL_S)
             case events.AdmissionRefused():
-                if entry.place is StateLocation.SLAB:
-                    entry.place = StateLocation.HOST if message.on_host else StateLocation.NOWHERE
+                if isinstance(entry.state, InSlab):
+                    quiesced, order = entry.state.quiesced, self._reconciler.number()
                     # The engine did not take the commands after it: the next attempt repeats them.
-                    entry.control_sent, entry.paused = entry.control_taken, message.on_host
-                    entry.next_asked = False
+                    entry.state = OnHost(True, quiesced, order) if message.on_host else Absent()
+                    entry.control_sent = entry.control_taken
                     self._reconciler.refuse(entry, message.reason, now + REFUSAL_S)
             case events.RunFailed():
                 self._reconciler.fail(entry, message.reason)
@@ -312,16 +325,16 @@ class Table:
                 self._published(entry, message, now)
 
     def _log_end_read(self, entry: SessionEntry, message: events.LogEndRead) -> None:
-        entry.awaiting = None
+        entry.log_end_query = None
         # The log may have dropped old chunks of a session that was suspended for long, or be lost whole. The
         # row and this entry have counted those chunks: an index that a viewer has seen is never used again.
         end = max(message.next_chunk, entry.record.next_chunk, entry.next_publish)
-        if entry.place is not StateLocation.NOWHERE:
+        if isinstance(entry.state, Present):
             # Chunks after the last known one must have come from this state; otherwise the state is evicted.
             ours = end == entry.next_publish or (message.mine and entry.next_publish < end <= entry.made_next)
             if not ours:
                 self._reconciler.evict(entry)
-        if entry.place is StateLocation.NOWHERE:
+        if not isinstance(entry.state, Present):
             entry.made_next = end
         while entry.pending and entry.pending[0] < end:
             self._say(commands.ForgetChunk(entry.session, entry.run, entry.pending.popleft()))
@@ -330,7 +343,9 @@ class Table:
         elif end != entry.next_publish:
             entry.last_epoch = 0
         entry.next_publish, entry.checked = end, entry.ownership
-        entry.log_lost, entry.next_asked = message.next_chunk < end, False
+        entry.log_lost = message.next_chunk < end
+        if isinstance(entry.state, InSlab):
+            entry.state = replace(entry.state, next_asked=False)
         if entry.began is None or entry.last_epoch != entry.record.epoch:
             entry.began, entry.before = end, entry.last_epoch
         entry.attempts, entry.retry_at = 0, 0.0

@@ -309,7 +309,7 @@ class Worker:
     def _asked(self, command: commands.ReadLogEnd | commands.FetchLatents) -> bool:
         """Whether the answer is still wanted."""
         entry = self.table.entries.get(command.session)
-        return entry is not None and entry.awaiting is not None and entry.query == command.query
+        return entry is not None and entry.awaits(command.query)
 
     async def _fail(self, command: commands.FailSession) -> None:
         metrics.failures.add(1)
