@@ -87,7 +87,7 @@ class Endpoint(Generic[Req, Resp]):
 class Topic(Generic[Msg]):
     """Publish and subscribe with at-most-once delivery, only for messages whose loss is repaired otherwise.
 
-    `pattern` has one `{id}`: the session or worker that a message is about.
+    `pattern` has one `{id}`: the session, worker, model or pool that a message is about.
     """
 
     pattern: str
@@ -97,7 +97,7 @@ class Topic(Generic[Msg]):
     by_worker: bool = False
     """Whether `{id}` is a worker, as `IDENTITY.WORKER`. The identity lets permissions tell workers apart."""
     author: str | None = None
-    """Field of the message that names the sending worker. It must be the worker in the subject."""
+    """Field of the message that names the sending worker or pool. It must be the one in the subject."""
 
     def of(self, token: str) -> str:
         return self.pattern.format(id=f"{identity_of(token)}.{token}" if self.by_worker else token)
@@ -228,8 +228,8 @@ LATENTS = Topic(
 )
 FEEDBACK = Topic("feedback.{id}", pool.LoadFeedback, ("scheduler",), ("autoscaler",))
 """`id` is the model."""
-POOL = Topic("pool.{id}", pool.PoolStatus, ("autoscaler",), ("gateway", "scheduler"))
-"""`id` is always `status`."""
+POOL = Topic("pool.{id}", pool.PoolStatus, ("autoscaler",), ("gateway", "scheduler"), author="pool")
+"""`id` is the pool."""
 TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS, FEEDBACK, POOL)  # type: ignore[assignment]
 
 _STORE = "state-store"

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,11 @@ class Autoscaler(Service):
         )
 
     @property
+    def name(self) -> str:
+        """Id of its pool."""
+        return self.variables["TURBOSERVE_POOL_NAME"]
+
+    @property
     def mode(self) -> str:
         return self._mode.read_text()
 
@@ -57,7 +62,7 @@ class Autoscaler(Service):
 
     def workers(self) -> list[int]:
         """Return the process ids of all living workers that it has started, known to the store or not."""
-        pool = f"TURBOSERVE_POOL_MEMBER={self.variables['TURBOSERVE_POOL_NAME']}-".encode()
+        pool = f"TURBOSERVE_POOL_MEMBER={self.name}-".encode()
         found = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
@@ -67,7 +72,7 @@ class Autoscaler(Service):
 
     async def rows(self) -> dict[str, WorkerRecord]:
         """Return the pool's workers that are not gone, by pool member."""
-        pool = self.variables["TURBOSERVE_POOL_NAME"]
+        pool = self.name
         found: list[WorkerRecord] = []
 
         async def told() -> bool:
@@ -148,6 +153,25 @@ def store(
 @pytest.fixture
 async def autoscaler(nats_server: NatsServer, store: Service, tmp_path: Path) -> AsyncIterator[Autoscaler]:
     """An autoscaler that is not started yet. At the end, all its processes are killed."""
+    async with _made(nats_server, tmp_path) as service:
+        yield service
+
+
+@pytest.fixture
+async def two_autoscalers(
+    nats_server: NatsServer, store: Service, tmp_path: Path
+) -> AsyncIterator[tuple[Autoscaler, Autoscaler]]:
+    """Two autoscalers with a pool each, not started yet. At the end, all their processes are killed."""
+    async with AsyncExitStack() as stack:
+        made = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            made.append(await stack.enter_async_context(_made(nats_server, tmp_path / name)))
+        yield made[0], made[1]
+
+
+@asynccontextmanager
+async def _made(nats_server: NatsServer, directory: Path) -> AsyncIterator[Autoscaler]:
     bus = await connected(nats_server, "gateway")
 
     async def serves() -> bool:
@@ -157,17 +181,19 @@ async def autoscaler(nats_server: NatsServer, store: Service, tmp_path: Path) ->
         return False
 
     await eventually(serves)
-    service = Autoscaler(nats_server, tmp_path, bus)
+    service = Autoscaler(nats_server, directory, bus)
 
     async def hear(status: PoolStatus, _body: bytes) -> None:
-        if any(s.member.startswith(service.variables["TURBOSERVE_POOL_NAME"]) for s in status.members):
+        if any(s.member.startswith(service.name) for s in status.members):
             service.status = status
 
-    await bus.subscribe(subjects.POOL, "status", hear)
-    yield service
-    await asyncio.to_thread(service.end)
-    for pid in service.workers():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    await bus.close()
-    print(service.log.read_text())
+    await bus.subscribe(subjects.POOL, service.name, hear)
+    try:
+        yield service
+    finally:
+        await asyncio.to_thread(service.end)
+        for pid in service.workers():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await bus.close()
+        print(service.logged())

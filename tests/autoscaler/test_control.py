@@ -247,7 +247,7 @@ def test_waves_faster_than_a_start_up_are_held_through() -> None:
 def test_room_for_the_recent_peak_is_kept_with_all_workers_full() -> None:
     world = World(target=5, demand=17).run(200, lambda _: 17).run(POLICY.peak_window_s - 5, lambda _: 2)
     assert world.controller.target == 4, "4 × 5 slots hold the 17 of a moment ago"
-    assert "and the 17 of the last 120 s" in world.controller.decisions[-1].reason
+    assert "and the peak of 17 in the last 120 s" in world.controller.decisions[-1].reason
     world.run(10, lambda _: 2)
     assert world.controller.target == 1
 
@@ -295,13 +295,13 @@ def test_consolidation_is_checked_against_the_workers_that_serve() -> None:
 def test_the_limit_is_said() -> None:
     world = World(ControlPolicy(most=3, capacity=K)).run(30, lambda _: 40)
     assert world.controller.target == 3
-    assert "limit is 3" in world.controller.decisions[-1].reason
+    assert "maximum is 3" in world.controller.decisions[-1].reason
 
 
 def test_silence_holds_the_pool_and_says_so() -> None:
     world = World(target=4, demand=16).run(100, lambda _: 16).run(1000, lambda _: 0, heard=False)
     assert world.changes == []
-    assert "does not shrink" in world.controller.decisions[-1].reason
+    assert "not scaling in" in world.controller.decisions[-1].reason
     assert scaling_status(world.controller, world.now, 1e9).stale
 
 
@@ -322,7 +322,7 @@ def test_a_dry_run_only_explains() -> None:
     world = World(ControlPolicy(most=20, capacity=K, dry_run=True), target=2).run(300, lambda _: 30)
     assert world.changes == []
     assert world.controller.advice == 8
-    assert any("dry_run: without it, out from 2" in d.reason for d in world.controller.decisions)
+    assert any("dry run; otherwise out, 2 → " in d.reason for d in world.controller.decisions)
     world.send(DryRunSet(False))
     world.run(2, lambda _: 30)
     assert world.controller.target == 8

@@ -87,7 +87,7 @@ def test_a_load_that_is_not_a_number_is_counted_and_the_pool_stays_and_says_why(
     )
     assert sum(hearing.refused.values()) == 30
     assert "implausible" in decision.reason
-    assert "does not shrink" in decision.reason
+    assert "not scaling in" in decision.reason
 
 
 async def test_orders_that_cannot_be_read_are_no_orders() -> None:

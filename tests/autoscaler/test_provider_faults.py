@@ -94,7 +94,7 @@ def test_a_provider_that_does_not_say_what_lives_changes_nothing_and_is_said() -
     bench.feed(Tick(), after=2.0)
     bench.feed(Failed(bench.take(ListProviderWorkers).ticket, "the cluster is away"))
     assert bench.phase is PoolMemberPhase.READY
-    assert bench.pool.doubt == "it does not say what lives: the cluster is away"
+    assert bench.pool.doubt == "no list of workers: the cluster is away"
     list_again(bench, RunningWorker("local-0", worker))
     assert bench.pool.doubt is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -10,11 +11,15 @@ from turboserve.bench.elastic.watch import PoolWatch
 from turboserve.bench.streaming.viewer import Received
 
 
+def time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
 def pool(target: int, ready: int, at: float, decisions: list[Any], actions: list[Any]) -> dict[str, Any]:
     return {
         "target": target,
         "ready": ready,
-        "at": at,
+        "reported_at": time(at),
         "scaling": {"decisions": decisions},
         "actions": actions,
     }
@@ -22,11 +27,11 @@ def pool(target: int, ready: int, at: float, decisions: list[Any], actions: list
 
 def decision(at: float, action: str, previous: int, target: int) -> dict[str, Any]:
     reason = f"{action} {at}"
-    return {"at": at, "action": action, "previous": previous, "target": target, "reason": reason}
+    return {"at": time(at), "action": action, "previous": previous, "target": target, "reason": reason}
 
 
 def action(at: float, kind: str, worker: str) -> dict[str, Any]:
-    return {"at": at, "action": kind, "worker": worker, "reason": kind}
+    return {"at": time(at), "action": kind, "worker": worker, "reason": kind}
 
 
 def chunk(worker: str, received_at: float) -> Received:
@@ -40,8 +45,8 @@ def test_a_scale_out_is_measured_from_its_decision_and_the_first_worker_is_none(
     out = [decision(10.0, "out", 1, 2)]
     watch._note(pool(2, 1, 11.0, out, [*first, action(10.2, "launch", "b")]))
     # The same entries in a later status: their times differ in the last digits.
-    out[0]["at"] += 1e-6
-    more = [action(10.2 + 1e-6, "launch", "b"), action(14.2, "ready", "b"), action(40.0, "drain", "b")]
+    out[0]["at"] = time(10.001)
+    more = [action(10.201, "launch", "b"), action(14.2, "ready", "b"), action(40.0, "drain", "b")]
     watch._note(pool(2, 2, 15.0, [*out, decision(40.0, "in", 2, 1)], more))
     [found] = watch.scale_outs([chunk("a", 12.0), chunk("b", 16.0), chunk("b", 15.5)])
     assert found["worker"] == "b"

@@ -10,7 +10,12 @@ from typing import Any
 import httpx
 import pytest
 import websockets
+from pydantic import SecretStr
 from websockets.asyncio.client import ClientConnection
+
+from tests.helpers.reporting_autoscaler import ReportingAutoscaler
+from turboserve.bus import Bus
+from turboserve.config import Settings
 
 PATIENCE_S = 120.0
 
@@ -29,6 +34,20 @@ async def api(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 StartSession = Callable[..., Awaitable[dict[str, Any]]]
+
+
+@pytest.fixture
+async def autoscaler(pool: Any, api: httpx.AsyncClient) -> AsyncIterator[ReportingAutoscaler]:
+    """Publishes reports of pools, as an autoscaler's user, to the gateway at `api`."""
+    settings = Settings(
+        nats_url=pool.nats.address,
+        nats_user="autoscaler",
+        nats_password=SecretStr(pool.nats.passwords["autoscaler"]),
+        request_deadline_s=60,
+    )
+    bus = await Bus.connect("autoscaler", settings)
+    yield ReportingAutoscaler(bus, api)
+    await bus.close()
 
 
 @pytest.fixture

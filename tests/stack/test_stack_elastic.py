@@ -30,7 +30,7 @@ async def until_pool(api: httpx.AsyncClient, **wanted: object) -> dict[str, Any]
     deadline = time.monotonic() + LIMIT_S
     found: dict[str, Any] = {}
     while time.monotonic() < deadline:
-        answer = await api.get("/v1/pool")
+        answer = await api.get("/v1/pools/local")
         if answer.status_code == 200:
             found = answer.json()
             if all(found[name] == value for name, value in wanted.items()):
@@ -56,7 +56,7 @@ async def test_a_session_wakes_a_pool_of_no_workers_and_is_paid_for(data_dir: Pa
     }
     with BackgroundStack(data_dir, "--workers", "0..2", environment=environment) as stack:
         async with httpx.AsyncClient(base_url=stack.url, timeout=LIMIT_S) as api:
-            await until_pool(api, target=0, ready=0, orders=0)
+            await until_pool(api, target=0, ready=0, orders_version=0)
             assert (await read(api, "/v1/cost"))["total"]["gpu_seconds"] == 0
 
             # No worker serves the model or ever has: the session is admitted nevertheless, and waits.

@@ -107,7 +107,7 @@ def autoscaler(
             keep_target,
             typer.echo,
         )
-        out.write_bytes(table.to_bytes() + b"\n")
+        out.write_bytes(table.to_file() + b"\n")
     except TurboServeError as error:
         limit = f" (limit {error.limit})" if error.limit else ""
         raise failure(f"{error.field}: {error.detail}{limit}") from None

@@ -184,7 +184,7 @@ class Bus:
         """Call `handler(message, raw body)` for each message on `topic` about `token` (`*`: any), in order.
 
         Unreadable messages and exceptions of the handler are logged and do not end the subscription. A
-        message is dropped if its author is not the worker in its subject: the broker lets each worker's user
+        message is dropped if its author is not the one in its subject: the broker lets each worker's user
         publish only on subjects of its own identity.
         """
 

@@ -5,11 +5,13 @@ Source: TurboServe, 5.2.2 and Appendix A.
 
 from __future__ import annotations
 
+import json
 import math
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Annotated, Self
 
-from pydantic import Field, FiniteFloat, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, ValidationError, model_validator
 
 from turboserve.contracts.base import Contract, Count, Note, Number, Text, UnixSeconds
 from turboserve.contracts.errors import InvalidInputError
@@ -45,13 +47,19 @@ class LevelParameters(Contract):
         return above and (self.volatility_to is None or volatility < self.volatility_to)
 
 
+def _seconds(value: object) -> object:
+    time = datetime.fromisoformat(value) if isinstance(value, str) and "T" in value else value
+    return time.timestamp() if isinstance(time, datetime) else time
+
+
 class Provenance(Contract):
     """The origin of a table."""
 
     source: Text
     """Names and digests of the traces."""
     command: Text = ""
-    made_at: UnixSeconds = Field(default=0.0, allow_inf_nan=False)
+    made_at: Annotated[UnixSeconds, BeforeValidator(_seconds)] = Field(default=0.0, allow_inf_nan=False)
+    """When the table was made. Read from RFC 3339 as well, as in files and in the REST API."""
     capacity: Count = 0
     """K of the workers in the replay."""
     latency_target_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -98,6 +106,13 @@ class ProfileTable(Contract):
         if math.isnan(volatility):
             return self.levels[-1]
         return next(row for row in self.levels if row.covers(max(volatility, 0.0)))
+
+    def to_file(self) -> bytes:
+        """Return the table as JSON in the form of the REST API, in which times are RFC 3339."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        made_at = datetime.fromtimestamp(self.provenance.made_at, UTC).isoformat(timespec="seconds")
+        values["provenance"]["made_at"] = made_at.replace("+00:00", "Z")
+        return json.dumps(values, ensure_ascii=False).encode()
 
     @classmethod
     def parse(cls, data: bytes | str) -> Self:

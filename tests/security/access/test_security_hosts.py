@@ -168,8 +168,8 @@ async def test_a_foreign_page_changes_nothing(
         ("DELETE", links["self"], None),
         ("POST", "/v1/sessions", {"prompt": "theirs"}),
         ("POST", links["prompts"], {"prompt": "theirs"}),
-        ("PUT", "/v1/pool/override", {"workers": 0}),
-        ("DELETE", "/v1/pool/table", None),
+        ("PUT", "/v1/pools/local/override", {"workers": 0}),
+        ("DELETE", "/v1/pools/local/profile", None),
     ]
     for method, path, body in attacks:
         answer = await api.request(method, path, json=body, headers=page)

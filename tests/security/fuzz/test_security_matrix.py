@@ -42,6 +42,7 @@ class Access(Enum):
 
 P, T, S, SO, O, U = Access  # noqa: E741
 SESSION = "/v1/sessions/{session}"
+POOL = "/v1/pools/{pool}"
 TABLE: dict[tuple[str, str], Access] = {
     ("GET", "/"): P,
     ("GET", "/pool"): P,
@@ -52,15 +53,18 @@ TABLE: dict[tuple[str, str], Access] = {
     ("GET", "/metrics"): P,
     ("GET", "/v1/models"): T,
     ("GET", "/v1/workers"): T,
-    ("GET", "/v1/pool"): T,
-    ("GET", "/v1/pool/orders"): T,
+    ("GET", "/v1/pools"): T,
+    ("GET", POOL): T,
+    ("GET", f"{POOL}/orders"): T,
     ("GET", "/v1/cost"): T,
     ("GET", "/v1/sessions"): T,
     ("POST", "/v1/sessions"): T,
-    ("PUT", "/v1/pool/override"): O,
-    ("PUT", "/v1/pool/dry-run"): O,
-    ("PUT", "/v1/pool/table"): O,
-    ("DELETE", "/v1/pool/table"): O,
+    ("PUT", f"{POOL}/override"): O,
+    ("DELETE", f"{POOL}/override"): O,
+    ("PUT", f"{POOL}/dry-run"): O,
+    ("DELETE", f"{POOL}/dry-run"): O,
+    ("PUT", f"{POOL}/profile"): O,
+    ("DELETE", f"{POOL}/profile"): O,
     ("POST", "/v1/cost/corrections"): O,
     ("GET", SESSION): S,
     ("DELETE", SESSION): S,
@@ -80,8 +84,8 @@ BODIES: dict[str, Any] = {
     "/v1/sessions": {"prompt": "a blue square"},
     f"{SESSION}/prompts": {"prompt": "a green square"},
     f"{SESSION}/migrate": {},
-    "/v1/pool/override": {"workers": 1},
-    "/v1/pool/dry-run": {"dry_run": None},
+    f"{POOL}/override": {"workers": 1},
+    f"{POOL}/dry-run": {"dry_run": False},
     "/v1/cost/corrections": {"gpu_seconds": 1.0, "reason": "a test"},
 }
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
@@ -139,9 +143,11 @@ def ask(
     """Send one request, with the body that the route accepts. Of an endless answer only the head is read."""
     if path in BODIES and verb not in ("GET", "HEAD", "TRACE"):
         options.setdefault("json", BODIES[path])
-    elif path == "/v1/pool/table" and verb == "PUT":
-        options.setdefault("json", table())
-    address = path.replace("{session}", session) + ("/pool.css" if path == "/page" else "")
+    elif path == f"{POOL}/profile" and verb == "PUT":
+        options.setdefault("json", profile())
+    address = path.replace("{session}", session).replace("{pool}", "local") + (
+        "/pool.css" if path == "/page" else ""
+    )
     request = client.build_request(verb, address, headers=dict(headers), **options)
     answer = client.send(request, stream=True)
     try:
@@ -152,10 +158,10 @@ def ask(
     return answer
 
 
-def table() -> Any:
+def profile() -> Any:
     from turboserve.autoscaler.control.default import default_table
 
-    return json.loads(default_table().to_bytes())
+    return json.loads(default_table().to_file())
 
 
 def shown(answer: httpx.Response, *names: str) -> tuple[int, dict[str, str], str]:
@@ -298,10 +304,10 @@ def test_only_operators_order(target: Target, session: str) -> None:
                 answer = ask(client, verb, path, session)
                 assert (answer.status_code, answer.json()["code"]) == (403, "not_an_operator"), (verb, path)
     with target.client("operator") as client:
+        # PUT before DELETE, so that no order is left.
         for verb, path in sorted(of(Access.OPERATOR), reverse=True):
             expected = 201 if path == "/v1/cost/corrections" else 200
             assert ask(client, verb, path, session).status_code == expected, (verb, path)
-        assert client.put("/v1/pool/override", json={"workers": None}).status_code == 200
         # There is one worker, so a target is searched for, and the answer reveals nothing of the session.
         answer = ask(client, "POST", f"{SESSION}/migrate", session)
         assert answer.status_code in (202, 409, 429), answer.text

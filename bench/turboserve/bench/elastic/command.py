@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Table
 
 from turboserve.bench.elastic.ramp import Ramp
-from turboserve.bench.elastic.watch import PoolWatch
+from turboserve.bench.elastic.watch import PoolWatch, unix_seconds
 from turboserve.bench.elastic.windows import ScaleIn, Windows
 from turboserve.bench.report import BenchError, percentile
 from turboserve.bench.streaming.viewer import ProblemError, request
@@ -85,7 +85,7 @@ async def _measure(
             await asyncio.sleep(tail_s)
             await _until_smallest(watch)
             shares = await request(api, "GET", "/v1/cost")
-            lasted_s = shares["at"] - began_at
+            lasted_s = unix_seconds(shares["at"]) - began_at
             await ramp.leave_all()
         finally:
             await stop(looking)

@@ -5,18 +5,30 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import httpx
 
 from turboserve.bench.streaming.viewer import ProblemError, Received, request
 
+POOL = "local"
+"""Default id of a stack's pool."""
 LOOK_S = 0.4
+
+
+def unix_seconds(time: str) -> float:
+    """Return an RFC 3339 time as Unix seconds."""
+    return datetime.fromisoformat(time).timestamp()
+
+
+def _with_seconds(item: dict[str, Any]) -> dict[str, Any]:
+    return {**item, "at": unix_seconds(item["at"])}
 
 
 @dataclass
 class PoolWatch:
-    """Polls `/v1/pool`; the pool itself keeps only the last few decisions and actions."""
+    """Polls `/v1/pools/local`; the pool itself keeps only the last few decisions and actions."""
 
     api: httpx.AsyncClient
     decisions: dict[tuple[float, str], dict[str, Any]] = field(default_factory=dict)
@@ -29,20 +41,20 @@ class PoolWatch:
         """Poll until cancelled. A poll that fails is repeated."""
         while True:
             with suppress(httpx.HTTPError, ProblemError):
-                self._note(await request(self.api, "GET", "/v1/pool"))
+                self._note(await request(self.api, "GET", f"/v1/pools/{POOL}"))
             await asyncio.sleep(LOOK_S)
 
     def _note(self, pool: dict[str, Any]) -> None:
         self.last = pool
         # The pool computes times for every status, so they differ in the last digits.
-        for decision in (pool["scaling"] or {}).get("decisions", ()):
+        for decision in map(_with_seconds, (pool["scaling"] or {}).get("decisions", ())):
             self.decisions.setdefault((round(decision["at"], 1), decision["reason"]), decision)
-        for action in pool["actions"]:
+        for action in map(_with_seconds, pool["actions"]):
             key = (round(action["at"], 1), action["action"], action["worker"] or action["reason"])
             self.actions.setdefault(key, action)
         size = (pool["target"], pool["ready"])
         if not self.sizes or self.sizes[-1][1:] != size:
-            self.sizes.append((pool["at"], *size))
+            self.sizes.append((unix_seconds(pool["reported_at"]), *size))
 
     def scale_outs(self, chunks: list[Received]) -> list[dict[str, Any]]:
         """Return every worker of a scale-out, with the seconds from the decision to ready and to first chunk.

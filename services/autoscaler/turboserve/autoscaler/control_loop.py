@@ -115,7 +115,10 @@ class ControlLoop:
         if override is not None:
             override = min(max(override, control.policy.least), control.policy.most)
         self._handle(
-            events.SizeOverridden(override, "an operator" if orders.override is not None else "settings"), now
+            events.SizeOverridden(
+                override, "an operator" if orders.override is not None else "the configuration"
+            ),
+            now,
         )
         self._handle(events.DryRunSet(self._dry_run if orders.dry_run is None else orders.dry_run), now)
         table = orders.table or self._shipped

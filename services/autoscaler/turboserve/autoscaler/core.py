@@ -119,9 +119,9 @@ class Pool:
             if member.phase is not PoolMemberPhase.RELEASING and member.has_reported(lately):
                 # Do not trust a list without a worker that reports: its sessions would end. The provider
                 # reports real exits separately.
-                self.doubt = f"its list has no {member.worker} in {member.name}, who speaks: not believed"
+                self.doubt = f"list without {member.worker} of {member.name}, which reports; list ignored"
                 continue
-            self._exited(member.worker, "it is not there any more", now)
+            self._exited(member.worker, "the provider does not list it any more", now)
         for provider_worker in sorted(event.provider_workers, key=lambda m: (m.member, m.worker)):
             # The listing may be older than an exit that is known already.
             if self._member_of(provider_worker.worker) is None and not self._gone.gone_after(
@@ -132,7 +132,7 @@ class Pool:
             if seen >= event.ticket or worker in living:
                 continue
             if self._orphan_reported_at.get(worker, -math.inf) > lately:
-                self.doubt = f"its list has no {worker}, who speaks: not believed"
+                self.doubt = f"list without {worker}, which reports; list ignored"
                 continue
             self._gone.add(worker, "no such process in the pool", self._tracker.stamp())
         self.adopted = True
@@ -153,7 +153,7 @@ class Pool:
         member.pid, member.up_since = provider_worker.pid, self._tracker.stamp()
         member.enter(PoolMemberPhase.LAUNCHING, now, "process found, waiting for its first report")
         self.members[member.name] = member
-        self._tracker.act(now, "adopt", f"process {provider_worker.pid} was there already", member)
+        self._tracker.act(now, "adopt", "its process runs already", member)
 
     def _exited(self, worker: str, status: str, now: float) -> None:
         member = self._member_of(worker)
@@ -211,7 +211,7 @@ class Pool:
                 self._asked.pop(type(command), None)
                 reason = event.reason if isinstance(event, Failed) else "no list"
                 if isinstance(command, ListProviderWorkers):
-                    self.doubt = f"it does not say what lives: {reason}"
+                    self.doubt = f"no list of workers: {reason}"
                 else:
                     self.store_doubt = reason
             case DeclareGone(worker=worker):

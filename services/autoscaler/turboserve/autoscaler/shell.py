@@ -82,7 +82,7 @@ class Shell:
             size, reason = await self._first_size()
             self._control = self._new_control(size)
         else:
-            size, reason = 0, "workers are started by someone else"
+            size, reason = 0, "another system starts the workers"
         self._begun = True
         bus = self._runtime.bus
         await bus.subscribe(subjects.LOAD, "*", self._on_load)
@@ -117,7 +117,7 @@ class Shell:
         self._provider_error = None
         least, most = self._settings.limits
         size = min(max(found or self._settings.pool_size, least), most)
-        return size, f"{found} were there" if found else "configured"
+        return size, f"{found} already running" if found else "configured"
 
     def _new_control(self, size: int) -> ControlLoop:
         shipped = default_table()
@@ -217,7 +217,7 @@ class Shell:
     async def _publish(self) -> None:
         while True:
             try:
-                await self._runtime.bus.publish(subjects.POOL, "status", self.status())
+                await self._runtime.bus.publish(subjects.POOL, self.pool.name, self.status())
             except (nats.errors.Error, OSError) as error:
                 log.debug("status not published", error=repr(error))
             try:

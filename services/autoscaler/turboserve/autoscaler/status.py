@@ -18,15 +18,19 @@ _PHASES = {
 def pool_status(pool: Pool, provider: str, managed: bool, now: float, wall: float) -> PoolStatus:
     """Build the pool's status. `now` is the core's monotonic time, `wall` the same instant in Unix seconds.
 
-    Workers that this pool did not start are listed after its own. They are counted only if the provider is
-    not `managed`.
+    Workers without a pool member follow after the members. They are counted only if the provider is not
+    `managed`. If it is `managed`, workers of other pools are left out.
     """
     members = [
         _member(member, now, wall)
         for member in sorted(pool.members.values(), key=lambda s: (s.index, s.name))
     ]
     ours = {member.worker for member in members}
-    others = [_row(row) for row in sorted(pool.rows.values(), key=lambda r: r.id) if row.id not in ours]
+    others = [
+        _row(row)
+        for row in sorted(pool.rows.values(), key=lambda r: r.id)
+        if row.id not in ours and not (managed and _is_of_another_pool(row, pool))
+    ]
     phases = [member.phase for member in (members if managed else others)]
     return PoolStatus(
         provider=provider,
@@ -67,6 +71,10 @@ def _member(member: PoolMember, now: float, wall: float) -> PoolMemberStatus:
     )
 
 
+def _is_of_another_pool(row: WorkerRecord, pool: Pool) -> bool:
+    return row.pool_member is not None and not pool.owns(row.pool_member)
+
+
 def _row(row: WorkerRecord) -> PoolMemberStatus:
     return PoolMemberStatus(
         member=row.pool_member or row.id,
@@ -76,17 +84,17 @@ def _row(row: WorkerRecord) -> PoolMemberStatus:
         since=row.started_at,
         sessions=row.sessions,
         suspended=row.suspended,
-        reason="started by someone else",
+        reason="not started by this autoscaler",
     )
 
 
 def _problem(pool: Pool) -> str | None:
     if not pool.adopted:
-        return "the provider has not said yet what is running"
+        return "waiting for the provider's list of workers"
     wanted = [member for member in pool.members.values() if member.wanted]
     missing = [member for member in wanted if member.phase is not PoolMemberPhase.READY]
     if not missing:
         silent = pool.store_doubt
-        return None if silent is None else f"the state store does not say which workers are there: {silent}"
+        return None if silent is None else f"no list of workers from the state store: {silent}"
     worst = max(missing, key=lambda member: (member.failures, -member.index))
     return f"{len(missing)} of {len(wanted)} workers are not ready; {worst.name}: {worst.reason}"

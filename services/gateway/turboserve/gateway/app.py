@@ -15,6 +15,7 @@ from turboserve.gateway.auth.authenticator import Authenticator
 from turboserve.gateway.auth.middleware import Authenticate, without_query_key
 from turboserve.gateway.auth.service import Keys
 from turboserve.gateway.context import Gateway
+from turboserve.gateway.cost.endpoints import router as cost
 from turboserve.gateway.events.endpoints import router as events
 from turboserve.gateway.head import HeadAsGet
 from turboserve.gateway.health.endpoints import router as health
@@ -23,11 +24,10 @@ from turboserve.gateway.media_type import JsonOnly
 from turboserve.gateway.origin.middleware import OriginCheck
 from turboserve.gateway.origin.rules import HostRules, OriginRules
 from turboserve.gateway.page import endpoints as page_endpoints
-from turboserve.gateway.pool.endpoints import router as pool
+from turboserve.gateway.pools.endpoints import router as pools
+from turboserve.gateway.pools.snapshots import PoolSnapshots
 from turboserve.gateway.problems import handlers
 from turboserve.gateway.problems.schemas import Problem, problems
-from turboserve.gateway.scaling.endpoints import router as scaling
-from turboserve.gateway.scaling.pool_snapshots import PoolSnapshots
 from turboserve.gateway.sessions.endpoints import router as sessions
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
@@ -35,6 +35,7 @@ from turboserve.gateway.stream.chunks import ChunkLog
 from turboserve.gateway.stream.endpoints import router as stream
 from turboserve.gateway.stream.registry import Streams
 from turboserve.gateway.timeline.service import TimelineService
+from turboserve.gateway.workers.endpoints import router as workers
 from turboserve.service import Runtime
 
 VERSION = "1"
@@ -96,7 +97,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     handlers.install(app)
-    for router in (sessions, stream, events, pool, scaling, health):
+    for router in (sessions, stream, events, workers, pools, cost, health):
         app.include_router(router)
     page_endpoints.install(app)
     # The middleware added last sees a request first: it checks Host and Origin, then the key, then the body.

@@ -11,7 +11,7 @@ from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.gateway.auth.authenticator import Authenticator
 from turboserve.gateway.auth.service import Keys
-from turboserve.gateway.scaling.pool_snapshots import PoolSnapshots
+from turboserve.gateway.pools.snapshots import PoolSnapshots
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
 from turboserve.gateway.stream.chunks import ChunkLog

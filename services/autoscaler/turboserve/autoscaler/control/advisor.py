@@ -104,16 +104,18 @@ class Advisor:
                 "a session needs a worker",
             )
         if size > policy.most:
-            return Advice(ScalingAction.LIMITS, policy.most, "limit", f"the limit is {policy.most} workers")
+            return Advice(ScalingAction.LIMITS, policy.most, "limit", f"the maximum is {policy.most} workers")
         if size < policy.least and not policy.scale_to_zero:
-            return Advice(ScalingAction.LIMITS, policy.least, "limit", f"the least is {policy.least} workers")
+            return Advice(
+                ScalingAction.LIMITS, policy.least, "limit", f"the minimum is {policy.least} workers"
+            )
         feedback = self.feedback_monitor.feedback
         if feedback is None or self.feedback_monitor.is_stale(now):
             return Advice(
                 ScalingAction.HOLD,
                 size,
                 "stale",
-                f"{self.feedback_monitor.silence(now)}: the pool does not shrink",
+                f"{self.feedback_monitor.silence(now)}; not scaling in",
             )
         needed, why = self._needs(feedback)
         self._needed.add(needed, now)
@@ -135,8 +137,8 @@ class Advisor:
         ahead = self._ahead() if self.predictive else 0
         if ahead > now_needed:
             return ahead, f"{self.forecast.value:.1f} sessions are expected in {self.policy.horizon_s:g} s"
-        sum_ = f"⌈{feedback.required} / ({self.capacity} × {row.target_utilization:g})⌉"
-        return now_needed, f"{sum_} = {now_needed} workers at level {row.level}"
+        sum_ = f"⌈{feedback.required} / ({self.capacity} × {row.target_utilization:g})⌉ = {now_needed}"
+        return now_needed, f"{feedback.required} sessions need {sum_} workers at level {row.level}"
 
     def _budget(self) -> int:
         feedback = self.feedback_monitor.feedback
@@ -161,23 +163,27 @@ class Advisor:
         ahead = self.predictive and self._ahead() > size
         if feedback.rho_max > edge + EPSILON:
             trigger = (
-                f"load {feedback.rho_max:.2f} is above {row.target_utilization:g} + {policy.hysteresis:g}"
+                f"peak load {feedback.rho_max:.2f} is above the target "
+                f"{row.target_utilization:.2f} + {policy.hysteresis:.2f}"
             )
         elif feedback.waiting > 0:
             trigger = f"{feedback.waiting} sessions wait"
         elif feedback.rho_max >= 1 - EPSILON:
             trigger = "a worker is full"
         elif ahead:
-            trigger = "the forecast is above what there is"
+            trigger = "the forecast is above the capacity"
         else:
             return Advice(ScalingAction.HOLD, size, "steady", "the load is inside the band")
         if size >= policy.most:
             return Advice(
-                ScalingAction.HOLD, size, "limit", f"{trigger}; {why}, but the limit is {policy.most} workers"
+                ScalingAction.HOLD,
+                size,
+                "limit",
+                f"{trigger}; {why}, but the maximum is {policy.most} workers",
             )
         if self._rests(policy.out_cooldown_s, now):
-            return Advice(ScalingAction.HOLD, size, "cooling", f"{trigger}; the last action is too recent")
-        return Advice(ScalingAction.OUT, min(needed, policy.most), "out", f"{trigger}: {why}")
+            return Advice(ScalingAction.HOLD, size, "cooling", f"{trigger}; cool-down after the last change")
+        return Advice(ScalingAction.OUT, min(needed, policy.most), "out", f"{trigger}; {why}")
 
     def _in(self, size: int, feedback: LoadFeedback, now: float) -> Advice:
         row, policy = self.row, self.policy
@@ -193,18 +199,21 @@ class Advisor:
         since = self.feedback_monitor.since
         if since is None or now - since < window_s:
             return Advice(
-                ScalingAction.HOLD, size, "settling", f"not heard for {window_s:g} s without a gap yet"
+                ScalingAction.HOLD, size, "settling", f"load reports do not cover the last {window_s:g} s yet"
             )
         if self._rests(policy.in_cooldown_s, now):
-            return Advice(ScalingAction.HOLD, size, "cooling", "the last action is too recent")
+            return Advice(ScalingAction.HOLD, size, "cooling", "cool-down after the last change")
         # The formula's own size must count as inside the band, even if a small K makes its load coarse.
         upper = max(row.target_utilization + policy.hysteresis, self._even_load(feedback))
         for rest in range(lowest, size):
             if would_hold(feedback.required, self.capacity, min(feedback.workers, rest), upper):
-                reason = f"load {mean:.2f} is below {row.target_utilization:g} − {policy.hysteresis:g}: "
+                reason = f"mean load {mean:.2f} is below the target "
+                reason += f"{row.target_utilization:.2f} − {policy.hysteresis:.2f}; "
                 reason += f"{rest} workers hold {feedback.required} sessions at level {row.level}"
                 if rest == recent:
-                    reason += f", and the {self._required.value} of the last {policy.peak_window_s:g} s"
+                    reason += (
+                        f" and the peak of {self._required.value} in the last {policy.peak_window_s:g} s"
+                    )
                 return Advice(ScalingAction.IN, rest, "in", reason)
         return Advice(
             ScalingAction.HOLD, size, "packed", f"fewer workers would not hold {feedback.required} sessions"

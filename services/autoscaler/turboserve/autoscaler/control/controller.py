@@ -80,7 +80,7 @@ class Controller:
             case TableReplaced(table):
                 self.table = table
                 return self._note(
-                    ScalingAction.TABLE, self.target, f"table of {table.provenance.source}", now
+                    ScalingAction.TABLE, self.target, f"profile: {table.provenance.source}", now
                 )
             case DryRunSet(on):
                 self.dry_run = on
@@ -102,17 +102,16 @@ class Controller:
             return None
         self.override = size
         if size is None:
-            return self._note(
-                ScalingAction.OVERRIDE, self.target, f"{who} gave the pool back to the controller", now
-            )
-        return self._note(ScalingAction.OVERRIDE, size, f"{who} ordered {size} workers", now)
+            return self._note(ScalingAction.OVERRIDE, self.target, f"{who} removed the override", now)
+        return self._note(ScalingAction.OVERRIDE, size, f"{who} set {size} workers", now)
 
     def _decide(self, wakes: bool, now: float) -> Decision | None:
         found = self.advisor.advise(self.target, wakes, now)
         noted, self._cause = found.cause in NOTED and found.cause != self._cause, found.cause
         held = self.override is not None or self.dry_run
         if held and found.size != self.advice:
-            what = f"{self.mode}: without it, {found.action.value} from {self.target} to {found.size}"
+            mode = self.mode.replace("_", " ")
+            what = f"{mode}; otherwise {found.action.value}, {self.target} → {found.size}"
             return self._note(ScalingAction.HOLD, self.target, f"{what}: {found.reason}", now, found.size)
         if not held and found.size != self.target:
             return self._note(found.action, found.size, found.reason, now)

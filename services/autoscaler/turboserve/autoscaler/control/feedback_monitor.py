@@ -52,7 +52,7 @@ class FeedbackMonitor:
             return f"load report is implausible ({self._fault.replace('_', ' ')})"
         if self.heard_at is None:
             return "no load report yet"
-        return f"nothing heard for {self._stale_s:g} s"
+        return f"no load report for {self._stale_s:g} s"
 
     def is_stale(self, now: float) -> bool:
         return self.heard_at is None or now - self.heard_at > self._stale_s

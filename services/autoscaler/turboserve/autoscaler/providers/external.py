@@ -27,10 +27,10 @@ class ExternalProvider(PoolProvider):
         return []
 
     async def reserve(self, member: str) -> None:
-        raise NoResourcesError("workers are started by someone else", field=member)
+        raise NoResourcesError("another system starts the workers", field=member)
 
     async def launch(self, member: str, worker: str) -> ProviderWorker:
-        raise LaunchError("workers are started by someone else", field=member)
+        raise LaunchError("another system starts the workers", field=member)
 
     async def ready(self, worker: str) -> bool:
         return False

@@ -147,7 +147,8 @@ class LocalProvider(PoolProvider):
     async def release(self, member: str, worker: str | None, grace_s: float) -> None:
         ending = [p for m, p in self._processes.values() if m.worker == worker and p.alive]
         for process in ending:
-            await self._end(process, grace_s)
+            if not await self._end(process, grace_s):
+                raise StuckError(f"the process of {worker} does not end", field=worker, retry_after_s=5.0)
 
     async def health(self) -> Health:
         return Health(True)
@@ -156,16 +157,16 @@ class LocalProvider(PoolProvider):
         for _, process in self._processes.values():
             process.close()
 
-    async def _end(self, process: WatchedProcess, grace_s: float) -> None:
+    async def _end(self, process: WatchedProcess, grace_s: float) -> bool:
         for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
             process.signal(number)
             try:
                 async with asyncio.timeout(limit_s):
                     await process.ended.wait()
-                    return
+                    return True
             except TimeoutError:
                 continue
-        raise StuckError(f"process {process.pid} does not end", field=str(process.pid), retry_after_s=5.0)
+        return False
 
     def _spawn(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

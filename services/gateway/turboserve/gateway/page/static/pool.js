@@ -1,4 +1,4 @@
-// The operator's page: what the pool is, why, what is ordered of it, and what it costs.
+// The operator's page: the state of one pool and its reasons, its orders and the cost. A choice if there are several.
 
 import { rememberKey, rememberedKey } from "./memory.js";
 import { inWords } from "./words.js";
@@ -7,7 +7,11 @@ const EVERY_MS = 1000;
 const at = (id) => document.getElementById(id);
 
 let key = rememberedKey();
-let scaling = null;
+let pools = [];
+/** Id of the pool on the page, to which the page's orders go. */
+let shown = null;
+/** Whether the number of workers was typed and not sent yet: the next report must not replace it. */
+let edited = false;
 
 async function call(method, path, body) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
@@ -28,7 +32,7 @@ function complain(problem) {
   if (!problem) return;
   at("message").textContent = inWords(problem);
   if (problem.code !== "unauthorized") return;
-  // Asked again every second, a wrong key would soon be one too many.
+  // The page polls every second: with a wrong key it would soon reach the limit of wrong keys.
   key = "";
   rememberKey(key);
   at("key-row").hidden = false;
@@ -45,7 +49,7 @@ function element(name, text, more = {}) {
   return made;
 }
 
-const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
+const clock = (time) => new Date(time).toLocaleTimeString([], { hour12: false });
 const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 
 function showMember(member) {
@@ -66,8 +70,33 @@ function showLine(when, what, more) {
   return line;
 }
 
+function chosen() {
+  const of = (id) => pools.find((pool) => pool.id === id);
+  // The pool on the page stays, so that a pool that reports later gets no order meant for this one.
+  return of(location.hash.slice(1)) ?? of(shown) ?? pools[0];
+}
+
+function showPools(found) {
+  pools = found;
+  const pool = chosen();
+  at("choice").hidden = pools.length < 2;
+  const ids = pools.map((one) => one.id);
+  const options = [...at("pool").options].map((option) => option.value);
+  // Only when the pools change: replaced options would close the open list.
+  if (ids.join() !== options.join()) fill(at("pool"), ids, (id) => element("option", id, { value: id }));
+  if (pool) return showPool(pool);
+  shown = null;
+  at("summary").textContent = "No pool has reported yet.";
+  at("phase").textContent = "no report";
+  document.body.dataset.mode = "empty";
+  for (const name of ["workers", "dry-run", "release"]) at(name).disabled = true;
+}
+
 function showPool(pool) {
-  scaling = pool.scaling;
+  const scaling = pool.scaling;
+  if (shown !== pool.id) edited = false;
+  shown = pool.id;
+  at("pool").value = pool.id;
   at("summary").textContent = pool.summary;
   const busy = pool.starting || pool.draining || pool.reason;
   document.body.dataset.mode = busy ? "waiting" : "live";
@@ -75,10 +104,10 @@ function showPool(pool) {
   at("phase").textContent = [`${pool.ready} ready`, ...more].join(", ");
   fill(at("members"), pool.members, showMember);
   fill(at("actions"), pool.actions.toReversed(), (a) =>
-    showLine(a.at, [a.action, a.member].filter(Boolean).join(" "), a.reason));
+    showLine(a.at, [a.action, a.member].filter(Boolean).join(" "), a.reason ?? ""));
   at("r-startup").textContent = pool.start_up_s === null ? "–" : `${number(pool.start_up_s, 1)} s`;
   for (const name of ["workers", "dry-run", "release"]) at(name).disabled = !scaling;
-  if (!scaling) return;
+  if (!scaling) return showUnmanaged();
   at("r-target").textContent = scaling.advice === scaling.target ? scaling.target : `${scaling.target} (${scaling.advice})`;
   at("r-limits").textContent = `${scaling.least}–${scaling.most}`;
   at("r-required").textContent = scaling.required ?? "–";
@@ -89,16 +118,28 @@ function showPool(pool) {
   at("r-weight").textContent = scaling.latency_weight;
   at("workers").min = scaling.least;
   at("workers").max = scaling.most;
-  if (document.activeElement !== at("workers")) at("workers").value = scaling.override ?? scaling.target;
+  if (!edited) at("workers").value = scaling.override ?? scaling.target;
   at("dry-run").checked = scaling.mode === "dry_run";
-  at("table-of").textContent = `Parameters from: ${scaling.table?.source ?? "–"}`;
+  at("table-of").textContent = `Profile: ${scaling.profile?.source ?? "–"}`;
   fill(at("decisions"), scaling.decisions.toReversed(), (d) =>
     showLine(d.at, d.target === d.previous ? `${d.action} at ${d.target}` : `${d.action}: ${d.previous} → ${d.target}`, d.reason));
+}
+
+function showUnmanaged() {
+  for (const name of ["target", "limits", "required", "rho", "volatility", "level", "target-rho", "weight"]) {
+    at(`r-${name}`).textContent = "–";
+  }
+  at("table-of").textContent = "Another system starts the workers of this pool.";
+  at("workers").value = "";
+  at("dry-run").checked = false;
+  fill(at("decisions"), [], showLine);
 }
 
 function showCost(cost) {
   const money = new Intl.NumberFormat([], { style: "currency", currency: cost.currency, maximumFractionDigits: 4 });
   const amount = (one) => (one.money > 0 ? money.format(one.money) : `${one.gpu_seconds.toFixed(0)} GPU s`);
+  const own = cost.pools.find((one) => one.pool === shown);
+  at("c-pool").textContent = own ? amount(own) : "–";
   at("c-total").textContent = amount(cost.total);
   at("c-used").textContent = amount(cost.used);
   at("c-idle").textContent = amount(cost.idle);
@@ -113,11 +154,13 @@ function showCost(cost) {
   });
 }
 
-async function order(path, body) {
+async function order(method, name, body) {
+  if (shown === null) return;
   try {
-    await call("PUT", `v1/pool/${path}`, body);
+    await call(method, `v1/pools/${shown}/${name}`, body);
+    if (name === "override") edited = false;
     complain(null);
-    showPool(await call("GET", "v1/pool"));
+    showPools((await call("GET", "v1/pools")).pools);
   } catch (problem) {
     complain(problem);
   }
@@ -125,7 +168,7 @@ async function order(path, body) {
 
 async function look() {
   try {
-    showPool(await call("GET", "v1/pool"));
+    showPools((await call("GET", "v1/pools")).pools);
     showCost(await call("GET", "v1/cost?limit=1"));
     complain(null);
   } catch (problem) {
@@ -138,10 +181,20 @@ async function look() {
 
 at("override-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (at("workers").value !== "") order("override", { workers: Number(at("workers").value) });
+  if (at("workers").value !== "") order("PUT", "override", { workers: Number(at("workers").value) });
 });
-at("release").addEventListener("click", () => order("override", { workers: null }));
-at("dry-run").addEventListener("change", () => order("dry-run", { dry_run: at("dry-run").checked }));
+at("workers").addEventListener("input", () => {
+  edited = true;
+});
+at("release").addEventListener("click", () => order("DELETE", "override"));
+at("dry-run").addEventListener("change", () => order("PUT", "dry-run", { dry_run: at("dry-run").checked }));
+at("pool").addEventListener("change", () => {
+  const url = new URL(location.href);
+  url.hash = at("pool").value;
+  history.replaceState(null, "", url);
+  showPools(pools);
+});
+addEventListener("hashchange", () => showPools(pools));
 at("key").addEventListener("change", () => {
   key = at("key").value;
   rememberKey(key);

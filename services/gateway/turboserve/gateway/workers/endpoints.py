@@ -10,15 +10,22 @@ from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.gateway.auth.dependency import Tenant
 from turboserve.gateway.context import Gateway, gateway_of
-from turboserve.gateway.pool.schemas import Model, ModelList, Worker, WorkerList
 from turboserve.gateway.problems.schemas import problems
+from turboserve.gateway.workers.schemas import Model, ModelList, Worker, WorkerList
 from turboserve.subjects import LIST_WORKERS
 
-router = APIRouter(prefix="/v1", tags=["pool"])
+router = APIRouter(prefix="/v1")
 
 
-@router.get("/models", summary="Models that can be asked for now", responses=problems(401))
-async def models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gateway_of)]) -> ModelList:
+@router.get(
+    "/models",
+    tags=["models"],
+    operation_id="list_models",
+    summary="List models",
+    description="The models that ready workers serve now.",
+    responses=problems(401),
+)
+async def list_models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gateway_of)]) -> ModelList:
     page = await gateway.bus.call(LIST_WORKERS, ListWorkers())
     serving: dict[str, list[WorkerRecord]] = {}
     for worker in page.workers:
@@ -38,11 +45,20 @@ async def models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gateway_of
     )
 
 
-@router.get("/workers", summary="The pool", responses=problems(401, 422))
-async def workers(
+@router.get(
+    "/workers",
+    tags=["workers"],
+    operation_id="list_workers",
+    summary="List workers",
+    description="The workers of all pools: phase, load and measured chunk latency.",
+    responses=problems(401, 422),
+)
+async def list_workers(
     _tenant: Tenant,
     gateway: Annotated[Gateway, Depends(gateway_of)],
-    include_gone: Annotated[bool, Query(description="Also those that are gone.")] = False,
+    include_gone: Annotated[
+        bool, Query(description="Whether to list gone workers as well.", examples=[False])
+    ] = False,
 ) -> WorkerList:
     page = await gateway.bus.call(LIST_WORKERS, ListWorkers(include_gone=include_gone))
     return WorkerList(workers=[Worker.of(record) for record in page.workers])

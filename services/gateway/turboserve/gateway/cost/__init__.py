@@ -1,0 +1,1 @@
+"""REST resources for the cost of the workers."""

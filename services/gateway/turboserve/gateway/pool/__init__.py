@@ -1,1 +1,0 @@
-"""REST resources for the models and workers of the pool."""

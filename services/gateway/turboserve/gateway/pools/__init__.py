@@ -1,0 +1,1 @@
+"""REST resources for pools: their state, their orders and the table of profiled parameters."""

@@ -1,0 +1,165 @@
+"""REST: /v1/pools."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Path
+
+from turboserve.contracts.errors import InvalidInputError, NotFoundError, UnavailableError
+from turboserve.contracts.pool import OrderPool
+from turboserve.gateway.auth.dependency import Caller, Tenant
+from turboserve.gateway.auth.operator import Operator
+from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.pools.errors import PoolNotManagedError
+from turboserve.gateway.pools.profile_schemas import NewProfile
+from turboserve.gateway.pools.schemas import Pool, PoolDryRun, PoolList, PoolOrderSet, PoolOverride
+from turboserve.gateway.pools.snapshots import RETRY_S, PoolSnapshot
+from turboserve.gateway.problems.schemas import BODY, problems
+from turboserve.subjects import ORDER_POOL
+
+router = APIRouter(prefix="/v1/pools", tags=["pools"])
+
+Context = Annotated[Gateway, Depends(gateway_of)]
+PoolId = Annotated[
+    str, Path(description="Id of the pool: its autoscaler's `TURBOSERVE_POOL_NAME`.", examples=["local"])
+]
+PUT = problems(*BODY, 401, 403, 404, 409)
+DELETE = problems(401, 403, 404, 409)
+_OPERATORS = " For operators."
+
+
+@router.get(
+    "",
+    operation_id="list_pools",
+    summary="List pools",
+    description="All pools, each with its size, its members and the reasons for its size.",
+    responses=problems(401),
+)
+async def list_pools(caller: Caller, gateway: Context) -> PoolList:
+    return PoolList(pools=[Pool.of(snapshot, caller.operator) for snapshot in gateway.pools.all()])
+
+
+@router.get(
+    "/{pool}",
+    operation_id="get_pool",
+    summary="Read a pool",
+    description="The size of one pool, its members and the reasons for its size.",
+    responses=problems(401, 404),
+)
+async def get_pool(pool: PoolId, caller: Caller, gateway: Context) -> Pool:
+    return Pool.of(gateway.pools.snapshot(pool), caller.operator)
+
+
+@router.get(
+    "/{pool}/orders",
+    operation_id="get_pool_orders",
+    summary="Read a pool's orders",
+    description="The stored orders. The pool has applied them when its `orders_version` is their `version`.",
+    responses=problems(401, 404, 409),
+)
+async def get_pool_orders(pool: PoolId, _tenant: Tenant, gateway: Context) -> PoolOrderSet:
+    return await _order(gateway, _managed(gateway, pool))
+
+
+@router.put(
+    "/{pool}/override",
+    operation_id="set_pool_override",
+    summary="Fix the number of workers",
+    description="The pool keeps this number of workers, whatever the load." + _OPERATORS,
+    responses=PUT,
+)
+async def set_override(pool: PoolId, body: PoolOverride, _caller: Operator, gateway: Context) -> PoolOrderSet:
+    snapshot = _managed(gateway, pool)
+    scaling = snapshot.status.scaling
+    assert scaling is not None
+    if not scaling.least <= body.workers <= scaling.most:
+        raise InvalidInputError(
+            f"workers: {body.workers} is not within the pool's limits, {scaling.least} to {scaling.most}",
+            field="workers",
+            limit=scaling.least if body.workers < scaling.least else scaling.most,
+        )
+    return await _order(gateway, snapshot, "override", override=body.workers)
+
+
+@router.delete(
+    "/{pool}/override",
+    operation_id="delete_pool_override",
+    summary="Let the controller decide the number of workers",
+    description="Removes the override. Without an override, it changes nothing but the version." + _OPERATORS,
+    responses=DELETE,
+)
+async def delete_override(pool: PoolId, _caller: Operator, gateway: Context) -> PoolOrderSet:
+    return await _order(gateway, _managed(gateway, pool), "override")
+
+
+@router.put(
+    "/{pool}/dry-run",
+    operation_id="set_pool_dry_run",
+    summary="Switch a pool's dry run on or off",
+    description="In a dry run the controller reports what it would do and changes nothing." + _OPERATORS,
+    responses=PUT,
+)
+async def set_dry_run(pool: PoolId, body: PoolDryRun, _caller: Operator, gateway: Context) -> PoolOrderSet:
+    return await _order(gateway, _managed(gateway, pool), "dry_run", dry_run=body.dry_run)
+
+
+@router.delete(
+    "/{pool}/dry-run",
+    operation_id="delete_pool_dry_run",
+    summary="Return a pool's dry run to the settings",
+    description="Removes the order; `TURBOSERVE_SCALE_DRY_RUN` of the autoscaler decides." + _OPERATORS,
+    responses=DELETE,
+)
+async def delete_dry_run(pool: PoolId, _caller: Operator, gateway: Context) -> PoolOrderSet:
+    return await _order(gateway, _managed(gateway, pool), "dry_run")
+
+
+@router.put(
+    "/{pool}/profile",
+    operation_id="set_pool_profile",
+    summary="Replace a pool's table of profiled parameters",
+    description="Takes the file that `turboserve profile autoscaler` writes. The table covers volatility "
+    "from 0 up without gaps or overlaps, and its last level is open." + _OPERATORS,
+    responses=PUT,
+)
+async def set_profile(pool: PoolId, body: NewProfile, _caller: Operator, gateway: Context) -> PoolOrderSet:
+    return await _order(gateway, _managed(gateway, pool), "table", table=body.table())
+
+
+@router.delete(
+    "/{pool}/profile",
+    operation_id="delete_pool_profile",
+    summary="Return a pool to the default profile",
+    description="Removes the order; the autoscaler uses its default table." + _OPERATORS,
+    responses=DELETE,
+)
+async def delete_profile(pool: PoolId, _caller: Operator, gateway: Context) -> PoolOrderSet:
+    return await _order(gateway, _managed(gateway, pool), "table")
+
+
+def _managed(gateway: Gateway, pool: str) -> PoolSnapshot:
+    """Return the last report of a pool whose workers its autoscaler starts. Raises typed errors."""
+    snapshot = gateway.pools.snapshot(pool)
+    if snapshot.status.scaling is None:
+        raise PoolNotManagedError(
+            "Another system starts the workers of this pool, so it takes no orders.", field="pool"
+        )
+    return snapshot
+
+
+async def _order(
+    gateway: Gateway,
+    snapshot: PoolSnapshot,
+    *change: Literal["override", "dry_run", "table"],
+    **values: object,
+) -> PoolOrderSet:
+    pool = snapshot.status.pool
+    order = OrderPool.model_validate({"pool": pool, "change": change, **values})
+    try:
+        return PoolOrderSet.of(await gateway.bus.call(ORDER_POOL, order))
+    except NotFoundError:
+        # The autoscaler has reported to the gateways, and its first report to the state store is under way.
+        raise UnavailableError(
+            f"The state store has no report of pool {pool} yet.", field="pool", retry_after_s=RETRY_S
+        ) from None

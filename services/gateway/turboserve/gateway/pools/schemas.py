@@ -1,0 +1,257 @@
+"""Schemas of pools and their orders in REST requests and answers."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field
+
+from turboserve.contracts.base import Note
+from turboserve.contracts.pool import WORKERS_LIMIT, PoolMemberPhase, PoolOrders
+from turboserve.gateway.pools.profile_schemas import Profile, ProfileProvenance
+from turboserve.gateway.pools.snapshots import PoolSnapshot
+from turboserve.gateway.pools.summary import summary
+from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp
+
+
+class PoolMember(PublicOutput):
+    """A worker's place in the pool, and the worker in it."""
+
+    member: str = Field(
+        description="Name of the pool member. A worker that no pool started is listed under the name in its "
+        "`TURBOSERVE_POOL_MEMBER`, or else under its id.",
+        examples=["local-0"],
+    )
+    phase: PoolMemberPhase = Field(
+        description="`launching`: started, not registered yet. `loading`: registered, loads its model. "
+        "`backing_off`: failed, retried after `retry_in_s`.",
+        examples=["ready"],
+    )
+    wanted: bool = Field(
+        description="Whether the pool's size includes this member. A member that is not wanted drains.",
+        examples=[True],
+    )
+    worker: str | None = Field(description="Id of the worker. `null`: no worker.", examples=["wk_5f3a9c"])
+    since: Timestamp = Field(description="When this phase began.")
+    sessions: int = Field(description="Number of sessions that hold a slot of this worker.", examples=[3])
+    suspended: int = Field(
+        description="Number of sessions whose state is in this worker's host memory.", examples=[1]
+    )
+    failures: int = Field(description="Number of failures in a row.", examples=[0])
+    retry_in_s: float | None = Field(
+        description="Seconds until the next attempt. `null` except in `backing_off`.", examples=[None]
+    )
+    reason: Note | None = Field(
+        description="Why the member is in this phase. `null` for a tenant that is not an operator.",
+        examples=["ready 3.2 s after its launch"],
+    )
+
+
+class PoolEvent(PublicOutput):
+    """An action of the autoscaler."""
+
+    at: Timestamp = Field(description="When the action happened.")
+    member: str | None = Field(
+        description="The pool member concerned. `null`: the whole pool.", examples=["local-0"]
+    )
+    worker: str | None = Field(description="The worker concerned, if any.", examples=["wk_5f3a9c"])
+    action: str = Field(
+        description="One of `target` (the size changed), `reserve`, `launch`, `adopt`, `ready`, `drain`, "
+        "`extend` (a drain takes longer than its deadline), `release`, `gone` (the worker ended by itself), "
+        "`fail`.",
+        examples=["launch"],
+    )
+    reason: Note | None = Field(
+        description="Why. `null` for a tenant that is not an operator.", examples=["attempt 1"]
+    )
+
+
+class ScalingDecision(PublicOutput):
+    """One decision of the controller, to act or not to act."""
+
+    at: Timestamp = Field(description="When the decision was made.")
+    action: str = Field(
+        description="One of `out`, `in`, `hold`, `override`, `wake`, `limits`, `table`.", examples=["out"]
+    )
+    target: int = Field(description="Number of workers that the pool should have from now on.", examples=[3])
+    previous: int = Field(description="The target before.", examples=[2])
+    advice: int = Field(
+        description="Number of workers that the controller wants. Differs from `target` in a dry run and "
+        "under an override.",
+        examples=[3],
+    )
+    reason: Note = Field(
+        description="The reason, in words.",
+        examples=["load 0.95 is above 0.75 + 0.1: ⌈9 / (5 × 0.75)⌉ = 3 workers at level 2"],
+    )
+    numbers: dict[str, float] = Field(
+        description="The figures behind the decision.", examples=[{"rho_max": 0.95, "required": 9}]
+    )
+
+
+class PoolScaling(PublicOutput):
+    """The controller of a pool: its parameters, its input and its decisions."""
+
+    mode: str = Field(description="One of `auto`, `override`, `dry_run`.", examples=["auto"])
+    target: int = Field(description="Number of workers that the pool should have.", examples=[3])
+    advice: int = Field(description="Number of workers that the controller wants.", examples=[3])
+    least: int = Field(description="Minimum number of workers.", examples=[1])
+    most: int = Field(description="Maximum number of workers.", examples=[4])
+    override: int | None = Field(
+        description="The override in force, from an order or from the settings.", examples=[None]
+    )
+    volatility: float = Field(description="Measured volatility of the load.", examples=[0.8])
+    level: int = Field(description="Level of this volatility in the profile.", examples=[2])
+    latency_weight: float = Field(description="λ in force.", examples=[0.2])
+    target_utilization: float = Field(description="ρ̂ in force.", examples=[0.75])
+    predictive: bool = Field(
+        description="Whether the forecast is used at this level.",
+        examples=[False],
+    )
+    forecast: float | None = Field(
+        description="Number of sessions expected one scale-out delay ahead. `null`: no forecast.",
+        examples=[9.4],
+    )
+    required: int | None = Field(
+        description="Number of sessions that have a worker or wait for one. `null`: no load report yet.",
+        examples=[9],
+    )
+    rho_max: float | None = Field(
+        description="Load of the fullest worker: sessions by capacity. `null`: no load report yet.",
+        examples=[0.95],
+    )
+    feedback_age_s: float | None = Field(
+        description="Age of the newest load report, seconds. `null`: no load report yet.", examples=[0.4]
+    )
+    stale: bool = Field(
+        description="Whether the load report is missing or too old. The pool does not shrink then.",
+        examples=[False],
+    )
+    refused: dict[str, int] = Field(
+        description="Number of implausible, ignored load reports by reason.", examples=[{}]
+    )
+    activity: dict[str, int] = Field(
+        description="Number of arrivals, departures, activations and idlings in the detector's window.",
+        examples=[{"arrival": 3}],
+    )
+    profile: ProfileProvenance | None = Field(
+        validation_alias="table", description="Origin of the profile in force. `null`: not known."
+    )
+    profile_differs: list[str] = Field(
+        validation_alias="table_differs",
+        description="Settings (or `capacity`) that differ from those of the profiling. If there are any, "
+        "profile again.",
+        examples=[[]],
+    )
+    decisions: list[ScalingDecision] = Field(description="The newest decisions, newest last.")
+
+
+class Pool(PublicOutput):
+    """One pool, as its autoscaler last reported it."""
+
+    id: str = Field(validation_alias="pool", description="Id of the pool.", examples=["local"])
+    provider: str = Field(
+        description="What runs the workers: `local`, `ray` or `external`.", examples=["local"]
+    )
+    target: int | None = Field(
+        description="Number of workers wanted. `null`: another system starts the workers.", examples=[3]
+    )
+    ready: int = Field(description="Number of ready workers.", examples=[2])
+    starting: int = Field(
+        description="Number of members in `reserving`, `launching`, `loading` or `backing_off`.", examples=[1]
+    )
+    draining: int = Field(description="Number of draining workers.", examples=[0])
+    members: list[PoolMember] = Field(
+        description="The pool members. Workers that no pool started follow after them."
+    )
+    actions: list[PoolEvent] = Field(description="The newest actions of the autoscaler, newest last.")
+    reason: Note | None = Field(
+        description="Why the pool is not as wanted. `null`: it is as wanted, or the tenant is not an "
+        "operator.",
+        examples=[None],
+    )
+    scaling: PoolScaling | None = Field(
+        description="The controller. `null`: another system starts the workers."
+    )
+    orders_version: int | None = Field(
+        validation_alias="orders",
+        description="Version of the orders in force. `null`: no answer of the state store yet, and hence no "
+        "decisions.",
+        examples=[4],
+    )
+    provider_error: Note | None = Field(
+        description="Error of the provider. `null`: no error, or the tenant is not an operator.",
+        examples=[None],
+    )
+    start_up_s: float | None = Field(
+        description="Time from launch to ready of the newest ready worker, seconds. `null`: no worker has "
+        "become ready yet.",
+        examples=[3.2],
+    )
+    reported_at: Timestamp = Field(validation_alias="at", description="When the autoscaler reported this.")
+    age_s: float = Field(
+        description="Age of the report, seconds. An autoscaler reports every second.",
+        examples=[0.3],
+    )
+    summary: str = Field(
+        description="Why the pool has its size, in a sentence or two.",
+        examples=["3 workers. No reason to change the size."],
+    )
+
+    @classmethod
+    def of(cls, snapshot: PoolSnapshot, operator: bool) -> Self:
+        """Return what an operator sees, or another tenant: reasons name processes, files and addresses."""
+        values = snapshot.status.model_dump()
+        if not operator:
+            values |= {"reason": None, "provider_error": None}
+            for item in (*values["members"], *values["actions"]):
+                item["reason"] = None
+        age_s = round(snapshot.age_s, 3)
+        return cls.model_validate({**values, "age_s": age_s, "summary": summary(snapshot, operator)})
+
+
+class PoolList(PublicOutput):
+    """All pools."""
+
+    pools: list[Pool] = Field(description="The pools that have reported in the last ten minutes, by id.")
+
+
+class PoolOverride(PublicInput):
+    """Fixes the number of workers, independent of the load."""
+
+    workers: int = Field(
+        ge=0,
+        le=WORKERS_LIMIT,
+        description="Number of workers, within the pool's limits `least` and `most`.",
+        examples=[3],
+    )
+
+
+class PoolDryRun(PublicInput):
+    """Sets whether the controller only reports what it would do."""
+
+    dry_run: bool = Field(
+        description="`true`: the controller changes nothing.",
+        examples=[True],
+    )
+
+
+class PoolOrderSet(PublicOutput):
+    """All orders for a pool. They survive restarts, and the autoscaler receives them within a second."""
+
+    pool: str = Field(description="Id of the pool.", examples=["local"])
+    version: int = Field(description="Raised by every change. 0: no order yet.", examples=[4])
+    override: int | None = Field(
+        description="Fixed number of workers. `null`: the controller decides.", examples=[3]
+    )
+    dry_run: bool | None = Field(
+        description="Whether the controller only reports. `null`: as in the autoscaler's settings.",
+        examples=[None],
+    )
+    profile: Profile | None = Field(
+        validation_alias="table", description="Profiled parameters. `null`: the autoscaler's default."
+    )
+
+    @classmethod
+    def of(cls, orders: PoolOrders) -> Self:
+        return cls.model_validate(orders.model_dump())

@@ -1,0 +1,57 @@
+"""Types of the public schemas: request bodies refuse unknown fields, and times are RFC 3339 in UTC."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+
+_LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+_FORM = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
+
+
+class PublicInput(BaseModel):
+    """Base of all objects in request bodies. Unknown fields and other types than declared are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class PublicOutput(BaseModel):
+    """Base of all objects in answers. Fields of a bus contract that are not declared here are left out."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+def _time_of(value: object) -> object:
+    """Convert Unix seconds. Times after the year 9999, which RFC 3339 cannot express, become its last one."""
+    if not isinstance(value, int | float):
+        return value
+    return datetime.fromtimestamp(value, UTC) if value < _LATEST.timestamp() else _LATEST
+
+
+def _written(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _read(value: object) -> datetime:
+    if not isinstance(value, str) or not _FORM.fullmatch(value):
+        raise ValueError("must be a time as in RFC 3339, such as 2026-11-22T21:04:05Z")
+    time = datetime.fromisoformat(value.upper())
+    if time < datetime.fromtimestamp(0, UTC):
+        raise ValueError("must not be before 1970")
+    return time
+
+
+_SCHEMA: dict[str, Any] = {"type": "string", "format": "date-time", "examples": ["2026-11-22T21:04:05.250Z"]}
+
+Timestamp = Annotated[
+    datetime,
+    BeforeValidator(_time_of),
+    PlainSerializer(_written, return_type=str, when_used="json"),
+    WithJsonSchema(_SCHEMA),
+]
+"""A time in an answer: RFC 3339, UTC, milliseconds. Made of Unix seconds, as the bus contracts have them."""
+InputTime = Annotated[AwareDatetime, BeforeValidator(_read), WithJsonSchema(_SCHEMA)]
+"""A time in a request body: RFC 3339 with an offset, not before 1970."""

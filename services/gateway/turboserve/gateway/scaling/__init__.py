@@ -1,1 +1,0 @@
-"""REST resources for the size of the pool, its orders and its cost."""

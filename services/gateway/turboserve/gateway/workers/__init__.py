@@ -1,0 +1,1 @@
+"""REST resources for models and workers."""

@@ -1,0 +1,93 @@
+"""The operator's page in a real Chromium, with several pools."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.browser import NEEDS_CHROMIUM, chromium
+from tests.helpers.reporting_autoscaler import LIMIT_S, SCALING, ReportingAutoscaler
+from turboserve.contracts.pool import PoolOrders
+
+pytestmark = NEEDS_CHROMIUM
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Any]:
+    """A new Chromium with one page. An exception in the page fails the test."""
+    errors: list[str] = []
+    async with chromium(tmp_path / "profile", wait_ms=1000 * LIMIT_S) as context:
+        page = await context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        yield page
+        print(await page.locator("body").inner_text())
+    assert errors == []
+
+
+async def orders(autoscaler: ReportingAutoscaler, pool: str, version: int) -> PoolOrders:
+    """Wait until the pool's orders have this version."""
+    deadline = time.monotonic() + LIMIT_S
+    while (found := await autoscaler.report(pool)).version != version:
+        assert time.monotonic() < deadline, found
+        await asyncio.sleep(0.1)
+    return found
+
+
+async def test_orders_go_to_the_pool_that_the_page_shows(
+    gateway_url: str, autoscaler: ReportingAutoscaler, page: Any
+) -> None:
+    limits = {"page_a": (1, 4), "page_b": (2, 6)}
+    for pool, (least, most) in limits.items():
+        await autoscaler.report(pool)
+        scaling = SCALING.model_copy(update={"least": least, "most": most})
+        await autoscaler.publish(pool, scaling=scaling)
+
+    await page.goto(f"{gateway_url}/pool#page_b")
+    await page.locator("#r-limits", has_text="2–6").wait_for()
+    assert await page.get_by_label("Pool", exact=True).input_value() == "page_b"
+    await page.get_by_label("Number of workers").fill("5")
+    await page.get_by_role("button", name="Set override").click()
+    assert (await orders(autoscaler, "page_b", 1)).override == 5
+
+    await page.get_by_label("Pool", exact=True).select_option("page_a")
+    await page.locator("#r-limits", has_text="1–4").wait_for()
+    # The number that was typed for the other pool is gone.
+    assert await page.get_by_label("Number of workers").input_value() == "1"
+    await page.get_by_label("Dry run").click()
+    assert (await orders(autoscaler, "page_a", 1)).dry_run is True
+    assert (await orders(autoscaler, "page_b", 1)).dry_run is None
+
+    await page.reload()
+    await page.locator("#r-limits", has_text="1–4").wait_for()
+    await page.get_by_role("button", name="Remove override").click()
+    assert (await orders(autoscaler, "page_a", 2)).override is None
+    assert (await orders(autoscaler, "page_b", 1)).override == 5
+
+
+async def test_a_pool_that_reports_later_does_not_take_the_page(
+    gateway_url: str, autoscaler: ReportingAutoscaler, page: Any
+) -> None:
+    await autoscaler.publish("B_first")
+    await page.goto(f"{gateway_url}/pool")
+    await page.locator("#r-limits", has_text="1–4").wait_for()
+    shown = await page.evaluate("document.getElementById('pool').value")
+    assert shown == "B_first"
+    # It sorts before all others.
+    await autoscaler.publish("A_late", scaling=None, target=None)
+    options = page.locator("#pool option")
+    deadline = time.monotonic() + LIMIT_S
+    while "A_late" not in await options.all_inner_texts():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+    assert await page.evaluate("document.getElementById('pool').value") == "B_first"
+    assert await page.locator("#r-limits").inner_text() == "1–4"
+    # A pool that another system runs takes no orders, and shows no figures of the pool before.
+    await page.get_by_label("Pool", exact=True).select_option("A_late")
+    await page.locator("#table-of", has_text="Another system").wait_for()
+    assert await page.locator("#r-limits").inner_text() == "–"
+    assert await page.get_by_label("Number of workers").is_disabled()
