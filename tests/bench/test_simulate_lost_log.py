@@ -96,3 +96,17 @@ def test_video_goes_on_after_the_log_is_lost_with_more(counted: bool, harm: str,
         if harm == "paused":
             resume(one)
         one.rests()
+
+
+def test_video_goes_on_after_the_second_log_is_lost_as_well() -> None:
+    with scene(workers=1) as one:
+        started(one)
+        one.until(lambda: one.row.own_revision is not None)
+        for chunks in (LEAD, LEAD + 1):
+            one.world.service("state-store-1").freeze(1.5)
+            one.until(lambda: made(one) >= chunks)  # noqa: B023
+            version = one.row.version
+            lose_log(one)
+            one.until(lambda: one.row.version > version and one.row.own_revision is not None)  # noqa: B023
+        one.users.watch(one.session)
+        one.rests()

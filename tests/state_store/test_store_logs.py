@@ -10,12 +10,13 @@ from contextlib import suppress
 import pytest
 from sqlalchemy import text
 
-from tests.state_store.state_store_harness import Harness, Store, until
+from tests.state_store.state_store_harness import LIMIT_S, Harness, Store, until
 from turboserve import subjects
 from turboserve.bus import append, last_entry
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import FencedError, UnavailableError
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import Assignment
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.hot.guard import HotStoreGuard
 from turboserve.state_store.hot.latents import Latents
@@ -164,6 +165,41 @@ async def test_verification_leaves_what_agrees_alone_and_writes_what_is_lost(
     assert row.own_revision != record.own_revision
     await api.chunk(row, 0)
     assert (await api.get(other.id)).version == other.version
+
+
+async def test_the_owner_learns_that_the_log_lost_its_fence(
+    verify: Callable[[Fence], Awaitable[int]], api: Harness, parts: Parts
+) -> None:
+    """A new stream counts from 1: the next fence may have the sequence of the lost one."""
+    record = await api.running("learns")
+    assert record.worker is not None
+    assigned: asyncio.Queue[SessionRecord] = asyncio.Queue()
+
+    async def hear(message: Assignment, _: bytes) -> None:
+        assigned.put_nowait(message.record)
+
+    await api.bus.subscribe(subjects.ASSIGN, record.worker, hear)
+    await api.bus.flush()
+    await api.bus.jetstream().purge_stream(subjects.CHUNKS, subject=subjects.OWN.of(record.id))
+    assert await verify(parts.fence) == 1
+    row = await api.get(record.id)
+    async with asyncio.timeout(LIMIT_S):
+        heard: set[int | None] = set()
+        while heard != {None, row.own_revision}:
+            heard.add((await assigned.get()).own_revision)
+
+
+async def test_an_entry_of_an_earlier_epoch_at_the_rows_revision_is_no_fence(
+    verify: Callable[[Fence], Awaitable[int]], api: Harness, parts: Parts
+) -> None:
+    """A store that was slow wrote it into the new stream, where the lost one had the row's own fence."""
+    record = await api.running("earlier")
+    await parts.sql("update sessions set epoch = epoch + 1 where id = :id", id=record.id)
+    assert await verify(parts.fence) == 1
+    row = await api.get(record.id)
+    assert row.own_revision not in (None, record.own_revision)
+    assert await owns(api, record) == [1, 2]
+    await api.chunk(row, 0)
 
 
 async def test_events_published_long_ago_are_recognised_in_the_log(api: Harness, parts: Parts) -> None:

@@ -85,6 +85,19 @@ def test_where_the_log_is_lost_the_next_chunk_does_not_wait_for_viewers(in_slab:
     bench.none(commands.GenerateNext)
 
 
+def test_the_log_is_read_again_after_its_fence_was_lost() -> None:
+    """Also where the new log has the fence at the same sequence."""
+    bench = Bench()
+    run = bench.run_from(row()).run
+    bench.package("s1", run, 0)
+    bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
+    bench.handle(events.Assigned(row(version=3, own_revision=None)))
+    bench.none(commands.ReadLogEnd)
+    bench.handle(events.Assigned(row(version=3)))
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
+    assert bench.last(commands.GenerateNext).run == run
+
+
 def test_a_refusal_by_a_lost_log_does_not_outlive_it() -> None:
     """The new stream counts from 1, and may have the fence at the sequence of the lost one."""
     bench = Bench()
@@ -95,6 +108,8 @@ def test_a_refusal_by_a_lost_log_does_not_outlive_it() -> None:
     bench.renew(row(version=3, own_revision=None))
     bench.none(commands.PublishChunk)
     bench.renew(row(version=3, own_revision=10))
+    bench.none(commands.PublishChunk)
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
     bench.last(commands.ResumeGeneration)
     assert bench.last(commands.PublishChunk).ownership == (1, 10)
 

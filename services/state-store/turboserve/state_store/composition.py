@@ -78,7 +78,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     runtime.spawn(hot.watch(), "redis")
     runtime.spawn(outbox.run(), "outbox")
     runtime.spawn(outbox.measure(), "outbox gauges")
-    runtime.spawn(fence.sweep_forever(settings.sweep_s), "fence")
+    runtime.spawn(fence.sweep_forever(settings.sweep_s, lambda: streams.made), "fence")
     runtime.spawn(playheads.flush_forever(), "playheads")
     runtime.spawn(lead(database, ACCOUNTING_LOCK, accounting.run), "accounting")
     histories = LogHistories(bus, owners, settings)

@@ -72,6 +72,8 @@ class Streams:
             EVENTS: settings.log_events_share,
         }
         self.ready = False
+        self.made = 0
+        """Number of streams that this process created."""
 
     async def ensure(self, *, resize: bool) -> None:
         """Create missing streams and update those that differ. With `resize`, make them as large as allowed.
@@ -142,6 +144,7 @@ class Streams:
             current = await _config(jetstream, config.name)
             if current is None:
                 await jetstream.add_stream(want)
+                self.made += 1
                 log.info("stream made", stream=want.name, max_bytes=want.max_bytes)
             elif _differs(current, want):
                 await jetstream.update_stream(want)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
@@ -114,30 +115,42 @@ class Fence:
             async with gate:
                 entry = await last_entry(self._bus, CHUNKS, OWN.of(session))
                 actual = entry.sequence if entry else 0
-                if actual == revision:
+                try:
+                    written = Ownership.from_bytes(entry.data).epoch if entry else 0
+                except ValidationError as error:
+                    # An unreadable entry must not block the other sessions.
+                    log.error("unreadable owner in the log", session=session, error=str(error))
                     return False
-                written = Ownership.from_bytes(entry.data).epoch if entry else 0
+                # Only an entry older than the row shows a loss. A newer one belongs to a current commit.
+                if (actual, written) == (revision, epoch) or written > epoch:
+                    return False
                 async with self._database.statement() as db:
-                    # Only an entry older than the row shows a loss. A newer one belongs to a current commit.
-                    if written > epoch or not await db.fence.reopen(session, epoch, revision, actual):
+                    if not await db.fence.reopen(session, epoch, revision, actual):
                         return False
+                    row = await db.sessions.get_row(session)
                 log.warning("the log had lost an owner", session=session, epoch=epoch, found=actual)
+                if row is not None:
+                    await self._assignments.notify_of_loss(row.record)
                 await self.settle(session)
                 return True
 
         results = await asyncio.gather(*(check(*row) for row in settled))
         return sum(results)
 
-    async def sweep_forever(self, every_s: float) -> None:
-        """Sweep every `every_s`, and verify at first and after every reconnect; never returns."""
-        verified_for = -1
+    async def sweep_forever(self, every_s: float, streams_made: Callable[[], int] = lambda: 0) -> None:
+        """Sweep every `every_s`; never returns.
+
+        Verifies at first, after every reconnect, and after a change of `streams_made`, the number of streams
+        that this process created.
+        """
+        verified_for = (-1, 0)
         while True:
             try:
                 await self.sweep()
-                connects = int(self._bus.client.stats["reconnects"])
-                if connects != verified_for:
+                current = int(self._bus.client.stats["reconnects"]), streams_made()
+                if current != verified_for:
                     await self.verify()
-                    verified_for = connects
+                    verified_for = current
             except TurboServeError as error:
                 log.warning("fence waits", error=error.detail)
             await asyncio.sleep(every_s)

@@ -227,6 +227,9 @@ class Table:
             if not isinstance(entry.state, Present):
                 entry.state = Absent()
             entry.refusal, entry.refused_until = None, 0.0
+        if record.own_revision is None:
+            # The log may be lost, with the next fence at the same sequence.
+            entry.checked = None
         if not isinstance(entry.state, InSlab | LeavingSlab):
             entry.playhead_s = record.playhead_s
         entry.record, entry.learned_at = record, now
