@@ -186,6 +186,24 @@ class TestTable:
         assert {row.pass_rate for row in table.levels if row.segments} == {1.0}
         assert ProfileTable.parse(table.to_bytes()) == table
 
+    def test_a_file_has_its_time_as_rfc_3339(self) -> None:
+        table = ProfileTable.parse(json.dumps(self.table()))
+        made = table.provenance.model_copy(update={"made_at": 1_795_381_445.0})
+        table = table.model_copy(update={"provenance": made})
+        written = json.loads(table.to_file())
+        assert written["provenance"]["made_at"] == "2026-11-22T21:04:05Z"
+        assert ProfileTable.parse(table.to_file()) == table
+        written["provenance"]["made_at"] = "2026-11-22T22:04:05+01:00"
+        assert ProfileTable.parse(json.dumps(written)) == table
+
+    @pytest.mark.parametrize("time", ["2026-11-22T21:04:05", "2026-11-22", "Tuesday", "1969-12-31T23:59:59Z"])
+    def test_a_time_without_an_offset_or_before_1970_is_refused(self, time: str) -> None:
+        data = self.table()
+        data["provenance"] = {"source": "test", "made_at": time}
+        with pytest.raises(InvalidInputError) as caught:
+            ProfileTable.parse(json.dumps(data))
+        assert caught.value.field == "provenance.made_at"
+
     def test_the_shipped_table_was_profiled_with_the_controller_that_ships(self) -> None:
         """Incident: the table was profiled with a cool-down that was no longer the setting's."""
         provenance = default_table().provenance

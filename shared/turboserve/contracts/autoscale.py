@@ -49,7 +49,11 @@ class LevelParameters(Contract):
 
 def _seconds(value: object) -> object:
     time = datetime.fromisoformat(value) if isinstance(value, str) and "T" in value else value
-    return time.timestamp() if isinstance(time, datetime) else time
+    if not isinstance(time, datetime):
+        return time
+    if time.tzinfo is None:
+        raise ValueError("a time needs its offset from UTC")
+    return time.timestamp()
 
 
 class Provenance(Contract):

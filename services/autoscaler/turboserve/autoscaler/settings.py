@@ -32,7 +32,8 @@ class AutoscalerSettings(Settings):
     ray_resources: dict[str, Annotated[float, Field(gt=0)]] = {}
     """Custom Ray resources that one worker takes, as a JSON object."""
     pool_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,32}$")] = "local"
-    """First part of the members' names. Two autoscalers on one broker need two names."""
+    """Id of the pool in the API, and first part of its members' names. Two autoscalers on one broker need two
+    names."""
     pool_size: int = Field(default=1, ge=0, le=LARGEST)
     """Initial number of workers if none are running."""
     pool_min: int | None = Field(default=None, ge=0, le=LARGEST)
