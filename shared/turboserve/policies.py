@@ -33,6 +33,20 @@ class UnknownPolicyError(ValueError):
         self.installed = installed
 
 
+class PolicyLoadError(ImportError):
+    """A distribution offers the policy, but its object cannot be imported.
+
+    A retry fails again unless the distribution is repaired.
+    """
+
+    def __init__(self, point: EntryPoint, error: Exception) -> None:
+        self.distribution = "unknown" if point.dist is None else point.dist.name
+        self.entry_point = f"{point.name} = {point.value}"
+        super().__init__(
+            f"distribution {self.distribution}: cannot load the policy {self.entry_point!r}: {error!r}"
+        )
+
+
 class Policies(Generic[P]):
     """The policies of one kind."""
 
@@ -52,9 +66,15 @@ class Policies(Generic[P]):
         return name
 
     def make(self, name: str) -> P:
-        """Return a new policy. Raises `UnknownPolicyError`, and `ImportError` for a broken installation."""
+        """Return a new policy. Raises `UnknownPolicyError` or `PolicyLoadError`."""
         found = self._find(name)
-        return found.load()() if isinstance(found, EntryPoint) else found()
+        if not isinstance(found, EntryPoint):
+            return found()
+        try:
+            create: Callable[[], P] = found.load()
+        except Exception as error:  # An import runs any code.
+            raise PolicyLoadError(found, error) from error
+        return create()
 
     def _find(self, name: str) -> Callable[[], P] | EntryPoint:
         # Listing what is installed reads the metadata of every distribution.

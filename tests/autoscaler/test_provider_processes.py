@@ -23,8 +23,8 @@ from turboserve.autoscaler.providers.base import (
     NoResourcesError,
 )
 from turboserve.autoscaler.providers.external import ExternalProvider
-from turboserve.autoscaler.providers.local import LocalProvider, pool_id
-from turboserve.autoscaler.providers.process import settled_environments
+from turboserve.autoscaler.providers.local import HEALTH_VARIABLE, LocalProvider, pool_id
+from turboserve.autoscaler.providers.process import environment_of, settled_environments
 from turboserve.autoscaler.providers.ray_cluster import node_environment
 
 
@@ -65,8 +65,22 @@ async def test_a_stopped_process_is_ended(machine: Place) -> None:
 
 async def test_a_probe_that_fails_is_not_ready(machine: Place) -> None:
     provider, _ = machine.provider("never")
-    await provider.launch("test-0", "wrk_a")
-    await asyncio.sleep(0.5)
+    provider_worker = await provider.launch("test-0", "wrk_a")
+    pid = provider_worker.pid
+    assert pid is not None
+
+    async def refuses() -> bool:
+        try:
+            port = int(environment_of(pid)[HEALTH_VARIABLE])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except (KeyError, OSError):
+            return False
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n\r\n")
+        answer = await reader.readline()
+        writer.close()
+        return b" 503 " in answer
+
+    await eventually(refuses)
     assert not await provider.ready("wrk_a")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from turboserve.policies import GROUP, Policies, UnknownPolicyError
+from turboserve.policies import GROUP, Policies, PolicyLoadError, UnknownPolicyError
 from turboserve.scheduler.placement import PLACEMENTS
 from turboserve.service import EXIT_SETTINGS
 from turboserve.worker.engine.gather import GATHER_POLICIES
@@ -21,16 +21,21 @@ class BuiltIn:
 POLICIES: Policies[object] = Policies("test", {"own": BuiltIn})
 
 
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, policies: dict[str, str]) -> None:
+    """Install a distribution in `folder`. `policies`: name of a policy of kind `test` → its object."""
+    (folder / "other_policies.py").write_text("class Other:\n    pass\n")
+    metadata = folder / "other_policies-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-policies\nVersion: 1.0\n")
+    offered = "\n".join(f"test.{name} = {value}" for name, value in policies.items())
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{offered}\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install two policies of kind `test`, one of them under a built-in policy's name."""
-    (tmp_path / "other_policies.py").write_text("class Other:\n    pass\n")
-    metadata = tmp_path / "other_policies-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-policies\nVersion: 1.0\n")
-    offered = "\n".join(f"test.{name} = other_policies:Other" for name in ("other", "own"))
-    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{offered}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    install(tmp_path, monkeypatch, dict.fromkeys(("other", "own"), "other_policies:Other"))
 
 
 @pytest.mark.usefixtures("installed")
@@ -44,6 +49,27 @@ def test_an_installed_policy_is_made_by_its_name() -> None:
 @pytest.mark.usefixtures("installed")
 def test_an_installed_policy_replaces_no_built_in_one() -> None:
     assert isinstance(POLICIES.make("own"), BuiltIn)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("no_such_policies:Other", "ModuleNotFoundError"),
+        ("other_policies:Missing", "AttributeError"),
+        ("failing_policies:Other", "ZeroDivisionError"),
+    ],
+)
+def test_a_broken_distribution_is_named_with_its_entry_point(
+    value: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_policies.py").write_text("1 / 0\n")
+    install(tmp_path, monkeypatch, {"broken": value})
+    assert POLICIES.check("broken") == "broken"
+    with pytest.raises(PolicyLoadError, match=f"distribution other-policies: .*{reason}") as raised:
+        POLICIES.make("broken")
+    assert raised.value.distribution == "other-policies"
+    assert raised.value.entry_point == f"test.broken = {value}"
+    assert isinstance(raised.value.__cause__, Exception)
 
 
 def test_an_unknown_name_is_refused_with_the_names_that_are_installed() -> None:

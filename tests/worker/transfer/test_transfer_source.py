@@ -19,8 +19,9 @@ from turboserve.worker.transfer.errors import MigrationNotOfferedError, PeerLost
 from turboserve.worker.transfer.frames import Frame, Hello, Open, Taken, Welcome
 from turboserve.worker.transfer.link import Link
 from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.network import listen
 from turboserve.worker.transfer.pace import CopyLimits
-from turboserve.worker.transfer.source import Source, listen
+from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.transfer_attempt import TransferAttempt
 
 PATIENCE_S = 60.0

@@ -22,7 +22,7 @@ from turboserve.bench.runtime.device.profile import DeviceProfile
 from turboserve.bench.simulate.faults import CALM
 from turboserve.bench.simulate.names import INVARIANTS
 from turboserve.bench.simulate.null_logging import quiet
-from turboserve.bench.simulate.settings import Scale
+from turboserve.bench.simulate.settings import GATHER, PLACEMENT, Scale
 from turboserve.bench.simulate.users import Clients
 from turboserve.bench.simulate.world import World
 from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
@@ -155,8 +155,8 @@ def run_calm(
     arrivals: Path | None = None,
     keep_lines: bool = False,
     every_forward: bool = False,
-    placement: str = "min-max",
-    gather: str = "step",
+    placement: str = PLACEMENT,
+    gather: str = GATHER,
 ) -> dict[str, Any]:
     """Simulate `seconds` of virtual time. Returns the counts, the violations and the cost."""
     scale = CalmScale(

@@ -21,6 +21,7 @@ from turboserve.bench.report import BenchError, percentile
 from turboserve.bench.simulate.calm import calm_table, run_calm
 from turboserve.bench.simulate.names import INVARIANTS
 from turboserve.bench.simulate.scenario import SETTLE_S, ScenarioOutcome, run_scenario, scale_of
+from turboserve.bench.simulate.settings import GATHER, PLACEMENT
 from turboserve.policies import UnknownPolicyError
 from turboserve.scheduler.placement import PLACEMENTS
 from turboserve.worker.engine.gather import GATHER_POLICIES
@@ -60,8 +61,8 @@ def run(
     every_forward: Annotated[
         bool, typer.Option("--every-forward", help="Calm: an engine step for each forward, not each chunk.")
     ] = False,
-    placement: Annotated[str, typer.Option(help="The schedulers' placement policy.")] = "min-max",
-    gather: Annotated[str, typer.Option(help="The workers' gather policy.")] = "step",
+    placement: Annotated[str, typer.Option(help="The schedulers' placement policy.")] = PLACEMENT,
+    gather: Annotated[str, typer.Option(help="The workers' gather policy.")] = GATHER,
 ) -> dict[str, Any]:
     """Run the services' own processes on virtual time, against servers in memory.
 
@@ -108,7 +109,7 @@ def run(
     wall_s, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
     options = "".join(
         f" {option} {chosen}"
-        for option, chosen, shipped in (("--placement", placement, "min-max"), ("--gather", gather, "step"))
+        for option, chosen, shipped in (("--placement", placement, PLACEMENT), ("--gather", gather, GATHER))
         if chosen != shipped
     )
     return summary(outcomes, unequal, seconds, wall_s, cpu_s, options)

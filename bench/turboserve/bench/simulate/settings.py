@@ -17,6 +17,10 @@ from turboserve.worker.settings import Settings as WorkerSettings
 
 S = TypeVar("S", bound=Settings)
 
+PLACEMENT = str(SchedulerSettings.model_fields["placement"].default)
+"""The placement policy that ships as the default."""
+GATHER = str(WorkerSettings.model_fields["gather_policy"].default)
+"""The gather policy that ships as the default."""
 NO_VARIABLES = "TURBOSERVE_SIMULATED_"
 """Prefix of the environment variables that are read. None exist, so a run depends on its parameters alone."""
 PASSWORD = "simulated"
@@ -43,9 +47,9 @@ class Scale:
     gateways: int = 2
     schedulers: int = 2
     stores: int = 1
-    placement: str = "min-max"
+    placement: str = PLACEMENT
     """The schedulers' placement policy."""
-    gather: str = "step"
+    gather: str = GATHER
     """The workers' gather policy."""
     report_s: float = 0.5
     """Time between two reports of one viewer's playhead."""

@@ -34,8 +34,8 @@ def markers(table: str) -> tuple[str, str]:
     return f"<!-- begin: turboserve reference {table} -->", f"<!-- end: turboserve reference {table} -->"
 
 
-def tables_in(text: str) -> dict[str, str]:
-    """Return the tables in a document: name → Markdown.
+def _places(text: str) -> dict[str, slice]:
+    """Return where the tables of a document are, between their markers, in the order of the document.
 
     Raises ValueError for a table that does not begin and end once.
     """
@@ -45,16 +45,20 @@ def tables_in(text: str) -> dict[str, str]:
         if begin in text:
             if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
                 raise ValueError(f"the table {table} needs one line {begin!r} and one {end!r} after it")
-            found[table] = text.split(begin)[1].split(end)[0].strip()
-    return found
+            found[table] = slice(text.index(begin) + len(begin), text.index(end))
+    return dict(sorted(found.items(), key=lambda item: item[1].start))
+
+
+def tables_in(text: str) -> dict[str, str]:
+    """Return the tables in a document: name → Markdown. Raises ValueError as `_places`."""
+    return {table: text[place].strip() for table, place in _places(text).items()}
 
 
 def updated(text: str) -> str:
-    """Return the document with all tables regenerated from the code."""
-    for table in tables_in(text):
-        begin, end = markers(table)
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{TABLES[table]()}\n{end}{rest.split(end)[1]}"
+    """Return the document with all tables regenerated from the code. Raises ValueError as `_places`."""
+    # From the end on, so that the places before stay valid.
+    for table, place in reversed(_places(text).items()):
+        text = f"{text[: place.start]}\n{TABLES[table]()}\n{text[place.stop :]}"
     return text
 
 

@@ -86,7 +86,10 @@ class _Provider(metrics.MeterProvider):
 
 
 def _modules(package: str) -> Iterator[str]:
-    """Yield the modules of a package that create instruments."""
+    """Yield the modules of a package that create instruments.
+
+    They are found by their text: an import of every module would need the optional packages, such as Ray.
+    """
     [folder] = importlib.import_module(package).__path__
     for file in sorted(Path(folder).rglob("*.py")):
         source = file.read_text()

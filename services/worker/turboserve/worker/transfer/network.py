@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -15,10 +16,11 @@ from turboserve.worker.transfer.frames import Hello, Welcome
 from turboserve.worker.transfer.interface import Interface, confine_libraries
 from turboserve.worker.transfer.link import Link
 from turboserve.worker.transfer.links import Links
-from turboserve.worker.transfer.source import listen
 
 T = TypeVar("T")
 
+ACCEPTS_AT_ONCE = 16
+WAITING = 128
 Serve = Callable[[ByteReader, ByteWriter], Awaitable[None]]
 """Serves one connection until its end."""
 
@@ -117,3 +119,15 @@ class SocketNetwork:
         """See `TransferNetwork.close`."""
         if self._server is not None:
             self._server.close()
+
+
+async def listen(serve: Serve, host: str, port: int) -> tuple[asyncio.Server, int]:
+    """Serve connections to this address. Returns the server and its port. Raises `OSError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family)
+    # asyncio accepts up to `backlog` connections at once: a small number leaves the loop time for other work
+    # during a flood.
+    server = await asyncio.start_server(serve, sock=listener, backlog=ACCEPTS_AT_ONCE)
+    # More connections wait in the kernel, but not so many that a target gives up before its turn.
+    listener.listen(WAITING)
+    return server, int(listener.getsockname()[1])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from turboserve import logs
 from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page, changed, digest_of, fingerprints_of
@@ -33,37 +32,19 @@ from turboserve.worker.transfer.frames import (
 )
 from turboserve.worker.transfer.half_open_connections import HalfOpenConnections
 from turboserve.worker.transfer.link import LocalPages, RemotePages
+from turboserve.worker.transfer.network import LinkTable
 from turboserve.worker.transfer.pace import LATER_S, CopyLimits
 from turboserve.worker.transfer.transfer_attempt import TransferAttempt
-
-if TYPE_CHECKING:
-    from turboserve.worker.transfer.network import LinkTable
 
 ADMIT_S = 3.0
 """Limit of the whole authentication, and of the first frame after it, seconds."""
 CONNECTIONS_LIMIT = 64
 """Largest number of authenticated connections. `half_open_connections` limits the others."""
-ACCEPTS_AT_ONCE = 16
-WAITING = 128
 BULK_ROUNDS = 3
 SMALL_BYTES = 4 << 20
 """Smallest delta that is worth another round while the session generates, bytes."""
 
 log = logs.get("transfer")
-
-
-async def listen(
-    serve: Callable[[ByteReader, ByteWriter], Awaitable[None]], host: str, port: int
-) -> tuple[asyncio.Server, int]:
-    """Serve connections to this address. Returns the server and its port. Raises `OSError`."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family)
-    # asyncio accepts up to `backlog` connections at once: a small number leaves the loop time for other work
-    # during a flood.
-    server = await asyncio.start_server(serve, sock=listener, backlog=ACCEPTS_AT_ONCE)
-    # More connections wait in the kernel, but not so many that a target gives up before its turn.
-    listener.listen(WAITING)
-    return server, int(listener.getsockname()[1])
 
 
 class StateProvider(Protocol):

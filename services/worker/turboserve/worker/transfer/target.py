@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from torch import Tensor
@@ -38,9 +38,7 @@ from turboserve.worker.transfer.frames import (
     Welcome,
 )
 from turboserve.worker.transfer.link import Link, LocalPages, RemotePages
-
-if TYPE_CHECKING:
-    from turboserve.worker.transfer.network import LinkTable
+from turboserve.worker.transfer.network import LinkTable
 
 Connect = Callable[[str, int], Awaitable[tuple[ByteReader, ByteWriter]]]
 """Connects to a host's port. Raises `OSError`."""
