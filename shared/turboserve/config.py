@@ -31,6 +31,12 @@ class Settings(BaseSettings):
     """Lowest level of log lines that are written."""
     otlp_endpoint: str | None = None
     """OTLP endpoint (HTTP) for traces and metrics. None: metrics are served at `/metrics` only."""
+    trace_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of the traces of requests that are exported. A client's own `traceparent` decides for its trace.
+    Traces with an error are always exported, as far as the process with the error has spans of them."""
+    trace_periodic_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Share of the traces of periodic work that are exported: heartbeats, listings, and chunks that follow no
+    creation, prompt or migration."""
     health_host: str = "127.0.0.1"
     """Address of the health server."""
     health_port: int = Field(default=0, ge=0, le=65_535)

@@ -65,6 +65,8 @@ class Endpoint(Generic[Req, Resp]):
     response: type[Resp]
     server: str
     callers: tuple[str, ...]
+    periodic: bool = False
+    """Whether services send the request at intervals. Such requests are not traced by default."""
 
     def request_subject(self, caller: str) -> str:
         """Return the subject to which the caller with this token sends requests."""
@@ -240,7 +242,12 @@ GET_SESSION = Endpoint(
     "state.session.get", requests.SessionRef, sessions.SessionRecord, _STORE, ("gateway", "scheduler")
 )
 LIST_SESSIONS = Endpoint(
-    "state.session.list", requests.ListSessions, requests.SessionPage, _STORE, ("gateway", "scheduler")
+    "state.session.list",
+    requests.ListSessions,
+    requests.SessionPage,
+    _STORE,
+    ("gateway", "scheduler"),
+    periodic=True,
 )
 SUBMIT_PROMPT = Endpoint(
     "state.session.prompt", requests.SubmitPrompt, sessions.PromptReceipt, _STORE, ("gateway",)
@@ -281,7 +288,7 @@ SUSPEND_IDLE = Endpoint(
 LIST_DECISIONS = Endpoint(
     "state.session.decisions", requests.SessionRef, requests.DecisionPage, _STORE, ("gateway",)
 )
-RENEW = Endpoint("state.worker.renew", requests.Renew, workers.Renewal, _STORE, ("worker",))
+RENEW = Endpoint("state.worker.renew", requests.Renew, workers.Renewal, _STORE, ("worker",), periodic=True)
 WORKER_GONE = Endpoint(
     "state.worker.gone", requests.WorkerGone, requests.Done, _STORE, ("scheduler", "autoscaler")
 )
@@ -292,8 +299,11 @@ LIST_WORKERS = Endpoint(
     requests.WorkerPage,
     _STORE,
     ("gateway", "scheduler", "autoscaler"),
+    periodic=True,
 )
-REPORT_POOL = Endpoint("state.pool.report", pool.PoolReport, pool.PoolOrders, _STORE, ("autoscaler",))
+REPORT_POOL = Endpoint(
+    "state.pool.report", pool.PoolReport, pool.PoolOrders, _STORE, ("autoscaler",), periodic=True
+)
 ORDER_POOL = Endpoint("state.pool.order", pool.OrderPool, pool.PoolOrders, _STORE, ("gateway",))
 GET_COST = Endpoint("state.cost.get", cost.GetCost, cost.CostReport, _STORE, ("gateway",))
 CORRECT_COST = Endpoint("state.cost.correct", cost.CorrectCost, cost.Correction, _STORE, ("gateway",))
@@ -306,9 +316,15 @@ MIGRATE_SESSION = Endpoint(
     "scheduler",
     ("gateway",),
 )
-GET_LEADER = Endpoint("state.leader.get", leading.GetLeader, leading.LeaderRecord, _STORE, ("scheduler",))
-CAMPAIGN = Endpoint("state.leader.campaign", leading.Campaign, leading.CampaignResult, _STORE, ("scheduler",))
-KEEP_LEAD = Endpoint("state.leader.renew", leading.KeepLead, leading.LeaderRecord, _STORE, ("scheduler",))
+GET_LEADER = Endpoint(
+    "state.leader.get", leading.GetLeader, leading.LeaderRecord, _STORE, ("scheduler",), periodic=True
+)
+CAMPAIGN = Endpoint(
+    "state.leader.campaign", leading.Campaign, leading.CampaignResult, _STORE, ("scheduler",), periodic=True
+)
+KEEP_LEAD = Endpoint(
+    "state.leader.renew", leading.KeepLead, leading.LeaderRecord, _STORE, ("scheduler",), periodic=True
+)
 STEP_DOWN = Endpoint("state.leader.resign", leading.StepDown, leading.LeaderRecord, _STORE, ("scheduler",))
 
 ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignment]

@@ -4,34 +4,42 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 
-from opentelemetry import metrics, trace
-from opentelemetry.context import Context
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.propagate import extract, inject
-from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics import MeterProvider, TraceBasedExemplarFilter
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import Sampler
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import generate_latest
 
 from turboserve.config import Settings
+from turboserve.sampling import ExportOnError, ParentOrRatio
 
 Source = TypeVar("Source")
+
+TRACEPARENT = "TRACEPARENT"
+"""Variable that tells a process in which span it was started, by OpenTelemetry's environment carriers."""
 
 _sends_spans = False
 """Whether spans are exported. If not, no span is created: creating one takes as long as a request."""
 _NO_SPAN = nullcontext(trace.INVALID_SPAN)
 _EMPTY = Context()
+_W3C = TraceContextTextMapPropagator()
+_TRACEPARENT = "traceparent"
+QUIET: dict[str, Any] = {"record_exception": False, "set_status_on_exception": False}
+"""Options of a span that an exception does not mark as failed."""
 
 
 def setup(service: str, settings: Settings) -> None:
     """Install the providers of traces and metrics. Call it once, at the start of a process."""
-    global _sends_spans
     resource = Resource.create({"service.name": f"turboserve-{service}", "process.pid": os.getpid()})
     readers: list[MetricReader] = [PrometheusMetricReader()]
     if settings.otlp_endpoint:
@@ -40,12 +48,30 @@ def setup(service: str, settings: Settings) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         base = settings.otlp_endpoint.rstrip("/")
-        tracer_provider = TracerProvider(resource=resource)
-        tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces")))
-        trace.set_tracer_provider(tracer_provider)
-        _sends_spans = True
+        sampler = ParentOrRatio(settings.trace_ratio, settings.trace_periodic_ratio)
+        export_spans(OTLPSpanExporter(endpoint=f"{base}/v1/traces"), sampler, resource)
         readers.append(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics")))
-    metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
+    # Exemplars name the sampled span in which a value was recorded.
+    exemplars = TraceBasedExemplarFilter()
+    metrics.set_meter_provider(
+        MeterProvider(resource=resource, metric_readers=readers, exemplar_filter=exemplars)
+    )
+
+
+def export_spans(exporter: SpanExporter, sampler: Sampler, resource: Resource) -> None:
+    """Install the provider of traces, and create spans from now on. Call it once in a process."""
+    provider = TracerProvider(sampler=sampler, resource=resource)
+    provider.add_span_processor(ExportOnError(BatchSpanProcessor(exporter)))
+    # Without baggage: a client's own entries must not travel through the services.
+    propagate.set_global_textmap(_W3C)
+    trace.set_tracer_provider(provider)
+    switch_tracing(on=True)
+
+
+def switch_tracing(*, on: bool) -> None:
+    """Create spans from now on, or none. Benchmarks compare the two."""
+    global _sends_spans
+    _sends_spans = on
 
 
 def meter(name: str) -> metrics.Meter:
@@ -94,9 +120,98 @@ class Tracer:
         """See `opentelemetry.trace.Tracer`."""
         return self._tracer.start_span(name, **options) if _sends_spans else trace.INVALID_SPAN
 
+    def child(self, name: str, **options: Any) -> AbstractContextManager[trace.Span]:
+        """As `start_as_current_span`, but only within another span: for steps that also run at intervals.
+
+        An exception does not mark the span as failed: the caller decides whether it is an error.
+        """
+        if not _sends_spans or not trace.get_current_span().get_span_context().is_valid:
+            return _NO_SPAN
+        return self._tracer.start_as_current_span(name, **QUIET, **options)
+
+    def start_child(self, name: str, **options: Any) -> trace.Span:
+        """As `start_span`, but only within another span."""
+        if not _sends_spans or not trace.get_current_span().get_span_context().is_valid:
+            return trace.INVALID_SPAN
+        return self._tracer.start_span(name, **options)
+
 
 def tracer(name: str) -> Tracer:
     return Tracer(name)
+
+
+def tracing() -> bool:
+    """Whether spans are exported."""
+    return _sends_spans
+
+
+def traceparent() -> str | None:
+    """The context of the current span as W3C `traceparent`; None if there is no span."""
+    if not _sends_spans:
+        return None
+    return _traceparent(trace.get_current_span())
+
+
+def traceparent_of(span: trace.Span) -> str | None:
+    """The context of `span` as W3C `traceparent`; None for the invalid span."""
+    return _traceparent(span) if _sends_spans else None
+
+
+def _traceparent(span: trace.Span) -> str | None:
+    context = span.get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def context_from(text: str | None) -> Context:
+    """Read a context from a `traceparent`. None or an invalid text: the context without a span."""
+    if text is None or not _sends_spans:
+        return _EMPTY
+    return _W3C.extract({_TRACEPARENT: text}, _EMPTY)
+
+
+def is_sampled(text: str | None) -> bool:
+    """Whether spans are exported and this `traceparent` belongs to an exported trace."""
+    if text is None or not _sends_spans:
+        return False
+    return trace.get_current_span(context_from(text)).get_span_context().trace_flags.sampled
+
+
+def links_to(*texts: str | None) -> list[trace.Link]:
+    """Links to the spans with these `traceparent`s."""
+    contexts = (trace.get_current_span(context_from(text)).get_span_context() for text in texts)
+    return [trace.Link(context) for context in contexts if context.is_valid]
+
+
+def set_error(span: trace.Span, error: BaseException, *, failed: bool = True) -> None:
+    """Note on `span` which error ended it. `failed`: the span counts as failed, and is always exported."""
+    span.set_attribute("error.type", str(getattr(error, "code", type(error).__name__)))
+    if failed:
+        span.set_status(trace.StatusCode.ERROR, str(error)[:200])
+
+
+@contextmanager
+def within(context: Context) -> Iterator[None]:
+    """Make `context` the current one: spans that start within it are children of its span."""
+    if not _sends_spans:
+        yield
+        return
+    token = attach(context)
+    try:
+        yield
+    finally:
+        detach(token)
+
+
+@contextmanager
+def continuing(text: str | None) -> Iterator[None]:
+    """Keep the current span if there is one. Otherwise continue the trace of this `traceparent`."""
+    if not _sends_spans or trace.get_current_span().get_span_context().is_valid:
+        yield
+        return
+    with within(context_from(text)):
+        yield
 
 
 def prometheus_text() -> bytes:
@@ -106,11 +221,11 @@ def prometheus_text() -> bytes:
 
 def inject_context(headers: dict[str, str]) -> dict[str, str]:
     """Add the current trace context to message headers, if there is one."""
-    if _sends_spans:
-        inject(headers)
+    if _sends_spans and (text := _traceparent(trace.get_current_span())) is not None:
+        headers[_TRACEPARENT] = text
     return headers
 
 
 def context_of(headers: Mapping[str, str] | None) -> Context:
     """Read the trace context from message headers."""
-    return extract(dict(headers or {})) if _sends_spans else _EMPTY
+    return context_from((headers or {}).get(_TRACEPARENT)) if _sends_spans else _EMPTY

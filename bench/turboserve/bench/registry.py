@@ -95,6 +95,11 @@ BENCHES: dict[str, Bench] = {
             "turboserve.bench.toyworld.command",
             "How often the shipped model draws what its prompt says, before and after a switch.",
         ),
+        Bench(
+            "tracing",
+            "turboserve.bench.tracing.command",
+            "What the spans of a worker's chunks cost: blocks without, with unexported and exported spans.",
+        ),
     )
 }
 

@@ -31,9 +31,12 @@ from turboserve.contracts.errors import (
     UnavailableError,
     error_from,
 )
+from turboserve.contracts.requests import CreateSession, NoteDecision
+from turboserve.contracts.sessions import Decision
+from turboserve.sampling import PERIODIC
 from turboserve.subjects import ADMIN, Caller, Endpoint, Topic, inbox_prefix
 from turboserve.tasks import BackgroundTasks
-from turboserve.telemetry import context_of, inject_context, tracer
+from turboserve.telemetry import QUIET, context_of, inject_context, set_error, tracer, tracing, within
 
 ERROR_HEADER = "Ts-Error"
 META_HEADER = "Ts-Meta"
@@ -41,6 +44,11 @@ OTHER_ACCOUNT = "_R_."
 """Prefix of the reply subjects that the broker makes for requests from other accounts."""
 COMPLAIN_S = 5.0
 """Interval of log lines while the broker is unreachable, seconds."""
+
+SESSION = "turboserve.session.id"
+"""Attribute of spans about one session."""
+INTERNAL = 500
+"""Status from which on an error is the server's own failure."""
 
 Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
@@ -189,6 +197,14 @@ class Bus:
         """
 
         async def receive(raw: NatsMsg) -> None:
+            if not tracing():
+                await process(raw)
+                return
+            # This runs in the context in which the subscription began, which may be a request's.
+            with within(context_of(raw.headers)):
+                await process(raw)
+
+        async def process(raw: NatsMsg) -> None:
             try:
                 meta = (raw.headers or {}).get(META_HEADER)
                 message = topic.message.from_bytes(meta.encode() if meta else raw.data)
@@ -227,7 +243,12 @@ class Bus:
         self, endpoint: Endpoint[Any, Any], request: Contract, deadline_s: float | None
     ) -> NatsMsg:
         wait_s = self._deadline_s if deadline_s is None else deadline_s
-        with _trace.start_as_current_span(endpoint.subject, kind=trace.SpanKind.CLIENT):
+        with _trace.start_as_current_span(
+            f"request {endpoint.subject}",
+            kind=trace.SpanKind.CLIENT,
+            attributes=_attributes(endpoint, "request", request) if tracing() else None,
+            **QUIET,
+        ) as span:
             try:
                 reply = await self.client.request(
                     endpoint.request_subject(self.user),
@@ -236,21 +257,24 @@ class Bus:
                     headers=inject_context({}) or None,
                 )
             except NoRespondersError:
-                raise NoServerError(
+                failure: TurboServeError = NoServerError(
                     f"{endpoint.server} does not answer {endpoint.subject}", retry_after_s=0.5
-                ) from None
+                )
             except (TimeoutError, NatsTimeoutError):
-                raise DeadlineError(
+                failure = DeadlineError(
                     f"no answer to {endpoint.subject} within {wait_s} s", limit=wait_s, retry_after_s=0.5
-                ) from None
+                )
             except (ConnectionClosedError, OSError, nats.errors.Error) as error:
-                raise UnavailableError(f"the broker is not reachable: {error!r}", retry_after_s=0.5) from None
-        problem = (reply.headers or {}).get(ERROR_HEADER)
-        if problem:
-            refusal = error_from(ErrorBody.from_bytes(problem.encode()))
-            refusal.answered = True
-            raise refusal
-        return reply
+                failure = UnavailableError(f"the broker is not reachable: {error!r}", retry_after_s=0.5)
+            else:
+                problem = (reply.headers or {}).get(ERROR_HEADER)
+                if not problem:
+                    return reply
+                failure = error_from(ErrorBody.from_bytes(problem.encode()))
+                failure.answered = True
+            # The server marks its own failures. A request without an answer failed here.
+            set_error(span, failure, failed=not failure.answered)
+        raise failure
 
     async def serve(
         self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req, Caller], Awaitable[Resp]]
@@ -299,26 +323,36 @@ class Bus:
         async def run(raw: NatsMsg) -> None:
             headers: dict[str, str] = {}
             body = b""
-            try:
-                with _trace.start_as_current_span(
-                    endpoint.subject, context=context_of(raw.headers), kind=trace.SpanKind.SERVER
-                ):
+            problem: TurboServeError | None = None
+            with _trace.start_as_current_span(
+                f"process {endpoint.subject}",
+                context=context_of(raw.headers),
+                kind=trace.SpanKind.SERVER,
+                attributes=_attributes(endpoint, "process", None) if tracing() else None,
+                **QUIET,
+            ) as span:
+                try:
                     caller = caller_of(endpoint, raw)
-                    response, data = await handler(endpoint.request.from_bytes(raw.data), caller)
-                if response is None:
-                    return
-                if data is None:
-                    body = response.to_bytes()
-                else:
-                    headers[META_HEADER], body = response.to_bytes().decode(), data
-            except ValidationError as error:
-                headers[ERROR_HEADER] = _invalid(error).body().to_bytes().decode()
-            except TurboServeError as error:
-                headers[ERROR_HEADER] = error.body().to_bytes().decode()
-            except Exception:
-                log.exception("request failed", subject=endpoint.subject)
-                problem = TurboServeError(f"{endpoint.server} failed at {endpoint.subject}")
-                headers[ERROR_HEADER] = problem.body().to_bytes().decode()
+                    request = endpoint.request.from_bytes(raw.data)
+                    if (session := session_of(request)) is not None:
+                        span.set_attribute(SESSION, session)
+                    response, data = await handler(request, caller)
+                    if response is None:
+                        return
+                    if data is None:
+                        body = response.to_bytes()
+                    else:
+                        headers[META_HEADER], body = response.to_bytes().decode(), data
+                except ValidationError as error:
+                    problem = _invalid(error)
+                except TurboServeError as error:
+                    problem = error
+                except Exception:
+                    log.exception("request failed", subject=endpoint.subject)
+                    problem = TurboServeError(f"{endpoint.server} failed at {endpoint.subject}")
+                if problem is not None:
+                    headers[ERROR_HEADER] = problem.body().to_bytes().decode()
+                    set_error(span, problem, failed=problem.status >= INTERNAL)
             try:
                 await self.client.publish(raw.reply, body, headers=headers or None)
             except (nats.errors.Error, OSError) as error:
@@ -364,6 +398,32 @@ def is_reply_subject(endpoint: Endpoint[Any, Any], raw: NatsMsg) -> bool:
         return raw.reply.startswith(f"{inbox_prefix(endpoint.caller_of(raw.subject).token)}.")
     except ValueError:
         return False
+
+
+def session_of(request: Contract) -> str | None:
+    """Return the session that a request is about; None: it is about no single session."""
+    match request:
+        case CreateSession(id=session) | NoteDecision(decision=Decision(session=session)):
+            return session
+        case _:
+            return getattr(request, "session", None)
+
+
+def _attributes(
+    endpoint: Endpoint[Any, Any], operation: str, request: Contract | None
+) -> dict[str, str | bool]:
+    """Attributes of a span, by OpenTelemetry's conventions of messaging."""
+    attributes: dict[str, str | bool] = {
+        "messaging.system": "nats",
+        "messaging.destination.name": endpoint.subject,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": "send" if operation == "request" else "process",
+    }
+    if endpoint.periodic:
+        attributes[PERIODIC] = True
+    if request is not None and (session := session_of(request)) is not None:
+        attributes[SESSION] = session
+    return attributes
 
 
 def _without_password(url: str) -> str:

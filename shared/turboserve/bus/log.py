@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 import nats
 from nats.aio.msg import Msg as NatsMsg
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
+from opentelemetry.trace import SpanKind
 
 from turboserve import logs
-from turboserve.bus.client import Bus
+from turboserve.bus.client import SESSION, Bus
 from turboserve.bus.incarnations import StreamPosition
 from turboserve.contracts.errors import (
     DeadlineError,
@@ -27,9 +28,10 @@ from turboserve.contracts.errors import (
     LogUnavailableError,
     UnavailableError,
 )
-from turboserve.telemetry import inject_context
+from turboserve.telemetry import inject_context, set_error, tracer, tracing
 
 log = logs.get("bus")
+_trace = tracer("bus")
 
 WRONG_LAST_SEQUENCE = 10071
 NO_ROOM = frozenset({10023, 10047, 10077})
@@ -87,7 +89,32 @@ async def append(
         LogUnavailableError: the broker's storage is off, or the stream does not exist.
         UnavailableError: any other failure.
     """
-    all_headers = inject_context({**(headers or {}), "Nats-Msg-Id": message_id})
+    if not tracing():
+        return await _append(bus, subject, data, message_id, headers or {}, expect, ttl_s, deadline_s)
+    with _trace.child(
+        f"send {_family(subject)}", kind=SpanKind.PRODUCER, attributes=_attributes(subject)
+    ) as span:
+        try:
+            return await _append(bus, subject, data, message_id, headers or {}, expect, ttl_s, deadline_s)
+        except UnavailableError as error:
+            set_error(span, error)
+            raise
+        except FencedError as error:
+            set_error(span, error, failed=False)
+            raise
+
+
+async def _append(
+    bus: Bus,
+    subject: str,
+    data: bytes,
+    message_id: str,
+    headers: Mapping[str, str],
+    expect: tuple[str, int] | None,
+    ttl_s: int | None,
+    deadline_s: float,
+) -> Ack:
+    all_headers = inject_context({**headers, "Nats-Msg-Id": message_id})
     if expect is not None:
         all_headers["Nats-Expected-Last-Subject-Sequence"] = str(expect[1])
         if expect[0] != subject:
@@ -116,6 +143,26 @@ async def append(
     except (nats.errors.Error, OSError) as error:
         raise UnavailableError(f"the broker is not reachable: {error!r}", retry_after_s=0.5) from None
     return Ack(ack.seq, bool(ack.duplicate))
+
+
+def _family(subject: str) -> str:
+    """Return the log of a subject, `chunk` of `chunk.ses_1.wk1`: a span's name has no id."""
+    return subject.partition(".")[0]
+
+
+def _attributes(subject: str) -> dict[str, str]:
+    """Attributes of the span of an append, by OpenTelemetry's conventions of messaging."""
+    family, _, rest = subject.partition(".")
+    attributes = {
+        "messaging.system": "nats",
+        "messaging.destination.name": subject,
+        "messaging.destination.template": f"{family}.{{id}}",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+    }
+    if family in ("own", "chunk", "event"):
+        attributes[SESSION] = rest.partition(".")[0]
+    return attributes
 
 
 async def last_entry(bus: Bus, stream: str, subject: str) -> Entry | None:

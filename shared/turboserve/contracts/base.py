@@ -56,6 +56,8 @@ Count = Annotated[int, Field(ge=0, le=NUMBER_LIMIT)]
 Text = Annotated[str, AfterValidator(storable)]
 """Text written by people, at most `TEXT_LIMIT` characters. NUL and lone surrogates are refused: Postgres does
 not store NUL, and UTF-8 does not encode lone surrogates."""
+Traceparent = Annotated[Text, Field(max_length=64)]
+"""Context of a span, as in the header `traceparent` of W3C Trace Context. Readers ignore any other text."""
 Note = Annotated[str, BeforeValidator(_replaced)]
 """Text written by programs, such as reasons. Characters that `Text` refuses are replaced, and the text is cut
 to `NOTE_LIMIT` characters: a report must not fail because of a file's name in an exception."""

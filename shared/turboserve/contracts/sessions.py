@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from turboserve.contracts.base import Contract, Count, Id, Note, Text, UnixSeconds
+from turboserve.contracts.base import Contract, Count, Id, Note, Text, Traceparent, UnixSeconds
 
 PROMPT_LIMIT = 2_000
 """Maximum number of characters in a prompt."""
@@ -115,6 +115,12 @@ class SessionRecord(Contract):
     """Why the session ended, or why it waits."""
     created_at: UnixSeconds
     updated_at: UnixSeconds
+    traceparent: Traceparent | None = None
+    """Trace context of the newest creation, resumption or change of owner. None: it was not traced."""
+    prompt_traceparent: Traceparent | None = None
+    """Trace context of the request that set the newest prompt after the first. None: it was not traced."""
+    migration_traceparent: Traceparent | None = None
+    """Trace context of the request that began the current migration. None: none, or it was not traced."""
 
 
 class PromptReceipt(Contract):

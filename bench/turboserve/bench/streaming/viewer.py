@@ -289,9 +289,13 @@ class Viewer:
             self.on_chunk(received)
 
     async def _report(self, socket: ClientConnection) -> None:
+        shown = False
         with suppress(WebSocketException, OSError):
             while True:
                 self.player.tick(time.monotonic())
+                if not shown and self.player.started:
+                    shown = True
+                    await socket.send(json.dumps({"type": "first_frame"}))
                 report = {
                     "type": "playhead",
                     "playhead_s": round(self.player.position_s, 3),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
+from opentelemetry.trace import Span
 from pydantic import ValidationError
 
 from turboserve import logs
@@ -21,8 +24,15 @@ from turboserve.contracts.events import (
     event_from_bytes,
 )
 from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase, PoolOrders
+from turboserve.telemetry import context_from, links_to, tracer
 
 log = logs.get("autoscaler")
+_trace = tracer("autoscaler")
+
+ARRIVALS = 16
+"""Sessions to which a change of size is linked at most."""
+ARRIVAL_S = 30.0
+"""Age from which a session is no cause of a change of size any more, seconds."""
 
 _HAPPENINGS = {
     SessionCreated: SessionChange.ARRIVAL,
@@ -53,6 +63,8 @@ class ControlLoop:
         self.orders: PoolOrders | None = None
         """The orders in force; None: not known yet."""
         self._last_target = controller.target
+        self._arrivals: deque[tuple[float, str]] = deque(maxlen=ARRIVALS)
+        """When sessions became active since the last change of size, and their trace contexts."""
 
     @property
     def maximum(self) -> int:
@@ -92,8 +104,11 @@ class ControlLoop:
         if feedback.model == self.model:
             self._handle(events.FeedbackReceived(feedback), now)
 
-    def on_event(self, body: bytes, now: float) -> None:
-        """Feed a session event, as published. Events of other models are ignored."""
+    def on_event(self, body: bytes, now: float, traceparent: str | None = None) -> None:
+        """Feed a session event, as published. Events of other models are ignored.
+
+        `traceparent`: the event's trace context. A launch that the session causes continues it.
+        """
         try:
             event = event_from_bytes(body)
         except ValidationError as error:
@@ -102,6 +117,8 @@ class ControlLoop:
             return
         kind = _HAPPENINGS.get(type(event))
         if kind is not None and event.record.model == self.model:  # type: ignore[union-attr]
+            if traceparent is not None and kind in (SessionChange.ARRIVAL, SessionChange.ACTIVATION):
+                self._arrivals.append((now, traceparent))
             self._handle(events.SessionChanged(kind), now)
 
     def ordered(self, orders: PoolOrders, now: float) -> None:
@@ -137,5 +154,25 @@ class ControlLoop:
         if decision is not None:
             log.info("scaling", action=decision.action.value, target=decision.target, reason=decision.reason)
         if self.controller.target != self._last_target:
-            self._last_target = self.controller.target
-            self._resize(self._last_target, decision.reason if decision is not None else "the controller")
+            grown, self._last_target = self.controller.target > self._last_target, self.controller.target
+            with self._span(decision, now, grown=grown):
+                self._resize(self._last_target, decision.reason if decision is not None else "the controller")
+
+    def _span(
+        self, decision: events.Decision | None, now: float, *, grown: bool
+    ) -> AbstractContextManager[Span]:
+        """Return the span of a change of size. Growth continues the trace of the session that came first."""
+        recent = [text for at, text in self._arrivals if now - at <= ARRIVAL_S] if grown else []
+        self._arrivals.clear()
+        attributes: dict[str, str | float] = {"turboserve.pool.target": self.controller.target}
+        if decision is not None:
+            attributes["turboserve.decision.kind"] = decision.action.value
+            attributes["turboserve.decision.reason"] = decision.reason
+            for name, value in decision.numbers.items():
+                attributes[f"turboserve.decision.numbers.{name}"] = value
+        return _trace.start_as_current_span(
+            "decide size",
+            context=context_from(recent[0] if recent else None),
+            links=links_to(*recent[1:]),
+            attributes=attributes,
+        )

@@ -6,6 +6,7 @@ import asyncio
 
 import nats.errors
 from nats.aio.msg import Msg
+from opentelemetry.context import Context
 
 from turboserve import logs, subjects
 from turboserve.autoscaler.command_tracker import ActionRecord
@@ -19,6 +20,7 @@ from turboserve.autoscaler.messages import (
     Command,
     Event,
     Exited,
+    Launch,
     LoadReported,
     SizeWanted,
     Tick,
@@ -32,9 +34,10 @@ from turboserve.contracts import requests
 from turboserve.contracts.pool import PoolMemberPhase, PoolStatus
 from turboserve.contracts.workers import LoadReport
 from turboserve.service import Runtime
-from turboserve.telemetry import meter
+from turboserve.telemetry import meter, tracer, within
 
 log = logs.get("autoscaler")
+_trace = tracer("autoscaler")
 _actions = meter("autoscaler").create_counter(
     "turboserve_autoscaler_actions", description="What was done to the pool, by action."
 )
@@ -73,9 +76,14 @@ class Shell:
 
     async def start(self) -> None:
         """Start the shell's tasks. Returns without waiting for the provider's list of workers."""
-        self.provider.watch(lambda worker, status: self.feed(Exited(worker, status)))
+        self.provider.watch(self._exited)
         self._runtime.spawn(self._begin(), "begin")
         self._runtime.spawn(self._publish(), "status")
+
+    def _exited(self, worker: str, status: str) -> None:
+        # The provider may call this in the context of the launch, which is long over.
+        with within(Context()):
+            self.feed(Exited(worker, status))
 
     async def _begin(self) -> None:
         if self.provider.managed:
@@ -180,7 +188,12 @@ class Shell:
             log.info("final report not acknowledged", worker=worker, error=str(error))
 
     async def _execute(self, command: Command) -> None:
-        self.feed(await self._executor.run(command))
+        if isinstance(command, Launch):
+            with _trace.child("launch worker", attributes={"turboserve.worker.id": command.worker}):
+                answer = await self._executor.run(command)
+        else:
+            answer = await self._executor.run(command)
+        self.feed(answer)
 
     async def _ticks(self) -> None:
         while True:
@@ -201,7 +214,8 @@ class Shell:
 
     async def _on_event(self, message: Msg) -> None:
         if self._control is not None:
-            self._control.on_event(message.data, self._runtime.clock.monotonic())
+            now, traceparent = self._runtime.clock.monotonic(), (message.headers or {}).get("traceparent")
+            self._control.on_event(message.data, now, traceparent)
 
     async def _watch_provider(self) -> None:
         while True:

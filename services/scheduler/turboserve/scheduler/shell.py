@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any
 
 import nats.errors
 from nats.aio.subscription import Subscription
+from opentelemetry.trace import SpanKind
 from pydantic import ValidationError
 
 from turboserve import logs, subjects
@@ -21,6 +22,7 @@ from turboserve.contracts.events import WorkerJoined, WorkerLeft, event_from_byt
 from turboserve.contracts.requests import MigrateSession, MigrationAccepted
 from turboserve.contracts.workers import LoadReport, Playhead
 from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.decision_spans import NO_CAUSE, Cause, cause_of, span_of
 from turboserve.scheduler.executor import Executor
 from turboserve.scheduler.messages import (
     AbandonMigration,
@@ -46,10 +48,11 @@ from turboserve.scheduler.operator_endpoint import OperatorEndpoint
 from turboserve.service import Runtime
 from turboserve.subjects import Caller
 from turboserve.tasks import BackgroundTasks
-from turboserve.telemetry import meter
+from turboserve.telemetry import context_of, meter, tracer, tracing, within
 
 log = logs.get("scheduler")
 _meter = meter("scheduler")
+_trace = tracer("scheduler")
 _decision_s = _meter.create_histogram(
     "turboserve_scheduler_decision_seconds", unit="s", description="Time the core takes for one event."
 )
@@ -143,15 +146,28 @@ class Shell:
                 self._operator_endpoint.answer(command)
                 continue
             self._note(command)
+            cause = self._cause(command, event) if tracing() else NO_CAUSE
             # If a command raises, the process ends: an unanswered ticket would block its session forever.
-            self._spawn(self._execute(command), type(command).__name__)
+            self._spawn(self._execute(command, cause), type(command).__name__)
 
-    async def _execute(self, command: Command) -> None:
+    def _cause(self, command: Command, event: Event) -> Cause:
+        session = self.core.view.sessions.get(getattr(command, "session", ""))
+        if session is None and isinstance(command, RecordDecision):
+            session = self.core.view.sessions.get(command.decision.session)
+        return cause_of(command, event, None if session is None else session.record)
+
+    async def _execute(self, command: Command, cause: Cause) -> None:
+        # Without `within`, the command would continue whatever was current when the event was processed.
+        with within(NO_CAUSE.context):
+            await self._run(command, cause)
+
+    async def _run(self, command: Command, cause: Cause) -> None:
         async with self._room:
             if not self._leads():
                 return
             mark = await self._event_log_end() if isinstance(command, ListAll) else 0
-            answer = await self._executor.run(command)
+            with span_of(command, cause) or nullcontext():
+                answer = await self._executor.run(command)
         if isinstance(answer, Answered) and answer.refused is not None:
             _refused.add(1, {"reason": answer.refused.value})
         if answer is not None:
@@ -197,10 +213,22 @@ class Shell:
         except ValidationError as error:
             log.error("unreadable event", subject=entry.subject, error=str(error))
             return
-        if isinstance(event, WorkerJoined | WorkerLeft):
-            self.feed(WorkerChanged(event.worker))
-        else:
-            self.feed(SessionChanged(event.record))
+        attributes = {
+            "messaging.system": "nats",
+            "messaging.destination.name": entry.subject,
+            "messaging.destination.template": "event.{id}",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "turboserve.event.type": event.type,
+        }
+        with (
+            within(context_of(entry.headers)),
+            _trace.child("process event", kind=SpanKind.CONSUMER, attributes=attributes),
+        ):
+            if isinstance(event, WorkerJoined | WorkerLeft):
+                self.feed(WorkerChanged(event.worker))
+            else:
+                self.feed(SessionChanged(event.record))
 
     @staticmethod
     def _note(command: Command) -> None:

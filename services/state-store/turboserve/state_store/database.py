@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
+from opentelemetry.trace import SpanKind
 from sqlalchemy import TextClause, event, exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -17,6 +18,7 @@ from turboserve.state_store.migrate import migrate
 from turboserve.state_store.ports.database import LOCK_ANSWER_S, LOCK_SILENCE_S, StatementError, unavailable
 from turboserve.state_store.repository.unit import SqlUnitOfWork
 from turboserve.state_store.settings import Settings
+from turboserve.telemetry import set_error, tracer
 
 TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "25P0", "XX")
 """Prefixes of temporary SQL states: connection, rollback, resources, operator, system, timeouts."""
@@ -38,6 +40,8 @@ _PROBE_SPILL = text(
 )
 
 log = logs.get("postgres")
+_trace = tracer("state_store")
+_ATTRIBUTES = {"db.system.name": "postgresql", "db.operation.name": "TRANSACTION"}
 
 
 class PostgresDatabase:
@@ -73,12 +77,20 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def transaction(self, *, durable: bool = True) -> AsyncIterator[SqlUnitOfWork]:
-        async with self._bounded(self.engine) as connection:
-            await connection.begin()
-            if not durable:
-                await connection.execute(text("set local synchronous_commit = off"))
-            yield SqlUnitOfWork(connection)
-            await connection.commit()
+        # Not the current span: what the transaction stores continues the request.
+        span = _trace.start_child("TRANSACTION", kind=SpanKind.CLIENT, attributes=_ATTRIBUTES)
+        try:
+            async with self._bounded(self.engine) as connection:
+                await connection.begin()
+                if not durable:
+                    await connection.execute(text("set local synchronous_commit = off"))
+                yield SqlUnitOfWork(connection)
+                await connection.commit()
+        except BaseException as error:
+            set_error(span, error, failed=isinstance(error, UnavailableError))
+            raise
+        finally:
+            span.end()
 
     @asynccontextmanager
     async def statement(self) -> AsyncIterator[SqlUnitOfWork]:

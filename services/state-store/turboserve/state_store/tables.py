@@ -60,6 +60,10 @@ sessions = Table(
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
     Column("ended_at", Double),
+    # W3C trace contexts of requests that other services continue. NULL: not traced.
+    Column("traceparent", Text),
+    Column("prompt_traceparent", Text),
+    Column("migration_traceparent", Text),
     # When the chunks of an ended session were removed from the log.
     Column("purged_at", Double),
     CheckConstraint(
@@ -243,5 +247,7 @@ outbox = Table(
     Column("subject", Text, nullable=False),
     Column("body", Text, nullable=False),
     Column("created_at", Double, nullable=False),
+    # W3C trace context of the change. NULL: not traced.
+    Column("traceparent", Text),
     UniqueConstraint("event_id", name="outbox_event_id"),
 )

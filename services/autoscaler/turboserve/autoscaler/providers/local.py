@@ -13,7 +13,7 @@ from typing import ClassVar
 from pydantic import SecretStr
 
 from turboserve import environment as variables
-from turboserve import lifeline, logs
+from turboserve import lifeline, logs, telemetry
 from turboserve.autoscaler.identities import credentials
 from turboserve.autoscaler.providers.base import (
     Health,
@@ -122,6 +122,8 @@ class LocalProvider(PoolProvider):
             WORKER_VARIABLE: worker,
             HEALTH_VARIABLE: str(port),
         }
+        if (traceparent := telemetry.traceparent()) is not None:
+            environment[telemetry.TRACEPARENT] = traceparent
         try:
             child = await asyncio.to_thread(self._spawn, environment)
         except OSError as error:

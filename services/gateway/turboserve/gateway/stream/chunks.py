@@ -46,6 +46,8 @@ class Chunk:
     header: ChunkHeader
     sequence: int
     payload: bytes
+    traceparent: str | None = None
+    """Trace context of the chunk's append. None: it was not traced."""
 
     @property
     def init(self) -> bytes:
@@ -248,7 +250,7 @@ class ChunkLog:
 
     def _remember(self, header: ChunkHeader, entry: Entry) -> Chunk:
         self._sequences[header.session, header.index] = entry.sequence
-        return Chunk(header, entry.sequence, entry.data)
+        return Chunk(header, entry.sequence, entry.data, entry.headers.get("traceparent"))
 
 
 async def _answered(ask: Callable[[], Awaitable[T]]) -> T:

@@ -236,13 +236,19 @@ class ResumeRequest(_ClientMessage):
     type: Literal["resume"]
 
 
+class FirstFrame(_ClientMessage):
+    """The client shows the first frame of this connection's video. Sent once; ends the session's trace."""
+
+    type: Literal["first_frame"]
+
+
 class Ping(_ClientMessage):
     type: Literal["ping"]
 
 
-ClientMessage = PlayheadReport | PromptRequest | PauseRequest | ResumeRequest | Ping
+ClientMessage = PlayheadReport | PromptRequest | PauseRequest | ResumeRequest | FirstFrame | Ping
 _CLIENT: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="type")])
-_TAGS = ("playhead", "prompt", "pause", "resume", "ping")
+_TAGS = ("playhead", "prompt", "pause", "resume", "first_frame", "ping")
 
 
 def read_message(text: str | None, limit_bytes: int) -> ClientMessage:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, SpanKind
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turboserve import logs
+from turboserve.bus.client import SESSION
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import SessionRecord
@@ -19,8 +22,10 @@ from turboserve.gateway.stream import protocol
 from turboserve.gateway.stream.chunks import StreamStart
 from turboserve.gateway.stream.watch import Watch
 from turboserve.tasks import stop
+from turboserve.telemetry import QUIET, links_to, traceparent, tracer, within
 
 log = logs.get("stream")
+_trace = tracer("gateway")
 
 ENDED = 1000
 """Close code: the session ended and all its video was sent."""
@@ -75,6 +80,8 @@ class Connection:
         self._sending = asyncio.Lock()
         self._init: bytes | None = None
         self._bad = 0
+        self._links: list[Link] = []
+        """To the span of the handshake."""
         self._watch = Watch(
             gateway,
             record,
@@ -87,6 +94,12 @@ class Connection:
 
     async def run(self) -> None:
         """Serve the viewer until the session ends, the viewer leaves or the gateway stops."""
+        self._links = links_to(traceparent())
+        # What this connection sends for hours is no part of the trace of its handshake.
+        with within(Context()):
+            await self._run()
+
+    async def _run(self) -> None:
         try:
             async with self._watch:
                 await self._send(self._hello())
@@ -139,20 +152,21 @@ class Connection:
         async with aclosing(self._watch.chunks()) as chunks:
             async for chunk in chunks:
                 header, fragment = chunk.header, chunk.fragment
-                async with self._sending:
-                    if chunk.init != self._init:
-                        self._init = chunk.init
-                        init = protocol.Init(
-                            mime=f'video/mp4; codecs="{header.codec}"',
-                            bytes=len(chunk.init),
-                            width=header.width,
-                            height=header.height,
-                            fps=header.fps,
-                        )
-                        await self._socket.send_text(init.text())
-                        await self._socket.send_bytes(chunk.init)
-                    await self._socket.send_text(protocol.ChunkMessage.of(header, len(fragment)).text())
-                    await self._socket.send_bytes(fragment)
+                with self._watch.spans.deliver(chunk):
+                    async with self._sending:
+                        if chunk.init != self._init:
+                            self._init = chunk.init
+                            init = protocol.Init(
+                                mime=f'video/mp4; codecs="{header.codec}"',
+                                bytes=len(chunk.init),
+                                width=header.width,
+                                height=header.height,
+                                fps=header.fps,
+                            )
+                            await self._socket.send_text(init.text())
+                            await self._socket.send_bytes(chunk.init)
+                        await self._socket.send_text(protocol.ChunkMessage.of(header, len(fragment)).text())
+                        await self._socket.send_bytes(fragment)
                 await self._watch.sent(chunk, len(fragment))
 
     async def _event(self, event: SessionEvent, sequence: int) -> None:
@@ -167,7 +181,8 @@ class Connection:
             try:
                 message = protocol.read_message(raw.get("text"), self._limit_bytes)
                 message_id = message.id
-                await self._do(message)
+                with self._span(message):
+                    await self._do(message)
             except InvalidInputError as error:
                 self._bad += 1
                 await self._problem(error, message_id)
@@ -175,6 +190,19 @@ class Connection:
                     raise _TooManyBadMessagesError from None
             except TurboServeError as error:
                 await self._problem(error, message_id)
+
+    def _span(self, message: protocol.ClientMessage) -> AbstractContextManager[object]:
+        """Return the span of a request. It begins a trace, since the connection's own may last for hours."""
+        if not isinstance(message, protocol.PromptRequest | protocol.PauseRequest | protocol.ResumeRequest):
+            return nullcontext()
+        return _trace.start_as_current_span(
+            f"process {message.type}",
+            context=Context(),
+            kind=SpanKind.SERVER,
+            links=self._links,
+            attributes={SESSION: self._record.id},
+            **QUIET,
+        )
 
     async def _do(self, message: protocol.ClientMessage) -> None:
         tenant, session = self._record.tenant, self._record.id
@@ -199,6 +227,8 @@ class Connection:
                 await self._gateway.sessions.pause(tenant, session)
             case protocol.ResumeRequest():
                 await self._gateway.sessions.resume(tenant, session)
+            case protocol.FirstFrame():
+                self._watch.spans.shown(session)
             case protocol.Ping():
                 await self._send(protocol.Pong(id=message.id))
 

@@ -17,6 +17,7 @@ from turboserve.gateway import metrics
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.follow import follow_events, newest_event
 from turboserve.gateway.stream.chunks import Chunk, StreamStart
+from turboserve.gateway.stream.delivery_spans import DeliverySpans
 from turboserve.ids import new_id
 
 log = logs.get("stream")
@@ -67,6 +68,7 @@ class Watch:
         self.viewer = new_id("view")
         self.last = start.index - 1
         """Index of the newest chunk that was sent."""
+        self.spans = DeliverySpans(self.viewer)
         self.ended = asyncio.Event()
         self._gateway = gateway
         self._events_after = events_after

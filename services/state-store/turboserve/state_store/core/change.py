@@ -20,6 +20,13 @@ class Change:
     decision: Decision | None = None
 
 
+def traced(change: Change, field: str, traceparent: str | None) -> Change:
+    """Return the change with `traceparent` in this field of the row, as its events carry it, too."""
+    record = change.record.model_copy(update={field: traceparent})
+    events = tuple(event.model_copy(update={"record": record}) for event in change.events)
+    return Change(record, events, change.decision)
+
+
 def event_id(*parts: object) -> str:
     """Return the id of the event that `parts` name. It is always the same, so that no event has two ids."""
     return "ev_" + hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:32]
@@ -50,7 +57,7 @@ def assign_owner(record: SessionRecord, worker: str | None) -> dict[str, Any]:
     return {"epoch": record.epoch + 1, "worker": worker, "own_revision": None}
 
 
-NO_MIGRATION: dict[str, None] = {"target": None, "migration": None}
+NO_MIGRATION: dict[str, None] = {"target": None, "migration": None, "migration_traceparent": None}
 """The fields of a session without a migration."""
 
 

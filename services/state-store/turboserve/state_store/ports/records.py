@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from turboserve import logs
+from turboserve import logs, telemetry
 from turboserve.contracts.errors import InvalidInputError
-from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
+from turboserve.contracts.events import Event, PromptApplied, WorkerJoined, WorkerLeft
 from turboserve.contracts.pool import PoolOrders
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerRecord
@@ -81,6 +81,8 @@ class PendingEvent:
     body: str
     created_at: float
     """Time of the event, Unix seconds."""
+    traceparent: str | None = None
+    """Trace context of the change. None: it was not traced."""
 
 
 def outbox_values(event: Event) -> dict[str, Any]:
@@ -99,7 +101,16 @@ def outbox_values(event: Event) -> dict[str, Any]:
         "subject": subject,
         "body": event.to_bytes().decode(),
         "created_at": event.at,
+        "traceparent": trace_of(event),
     }
+
+
+def trace_of(event: Event) -> str | None:
+    """Return the trace context of an event: of the prompt that was applied, or of the change under way."""
+    if isinstance(event, PromptApplied):
+        newest = event.control_seq == event.record.control_seq
+        return event.record.prompt_traceparent if newest else None
+    return telemetry.traceparent()
 
 
 def pool_orders(values: Mapping[str, Any]) -> PoolOrders:

@@ -17,6 +17,7 @@ from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import SessionRow
 from turboserve.state_store.publish.assignments import Assignments
 from turboserve.subjects import CHUNKS, OWN
+from turboserve.telemetry import continuing
 
 ATTEMPTS = 5
 BATCH = 100
@@ -49,12 +50,15 @@ class Fence:
             record = row.record
             if record.own_revision is not None or record.epoch == 0:
                 return record
-            revision = await self._write(record, row.fence_revision)
-            row = None
-            if revision is None:
-                continue
-            # Inform workers before the revision is stored: it is in the log, where a later attempt finds it.
-            await self._assignments.notify(record.model_copy(update={"own_revision": revision}), *named)
+            # A sweep has no span of its own: it continues what changed the owner.
+            with continuing(record.traceparent):
+                revision = await self._write(record, row.fence_revision)
+                row = None
+                if revision is None:
+                    continue
+                # Inform workers before the revision is stored: it is in the log, where a later attempt finds
+                # it.
+                await self._assignments.notify(record.model_copy(update={"own_revision": revision}), *named)
             async with self._database.statement() as db:
                 stored = await db.fence.store(session, record.epoch, revision)
             if stored is not None:

@@ -15,6 +15,7 @@ from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import PendingEvent
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import EVENTS
+from turboserve.telemetry import context_from, within
 
 LOCK = 0x7475_7262_0002
 """Number of the advisory lock that lets one instance at a time publish, so that the log keeps the order."""
@@ -72,13 +73,14 @@ class Outbox:
                 if self._clock.monotonic() - started > self._turn_s:
                     break
                 try:
-                    await append(
-                        self._bus,
-                        event.subject,
-                        event.body.encode(),
-                        message_id=event.event_id,
-                        deadline_s=TURN_S,
-                    )
+                    with within(context_from(event.traceparent)):
+                        await append(
+                            self._bus,
+                            event.subject,
+                            event.body.encode(),
+                            message_id=event.event_id,
+                            deadline_s=TURN_S,
+                        )
                 except TurboServeError as error:
                     problem = error
                     break

@@ -9,12 +9,14 @@ from turboserve.contracts.workers import WorkerPhase
 from turboserve.ids import random_token
 from turboserve.state_store import metrics
 from turboserve.state_store.core import session_migrations as rules
+from turboserve.state_store.core.change import traced
 from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.service.leaders import fenced
 from turboserve.state_store.service.post_commit import PostCommit
 from turboserve.state_store.service.rows import locked
 from turboserve.state_store.settings import Settings
+from turboserve.telemetry import traceparent
 
 KEY_BYTES = 32
 
@@ -39,6 +41,7 @@ class SessionMigrations:
             used = await db.admission.slots_used(target.id, besides=record.id)
             slots = Slots(target.model, target.phase, target.capacity, used, target.weights_digest)
             change = rules.begin(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
+            change = traced(change, "migration_traceparent", traceparent())
             await db.changes.write(change, migration_key=random_token(KEY_BYTES))
         metrics.migrations.add(1, {"step": "begin"})
         return await self._post_commit.changed(change.record)
@@ -51,7 +54,7 @@ class SessionMigrations:
             record = row.record
             if await db.controls.migrated(record, request.migration):
                 return await self._post_commit.fresh(record)
-            change = rules.commit(record, request, self._clock.wall())
+            change = traced(rules.commit(record, request, self._clock.wall()), "traceparent", traceparent())
             if target is None or target.phase is WorkerPhase.GONE:
                 raise gone(request.target)
             await db.changes.write(change)

@@ -30,7 +30,7 @@ from turboserve.contracts.requests import (
 )
 from turboserve.contracts.sessions import PromptReceipt, SessionRecord
 from turboserve.state_store.core import sessions as rules
-from turboserve.state_store.core.change import Change
+from turboserve.state_store.core.change import Change, traced
 from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
@@ -41,6 +41,7 @@ from turboserve.state_store.service.leaders import fenced
 from turboserve.state_store.service.post_commit import PostCommit
 from turboserve.state_store.service.rows import locked, visible
 from turboserve.state_store.settings import Settings
+from turboserve.telemetry import traceparent
 
 DECISIONS = 200
 """Maximum number of a session's newest decisions that are listed."""
@@ -105,7 +106,7 @@ class Sessions:
     # Requests of users
 
     async def create(self, request: CreateSession) -> SessionRecord:
-        change = rules.create(request, self._clock.wall())
+        change = traced(rules.create(request, self._clock.wall()), "traceparent", traceparent())
         async with self._database.transaction() as db:
             await db.admission.lock()
             census = await self._admission.census(db, request.id, request.model, request.tenant)
@@ -135,6 +136,7 @@ class Sessions:
                     )
                 return first
             change, receipt = rules.submit_prompt(record, request, self._clock.wall())
+            change = traced(change, "prompt_traceparent", traceparent())
             await self._admission.prompt(db, record.tenant, request.prompt)
             await db.changes.write(change)
             await db.controls.insert_prompt(receipt)
@@ -155,6 +157,7 @@ class Sessions:
             record = (await locked(db, ref)).record
             change = rules.resume(record, self._clock.wall())
             if change is not None:
+                change = traced(change, "traceparent", traceparent())
                 await self._admission.resume(db, record)
                 await db.changes.write(change)
         if change is None:
@@ -250,6 +253,7 @@ class Sessions:
             used = await db.admission.slots_used(worker.id, besides=record.id)
             slots = Slots(worker.model, worker.phase, worker.capacity, used, worker.weights_digest)
             change = rules.place(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
+            change = traced(change, "traceparent", traceparent())
             await db.changes.write(change)
         return await self._post_commit.owner_changed(
             change.record, row.fence_revision, record.worker, record.target

@@ -98,6 +98,8 @@ class Boundary:
         session.controls.clear()
         for each in pending:
             control = each.control
+            if each.encoded is not None:
+                session.steps.append(each.encoded)
             session.state.control_seq = control.control_seq
             session.paused = session.paused if control.paused is None else control.paused
             session.state.seed = session.state.seed if control.seed is None else control.seed

@@ -38,6 +38,8 @@ class Decoding:
     cache: dict[str, Tensor] | None
     """The session's cache before these latents; it is not changed."""
     ready_s: float = 0.0
+    seconds: float = 0.0
+    """Duration of the decode. 0: it raised an error, and the item was decoded alone."""
 
 
 class DecodeBatch:
@@ -54,7 +56,7 @@ class DecodeBatch:
         """See `Job.run`."""
         self.outcomes, self.seconds = self._stage.resolve(self.batch)
         for item in self.batch:
-            item.ready_s = self._stage.now()
+            item.ready_s, item.seconds = self._stage.now(), self.seconds or 0.0
 
 
 class DecodeStage(Stage[Session, Decoding, Decoded]):
@@ -119,7 +121,7 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
             session.state.decoder_cache = decoded.cache
             if item.index is not None and item.timings is not None:
                 session.delivered = item.index + 1
-                timings = replace(item.timings, ready_s=outcome.item.ready_s)
+                timings = replace(item.timings, ready_s=outcome.item.ready_s, decode_s=outcome.item.seconds)
                 events.append(self._ready(session, item.index, item.control_seq, decoded, timings))
         return events
 

@@ -7,6 +7,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One batch that computed for a chunk. Times are monotonic seconds on the engine's clock."""
+
+    stage: str
+    """`text`, `denoise`, `recache`, `replay`, `decode` or `package`."""
+    began_s: float
+    ended_s: float
+    sessions: tuple[str, ...]
+    """The sessions of the batch, the chunk's own included."""
+
+
 @dataclass(frozen=True)
 class ChunkTimings:
     """Times of a chunk, monotonic seconds on the engine's clock."""
@@ -19,6 +31,10 @@ class ChunkTimings:
     """When its latents were clean."""
     ready_s: float
     """When its frames were decoded."""
+    decode_s: float = 0.0
+    """Duration of its decoding, seconds."""
+    steps: tuple[Step, ...] = ()
+    """The batches up to its clean latents, if the engine records them (`Engine.records_steps`)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import JobExecutor, Replica
 from turboserve.worker.engine.boundary import Boundary
 from turboserve.worker.engine.decoding import DecodeBatch, DecodeStage
-from turboserve.worker.engine.events import Event, SessionFailed, Suspended, SuspendRefused
+from turboserve.worker.engine.events import Event, SessionFailed, Step, Suspended, SuspendRefused
 from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
@@ -110,6 +110,8 @@ class Pipeline:
         self._isolation = Isolation()
         self._step_of: tuple[str, ...] = ()
         """Sessions for which the calling thread computes."""
+        self.records_steps = False
+        """Whether `ChunkTimings.steps` is recorded."""
 
     def step(self, now: float) -> list[Event]:
         """Run one batch of one stage, if any has work. Returns the events, in order.
@@ -226,7 +228,14 @@ class Pipeline:
         waiting = self.text.waiting(self._table.sessions.values())
         batch = self.text.gather(self._isolation.choose(waiting, lambda each: each.session), now)
         self._step_of = tuple(each.session.name for each in batch)
-        events = self.text.scatter(self.text.run(batch), self._fail) if batch else None
+        began = self._clock() if self.records_steps else 0.0
+        outcomes = self.text.run(batch) if batch else []
+        if self.records_steps:
+            step = Step("text", began, self._clock(), self._step_of)
+            for each in batch:
+                # The session may still compute the chunk before the prompt.
+                each.pending.encoded = step
+        events = self.text.scatter(outcomes, self._fail) if batch else None
         self._step_of = ()
         return events
 
@@ -234,9 +243,18 @@ class Pipeline:
         waiting = self.forward.waiting(self._table.sessions.values())
         batch = self.forward.gather(self._isolation.choose(waiting, _same), now)
         self._step_of = tuple(session.name for session in batch)
-        events = self.forward.scatter(self.forward.run(batch), self._fail) if batch else None
+        began = self._clock() if self.records_steps else 0.0
+        outcomes = self.forward.run(batch) if batch else []
+        if self.records_steps:
+            for session in batch:
+                self._record(session.stage, session, began)
+        events = self.forward.scatter(outcomes, self._fail) if batch else None
         self._step_of = ()
         return events
+
+    def _record(self, stage: str, session: Session, began: float) -> None:
+        if stage:
+            session.steps.append(Step(stage, began, self._clock(), self._step_of))
 
     def _scatter_decoded(self, job: DecodeBatch) -> list[Event]:
         if job.seconds is not None:

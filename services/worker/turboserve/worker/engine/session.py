@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from turboserve.worker.engine.events import ChunkTimings
+from turboserve.worker.engine.events import ChunkTimings, Step
 from turboserve.worker.engine.spec import Control
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.transfer import Transfer
@@ -39,6 +39,8 @@ class PendingControl:
 
     control: Control
     text: Tensor | None = None
+    encoded: Step | None = None
+    """The batch that encoded the prompt, if the engine records it."""
 
     @property
     def ready(self) -> bool:
@@ -114,6 +116,8 @@ class Session:
     due_at_s: float | None = None
     """When the current or next chunk became due; None while it is not due."""
     started_at_s: float | None = None
+    steps: list[Step] = field(default_factory=list)
+    """Batches that computed for the session since the latents of its last chunk were clean."""
     unpaced_until: int = 0
     """Chunks before this one are due wherever the viewer is."""
     isolated_until: int = 0
@@ -129,6 +133,13 @@ class Session:
         """Whether the session waits for a batch of any stage, or is in one."""
         prompts = self.transfer is None and any(not pending.ready for pending in self.controls)
         return self.forwarding or bool(self.undecoded) or prompts
+
+    @property
+    def stage(self) -> str:
+        """What the next forward computes, as in `Step.stage`; empty for the pass over clean latents."""
+        if self.chunk is not None:
+            return "denoise" if self.chunk.clean is None else ""
+        return "recache" if self.applying else "replay"
 
     @property
     def name(self) -> str:

@@ -246,5 +246,7 @@ class ForwardStage(Stage[Session, Session, Tensor]):
             started_s=session.started_at_s or 0.0,
             denoised_s=self._clock(),
             ready_s=0.0,
+            steps=tuple(session.steps),
         )
+        session.steps.clear()
         session.undecoded.append(Undecoded(chunk.clean, chunk.index, session.state.control_seq, timings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from turboserve import logs
@@ -9,6 +10,7 @@ from turboserve.contracts.errors import InvalidInputError
 from turboserve.ids import new_id
 from turboserve.service import Runtime
 from turboserve.subjects import Caller, identity_of
+from turboserve.telemetry import TRACEPARENT, context_from, set_error, tracer
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.service import metrics
 from turboserve.worker.service.announcement import announced, starting
@@ -20,13 +22,23 @@ from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
 
 log = logs.get("worker")
+_trace = tracer("worker")
 
 
 async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_models) -> None:
     """Compose the worker on this machine and export its gauges. `load`: brings the models to the device."""
     settings = runtime.settings
     assert isinstance(settings, Settings)
-    worker = await compose(runtime, settings, HostPlatform(settings, runtime.clock, load))
+    # Not the current span: the worker's tasks are no part of its start.
+    span = _trace.start_span("start worker", context=context_from(os.environ.get(TRACEPARENT)))
+    try:
+        worker = await compose(runtime, settings, HostPlatform(settings, runtime.clock, load))
+        span.set_attribute("turboserve.worker.id", worker.id)
+    except Exception as error:
+        set_error(span, error)
+        raise
+    finally:
+        span.end()
     expose(worker)
 
 

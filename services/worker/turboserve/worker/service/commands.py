@@ -41,6 +41,10 @@ class Admit:
     playhead_s: float
     isolated: bool = False
     """Whether the first chunks are computed alone: the session's input may have made a device fail."""
+    traceparent: str | None = None
+    """Trace context of the row's assignment. None: not traced."""
+    prompt_traceparent: str | None = None
+    """Trace context of a prompt that no chunk shows yet. None: there is none, or it was not traced."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class Resume:
     session: str
     run: int
     playhead_s: float
+    traceparent: str | None = None
+    """Trace context of the row's assignment. None: not traced."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,8 @@ class Unquiesce:
 
     session: str
     run: int
+    traceparent: str | None = None
+    """Trace context of the row's assignment. None: not traced."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,8 @@ class FetchState:
     source: tuple[str, ...]
     """Addresses of the source."""
     on_host: bool
+    traceparent: str | None = None
+    """Trace context of the row's migration. None: not traced."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,8 @@ class SetPrompt:
     run: int
     control_seq: int
     prompt: str
+    traceparent: str | None = None
+    """Trace context of the row's newest prompt. None: not traced."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ from typing import Any
 from torch import Tensor
 
 from turboserve import logs
+from turboserve.telemetry import tracing
 from turboserve.worker.engine import events as engine_events
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, SlabsExhaustedError, UnknownSessionError
 from turboserve.worker.engine.spec import Control, Rebuild, SessionSpec
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.service import commands, events
+from turboserve.worker.service.chunk_spans import NO_ORIGIN, ChunkOrigin, RunTrace
 from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk
 
 ISOLATED_CHUNKS = 8
@@ -75,6 +77,7 @@ class _EngineRun:
     warming: AdmitRequest | None = None
     """Set while a first chunk is generated only to give a session without latents a context."""
     held_back: list[EngineCommand] = field(default_factory=list)
+    trace: RunTrace = field(default_factory=RunTrace)
 
 
 class EngineDriver:
@@ -97,6 +100,7 @@ class EngineDriver:
         self._quiet_s, self._patience_s = quiet_s, patience_s
         self._deliver, self._now = deliver, now
         self._runs: dict[str, _EngineRun] = {}
+        engine.records_steps = tracing()
         self.generate_until = -math.inf
         """The end of the lease: no step begins at this time or later."""
 
@@ -179,18 +183,21 @@ class EngineDriver:
                 self._evict(session)
             case commands.Suspend(session=session):
                 self.engine.suspend(session)
-            case commands.Resume(session=session):
+            case commands.Resume(session=session, traceparent=traceparent):
+                self._runs[session].trace.assign(traceparent)
                 self.engine.resume(session, now)
                 self.engine.playhead(session, command.playhead_s, now=now, playing=False)
             case commands.Quiesce(session=session, number=number):
                 self.engine.quiesce(session, now, self._quiet_s, self._patience_s, number)
-            case commands.Unquiesce(session=session):
+            case commands.Unquiesce(session=session, traceparent=traceparent):
+                self._runs[session].trace.assign(traceparent)
                 self.engine.unquiesce(session)
             case commands.PauseGeneration(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=True))
             case commands.ResumeGeneration(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=False))
-            case commands.SetPrompt(session=session, control_seq=seq, prompt=prompt):
+            case commands.SetPrompt(session=session, control_seq=seq, prompt=prompt, traceparent=traceparent):
+                self._runs[session].trace.prompt(seq, traceparent)
                 self.engine.control(session, Control(seq, prompt=prompt))
             case commands.SetPlayhead(session=session, playhead_s=seconds, playing=playing, age_s=age_s):
                 self.engine.playhead(session, seconds, now=now - age_s, playing=playing)
@@ -221,7 +228,9 @@ class EngineDriver:
         except EngineError as error:
             self._deliver(events.RunFailed(admit.session, admit.run, str(error)))
         else:
-            self._runs[admit.session] = _EngineRun(admit.run, warming)
+            engine_run = self._runs[admit.session] = _EngineRun(admit.run, warming)
+            engine_run.trace.assign(admit.traceparent)
+            engine_run.trace.prompt(admit.control_seq, admit.prompt_traceparent)
 
     def _warmed(self, engine_run: _EngineRun, chunk: engine_events.ChunkReady) -> None:
         """Restart at the due chunk, with this first chunk's latents in place of the lost context."""
@@ -252,7 +261,8 @@ class EngineDriver:
                     held.name != session and (held.work is not None or bool(held.undecoded))
                     for held in self.engine.sessions.values()
                 )
-                self._deliver(GeneratedChunk(run, event, 1 + others))
+                origin = self._origin(engine_run, event) if self.engine.records_steps else NO_ORIGIN
+                self._deliver(GeneratedChunk(run, event, 1 + others, origin))
             case engine_events.ControlApplied(control_seq=seq):
                 self._deliver(events.ControlTookEffect(session, run, seq))
             case engine_events.Suspended(next_chunk=next_chunk):
@@ -265,6 +275,11 @@ class EngineDriver:
                 self._deliver(events.RunFinished(session, run, reason))
             case engine_events.SessionReady():
                 log.debug("session ready", session=session, next_chunk=event.next_chunk)
+
+    def _origin(self, engine_run: _EngineRun, chunk: engine_events.ChunkReady) -> ChunkOrigin:
+        names = {name for step in chunk.timings.steps for name in step.sessions if name != chunk.session}
+        batched = {name: self._runs[name].trace.assigned for name in names if name in self._runs}
+        return engine_run.trace.origin(chunk.control_seq, batched)
 
     def _fail(self, session: str, reason: str) -> None:
         engine_run = self._runs.pop(session, None)

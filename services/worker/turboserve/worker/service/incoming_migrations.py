@@ -111,7 +111,12 @@ class IncomingMigrations:
         else:
             self._out.append(
                 commands.FetchState(
-                    record.id, run, record.migration, incoming.source, on_host=arrival.on_host
+                    record.id,
+                    run,
+                    record.migration,
+                    incoming.source,
+                    on_host=arrival.on_host,
+                    traceparent=record.migration_traceparent,
                 )
             )
 

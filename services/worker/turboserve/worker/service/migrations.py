@@ -15,6 +15,7 @@ from turboserve.worker.engine.errors import EngineError, UnknownSessionError
 from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.migration_keys import MigrationKeys
+from turboserve.worker.service.migration_spans import SendSpans, fetch_span
 from turboserve.worker.service.ports import EngineRunner
 from turboserve.worker.service.table import Table
 from turboserve.worker.settings import Settings
@@ -102,6 +103,7 @@ class Migrations:
         self._copies: dict[str, _IncomingCopy] = {}
         self._quiesced: dict[str, asyncio.Event] = {}
         self._manifest_ready: dict[str, tuple[asyncio.Event, set[int]]] = {}
+        self._spans = SendSpans()
 
     @property
     def machine(self) -> str:
@@ -160,6 +162,7 @@ class Migrations:
     def offer(self, session: str, migration: int, target: str) -> bool:
         """See `StateProvider.offer`."""
         quiesced = self._table.offer(session, migration, target)
+        self._spans.began(session, self._table.entries[session].record.migration_traceparent)
         self._quiesced[session] = asyncio.Event()
         self._manifest_ready[session] = asyncio.Event(), set()
         return quiesced
@@ -174,16 +177,18 @@ class Migrations:
     async def rest(self, session: str, migration: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
         """See `StateProvider.rest`."""
         quiesced = self._quiesced[session]
-        self._deliver(events.QuiesceRequested(session, migration))
-        await quiesced.wait()
+        with self._spans.step("quiesce session", session):
+            self._deliver(events.QuiesceRequested(session, migration))
+            await quiesced.wait()
         return await self._on_engine(session, lambda engine: engine.export_session(session))
 
     async def acknowledged(self, session: str, migration: int, next_chunk: int) -> None:
         """See `StateProvider.acknowledged`."""
         event, numbers = self._manifest_ready[session]
-        while next_chunk not in numbers:
-            event.clear()
-            await event.wait()
+        with self._spans.step("append last chunks", session):
+            while next_chunk not in numbers:
+                event.clear()
+                await event.wait()
 
     def sending_manifest(self, session: str, migration: int) -> None:
         """See `StateProvider.sending_manifest`."""
@@ -200,6 +205,7 @@ class Migrations:
         """See `StateProvider.over`."""
         self._quiesced.pop(session, None)
         self._manifest_ready.pop(session, None)
+        self._spans.ended(session)
         self._deliver(events.TransferEnded(session, migration))
 
     async def _on_engine(self, session: str, read: Callable[[Engine], T]) -> T:
@@ -214,7 +220,10 @@ class Migrations:
         session, run, kept = command.session, command.run, _ReservedMemory()
         answer: events.Input
         try:
-            fetched = await self._copy_and_adopt(command, kept)
+            with fetch_span(command) as span:
+                fetched = await self._copy_and_adopt(command, kept)
+                span.set_attribute("turboserve.migration.rounds", fetched.rounds)
+                span.set_attribute("turboserve.migration.bytes", fetched.bytes_copied)
             answer = events.StateReceived(
                 session,
                 run,

@@ -9,6 +9,7 @@ from opentelemetry.trace import Span
 from turboserve.worker.engine.events import ChunkReady
 from turboserve.worker.media import EncodedChunk
 from turboserve.worker.service import events
+from turboserve.worker.service.chunk_spans import NO_ORIGIN, ChunkOrigin
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +20,7 @@ class GeneratedChunk:
     ready: ChunkReady
     concurrent_sessions: int
     """Sessions that the engine worked on at the time, this one included."""
+    origin: ChunkOrigin = NO_ORIGIN
 
 
 @dataclass(frozen=True, eq=False)

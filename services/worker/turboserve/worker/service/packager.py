@@ -9,19 +9,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from opentelemetry.trace import INVALID_SPAN
 from torch import Tensor
 
 from turboserve import logs
 from turboserve.clock import Clock
-from turboserve.telemetry import tracer
+from turboserve.telemetry import tracing
 from turboserve.worker.engine.events import ChunkReady
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
 from turboserve.worker.service import events
+from turboserve.worker.service.chunk_spans import chunk_span
 from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk, PackagedChunk, ToLoop
 
 log = logs.get("packager")
-_trace = tracer("worker")
 
 
 class ChunkEncoder(Protocol):
@@ -79,18 +80,9 @@ class ChunkPackager:
         began = self._clock.monotonic()
         packaged = self._encoder.encode(ready, first_frame, self._fps)
         self._profile.observe(1, self._clock.monotonic() - began)
-        compute_s = self._clock.monotonic() - ready.timings.started_s
-        span = _trace.start_span(
-            "chunk",
-            start_time=round((self._clock.wall() - compute_s) * 1e9),
-            attributes={
-                "turboserve.session": ready.session,
-                "turboserve.chunk": ready.index,
-                "turboserve.control_seq": ready.control_seq,
-                "turboserve.denoise_s": ready.timings.denoised_s - ready.timings.started_s,
-                "turboserve.decode_s": ready.timings.ready_s - ready.timings.denoised_s,
-            },
-        )
+        now = self._clock.monotonic()
+        compute_s = now - ready.timings.started_s
+        span = chunk_span(ready, made.origin, began, now, self._nanoseconds) if tracing() else INVALID_SPAN
         latents, shape = self._encoder.latents(ready)
         return PackagedChunk(
             session=ready.session,
@@ -107,6 +99,10 @@ class ChunkPackager:
             concurrent_sessions=made.concurrent_sessions,
             span=span,
         )
+
+    def _nanoseconds(self, at_s: float) -> int:
+        """Convert a time of the monotonic clock to Unix time, ns."""
+        return round((self._clock.wall() - (self._clock.monotonic() - at_s)) * 1e9)
 
 
 class QueuedPackager:

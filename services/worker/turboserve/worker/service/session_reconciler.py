@@ -134,7 +134,13 @@ class SessionReconciler:
             if entry.record.control_seq > entry.control_sent:
                 entry.control_sent = entry.record.control_seq
                 self.out.append(
-                    commands.SetPrompt(entry.session, entry.run, entry.control_sent, entry.record.prompt)
+                    commands.SetPrompt(
+                        entry.session,
+                        entry.run,
+                        entry.control_sent,
+                        entry.record.prompt,
+                        entry.record.prompt_traceparent,
+                    )
                 )
             if entry.log_lost and not entry.pending and not entry.state.next_asked:
                 entry.state = replace(entry.state, next_asked=True)
@@ -152,7 +158,8 @@ class SessionReconciler:
     def _take_slot(self, entry: SessionEntry) -> None:
         if isinstance(entry.state, OnHost):
             entry.state = InSlab(entry.state.paused, entry.state.quiesced)
-            self.out += [commands.Resume(entry.session, entry.run, entry.playhead_s), commands.Report()]
+            resume = commands.Resume(entry.session, entry.run, entry.playhead_s, entry.record.traceparent)
+            self.out += [resume, commands.Report()]
         elif entry.next_publish > 0 and not isinstance(entry.state, LatentsReady):
             query = self.number()
             entry.state = FetchingLatents(query)
@@ -177,6 +184,10 @@ class SessionReconciler:
                 record.control_seq,
                 entry.playhead_s,
                 isolated=record.device_errors > 0,
+                traceparent=record.traceparent,
+                prompt_traceparent=(
+                    record.prompt_traceparent if record.applied_control_seq < record.control_seq else None
+                ),
             ),
             commands.Report(),
         ]
@@ -198,7 +209,7 @@ class SessionReconciler:
     def _unquiesce(self, entry: SessionEntry, state: InSlab) -> None:
         if state.quiesced and entry.outgoing_migration is None:
             entry.state = replace(state, quiesced=False)
-            self.out.append(commands.Unquiesce(entry.session, entry.run))
+            self.out.append(commands.Unquiesce(entry.session, entry.run, entry.record.traceparent))
 
     def _pause(self, entry: SessionEntry) -> None:
         if isinstance(entry.state, InSlab) and not entry.state.paused:

@@ -16,14 +16,16 @@ from turboserve import logs
 from turboserve.audience import Audience
 from turboserve.bus import Bus
 from turboserve.clock import Clock
-from turboserve.contracts.errors import TurboServeError, UnavailableError
+from turboserve.contracts.errors import FencedError, TurboServeError, UnavailableError
 from turboserve.contracts.requests import FailSession
 from turboserve.contracts.workers import Assignment, LoadReport, Playhead, WorkerPhase
 from turboserve.subjects import ASSIGN, FAIL_SESSION, PLAYHEAD
 from turboserve.tasks import BackgroundTasks
+from turboserve.telemetry import set_error, tracing
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.service import commands, events, metrics
+from turboserve.worker.service.admission_spans import AdmissionSpans
 from turboserve.worker.service.engine_driver import AdmitRequest
 from turboserve.worker.service.heartbeat import Heartbeat
 from turboserve.worker.service.migrations import Migrations
@@ -81,6 +83,7 @@ class Worker:
         self._audiences: dict[str, Audience] = {}
         self._tasks = BackgroundTasks()
         self._stopping = False
+        self._admissions = AdmissionSpans()
 
     # Start and stop
 
@@ -175,6 +178,9 @@ class Worker:
         for command in self.table.handle(message, self._clock.monotonic()):
             self._carry_out(command)
         if isinstance(message, events.Renewed | events.Assigned):
+            if tracing():
+                records = (message.record,) if isinstance(message, events.Assigned) else message.records
+                self._admissions.assigned(records, self.table.entries)
             self._follow_playheads()
 
     def _arrived(self, item: ToLoop) -> None:
@@ -184,7 +190,9 @@ class Worker:
             self.handle(item)
             return
         self._chunks[item.session, item.run, item.index] = item
-        metrics.chunk_compute.record(item.compute_s)
+        # The context lets an exemplar name the chunk's trace.
+        context = trace.set_span_in_context(item.span) if tracing() else None
+        metrics.chunk_compute.record(item.compute_s, context=context)
         self._profile.observe(item.concurrent_sessions, item.compute_s)
         self.handle(events.ChunkPackaged(item.session, item.run, item.index, item.control_seq))
 
@@ -228,6 +236,7 @@ class Worker:
                 self._spawn(self._fetch_latents(command))
             case commands.Admit():
                 latents, sink = self._fetched.pop((command.session, command.run), (None, None))
+                self._admissions.admitted(command.session, command.next_chunk)
                 log.info("session starts", session=command.session, chunk=command.next_chunk)
                 self._engine.submit(AdmitRequest(command, latents, sink))
             case commands.PublishChunk():
@@ -274,7 +283,8 @@ class Worker:
 
     async def _publish(self, command: commands.PublishChunk, chunk: PackagedChunk) -> None:
         started = self._clock.monotonic()
-        chunk.span.set_attribute("turboserve.epoch", command.ownership[0])
+        if tracing():
+            chunk.span.set_attribute("turboserve.epoch", command.ownership[0])
         try:
             with trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False):
                 outcome = await self._wire.publish(chunk, command.ownership, command.began)
@@ -286,6 +296,7 @@ class Worker:
             metrics.publish_latency.record(self._clock.monotonic() - started)
         elif outcome is events.PublishOutcome.FENCED:
             metrics.fenced.add(1)
+            set_error(chunk.span, FencedError("the broker refused the chunk"))
             log.warning("chunk refused: not the owner", session=chunk.session, chunk=chunk.index)
         else:
             metrics.publish_retries.add(1)

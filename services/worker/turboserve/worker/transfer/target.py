@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from torch import Tensor
 
 from turboserve import logs
+from turboserve.telemetry import tracer
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.state_pages import digest_of, fingerprints_of
 from turboserve.worker.transfer import handshake, metrics
@@ -51,6 +52,7 @@ MISMATCHES_LIMIT = 2
 """Number of mismatches after which the state is wrong at its source."""
 
 log = logs.get("transfer")
+_trace = tracer("worker")
 
 
 class ReceiveMemory(Protocol):
@@ -284,7 +286,10 @@ class Target:
             names = (page.name for page in frame.pages)
             return size, fingerprints_of(dict(zip(names, places, strict=True)), copy.deadline.left)
 
-        size, prints = await self._links.blocking(receive, copy.deadline, copy.link)
+        with _trace.child("copy round") as span:
+            size, prints = await self._links.blocking(receive, copy.deadline, copy.link)
+            span.set_attribute("turboserve.migration.round", frame.number)
+            span.set_attribute("turboserve.migration.bytes", size)
         copy.prints |= prints
         copy.sizes |= {page.name: page.size for page in frame.pages}
         copy.rounds += 1

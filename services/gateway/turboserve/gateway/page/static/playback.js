@@ -6,11 +6,12 @@ const KEEP_BEHIND_S = 30;
 const TRIM_BEHIND_S = 60;
 
 export class Playback {
-  constructor(video, onChange) {
+  constructor(video, onChange, onFirstFrame) {
     this.stalled = false;
     this.started = false;
     this.#video = video;
     this.#onChange = onChange;
+    this.#onFirstFrame = onFirstFrame;
     for (const name of ["waiting", "playing", "pause", "timeupdate"]) {
       video.addEventListener(name, () => this.#look());
     }
@@ -19,6 +20,7 @@ export class Playback {
 
   #video;
   #onChange;
+  #onFirstFrame;
   #source = null;
   #buffer = null;
   #queue = [];
@@ -150,6 +152,7 @@ export class Playback {
       const enough = this.ahead >= START_S || (this.#chunks >= START_CHUNKS && this.ahead > 0);
       if (enough || this.#source.readyState === "ended") {
         this.started = true;
+        this.#watchFirstFrame();
         video.currentTime = this.#startAt;
         video.play().catch(() => {});
       }
@@ -164,6 +167,12 @@ export class Playback {
     const stalled = this.started && this.#wanted && this.ahead < 0.1 && this.#source.readyState === "open";
     if (stalled !== this.stalled) this.stalled = stalled;
     this.#onChange();
+  }
+
+  #watchFirstFrame() {
+    const shown = () => this.#onFirstFrame();
+    if (this.#video.requestVideoFrameCallback) this.#video.requestVideoFrameCallback(shown);
+    else this.#video.addEventListener("playing", shown, { once: true });
   }
 
   // A rounded time stamp can leave a hole of a few microseconds, a gap in the log one of seconds.

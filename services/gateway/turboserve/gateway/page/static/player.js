@@ -23,7 +23,11 @@ const video = at("video");
 const api = new Api();
 const events = new Events(at("events"));
 const strip = new Strip(at("strip"), at("workers"));
-const playback = new Playback(video, () => show());
+const playback = new Playback(
+  video,
+  () => show(),
+  () => stream?.send({ type: "first_frame" }),
+);
 const migrationForm = new MigrationForm(api, at("migration"), at("r-worker"), (action) => attempt(action));
 
 let stream = null;

@@ -1,0 +1,1 @@
+"""The cost of traces: `turboserve bench tracing`."""

@@ -1,0 +1,49 @@
+"""`turboserve bench tracing`: what the spans of a worker's chunks cost, in one run with and without them."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Annotated, Any
+
+import typer
+
+MODES = ("off", "unsampled", "sampled")
+
+
+def run(
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions of the worker.")] = 4,
+    chunks: Annotated[int, typer.Option(min=1, help="Chunks of each session in a block.")] = 2,
+    blocks: Annotated[int, typer.Option(min=3, help="Blocks of each mode, in turns.")] = 20,
+) -> dict[str, Any]:
+    """Measure what the spans of chunks cost a worker with the shipped model.
+
+    Blocks of chunks are generated and packaged in turns: without tracing, with spans that are recorded and
+    not exported (the default for a chunk that follows no request), and with all spans exported. Seconds are
+    those of the processor, over all threads. `share` is the cost in a chunk's time, from pairs of
+    neighboring blocks.
+    """
+    from turboserve.bench.tracing.measure import TracedWorker, begin_tracing
+
+    begin_tracing()
+    worker = TracedWorker(sessions)
+    worker.block("off", 1)
+    found: dict[str, list[float]] = {mode: [] for mode in MODES}
+    for number in range(blocks):
+        turn = number % len(MODES)
+        for mode in (*MODES[turn:], *MODES[:turn]):
+            found[mode].append(worker.block(mode, chunks))
+    off = statistics.median(found["off"])
+    spans = {mode: worker.span_seconds(mode) for mode in MODES}
+    return {
+        "clock": "seconds of the processor, all threads; medians of blocks",
+        "chunk_s": {mode: statistics.median(values) for mode, values in found.items()},
+        "paired_share": {
+            mode: statistics.median(
+                (traced - plain) / plain for traced, plain in zip(found[mode], found["off"], strict=True)
+            )
+            for mode in MODES[1:]
+        },
+        "span_s": spans,
+        "share": {mode: spans[mode] / off for mode in MODES[1:]},
+        "spans_per_chunk": worker.spans_per_chunk,
+    }

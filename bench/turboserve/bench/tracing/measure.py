@@ -1,0 +1,147 @@
+"""A worker's engine and packager in one thread, with traces switched on and off."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from turboserve import telemetry
+from turboserve.bench.engine.models import PROMPT, toyworld
+from turboserve.clock import SystemClock
+from turboserve.sampling import ParentOrRatio
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.media import FragmentEncoder
+from turboserve.worker.service import commands
+from turboserve.worker.service.chunk_spans import ChunkOrigin, chunk_span
+from turboserve.worker.service.engine_driver import AdmitRequest, EngineDriver
+from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk, PackagedChunk
+from turboserve.worker.service.packager import ChunkPackager, TensorEncoder
+
+_trace = telemetry.tracer("bench")
+SPAN_ROUNDS = 200
+
+
+class _EncodingExporter(SpanExporter):
+    """Encodes spans as the OTLP exporter does, and sends them nowhere."""
+
+    count = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        encode_spans(spans).SerializeToString()
+        _EncodingExporter.count += len(spans)
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        pass
+
+
+class _Switched(ParentOrRatio):
+    """Samples periodic work or not, as it is set."""
+
+    def sample_periodic(self, *, on: bool) -> None:
+        self._periodic = ParentOrRatio(0.0, float(on))._periodic
+
+
+_sampler = _Switched(1.0, 0.0)
+
+
+def begin_tracing() -> None:
+    """Install the provider of traces. Call it once in a process."""
+    telemetry.export_spans(_EncodingExporter(), _sampler, Resource.create({"service.name": "bench"}))
+
+
+class TracedWorker:
+    """Sessions on one engine that generates as fast as it can."""
+
+    def __init__(self, sessions: int) -> None:
+        models = toyworld()
+        weight = models.transformer.patch_embedding.weight
+        layout = SlabLayout.of(models.transformer.config, weight.dtype)
+        clock = SystemClock()
+        engine = Engine(
+            models,
+            EngineOptions(sessions * layout.total_bytes, max_batch=sessions, max_lead_s=math.inf),
+            clock=clock.monotonic,
+        )
+        self._driver = EngineDriver(engine, self._generated, clock.monotonic)
+        self._driver.carry_out(commands.GenerateUntil(math.inf))
+        encoder = TensorEncoder(FragmentEncoder(), weight.dtype)
+        self._packager = ChunkPackager(encoder, engine.config.fps, clock, engine.package)
+        self._packaged = 0
+        self._last: GeneratedChunk | None = None
+        for number in range(sessions):
+            admit = commands.Admit(
+                str(number), number, 0, PROMPT, number, 0, 0.0, traceparent=_context(number)
+            )
+            self._driver.carry_out(AdmitRequest(admit))
+        self._sessions = sessions
+        self.spans_per_chunk = 0.0
+        """Spans of a chunk whose spans are all exported, measured by `span_seconds`."""
+
+    def block(self, mode: str, chunks: int) -> float:
+        """Generate `chunks` chunks of each session. Returns the processor's seconds of one chunk."""
+        self._switch(mode)
+        until, began = self._packaged + chunks * self._sessions, time.process_time()
+        while self._packaged < until:
+            for event in self._driver.step():
+                self._driver.stamp(event)
+        provider = trace.get_tracer_provider()
+        provider.force_flush()  # type: ignore[attr-defined]
+        return (time.process_time() - began) / (chunks * self._sessions)
+
+    def span_seconds(self, mode: str) -> float:
+        """Measure the processor's seconds that one chunk's spans take, export included."""
+        self._switch(mode)
+        made = self._last
+        assert made is not None
+        provider, seconds = trace.get_tracer_provider(), []
+        for _ in range(5):
+            count, began = _EncodingExporter.count, time.process_time()
+            for _ in range(SPAN_ROUNDS):
+                if telemetry.tracing():
+                    _publish(chunk_span(made.ready, made.origin, 0.0, 0.001, lambda at_s: round(at_s * 1e9)))
+            provider.force_flush()  # type: ignore[attr-defined]
+            seconds.append((time.process_time() - began) / SPAN_ROUNDS)
+            self.spans_per_chunk = max(self.spans_per_chunk, (_EncodingExporter.count - count) / SPAN_ROUNDS)
+        return statistics.median(seconds)
+
+    def _switch(self, mode: str) -> None:
+        telemetry.switch_tracing(on=mode != "off")
+        self._driver.engine.records_steps = mode != "off"
+        _sampler.sample_periodic(on=mode == "sampled")
+
+    def _generated(self, item: FromEngine) -> None:
+        packaged = self._packager.convert(item)
+        if isinstance(packaged, PackagedChunk):
+            assert isinstance(item, GeneratedChunk)
+            # A block may end in the middle of a chunk: keep one with all its steps.
+            if self._last is None or len(item.ready.timings.steps) > len(self._last.ready.timings.steps):
+                batched = {
+                    name: _context(int(name)) for step in item.ready.timings.steps for name in step.sessions
+                }
+                self._last = GeneratedChunk(
+                    item.run, item.ready, item.concurrent_sessions, ChunkOrigin(batched=batched)
+                )
+            self._packaged += 1
+            _publish(packaged.span)
+
+
+def _publish(span: trace.Span) -> None:
+    """The span of the append, which the worker makes beside the engine."""
+    with trace.use_span(span), _trace.child("send chunk", kind=trace.SpanKind.PRODUCER):
+        pass
+    span.end()
+
+
+def _context(number: int) -> str:
+    return f"00-{number + 1:032x}-{number + 1:016x}-01"

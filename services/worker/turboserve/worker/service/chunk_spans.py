@@ -1,0 +1,118 @@
+"""Spans of a session's chunks: which request a chunk answers, and how its time was spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from opentelemetry.trace import Span, set_span_in_context
+
+from turboserve.bus.client import SESSION
+from turboserve.sampling import PERIODIC
+from turboserve.telemetry import context_from, links_to, tracer
+from turboserve.worker.engine.events import ChunkReady, Step
+
+_trace = tracer("worker")
+
+
+@dataclass(frozen=True)
+class ChunkOrigin:
+    """Trace contexts of what a chunk follows, as `traceparent`."""
+
+    cause: str | None = None
+    """The request that the chunk answers: an assignment, a prompt, a migration. None: the chunk follows its
+    predecessor."""
+    related: tuple[str, ...] = ()
+    """Further requests that the chunk answers, and the session's assignment."""
+    batched: Mapping[str, str | None] = field(default_factory=dict)
+    """The sessions that were computed together with this one, with the traces of their assignments."""
+
+
+NO_ORIGIN = ChunkOrigin()
+
+
+class RunTrace:
+    """The trace contexts of one engine run. Its methods do nothing where requests are not traced."""
+
+    def __init__(self) -> None:
+        self.assigned: str | None = None
+        """Context of the session's assignment to this worker."""
+        self._cause: str | None = None
+        self._prompts: list[tuple[int, str]] = []
+
+    def assign(self, traceparent: str | None) -> None:
+        """The row names this context. If it is new, the next chunk answers it."""
+        if traceparent is not None and traceparent != self.assigned:
+            self.assigned = self._cause = traceparent
+
+    def prompt(self, control_seq: int, traceparent: str | None) -> None:
+        """The first chunk under this control answers the request with this context."""
+        if traceparent is not None and (control_seq, traceparent) not in self._prompts:
+            self._prompts.append((control_seq, traceparent))
+
+    def origin(self, control_seq: int, batched: Mapping[str, str | None]) -> ChunkOrigin:
+        """Return the origin of the run's next chunk, which was generated under this control."""
+        applied = [text for seq, text in self._prompts if seq <= control_seq]
+        self._prompts = [prompt for prompt in self._prompts if prompt[0] > control_seq]
+        causes = [text for text in (self._cause, *reversed(applied)) if text is not None]
+        self._cause = None
+        related = (
+            causes[1:]
+            if self.assigned in causes[:1] or self.assigned is None
+            else [*causes[1:], self.assigned]
+        )
+        return ChunkOrigin(causes[0] if causes else None, tuple(related), batched)
+
+
+def chunk_span(
+    ready: ChunkReady,
+    origin: ChunkOrigin,
+    packaged_s: float,
+    now_s: float,
+    nanoseconds: Callable[[float], int],
+) -> Span:
+    """Return the chunk's span, which the caller ends, and record the spans of its stages.
+
+    The chunk was packaged from `packaged_s` to `now_s`, on the engine's clock. `nanoseconds` converts such a
+    time to Unix time.
+    """
+    timings = ready.timings
+    began_s = min([timings.started_s, *(step.began_s for step in timings.steps)])
+    attributes = {
+        SESSION: ready.session,
+        "turboserve.chunk.index": ready.index,
+        "turboserve.control.seq": ready.control_seq,
+    }
+    if origin.cause is None:
+        attributes[PERIODIC] = True
+    span = _trace.start_span(
+        "generate chunk",
+        context=context_from(origin.cause),
+        links=links_to(*origin.related),
+        start_time=nanoseconds(began_s),
+        attributes=attributes,
+    )
+    if span.get_span_context().trace_flags.sampled:
+        for step in timings.steps:
+            _stage(span, step, origin, nanoseconds)
+        alone = (ready.session,)
+        _stage(
+            span,
+            Step("decode", timings.ready_s - timings.decode_s, timings.ready_s, alone),
+            origin,
+            nanoseconds,
+        )
+        _stage(span, Step("package", packaged_s, now_s, alone), origin, nanoseconds)
+    return span
+
+
+def _stage(parent: Span, step: Step, origin: ChunkOrigin, nanoseconds: Callable[[float], int]) -> None:
+    others = [origin.batched.get(name) for name in step.sessions]
+    span = _trace.start_span(
+        step.stage,
+        context=set_span_in_context(parent),
+        links=links_to(*others),
+        start_time=nanoseconds(step.began_s),
+        attributes={"turboserve.batch.size": len(step.sessions)},
+    )
+    span.end(nanoseconds(step.ended_s))

@@ -1,0 +1,294 @@
+"""One trace per request, over every service on its way, as an OTLP collector receives it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.otlp_receiver import OtlpReceiver, ReceivedSpan
+from turboserve.bench.streaming.viewer import Viewer
+from turboserve.cli.stack.background import BackgroundStack
+
+pytestmark = pytest.mark.stack
+
+LIMIT_S = 180.0
+SESSION = "turboserve.session.id"
+SERVICES = ("gateway", "state-store", "scheduler", "worker", "autoscaler")
+
+
+@pytest.fixture
+def receiver() -> Iterator[OtlpReceiver]:
+    with OtlpReceiver().running() as receiver:
+        yield receiver
+
+
+class Client:
+    """A client with trace contexts of its own."""
+
+    def __init__(self) -> None:
+        self.trace, self.span = secrets.token_hex(16), secrets.token_hex(8)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"traceparent": f"00-{self.trace}-{self.span}-01"}
+
+    async def post(self, api: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send a request until a service has time for it. All attempts are one trace."""
+        headers = {**self.headers, "Idempotency-Key": self.trace}
+        async with asyncio.timeout(LIMIT_S):
+            while (answer := await api.post(path, json=body, headers=headers)).status_code >= 500:
+                await asyncio.sleep(0.5)
+        assert answer.is_success, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def named(spans: Sequence[ReceivedSpan], service: str, name: str) -> list[ReceivedSpan]:
+    return [span for span in spans if span.service == f"turboserve-{service}" and span.name == name]
+
+
+def connected(spans: Sequence[ReceivedSpan], client: Client) -> bool:
+    """Whether each span's parent is a span of the trace, or the client's own."""
+    ids = {span.id for span in spans} | {client.span}
+    return all(span.parent in ids for span in spans)
+
+
+def about(spans: Sequence[ReceivedSpan], session: str) -> None:
+    """Assert that spans of this trace name no session but `session`, and that the services' own name it."""
+    assert {span.attributes[SESSION] for span in spans if SESSION in span.attributes} == {session}
+    for span in spans:
+        operation, *rest = span.name.split()
+        if operation in ("request", "process") and rest[0].startswith("state.session."):
+            assert span.attributes.get(SESSION) == session, span
+        if operation in ("send", "admit", "deliver", "show", "generate"):
+            assert span.attributes.get(SESSION) == session, span
+
+
+def ancestors(spans: Sequence[ReceivedSpan], span: ReceivedSpan) -> list[str]:
+    """Names of the spans above `span`, the nearest first, with the services' names."""
+    by_id = {each.id: each for each in spans}
+    found = []
+    while span.parent in by_id:
+        span = by_id[span.parent]
+        found.append(f"{span.service.removeprefix('turboserve-')}: {span.name}")
+    return found
+
+
+async def test_a_creation_and_a_prompt_are_one_trace_each(data_dir: Path, receiver: OtlpReceiver) -> None:
+    """The pool is empty, so that the creation also starts a worker."""
+    environment = {
+        "TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint,
+        "TURBOSERVE_SCALE_ZERO_AFTER_S": "2",
+        "TURBOSERVE_SCALE_IN_COOLDOWN_S": "2",
+        "TURBOSERVE_SCALE_IN_WINDOW_S": "2",
+    }
+    creation, prompt = Client(), Client()
+    with BackgroundStack(data_dir, "--workers", "0..1", environment=environment) as stack:
+        async with httpx.AsyncClient(base_url=stack.url, timeout=LIMIT_S) as api:
+            await no_workers(api)
+            body = {"prompt": "a red circle moving left"}
+            created = await creation.post(api, "/v1/sessions", body)
+            viewer = Viewer(api, created["id"])
+            async with viewer.watching():
+                await viewer.more_chunks(3, LIMIT_S)
+                body = {"prompt": "a blue square moving up"}
+                await prompt.post(api, f"/v1/sessions/{viewer.session}/prompts", body)
+                applied = await viewer.event("prompt.applied", LIMIT_S)
+                await viewer.until(
+                    lambda: viewer.last >= applied["chunk_index"], LIMIT_S, "the prompt's first chunk"
+                )
+                await story_of_creation(receiver, creation, viewer.session)
+                await story_of_prompt(receiver, prompt, viewer.session, applied["chunk_index"])
+                await receiver.until_exemplar(creation.trace, LIMIT_S)
+            await viewer.delete()
+    # The services have exported everything: they have stopped.
+    failed = {span.trace for span in receiver.spans if span.failed}
+    others = [span for span in receiver.spans if span.trace not in (creation.trace, prompt.trace, *failed)]
+    heartbeats = ("state.worker.renew", "state.pool.report", "state.leader.renew", "state.leader.get")
+    assert not [span for span in others if any(beat in span.name for beat in heartbeats)]
+    steady = [span for span in others if span.name == "generate chunk"]
+    assert steady == [], "chunks that follow no request are not sampled by default"
+
+
+async def no_workers(api: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            answer = await api.get("/v1/pool")
+            pool: dict[str, Any] = answer.json()
+            if answer.status_code == 200 and pool["target"] == pool["ready"] == 0 and not pool["members"]:
+                return
+            await asyncio.sleep(0.2)
+
+
+async def story_of_creation(receiver: OtlpReceiver, client: Client, session: str) -> None:
+    def complete(spans: Sequence[ReceivedSpan]) -> bool:
+        return (
+            connected(spans, client)
+            and bool(named(spans, "gateway", "show first frame"))
+            and bool(named(spans, "gateway", "POST /v1/sessions"))
+            and bool(named(spans, "worker", "start worker"))
+            and bool(named(spans, "autoscaler", "launch worker"))
+        )
+
+    spans = await receiver.until(complete, LIMIT_S, client.trace)
+    about(spans, session)
+    assert {span.service for span in spans} == {f"turboserve-{service}" for service in SERVICES}
+
+    roots = [span for span in spans if span.parent == client.span]
+    assert {(span.service, span.name) for span in roots} == {("turboserve-gateway", "POST /v1/sessions")}
+    shown = named(spans, "gateway", "show first frame")[0]
+    assert ancestors(spans, shown) == [
+        "worker: send chunk",
+        "worker: generate chunk",
+        "state-store: process state.session.place",
+        "scheduler: request state.session.place",
+        "scheduler: decide place",
+        "state-store: process state.session.create",
+        "gateway: request state.session.create",
+        "gateway: fastapi.endpoint",
+        "gateway: POST /v1/sessions",
+    ]
+    placed = named(spans, "scheduler", "decide place")[-1]
+    worker = placed.attributes["turboserve.worker.id"]
+    [started] = [
+        span
+        for span in named(spans, "worker", "start worker")
+        if span.attributes["turboserve.worker.id"] == worker
+    ]
+    assert ancestors(spans, started)[:4] == [
+        "autoscaler: launch worker",
+        "autoscaler: decide size",
+        "state-store: send event",
+        "state-store: process state.session.create",
+    ]
+    waited = named(spans, "scheduler", "decide wait")[0]
+    assert waited.begins_ns < started.ends_ns <= placed.ends_ns
+    assert placed.attributes["turboserve.decision.numbers.candidates"] == 1.0
+    assert placed.attributes["turboserve.decision.numbers.latency_s"] > 0
+    sized = named(spans, "autoscaler", "decide size")[0]
+    assert sized.attributes["turboserve.decision.numbers.sessions_per_worker"] > 0
+
+    assert named(spans, "worker", "admit session")
+    [chunk] = named(spans, "worker", "generate chunk")
+    assert chunk.attributes["turboserve.chunk.index"] == 0
+    stages = [span.name for span in spans if span.parent == chunk.id]
+    assert list(dict.fromkeys(stages)) == ["text", "denoise", "decode", "package", "send chunk"]
+    assert stages.count("denoise") == 4
+    assert shown.parent in {span.parent for span in named(spans, "gateway", "deliver chunk")}
+    for span in spans:
+        if span.name in ("send own", "send event", "send chunk"):
+            assert span.attributes["messaging.system"] == "nats"
+
+
+async def story_of_prompt(receiver: OtlpReceiver, client: Client, session: str, applied: int) -> None:
+    def complete(spans: Sequence[ReceivedSpan]) -> bool:
+        events = [
+            span.attributes["turboserve.event.type"] for span in named(spans, "scheduler", "process event")
+        ]
+        return (
+            connected(spans, client)
+            and bool(named(spans, "gateway", "deliver chunk"))
+            and set(events) == {"prompt.accepted", "prompt.applied"}
+        )
+
+    spans = await receiver.until(complete, LIMIT_S, client.trace)
+    about(spans, session)
+    delivered = named(spans, "gateway", "deliver chunk")[0]
+    assert ancestors(spans, delivered) == [
+        "worker: send chunk",
+        "worker: generate chunk",
+        "state-store: process state.session.prompt",
+        "gateway: request state.session.prompt",
+        "gateway: fastapi.endpoint",
+        "gateway: POST /v1/sessions/{session}/prompts",
+    ]
+    [chunk] = named(spans, "worker", "generate chunk")
+    assert chunk.attributes["turboserve.chunk.index"] == applied
+    assert chunk.attributes["turboserve.control.seq"] == 1
+    assert "text" in [span.name for span in spans if span.parent == chunk.id]
+    [link] = chunk.links
+    assert link[0] != client.trace, "the chunk is linked to the session's assignment"
+
+
+async def test_a_migration_is_one_trace_with_its_rounds(data_dir: Path, receiver: OtlpReceiver) -> None:
+    environment = {
+        "TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint,
+        "TURBOSERVE_WORKER_MAX_SESSIONS": "4",
+        "TURBOSERVE_MIGRATION_TIMEOUT_S": "120",
+    }
+    with BackgroundStack(data_dir, "--workers", "2", environment=environment) as stack:
+        async with httpx.AsyncClient(base_url=stack.url, timeout=LIMIT_S) as api:
+            viewer = await Viewer.create(api, "a red circle moving left")
+            async with viewer.watching():
+                await viewer.more_chunks(3, LIMIT_S)
+                client, begun = await migrate(api, viewer.session)
+                await viewer.event("session.migrated", LIMIT_S, worker=begun["target"])
+                await story_of_migration(receiver, client, viewer.session, begun["target"])
+            await viewer.delete()
+
+
+async def migrate(api: httpx.AsyncClient, session: str) -> tuple[Client, dict[str, Any]]:
+    """Request a migration to the other worker until it begins. Each attempt is a trace of its own."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            client = Client()
+            answer = await api.post(f"/v1/sessions/{session}/migrate", json={}, headers=client.headers)
+            if answer.status_code == 202:
+                return client, answer.json()
+            await asyncio.sleep(0.5)
+
+
+async def story_of_migration(receiver: OtlpReceiver, client: Client, session: str, target: str) -> None:
+    def complete(spans: Sequence[ReceivedSpan]) -> bool:
+        return (
+            connected(spans, client)
+            and bool(named(spans, "gateway", "deliver chunk"))
+            and bool(named(spans, "worker", "send state"))
+            and bool(named(spans, "scheduler", "decide commit"))
+        )
+
+    spans = await receiver.until(complete, LIMIT_S, client.trace)
+    about(spans, session)
+    [begun] = named(spans, "scheduler", "decide migrate")
+    assert begun.attributes["turboserve.worker.id"] == target
+    assert len(begun.links) == 1, "linked to the session's assignment"
+    fetched = named(spans, "worker", "fetch state")[-1]
+    begin = "state-store: process state.session.migration.begin"
+    assert ancestors(spans, fetched)[:3] == [
+        begin,
+        "scheduler: request state.session.migration.begin",
+        "scheduler: decide migrate",
+    ]
+    # Rounds of attempts that failed come before those of the last attempt.
+    count = fetched.attributes["turboserve.migration.rounds"]
+    rounds = named(spans, "worker", "copy round")[-count:]
+    assert count >= 2
+    assert [span.parent for span in rounds] == [fetched.id] * count
+    assert [span.attributes["turboserve.migration.round"] for span in rounds] == list(range(count))
+    assert fetched.attributes["turboserve.migration.bytes"] == sum(
+        span.attributes["turboserve.migration.bytes"] for span in rounds
+    )
+    sent = named(spans, "worker", "send state")[-1]
+    assert ancestors(spans, sent)[0] == begin
+    assert {span.name for span in spans if span.parent == sent.id} == {
+        "quiesce session",
+        "append last chunks",
+    }
+    commit = named(spans, "scheduler", "decide commit")[-1]
+    assert ancestors(spans, commit)[0] == begin
+    assert commit.attributes["turboserve.worker.id"] == target
+    assert commit.attributes["turboserve.decision.numbers.bytes_copied"] > 0
+    delivered = named(spans, "gateway", "deliver chunk")[0]
+    assert ancestors(spans, delivered)[:5] == [
+        "worker: send chunk",
+        "worker: generate chunk",
+        "state-store: process state.session.migration.commit",
+        "scheduler: request state.session.migration.commit",
+        "scheduler: decide commit",
+    ]

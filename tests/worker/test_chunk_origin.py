@@ -1,0 +1,95 @@
+"""Which request a chunk's span continues, and what the span shows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from turboserve import telemetry
+from turboserve.worker.engine.events import ChunkReady, ChunkTimings, Step
+from turboserve.worker.service import chunk_spans
+from turboserve.worker.service.chunk_spans import ChunkOrigin, RunTrace, chunk_span
+
+PLACED, MOVED, FIRST, SECOND = (f"00-{number:032x}-{number:016x}-01" for number in range(1, 5))
+
+
+def test_the_first_chunk_answers_the_assignment_and_the_next_follow_it() -> None:
+    trace = RunTrace()
+    trace.assign(PLACED)
+    origin = trace.origin(0, {"other": MOVED})
+    assert (origin.cause, origin.related, origin.batched) == (PLACED, (), {"other": MOVED})
+    assert (trace.origin(0, {}).cause, trace.origin(0, {}).related) == (None, (PLACED,))
+
+
+def test_the_same_assignment_again_causes_nothing() -> None:
+    trace = RunTrace()
+    trace.assign(PLACED)
+    trace.origin(0, {})
+    trace.assign(PLACED)
+    assert trace.origin(0, {}).cause is None
+    trace.assign(MOVED)
+    assert trace.origin(0, {}).cause == MOVED
+
+
+def test_a_chunk_answers_the_newest_prompt_that_it_shows() -> None:
+    trace = RunTrace()
+    trace.assign(PLACED)
+    trace.origin(0, {})
+    trace.prompt(1, FIRST)
+    trace.prompt(1, FIRST)
+    trace.prompt(2, SECOND)
+    assert trace.origin(0, {}).cause is None, "made under no prompt yet"
+    origin = trace.origin(2, {})
+    assert (origin.cause, origin.related) == (SECOND, (FIRST, PLACED))
+    assert trace.origin(2, {}).cause is None
+
+
+def test_untraced_requests_cause_nothing() -> None:
+    trace = RunTrace()
+    trace.assign(None)
+    trace.prompt(1, None)
+    origin = trace.origin(1, {})
+    assert (origin.cause, origin.related) == (None, ())
+
+
+def test_a_chunks_span_has_its_stages_with_links_to_the_sessions_of_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_sends_spans", True)
+    monkeypatch.setattr(chunk_spans, "_trace", provider.get_tracer("test"))
+    steps = (Step("text", 10.0, 10.5, ("mine",)), Step("denoise", 11.0, 12.0, ("other", "mine", "untraced")))
+    timings = ChunkTimings(
+        due_s=9.0, started_s=10.9, denoised_s=12.0, ready_s=13.0, decode_s=0.5, steps=steps
+    )
+    ready = ChunkReady("mine", 4, torch.zeros(1), torch.zeros(1), 2, 0.0, timings)
+    origin = ChunkOrigin(SECOND, (FIRST, PLACED), {"other": MOVED, "untraced": None})
+    chunk_span(ready, origin, 13.5, 14.0, lambda at_s: round(at_s * 1e9)).end(15_000_000_000)
+
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert list(spans) == ["text", "denoise", "decode", "package", "generate chunk"]
+    times = {name: (span.start_time, span.end_time) for name, span in spans.items()}
+    assert {name: (begin / 1e9, end / 1e9) for name, (begin, end) in times.items() if begin and end} == {
+        "text": (10.0, 10.5),
+        "denoise": (11.0, 12.0),
+        "decode": (12.5, 13.0),
+        "package": (13.5, 14.0),
+        "generate chunk": (10.0, 15.0),
+    }
+    chunk = spans["generate chunk"]
+    assert chunk.context is not None
+    assert chunk.parent is not None
+    assert chunk.parent.trace_id == 4
+    assert [link.context.trace_id for link in chunk.links] == [3, 1]
+    for stage in ("text", "denoise", "decode", "package"):
+        parent = spans[stage].parent
+        assert parent is not None
+        assert parent.span_id == chunk.context.span_id
+    assert [link.context.trace_id for link in spans["denoise"].links] == [2]
+    assert (spans["denoise"].attributes or {})["turboserve.batch.size"] == 3
+    assert spans["text"].links == ()
