@@ -119,7 +119,7 @@ async def test_a_creation_and_a_prompt_are_one_trace_each(data_dir: Path, receiv
 async def no_workers(api: httpx.AsyncClient) -> None:
     async with asyncio.timeout(LIMIT_S):
         while True:
-            answer = await api.get("/v1/pool")
+            answer = await api.get("/v1/pools/local")
             pool: dict[str, Any] = answer.json()
             if answer.status_code == 200 and pool["target"] == pool["ready"] == 0 and not pool["members"]:
                 return

@@ -334,7 +334,7 @@ class Bus:
                 try:
                     caller = caller_of(endpoint, raw)
                     request = endpoint.request.from_bytes(raw.data)
-                    if (session := session_of(request)) is not None:
+                    if tracing() and (session := session_of(request)) is not None:
                         span.set_attribute(SESSION, session)
                     response, data = await handler(request, caller)
                     if response is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
 import nats.errors
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from turboserve import logs, subjects
 from turboserve.bus import Entry, read
+from turboserve.contracts.events import Event as LogEvent
 from turboserve.contracts.events import WorkerJoined, WorkerLeft, event_from_bytes
 from turboserve.contracts.requests import MigrateSession, MigrationAccepted
 from turboserve.contracts.workers import LoadReport, Playhead
@@ -157,16 +158,19 @@ class Shell:
         return cause_of(command, event, None if session is None else session.record)
 
     async def _execute(self, command: Command, cause: Cause) -> None:
+        if not tracing():
+            await self._run(command, nullcontext())
+            return
         # Without `within`, the command would continue whatever was current when the event was processed.
         with within(NO_CAUSE.context):
-            await self._run(command, cause)
+            await self._run(command, span_of(command, cause) or nullcontext())
 
-    async def _run(self, command: Command, cause: Cause) -> None:
+    async def _run(self, command: Command, span: AbstractContextManager[object]) -> None:
         async with self._room:
             if not self._leads():
                 return
             mark = await self._event_log_end() if isinstance(command, ListAll) else 0
-            with span_of(command, cause) or nullcontext():
+            with span:
                 answer = await self._executor.run(command)
         if isinstance(answer, Answered) and answer.refused is not None:
             _refused.add(1, {"reason": answer.refused.value})
@@ -213,6 +217,9 @@ class Shell:
         except ValidationError as error:
             log.error("unreadable event", subject=entry.subject, error=str(error))
             return
+        if not tracing():
+            self._feed_change(event)
+            return
         attributes = {
             "messaging.system": "nats",
             "messaging.destination.name": entry.subject,
@@ -225,10 +232,13 @@ class Shell:
             within(context_of(entry.headers)),
             _trace.child("process event", kind=SpanKind.CONSUMER, attributes=attributes),
         ):
-            if isinstance(event, WorkerJoined | WorkerLeft):
-                self.feed(WorkerChanged(event.worker))
-            else:
-                self.feed(SessionChanged(event.record))
+            self._feed_change(event)
+
+    def _feed_change(self, event: LogEvent) -> None:
+        if isinstance(event, WorkerJoined | WorkerLeft):
+            self.feed(WorkerChanged(event.worker))
+        else:
+            self.feed(SessionChanged(event.record))
 
     @staticmethod
     def _note(command: Command) -> None:

@@ -22,6 +22,8 @@ class Change:
 
 def traced(change: Change, field: str, traceparent: str | None) -> Change:
     """Return the change with `traceparent` in this field of the row, as its events carry it, too."""
+    if getattr(change.record, field) == traceparent:
+        return change
     record = change.record.model_copy(update={field: traceparent})
     events = tuple(event.model_copy(update={"record": record}) for event in change.events)
     return Change(record, events, change.decision)
