@@ -96,7 +96,7 @@ def main() -> int:
         print("compose-env: others can read .env: chmod 600 .env", file=sys.stderr)
     key = first_key(found)
     if key is None:
-        print("compose-env: no API keys: whoever reaches the port may do everything")
+        print("compose-env: no API keys: every client that reaches the port may do everything")
     elif made:
         print(f"compose-env: the API key of the tenant {TENANT}, an operator (it stands in .env): {key}")
     return 0

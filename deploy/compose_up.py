@@ -38,7 +38,11 @@ def main(words: list[str]) -> int:
         say(f"FAILED: {error}")
         return 1
     say(f"the stack is up: http://{host}:{port}/")
-    reach = "this machine" if host == bind and host.startswith("127.") else "whoever can connect to the port"
+    reach = (
+        "this machine"
+        if host == bind and host.startswith("127.")
+        else "every client that can connect to the port"
+    )
     if key is None:
         say(f"no API keys: {reach} may do everything")
     else:

@@ -167,7 +167,7 @@ async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Await
 
 async def _until_closed(bus: Bus) -> None:
     await bus.closed.wait()
-    raise UnavailableError("the connection to the broker was closed for good")
+    raise UnavailableError("the connection to the broker was closed permanently")
 
 
 def load(name: str, kind: type[_S]) -> _S:

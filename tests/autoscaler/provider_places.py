@@ -50,7 +50,7 @@ class MemoryProvider(PoolProvider):
             for worker in sorted(self._known - self._cluster.keys()):
                 self._known.discard(worker)
                 assert self._on_exit is not None
-                self._on_exit(worker, "it is not there any more")
+                self._on_exit(worker, "its process no longer exists")
 
     async def adopt(self) -> list[ProviderWorker]:
         self._known |= self._cluster.keys()

@@ -49,7 +49,7 @@ async def test_a_killed_worker_is_replaced_and_the_store_knows_why(autoscaler: A
     assert {row.id for row in after.values()} - {after[victim].id} == {row.id for row in before.values()} - {
         before[victim].id
     }
-    assert await autoscaler.reason(before[victim].id) == "its process was ended by SIGKILL"
+    assert await autoscaler.reason(before[victim].id) == "the process was ended by SIGKILL"
     # What it said last may be older than the death.
     await autoscaler.says(
         lambda s: (s.ready, s.target, s.reason) == (2, 2, None) and "gone" in [a.action for a in s.actions]
@@ -75,7 +75,7 @@ async def test_after_kill_9_of_the_autoscaler_its_workers_are_adopted(autoscaler
     await autoscaler.replaced(kept, before[kept].id)
     last = await autoscaler.ready(2)
     assert last[kept].id != before[kept].id
-    assert await autoscaler.reason(before[kept].id) == "its process has ended"
+    assert await autoscaler.reason(before[kept].id) == "the process has ended"
 
 
 async def test_an_orderly_stop_leaves_the_workers_for_the_next(autoscaler: Any) -> None:

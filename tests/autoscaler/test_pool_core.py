@@ -214,10 +214,10 @@ def test_a_launch_that_started_nothing_is_tried_again() -> None:
 def test_the_store_gets_the_report_until_it_acknowledges_it() -> None:
     bench = Bench()
     worker = bench.start()
-    bench.feed(Exited(worker, "its process ended with status 1"))
+    bench.feed(Exited(worker, "the process ended with status 1"))
     for _ in range(3):
         notice = bench.take(DeclareGone)
-        assert (notice.worker, notice.reason) == (worker, "its process ended with status 1")
+        assert (notice.worker, notice.reason) == (worker, "the process ended with status 1")
         bench.feed(Failed(notice.ticket, "no answer"))
         bench.feed(Tick(), after=1.0)
     bench.do(DeclareGone)

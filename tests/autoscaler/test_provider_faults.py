@@ -75,9 +75,9 @@ def list_again(bench: Bench, *provider_workers: RunningWorker, after: float = 2.
         (OSError("connection refused"), "connection refused"),
         (None, "NoneType"),
         (["wrk_a"], "AttributeError"),
-        ([ProviderWorker("local-0", "wrk a\n")], "a worker that cannot be one"),
-        ([ProviderWorker("local-0", "wrk_a"), ProviderWorker("", "wrk_b")], "a member that cannot be one"),
-        ([ProviderWorker("x" * 65, "wrk_a")], "a member that cannot be one"),
+        ([ProviderWorker("local-0", "wrk a\n")], "an invalid worker"),
+        ([ProviderWorker("local-0", "wrk_a"), ProviderWorker("", "wrk_b")], "an invalid member"),
+        ([ProviderWorker("x" * 65, "wrk_a")], "an invalid member"),
     ],
 )
 async def test_a_list_that_is_none_is_no_list(answer: object, why: str) -> None:
@@ -140,7 +140,7 @@ def test_an_exit_is_believed_at_once_however_lately_it_spoke() -> None:
     bench = Bench()
     worker = bench.start()
     bench.report(worker)
-    bench.feed(Exited(worker, "its process was ended by SIGKILL"))
+    bench.feed(Exited(worker, "the process was ended by SIGKILL"))
     assert [action.action for action in bench.pool.actions].count("gone") == 1
 
 

@@ -39,11 +39,11 @@ async def machine() -> AsyncIterator[Place]:
 async def test_exit_statuses_are_said_in_words(machine: Place) -> None:
     provider, exits = machine.provider("crash")
     await provider.launch("test-0", "wrk_a")
-    await eventually(lambda: exits == [("wrk_a", "its process ended with status 3")])
+    await eventually(lambda: exits == [("wrk_a", "the process ended with status 3")])
     good, good_exits = machine.provider()
     provider_worker = await good.launch("test-0", "wrk_b")
     machine.kill(provider_worker)
-    await eventually(lambda: good_exits == [("wrk_b", "its process was ended by SIGKILL")])
+    await eventually(lambda: good_exits == [("wrk_b", "the process was ended by SIGKILL")])
 
 
 async def test_who_does_not_listen_is_killed(machine: Place) -> None:
@@ -51,7 +51,7 @@ async def test_who_does_not_listen_is_killed(machine: Place) -> None:
     await provider.launch("test-0", "wrk_a")
     await eventually(lambda: provider.ready("wrk_a"))
     await provider.release("test-0", "wrk_a", 0.3)
-    assert exits == [("wrk_a", "its process was ended by SIGKILL")]
+    assert exits == [("wrk_a", "the process was ended by SIGKILL")]
 
 
 async def test_a_stopped_process_is_ended(machine: Place) -> None:
@@ -139,7 +139,7 @@ asyncio.run(main())
     [provider_worker] = await provider.adopt()
     assert (provider_worker.member, provider_worker.worker) == ("test-0", "wrk_a")
     machine.kill(provider_worker)
-    await eventually(lambda: exits == [("wrk_a", "its process has ended")])
+    await eventually(lambda: exits == [("wrk_a", "the process has ended")])
 
 
 async def test_without_pidfds_ends_are_found_by_looking(

@@ -138,7 +138,7 @@ def test_a_reader_that_misses_a_lost_message_is_found(monkeypatch: pytest.Monkey
 
 def test_a_pool_that_ends_busy_workers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(self: lifecycle.Lifecycle, slot: Any, now: float) -> None:
-        self.release(slot, "not wanted any more", now)
+        self.release(slot, "no longer wanted", now)
 
     monkeypatch.setattr(lifecycle.Lifecycle, "_drain", at_once)
     assert "scale_in_harmless" in violations(range(40, 100), CALM, seconds=25.0)

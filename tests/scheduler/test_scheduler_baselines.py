@@ -30,7 +30,7 @@ async def test_sessions_go_round_the_workers(
         session = await viewers.create()
         owners.append((await viewers.active(session)).worker)
         [decision] = (await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=session))).decisions
-        assert decision.reason == "it is new: it is the next in turn"
+        assert decision.reason == "new session: it is the next in turn"
 
     # A worker that the scheduler does not know yet gets no session.
     while set(owners) != set(names):

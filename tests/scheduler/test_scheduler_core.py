@@ -187,7 +187,7 @@ def test_a_worker_that_is_gone_after_all_is_not_tried_again() -> None:
 def test_only_ready_workers_are_given_sessions() -> None:
     bench = Bench(worker("a", WorkerPhase.STARTING), worker("b", WorkerPhase.DRAINING), session())
     assert not bench.all(Place)
-    assert bench.take(RecordDecision).decision.reason == "it is new: no worker that serves m is ready"
+    assert bench.take(RecordDecision).decision.reason == "new session: no worker that serves m is ready"
     bench.load("a")
     assert bench.take(Place).worker == "a"
 
@@ -237,8 +237,8 @@ def test_waiting_is_noted_once_per_reason() -> None:
     bench.feed(WorkerChanged(worker("a", capacity=0)))
     bench.pass_time(3.0)
     assert [note.decision.reason for note in bench.all(RecordDecision)] == [
-        "it is new: no worker that serves m is ready",
-        "it is new: all 1 workers that serve m are full",
+        "new session: no worker that serves m is ready",
+        "new session: all 1 workers that serve m are full",
     ]
 
 

@@ -234,7 +234,7 @@ def test_a_migration_to_a_worker_that_is_to_be_emptied_is_given_up_before_the_co
     bench.load("b", MigrationReport(session="s", migration=2, stage=MigrationStage.COPYING))
     assert bench.none(AbandonMigration)
     bench.feed(WorkerChanged(worker("b", phase=WorkerPhase.DRAINING)))
-    assert "b is to be emptied" in bench.store(AbandonMigration).reason
+    assert "b is draining" in bench.store(AbandonMigration).reason
     assert [bench.core.view.workers[name].load for name in "ab"] == [1, 0]
 
 

@@ -86,6 +86,6 @@ async def test_a_leader_that_is_asked_to_stop_gives_the_lead_back(
     await standby.becomes("ready, leader")
     assert (await row(admin)).term == before.term + 1
     # Without a wait: the last row that it saw has no holder.
-    assert "the lead was not given back" not in leader.service.logged()
+    assert "leadership not released" not in leader.service.logged()
     session = await viewers.create()
     assert (await viewers.active(session)).phase is Phase.ACTIVE

@@ -127,7 +127,7 @@ async def test_who_does_not_prove_the_key_learns_nothing(
     Every refusal is alike.
     """
     channel = await port.connect()
-    with pytest.raises(AuthenticationError, match="the source denies it"):
+    with pytest.raises(AuthenticationError, match="the source refused it"):
         await handshake.authenticate(channel, opening(session, migration), key, PATIENCE_S)
     with pytest.raises(PeerLostError):
         await channel.receive(PATIENCE_S)
@@ -178,7 +178,7 @@ async def test_a_source_that_does_not_prove_the_key_gets_no_word_more() -> None:
     server, number = await listen(impostor, HOST, 0)
     links = Links(["gloo"], torch.device("cpu"), MODEL)
     target = Target(TARGET, links, 0.0)
-    with pytest.raises(AuthenticationError, match="does not prove"):
+    with pytest.raises(AuthenticationError, match="did not prove"):
         await target.fetch(SESSION, MIGRATION, KEY, [f"tcp://{HOST}:{number}"], Room(SIZE), PATIENCE_S)
     assert [frame.type for frame in heard] == ["open", "proof"]
     links.close()

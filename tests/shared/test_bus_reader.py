@@ -156,7 +156,7 @@ async def test_a_message_that_is_lost_within_a_page_makes_the_page_void(
         return number in lost and not lost.remove(number)  # type: ignore[func-returns-value]
 
     lossy(scheduler, monkeypatch, once)
-    with pytest.raises(UnavailableError, match="lost on the way"):
+    with pytest.raises(UnavailableError, match="lost in transit"):
         await read_page(scheduler, EVENTS, 1, 100)
     assert numbers((await read_page(scheduler, EVENTS, 1, 100)).entries) == list(range(10))
     lost.add(9)

@@ -42,7 +42,7 @@ def rebuilt_whole(stack: BackgroundStack, viewer: Viewer, times: int) -> None:
     stack.wait(lambda: len(lines()) >= times, FIRST_S)
     taken = lines()
     assert len(taken) == times, taken
-    assert "latents are lost" not in stack.output
+    assert "latents lost" not in stack.output
     for line in taken:
         found = dict(re.findall(r"(chunk|chunks_of_latents)=(\d+)", line))
         assert int(found["chunks_of_latents"]) == min(int(found["chunk"]), WINDOW_CHUNKS), line

@@ -68,7 +68,7 @@ async def test_only_sessions_suspended_and_unwatched_for_too_long_are_ended(sett
 
         await until(ended)
         row = await api.get(left.id)
-        assert (row.worker, row.reason) == (None, "nobody has watched it for 3600 s")
+        assert (row.worker, row.reason) == (None, "no viewer for 3600 s")
         await api.until_events(
             left.id, "session.created", "session.placed", "session.suspended", "session.ended"
         )

@@ -294,7 +294,7 @@ def test_a_process_that_is_started_again_under_its_id_takes_the_row_over() -> No
     row = workers.renewed(row, again, 21.0)
     assert (row.phase, row.capacity, row.started_at) == (WorkerPhase.STARTING, 0, 20.0)
     for late in (ready, starting):
-        with pytest.raises(WorkerGoneError, match="started again since"):
+        with pytest.raises(WorkerGoneError, match="restarted since"):
             workers.renewed(row, late, 22.0)
     row = workers.renewed(row, ready_again, 23.0)
     assert (row.phase, row.capacity) == (WorkerPhase.READY, 2)

@@ -50,7 +50,9 @@ def test_the_third_worker_in_a_row_is_one_too_many() -> None:
     change, _ = counted
     failed = change.record
     assert (failed.phase, failed.worker, failed.epoch) == (Phase.FAILED, None, record.epoch + 1)
-    assert failed.reason == "poisoned: 3 workers in a row died of a device error in a step for it"
+    assert (
+        failed.reason == "poisoned: 3 workers in a row failed with a device error in a step of this session"
+    )
     assert [type(event) for event in change.events] == [SessionEnded]
 
 

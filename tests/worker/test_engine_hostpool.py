@@ -74,7 +74,7 @@ def test_tensors_in_a_piece_are_apart_and_exact() -> None:
 
 def test_memory_that_the_machine_does_not_give_is_a_typed_error() -> None:
     pool = HostPool(1 << 60, pinned=False)
-    with pytest.raises(HostMemoryUnavailableError, match=f"{1 << 60} bytes could not be had"):
+    with pytest.raises(HostMemoryUnavailableError, match=f"{1 << 60} bytes could not be allocated"):
         pool.tensors(pool.take(1), {"a": torch.empty(1)})
 
 

@@ -336,5 +336,5 @@ def test_a_lane_that_breaks_down_says_so() -> None:
     deadline = time.monotonic() + WAIT_S
     while not lane.finished and time.monotonic() < deadline:
         time.sleep(0.001)
-    with pytest.raises(RuntimeError, match="lane broken has broken down"):
+    with pytest.raises(RuntimeError, match="stream executor broken has failed"):
         lane.collect()

@@ -55,7 +55,7 @@ async def test_a_store_without_its_database_keeps_the_lease(buses: tuple[Bus, Bu
     store, worker = buses
 
     async def renew(_: Renew, __: Caller) -> Renewal:
-        raise UnavailableError("the database does not answer at the moment", retry_after_s=1.0)
+        raise UnavailableError("the database does not answer", retry_after_s=1.0)
 
     await store.serve(subjects.RENEW, renew)
     await store.flush()

@@ -305,7 +305,7 @@ async def test_a_worker_that_is_asked_to_stop_publishes_what_it_has_and_leaves(s
     async def left() -> bool:
         page = await scene.bus.call(LIST_WORKERS, ListWorkers(include_gone=True))
         record = next(record for record in page.workers if record.id == worker)
-        return (record.phase, record.reason) == (WorkerPhase.GONE, "it left")
+        return (record.phase, record.reason) == (WorkerPhase.GONE, "the worker has shut down")
 
     await scene.until(left, "it said goodbye")
 

@@ -22,7 +22,9 @@ HELP_NAMES = ("--help", "-h")
 
 def bench(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Which benchmark; none: list them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the benchmark. Without a name, list all.")
+    ] = None,
 ) -> None:
     """Run a benchmark: `turboserve bench NAME --json FILE`. `… NAME --help` shows its options."""
     from rich.console import Console

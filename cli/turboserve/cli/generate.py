@@ -23,9 +23,13 @@ def generate(
         list[str] | None,
         typer.Option(metavar="T:PROMPT", help="From second T on, follow this prompt; may be repeated."),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, max=LONGEST_S, help="Length of the whole clip.")] = 6.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the noise: the same seed gives the same clip.")] = 0,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")] = "cpu",
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=LONGEST_S, help="Length of the clip, seconds.")
+    ] = 6.0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the noise. The same seed gives the same clip.")
+    ] = 0,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
 ) -> None:
     """Generate a clip and write it as MP4."""
     if then and switch:

@@ -20,11 +20,11 @@ app = typer.Typer(
 
 @app.command()
 def add(
-    tenant: Annotated[str, typer.Argument(help="Whose key it is: sessions belong to a tenant.")],
+    tenant: Annotated[str, typer.Argument(help="Tenant of the key. Sessions belong to a tenant.")],
     file: Annotated[Path, FILE],
     operator: Annotated[
         bool,
-        typer.Option("--operator", help="It may also give orders about the pool and migrate any session."),
+        typer.Option("--operator", help="The key may also resize the pool and migrate any session."),
     ] = False,
 ) -> None:
     """Make a key. The key is printed once, on stdout. The file keeps only its hash."""

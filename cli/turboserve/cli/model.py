@@ -33,7 +33,7 @@ def check(
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest absolute error of a latent that still passes.")
     ] = 1e-4,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[Dtype, typer.Option(help="What to compute in.")] = Dtype.FLOAT32,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the result to this file, as one JSON object.")

@@ -74,16 +74,20 @@ def autoscaler(
         typer.Option(help="CSV with time_s,session,event; again for more. None: the family of Appendix A."),
     ] = None,
     levels: Annotated[int, typer.Option(min=1, max=64, help="Levels of volatility.")] = 5,
-    segment: Annotated[float, typer.Option(min=1, help="Seconds of a segment.")] = 60.0,
-    capacity: Annotated[int, typer.Option(min=1, max=64, help="Sessions on one worker.")] = 5,
-    most: Annotated[int, typer.Option(min=1, help="Workers at most.")] = 16,
-    start_up: Annotated[float, typer.Option(min=0, help="Seconds until a new worker serves.")] = 10.0,
+    segment: Annotated[float, typer.Option(min=1, help="Length of a segment, seconds.")] = 60.0,
+    capacity: Annotated[
+        int, typer.Option(min=1, max=64, help="Maximum number of sessions on one worker.")
+    ] = 5,
+    most: Annotated[int, typer.Option(min=1, help="Maximum number of workers.")] = 16,
+    start_up: Annotated[float, typer.Option(min=0, help="Start time of a worker, seconds.")] = 10.0,
     lone_chunk: Annotated[
-        float, typer.Option(min=0.001, help="Seconds of a chunk made alone: L(1).")
+        float, typer.Option(min=0.001, help="Time of a chunk on a worker with one session, L(1), seconds.")
     ] = 0.1336,
-    latency_target: Annotated[float, typer.Option(min=0.001, help="Seconds of a chunk, at most.")] = 0.67,
+    latency_target: Annotated[
+        float, typer.Option(min=0.001, help="Maximum time of a chunk, seconds.")
+    ] = 0.67,
     keep_target: Annotated[
-        bool, typer.Option(help="Lower the table until it lets nobody be late in a replay of the traces.")
+        bool, typer.Option(help="Lower the table until no session is late in a replay of the traces.")
     ] = False,
 ) -> None:
     """Find the autoscaler's parameters for every level of volatility.

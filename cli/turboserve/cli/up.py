@@ -12,20 +12,20 @@ from pydantic import ValidationError
 from turboserve.cli.say import failure
 from turboserve.config import SettingsError
 
-DATA = typer.Option("--data", envvar="TURBOSERVE_DATA", help="Where the stack keeps its data.")
+DATA = typer.Option("--data", envvar="TURBOSERVE_DATA", help="Folder of the stack's data.")
 
 
 def up(
-    workers: Annotated[str, typer.Option(help="How many workers: a number, or a range such as 1..4.")] = "1",
+    workers: Annotated[str, typer.Option(help="Number of workers, or a range such as 1..4.")] = "1",
     port: Annotated[
         int | None,
         typer.Option(min=1, max=65_535, help="The gateway's port; without it 8080, or the next free one."),
     ] = None,
     schedulers: Annotated[
-        int, typer.Option(min=1, max=8, help="How many schedulers: one leads, the others stand by.")
+        int, typer.Option(min=1, max=8, help="Number of schedulers. One leads, the others stand by.")
     ] = 1,
     data: Annotated[Path, DATA] = Path(".turboserve"),
-    log_format: Annotated[Literal["text", "json"], typer.Option(help="How logs are written.")] = "text",
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="Format of the logs.")] = "text",
 ) -> None:
     """Start NATS, Redis, Postgres and the five services. Ctrl-C stops all of them."""
     from turboserve.cli.embedded import PortTakenError

@@ -50,7 +50,7 @@ async def read_page(bus: Bus, stream: str, sequence: int, limit: int) -> Page:
         if status in (None, END_OF_BATCH) and int(headers.get("Nats-Last-Sequence", "0")) != (
             entries[-1].sequence if entries else 0
         ):
-            ended.set_exception(_unavailable(stream, "a message was lost on the way"))
+            ended.set_exception(_unavailable(stream, "a message was lost in transit"))
         elif status is None:
             entries.append(Entry(headers["Nats-Subject"], int(headers["Nats-Sequence"]), raw.data, headers))
         elif status == END_OF_BATCH:

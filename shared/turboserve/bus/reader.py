@@ -60,7 +60,7 @@ async def read(
                 try:
                     page = await read_page(bus, stream, place.position + 1, batch)
                 except UnavailableError as error:
-                    log.debug("reader waits", stream=stream, position=place.position, error=error.detail)
+                    log.debug("reader delayed", stream=stream, position=place.position, error=error.detail)
                     await asyncio.sleep(RETRY_S)
                     continue
                 if page.entries:

@@ -166,7 +166,7 @@ class UnavailableError(TurboServeError):
 
 
 class LogUnavailableError(UnavailableError):
-    """The log stores nothing at the moment: no space is left, or the broker's storage is off."""
+    """The log accepts no appends: no space is left, or the broker's storage is off."""
 
     code, title = "log_unavailable", "Log unavailable"
 

@@ -73,7 +73,7 @@ class SubmitPrompt(SessionRef):
 class EndSession(SessionRef):
     """gateway → state store: end the session."""
 
-    reason: Note = "ended by its user"
+    reason: Note = "ended by the user"
 
 
 class FailSession(Contract):
@@ -180,7 +180,7 @@ class MigrationAccepted(Contract):
 class ReleaseSession(TermFenced):
     """scheduler → state store: remove the owner of a suspended session until the session is placed again.
 
-    Used if a worker is to be emptied and no other worker can take its state of the session. The session is
+    Used if a worker is draining and no other worker can take its state of the session. The session is
     rebuilt from its latents when it is resumed. Answered with the row if the session has no owner already.
     Refused with:
 

@@ -143,7 +143,7 @@ class Decision(Contract):
     """What was decided. One of:
 
     - place, resume, recover, wait
-    - rebuild: the session's worker is to be emptied, and no other worker can take the state.
+    - rebuild: the session's worker is draining, and no other worker can take the state.
     - migrate, migrated, stay: a migration begins, is committed, is abandoned.
     - release: no worker owns the suspended session now, because its worker has no state of it or cannot
       transfer it.

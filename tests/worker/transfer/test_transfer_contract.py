@@ -67,7 +67,7 @@ class Peer:
         self.pipe.send(word)
 
     def hear(self, patience_s: float = PATIENCE_S) -> Any:
-        assert self.pipe.poll(patience_s), "nothing was said"
+        assert self.pipe.poll(patience_s), "no message for"
         return self.pipe.recv()
 
     def signal(self, number: signal.Signals) -> None:

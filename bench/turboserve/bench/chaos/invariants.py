@@ -79,7 +79,7 @@ def check_log(
             own = entry
             continue
         if own is None or (own.epoch, own.worker) != (entry.epoch, entry.worker):
-            owner = "nobody" if own is None else f"{own.worker} in {own.epoch}"
+            owner = "no worker" if own is None else f"{own.worker} in {own.epoch}"
             writer = f"{entry.worker} in {entry.epoch}"
             found.add("one_executor", f"{session}: {writer} wrote {entry.index}, its owner is {owner}")
         if entry.index != first + len(chunks):

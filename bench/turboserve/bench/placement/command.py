@@ -51,7 +51,7 @@ def run(
             "decision": "the event put into the index, the session assigned, migrations proposed and applied",
             "decision_s": "processor time of the deciding thread",
             "decision_wall_s": "by the clock: with whatever else the machine does meanwhile",
-            "rebalance": "a worker joins, or one is to be emptied",
+            "rebalance": "a worker joins, or one is draining",
             "oracle_gap_percent": f"of L + {eta:g} * sum of migration costs, over the exhaustive oracle's",
             "oracle_gap_objective_only_percent": "without migrations beyond that objective (spreads)",
         },

@@ -43,7 +43,7 @@ class Scale:
     """Number of workers at the start, and the minimum."""
     most_workers: int = 3
     slots: int = 2
-    """Sessions on one worker."""
+    """Maximum number of sessions on one worker."""
     gateways: int = 2
     schedulers: int = 2
     stores: int = 1

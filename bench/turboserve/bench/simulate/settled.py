@@ -19,7 +19,7 @@ def unsettled(world: World, users: Users) -> str | None:
         if trouble is not None:
             return f"{record.id}: {trouble}"
     if waiting := len(world.postgres.tables.outbox.rows):
-        return f"{waiting} events wait"
+        return f"{waiting} events are not published"
     if (missing := world.checker.unlogged()) is not None:
         return missing
     if world.autoscaler is None:

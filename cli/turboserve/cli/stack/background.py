@@ -124,7 +124,9 @@ class BackgroundStack:
         deadline_s = time.monotonic() + limit_s
         while not condition():
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"not so after {limit_s:.0f} s; the stack said:\n{self.output[-4000:]}")
+                raise TimeoutError(
+                    f"not reached after {limit_s:.0f} s; output of the stack:\n{self.output[-4000:]}"
+                )
             time.sleep(0.05)
 
     def _is_ready(self) -> bool:

@@ -58,7 +58,7 @@ class HealthChecks:
                 await self._ask(spec, process)
             except Exception as error:
                 # Continue with the next health check, since nothing else detects a process that hangs.
-                self._hub.say("question failed", "error", process=spec.name, error=repr(error))
+                self._hub.say("health check failed", "error", process=spec.name, error=repr(error))
 
     async def _ask(self, spec: ProcessSpec, process: Process) -> None:
         reason, has_space = "", True

@@ -121,10 +121,10 @@ class Supervisor:
                 case core.Alarm(name, reason):
                     self._hub.say("alarm", "error", process=name, reason=reason)
                 case core.AlarmOver(name):
-                    self._hub.say("alarm is over", process=name)
+                    self._hub.say("alarm ended", process=name)
                 case core.GaveUp(name, attempts, refused):
                     self._status = 1
-                    reason = "it refuses its settings: see above" if refused else "it never came up"
+                    reason = "its settings are invalid: see above" if refused else "it never became ready"
                     self._hub.say("giving up", "error", process=name, failed_starts=attempts, reason=reason)
                 case core.AllReady():
                     self._start_task(ANNOUNCEMENT, self._announce())

@@ -180,7 +180,7 @@ class Pool:
             if self._life.is_late(member, row, self._asked_at[ListWorkers]):
                 self._life.fail(member, f"not ready within {self.policy.ready_timeout_s:g} s", now)
             elif row is None and member.has_vanished(event.ticket):
-                self._life.fail(member, "the state store does not know it any more", now)
+                self._life.fail(member, "the state store no longer has it", now)
         ours = [r.id for r in event.workers if r.pool_member is not None and self.owns(r.pool_member)]
         orphans = [worker for worker in ours if self._member_of(worker) is None]
         if any(worker not in self._orphans for worker in orphans):

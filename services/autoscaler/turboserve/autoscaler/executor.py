@@ -55,7 +55,7 @@ class Executor:
             log.info("command failed", command=type(command).__name__, error=str(error))
             return Failed(command.ticket, str(error))
         except TimeoutError:
-            return Failed(command.ticket, f"no end within {PROVIDER_LIMIT_S + self._grace_s:g} s")
+            return Failed(command.ticket, f"did not end within {PROVIDER_LIMIT_S + self._grace_s:g} s")
         except Exception as error:
             # A provider may be third-party code. A bug in it must not stop the pool.
             log.exception("command crashed", command=type(command).__name__)
@@ -89,7 +89,7 @@ def _living(provider_workers: list[ProviderWorker]) -> tuple[RunningWorker, ...]
     for provider_worker in provider_workers:
         for field, name in (("member", provider_worker.member), ("worker", provider_worker.worker)):
             if not is_id(name):
-                raise ProviderError(f"its list has a {field} that cannot be one: {name!r}", field=field)
+                raise ProviderError(f"the list has an invalid {field}: {name!r}", field=field)
     return tuple(
         RunningWorker(provider_worker.member, provider_worker.worker, provider_worker.pid)
         for provider_worker in provider_workers

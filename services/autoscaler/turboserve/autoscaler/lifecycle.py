@@ -126,15 +126,15 @@ class Lifecycle:
                 member.enter(PoolMemberPhase.RESERVING, now, "the pool wants a worker here")
                 self._tracker.send(Reserve(self._tracker.take(member), member.name))
             case PoolMemberPhase.BACKING_OFF if not member.wanted:
-                self.release(member, "not wanted any more", now)
+                self.release(member, "no longer wanted", now)
             case PoolMemberPhase.BACKING_OFF if member.retry_at <= now and member.reserved:
                 self._launch(member, now)
             case PoolMemberPhase.BACKING_OFF if member.retry_at <= now:
-                member.enter(PoolMemberPhase.RESERVING, now, "trying again")
+                member.enter(PoolMemberPhase.RESERVING, now, "retrying")
                 self._tracker.send(Reserve(self._tracker.take(member), member.name))
             case PoolMemberPhase.LOADING | PoolMemberPhase.READY if not member.wanted:
                 # Do not drain from LAUNCHING: a worker that is just registering could get sessions meanwhile.
-                member.enter(PoolMemberPhase.DRAINING, now, "not wanted any more")
+                member.enter(PoolMemberPhase.DRAINING, now, "no longer wanted")
                 member.drain_deadline, member.retry_at = now + self._policy.drain_deadline_s, now
                 self._tracker.act(now, "drain", member.reason, member)
                 self._drain(member, now)

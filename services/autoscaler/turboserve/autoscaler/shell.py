@@ -39,7 +39,7 @@ from turboserve.telemetry import meter, tracer, within
 log = logs.get("autoscaler")
 _trace = tracer("autoscaler")
 _actions = meter("autoscaler").create_counter(
-    "turboserve_autoscaler_actions", description="What was done to the pool, by action."
+    "turboserve_autoscaler_actions", description="Actions of the autoscaler, by action."
 )
 
 TICK_S = 0.25

@@ -9,8 +9,8 @@ from turboserve.gateway.origin.rules import ANY, is_loopback
 from turboserve.gateway.settings import Settings
 
 KEYLESS = (
-    "no API keys: whoever reaches this address may create, watch, change and end every session, and order "
-    "the pool"
+    "no API keys: every client that reaches this address may create, watch, change and end every session, "
+    "and resize the pool"
 )
 
 
@@ -21,7 +21,7 @@ def fields(settings: Settings, keys: Keys, port: int) -> dict[str, Any]:
         "reachable_by": "this machine" if is_loopback(settings.gateway_host) else "others",
         "keys": len(keys.stored),
         "tenants": len({key.tenant for key in keys.stored}),
-        "operators": ",".join(keys.operators) or ("nobody" if keys else "everybody"),
+        "operators": ",".join(keys.operators) or ("none" if keys else "everyone"),
         "hosts": ",".join(settings.allowed_hosts) or "its own",
         "origins": ",".join(settings.cors_origins) or "its own",
     }
@@ -33,7 +33,7 @@ def sentences(settings: Settings, keys: Keys, port: int) -> list[str]:
     reach = (
         "this machine's users and programs"
         if is_loopback(settings.gateway_host)
-        else f"whoever can connect to {told['address']}; without TLS, so put a proxy in front"
+        else f"every client that can connect to {told['address']}; without TLS, so put a proxy in front"
     )
     found = [f"Reachable by {reach}."]
     if keys:

@@ -29,7 +29,7 @@ class JsonOnly:
             if (kinds or _has_body(headers)) and not (len(kinds) == 1 and _is_json(kinds[0])):
                 declared = ", ".join(kinds)[:SHOWN] or "nothing"
                 error = UnsupportedMediaTypeError(
-                    f"the body is declared as {declared}: send Content-Type: {JSON}, or neither",
+                    f"the body is declared as {declared}: declare {JSON}, or send no body",
                     field="Content-Type",
                     limit=JSON,
                 )

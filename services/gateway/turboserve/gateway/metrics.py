@@ -11,7 +11,7 @@ _LATENCY = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
 _WAIT = [0.1, 0.2, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30]
 
 sessions_created = _meter.create_counter(
-    "turboserve_gateway_sessions_created", description="Sessions created here."
+    "turboserve_gateway_sessions_created", description="Sessions created by this gateway."
 )
 viewers = _meter.create_up_down_counter("turboserve_gateway_viewers", description="Open video streams.")
 chunks = _meter.create_counter(
@@ -50,7 +50,7 @@ keys_refused = _meter.create_counter(
 )
 foreign_requests = _meter.create_counter(
     "turboserve_gateway_foreign_requests",
-    description="Requests refused because of where they came from, by header: host, origin.",
+    description="Requests refused by their Host or Origin header, by header: host, origin.",
 )
 connections_refused = _meter.create_counter(
     "turboserve_gateway_connections_refused",
@@ -73,5 +73,5 @@ slack_min: Gauge[HasSlack] = Gauge(
     _meter,
     "turboserve_gateway_slack_min_seconds",
     lambda timeline: timeline.smallest_slack(),
-    description="Smallest playout slack of all sessions watched here.",
+    description="Smallest playout slack of all sessions watched through this gateway.",
 )

@@ -127,7 +127,9 @@ class Server(uvicorn.Server):
                 f"{settings.descriptor_reserve} are reserved: raise its limit (ulimit -n)"
             )
         if room < settings.connection_limit:
-            log.warning("fewer connections than set", limit=room, connection_limit=settings.connection_limit)
+            log.warning(
+                "fewer connections than configured", limit=room, connection_limit=settings.connection_limit
+            )
         return min(settings.connection_limit, room)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -16,7 +16,7 @@ from turboserve.gateway.auth.hashing import KeySet
 from turboserve.gateway.origin.rules import is_loopback, parse_host, parse_origin
 from turboserve.gateway.serving.settings import ServerSettings
 
-KEYLESS = "TURBOSERVE_ALLOW_KEYLESS=1 says that this is meant"
+KEYLESS = "set TURBOSERVE_ALLOW_KEYLESS=1 to allow this"
 
 
 class Settings(ServerSettings):
@@ -93,7 +93,7 @@ class Settings(ServerSettings):
             return value
         parts = tuple(part.strip().rstrip("/") for part in value.split(",") if part.strip())
         if value.strip() and not parts:
-            raise ValueError("is set and names nothing: name some, or leave it out")
+            raise ValueError("is set and empty: list at least one, or unset it")
         return parts
 
     @field_validator("cors_origins")
@@ -111,7 +111,7 @@ class Settings(ServerSettings):
     def _tenants(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for number, tenant in enumerate(value, 1):
             if not is_id(tenant):
-                raise ValueError(f"entry {number} is no tenant: 1 to 64 letters, digits, '_' or '-'")
+                raise ValueError(f"entry {number} is not a tenant: 1 to 64 letters, digits, '_' or '-'")
         return value
 
     @model_validator(mode="after")

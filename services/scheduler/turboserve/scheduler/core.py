@@ -155,7 +155,7 @@ class Scheduler:
             timeout_s = self.policy.silence_limit(worker.phase)
             if due and liveness.is_dead(worker, listened, timeout_s, lease_s):
                 worker.declaring = True
-                reason = f"not heard of for {listened - worker.heard_at:.1f} s, limit {timeout_s:g} s"
+                reason = f"silent for {listened - worker.heard_at:.1f} s, limit {timeout_s:g} s"
                 self._send(DeclareGone(self.view.stamp(), worker.id, reason, worker.renewed_at))
         self._look.wanted = liveness.wants_look(
             self.view.workers.values(), listened, self.policy.worker_timeout_s

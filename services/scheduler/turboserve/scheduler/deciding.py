@@ -46,12 +46,12 @@ def _cause(session: SessionView, kind: str) -> str:
     if kind == "recover":
         return f"its worker {session.record.worker} is gone"
     if kind == "resume":
-        return "its user is back"
+        return "its viewer has returned"
     if kind == "rebuild":
-        return f"its worker {session.record.worker} is to be emptied"
+        return f"its worker {session.record.worker} is draining"
     if session.record.phase.holds_slot:
         return f"its worker {session.record.worker} refused it"
-    return "it is new"
+    return "new session"
 
 
 def decision_of(session: SessionView, kind: str, choice: Choice, other_weights: bool, now: float) -> Decision:
@@ -66,6 +66,6 @@ def decision_of(session: SessionView, kind: str, choice: Choice, other_weights: 
         worker=choice.worker,
         kind="wait" if choice.worker is None else kind,
         reason=f"{_cause(session, kind)}: {choice.reason}"
-        + (f"; its weights {session.record.weights_digest} are nowhere to be had" if other_weights else ""),
+        + (f"; no worker has its weights {session.record.weights_digest}" if other_weights else ""),
         numbers={**choice.numbers, "waited_s": waited_s},
     )

@@ -87,7 +87,7 @@ class Executor:
                 say = log.debug if refused is Refused.NOT_SENT else log.info
                 say("command refused", command=type(command).__name__, code=error.code, error=error.detail)
         except ValidationError as error:
-            log.error("answer not understood", command=command, error=str(error))
+            log.error("unreadable answer", command=command, error=str(error))
             refused = Refused.UNKNOWN
         except (nats.errors.Error, OSError) as error:
             log.warning("not published", command=type(command).__name__, error=repr(error))

@@ -67,6 +67,6 @@ def _is_stale(session: SessionView, worker: WorkerView) -> bool:
 
 
 def _release(session: SessionView, worker: WorkerView, take: Take) -> Release:
-    reason = f"{worker.id} is to be emptied, and no other worker has its weights {worker.weights_digest}"
+    reason = f"{worker.id} is draining, and no other worker has its weights {worker.weights_digest}"
     decision = Decision(session=session.id, epoch=session.record.epoch, kind="release", reason=reason)
     return Release(take(session), session.record.version, decision)

@@ -73,7 +73,7 @@ class Lead:
         try:
             await self._runtime.bus.call(subjects.STEP_DOWN, request, deadline_s=FINAL_REPORT_TIMEOUT_S)
         except TurboServeError as error:
-            log.info("the lead was not given back", error=error.detail)
+            log.info("leadership not released", error=error.detail)
 
     async def _ask(self, ask: Ask) -> None:
         leadership, me = self.leadership, self.leadership.me
@@ -96,17 +96,17 @@ class Lead:
                     kept = await call(subjects.KEEP_LEAD, keep, deadline_s=deadline_s)
                     leadership.answered(kept, self._now())
         except StaleTermError as error:
-            log.info("another leads", error=error.detail)
+            log.info("another process leads", error=error.detail)
             leadership.refused(self._now())
         except TurboServeError as error:
-            log.debug("the lead could not be asked for", ask=type(ask).__name__, error=error.detail)
+            log.debug("campaign for leadership failed", ask=type(ask).__name__, error=error.detail)
             leadership.failed(self._now())
 
     async def _follow(self) -> None:
         """Stop the scheduler of a term that is over, and start one for a term that this process has won."""
         term = self.leadership.term
         if self.shell is not None and self.shell.term != term:
-            log.warning("leads no more", term=self.shell.term, instance=self.leadership.me)
+            log.warning("leadership lost", term=self.shell.term, instance=self.leadership.me)
             shell, self.shell = self.shell, None
             await shell.stop()
         if self.shell is None and term is not None:

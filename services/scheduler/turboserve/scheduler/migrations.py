@@ -103,9 +103,9 @@ class Migrations:
             return f"{record.target} is gone"
         if record.target in view.workers and view.workers[record.target].draining:
             # The session would have to leave again at once, and the drain would take longer.
-            return f"{record.target} is to be emptied"
+            return f"{record.target} is draining"
         if record.phase is Phase.SUSPENDED and view.is_gone(record.worker or ""):
-            return f"{record.worker} is gone, and its state with it"
+            return f"{record.worker} is gone, with the state"
         if listened - session.migration_since >= limit_s:
             return f"its state was not verified within {limit_s:g} s"
         return None

@@ -33,7 +33,7 @@ class OperatorEndpoint:
         ref = SessionRef(session=request.session, tenant=request.tenant)
         record = await self._bus.call(subjects.GET_SESSION, ref)
         if not self._leads():
-            raise UnavailableError("the scheduler is changing hands", retry_after_s=1.0)
+            raise UnavailableError("the scheduler is changing its leader", retry_after_s=1.0)
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -43,9 +43,7 @@ class OperatorEndpoint:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 reply = await answer
         except TimeoutError:
-            raise DeadlineError(
-                "whether the migration has begun is not known: read the session", retry_after_s=1.0
-            ) from None
+            raise DeadlineError("the migration may have begun: read the session", retry_after_s=1.0) from None
         finally:
             del self._waiting[number]
         if reply.error is not None:

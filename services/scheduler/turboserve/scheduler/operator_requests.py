@@ -116,11 +116,11 @@ def session_of(view: View, asked: MigrationRequested, now: float) -> SessionView
     source = view.workers.get(record.worker)
     if source is not None and not source.provides_state:
         raise TransitionError(
-            f"its worker {record.worker} does not give the state of sessions to others", field="session"
+            f"its worker {record.worker} does not transfer sessions to other workers", field="session"
         )
     if not cluster_projection.is_movable(view, session, now):
         raise ConflictError(
-            f"session {record.id} is being placed or read at the moment",
+            f"session {record.id} is being placed or read",
             field="session",
             retry_after_s=RETRY_S,
         )
@@ -157,7 +157,7 @@ def named(view: View, session: SessionView, name: str) -> Choice:
             limit=worker.capacity,
             retry_after_s=1.0,
         )
-    return Choice(record.id, name, f"an operator wants it on {name}", _numbers(worker))
+    return Choice(record.id, name, f"an operator requested {name}", _numbers(worker))
 
 
 def best(
@@ -177,7 +177,7 @@ def best(
     [choice] = placement.place(others, [demand])
     if choice.worker is None:
         raise NoCapacityError(f"no other worker: {choice.reason}", field="worker", retry_after_s=1.0)
-    reason = f"an operator wants it elsewhere: {choice.reason}"
+    reason = f"an operator requested another worker: {choice.reason}"
     return Choice(record.id, choice.worker, reason, choice.numbers)
 
 
@@ -189,16 +189,16 @@ def error_of(refused: Refused, worker: str) -> TurboServeError:
     """Return the operator's error for a `BeginMigration` that failed."""
     match refused:
         case Refused.NO_CAPACITY:
-            return NoCapacityError(f"worker {worker} has no room", field="worker", retry_after_s=1.0)
+            return NoCapacityError(f"worker {worker} has no free slot", field="worker", retry_after_s=1.0)
         case Refused.WORKER_GONE:
             return NotFoundError(f"worker {worker} is gone", field="worker")
         case Refused.NOT_FOUND:
-            return SessionNotFoundError("the session is not there any more", field="session")
+            return SessionNotFoundError("the session no longer exists", field="session")
         case Refused.NOT_SENT:
-            return UnavailableError("the state store is away", retry_after_s=RETRY_S)
+            return UnavailableError("the state store is unavailable", retry_after_s=RETRY_S)
         case Refused.UNKNOWN:
-            return DeadlineError("whether the migration has begun is not known: read the session")
+            return DeadlineError("the migration may have begun: read the session")
         case _:
             return ConflictError(
-                "the session changed in the same moment", field="session", retry_after_s=RETRY_S
+                "another request changed the session at the same time", field="session", retry_after_s=RETRY_S
             )

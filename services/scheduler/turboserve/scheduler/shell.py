@@ -61,9 +61,11 @@ _decided = _meter.create_counter(
     "turboserve_scheduler_decisions", description="Decisions by kind; `wait` changes nothing."
 )
 _idled = _meter.create_counter("turboserve_scheduler_idle_suspensions", description="Sessions found idle.")
-_declared = _meter.create_counter("turboserve_scheduler_workers_declared_gone", description="By time-out.")
+_declared = _meter.create_counter(
+    "turboserve_scheduler_workers_declared_gone", description="Workers that exceeded the time-out."
+)
 _refused = _meter.create_counter(
-    "turboserve_scheduler_refusals", description="Commands and operators' wishes refused, by reason."
+    "turboserve_scheduler_refusals", description="Commands and operator requests refused, by reason."
 )
 
 _migrations = _meter.create_counter(
@@ -259,7 +261,7 @@ class Shell:
             log.info("migration", step=step, session=command.session, migration=command.migration)
         elif isinstance(command, DeclareGone):
             _declared.add(1)
-            log.warning("worker taken for dead", worker=command.worker, reason=command.reason)
+            log.warning("worker lost", worker=command.worker, reason=command.reason)
         elif isinstance(command, SuspendIdle):
             _idled.add(1)
             log.info("session idle", session=command.session)

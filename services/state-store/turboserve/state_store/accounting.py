@@ -128,5 +128,5 @@ class Accounting:
             try:
                 return await work()
             except TurboServeError as error:
-                log.warning("counting waits", error=error.detail)
+                log.warning("chunk accounting delayed", error=error.detail)
                 await asyncio.sleep(RETRY_S)

@@ -176,7 +176,7 @@ class PostgresDatabase:
         now = asyncio.get_running_loop().time()
         if now >= self._quiet_until:
             self._quiet_until = now + 1.0
-            log.warning("transaction given up", error=_brief(error))
+            log.warning("transaction aborted", error=_brief(error))
 
     async def ping(self) -> bool:
         """Write something, and keep in `reachable` whether that worked.

@@ -21,7 +21,7 @@ async def lead(database: Database, key: int, work: Callable[[], Awaitable[None]]
         try:
             await _term(database, key, work)
         except (UnavailableError, StatementError, OSError) as error:
-            log.warning("lost the lead", error=repr(error).splitlines()[0][:200])
+            log.warning("leadership lost", error=repr(error).splitlines()[0][:200])
         await asyncio.sleep(CHECK_S)
 
 

@@ -34,9 +34,9 @@ class LogHistories:
             try:
                 await self.trim()
             except TurboServeError as error:
-                log.warning("histories cannot be trimmed", error=error.detail)
+                log.warning("chunk histories not trimmed", error=error.detail)
             except (TimeoutError, OSError, nats.errors.Error) as error:
-                log.warning("histories cannot be trimmed", error=repr(error))
+                log.warning("chunk histories not trimmed", error=repr(error))
             await asyncio.sleep(self._settings.purge_s)
 
     async def trim(self) -> None:

@@ -62,9 +62,9 @@ class LogSpace:
             try:
                 await self.check()
             except TurboServeError as error:
-                log.warning("room cannot be checked", error=error.detail)
+                log.warning("log space not checked", error=error.detail)
             except (TimeoutError, OSError, nats.errors.Error) as error:
-                log.warning("room cannot be checked", error=repr(error))
+                log.warning("log space not checked", error=repr(error))
             await asyncio.sleep(self._settings.canary_interval_s)
 
     async def check(self) -> SpaceLevel:
@@ -103,7 +103,7 @@ class LogSpace:
             self._detail = ", ".join([level.value, *(f"{name} {value}" for name, value in numbers.items())])
         if level is not self._level:
             worse = _LEVELS.index(level) > _LEVELS.index(self._level)
-            (log.warning if worse else log.info)("room for the log", space=level.value, **numbers)
+            (log.warning if worse else log.info)("log space changed", space=level.value, **numbers)
             self._level = level
 
     def _disk(self) -> Disk | None:
@@ -128,7 +128,7 @@ class LogSpace:
             await self._histories.trim()
         except TurboServeError as error:
             # The other steps need no owners.
-            log.warning("histories cannot be trimmed", error=error.detail)
+            log.warning("chunk histories not trimmed", error=error.detail)
         if await self._remove_finished(level):
             return
         # Only live sessions are left.
@@ -161,7 +161,7 @@ class LogSpace:
                         return True
         except TurboServeError as error:
             # Without rows it is unknown which sessions have ended. Shortening needs no rows.
-            log.warning("finished sessions are not known", error=error.detail)
+            log.warning("finished sessions not listed", error=error.detail)
         finally:
             if removed:
                 metrics.log_purged.add(removed)

@@ -22,7 +22,7 @@ class LogStatus:
         """Raise LogUnavailableError while the log could not store the video of another session."""
         for stream, reason in self._canaries.refused_by().items():
             raise LogUnavailableError(
-                f"the stream {stream} stores nothing at the moment: {reason}",
+                f"the stream {stream} accepts no appends: {reason}",
                 field=stream,
                 retry_after_s=self._retry_s,
             )

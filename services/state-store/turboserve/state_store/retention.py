@@ -45,9 +45,9 @@ class Retention:
             try:
                 await self.purge()
             except TurboServeError as error:
-                log.warning("retention waits", error=error.detail)
+                log.warning("retention delayed", error=error.detail)
             except (TimeoutError, OSError, nats.errors.Error) as error:
-                log.warning("retention waits", error=repr(error))
+                log.warning("retention delayed", error=repr(error))
             await asyncio.sleep(self._settings.purge_s)
 
     async def purge(self) -> int:
@@ -98,7 +98,8 @@ class Retention:
         behind_s = wall - after.aged_to
         if behind_s > BEHIND_S and behind_s > self._told_s * 1.5:
             log.warning(
-                "the wall clock has stepped forward, or nobody was here: nothing ages", behind_s=behind_s
+                "the wall clock stepped forward or no state store was running: ages do not advance",
+                behind_s=behind_s,
             )
         self._told_s = max(behind_s, 0.0)
         return after.aged_to

@@ -55,7 +55,7 @@ class Settings(Shared):
     """A session watched within this time is not suspended as idle, even if the scheduler asks for it."""
 
     poison_workers: int = Field(default=3, ge=0)
-    """A session fails once this many workers in a row died of a device error in a step for it; 0: never."""
+    """A session fails after a device error in its steps on this many workers in a row. 0: never."""
     poison_window_s: Seconds = 600.0
     """Device errors further apart than this are not counted together."""
     poison_chunks: int = Field(default=8, ge=1)

@@ -95,7 +95,7 @@ class Streams:
             try:
                 return await self.ensure(resize=True)
             except (TimeoutError, OSError, nats.errors.Error) as error:
-                log.warning("streams cannot be made yet", error=repr(error))
+                log.warning("streams not created yet", error=repr(error))
                 await asyncio.sleep(0.5)
 
     async def keep(self) -> None:
@@ -114,7 +114,7 @@ class Streams:
                 seen = connects
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 self.ready = False
-                log.warning("streams cannot be checked", error=repr(error))
+                log.warning("streams not checked", error=repr(error))
 
     async def _resize(self, jetstream: JetStreamContext, before: Mapping[str, int]) -> None:
         """Apply the largest sizes that the broker reserves, not below `before` unless the setting says so."""
@@ -132,7 +132,7 @@ class Streams:
                 refusal = error
                 continue
             if self._total and total != self._total:
-                log.warning("the broker reserves less than asked for", asked=self._total, bytes=total)
+                log.warning("broker reserved less space than requested", asked=self._total, bytes=total)
             return
         assert refusal is not None
         raise refusal
@@ -145,7 +145,7 @@ class Streams:
             if current is None:
                 await jetstream.add_stream(want)
                 self.made += 1
-                log.info("stream made", stream=want.name, max_bytes=want.max_bytes)
+                log.info("stream created", stream=want.name, max_bytes=want.max_bytes)
             elif _differs(current, want):
                 await jetstream.update_stream(want)
                 log.info("stream updated", stream=want.name, max_bytes=want.max_bytes)

@@ -82,7 +82,7 @@ class VirtualStreamExecutor(Generic[J]):
     def collect(self) -> list[J]:
         """See `JobExecutor.collect`."""
         if self._failure is not None:
-            raise RuntimeError("a lane has broken down") from self._failure
+            raise RuntimeError("a stream executor has failed") from self._failure
         done = []
         while self._jobs and self._jobs[0][0] <= self._clock.now:
             done.append(self._jobs.popleft()[1])

@@ -161,7 +161,7 @@ class MemoryLinks:
     ) -> Link:
         """See `LinkTable.take`."""
         if welcome.backend != BACKEND:
-            raise TransferProtocolError(f"backend: {welcome.backend} was not on offer")
+            raise TransferProtocolError(f"backend: {welcome.backend} was not offered")
         fabric, name = self._fabric, welcome.link
         # If the source has given up meanwhile, nothing comes over the link, and the channel reports the
         # reason.

@@ -173,7 +173,7 @@ class Advisor:
         elif ahead:
             trigger = "the forecast is above the capacity"
         else:
-            return Advice(ScalingAction.HOLD, size, "steady", "the load is inside the band")
+            return Advice(ScalingAction.HOLD, size, "steady", "the load is within the target band")
         if size >= policy.most:
             return Advice(
                 ScalingAction.HOLD,
@@ -195,7 +195,7 @@ class Advisor:
         window_s = self._scale_in_backoff.factor * policy.in_window_s
         lowest = max(self._needed.over(window_s, now), recent, floor)
         if lowest >= size or (mean >= edge - EPSILON and feedback.required > 0):
-            return Advice(ScalingAction.HOLD, size, "steady", "the load is inside the band")
+            return Advice(ScalingAction.HOLD, size, "steady", "the load is within the target band")
         since = self.feedback_monitor.since
         if since is None or now - since < window_s:
             return Advice(

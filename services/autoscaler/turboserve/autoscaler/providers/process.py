@@ -64,13 +64,13 @@ def pids() -> list[int]:
 def status_text(code: int | None) -> str:
     """Describe how a process ended. `code` is its return code (negative: the signal); None: not known."""
     if code is None:
-        return "its process has ended"
+        return "the process has ended"
     if code >= 0:
-        return f"its process ended with status {code}"
+        return f"the process ended with status {code}"
     try:
-        return f"its process was ended by {signal.Signals(-code).name}"
+        return f"the process was ended by {signal.Signals(-code).name}"
     except ValueError:
-        return f"its process was ended by signal {-code}"
+        return f"the process was ended by signal {-code}"
 
 
 class WatchedProcess:

@@ -138,7 +138,7 @@ class RayProvider(PoolProvider):
 
         if not await self._cluster.call(take, RESERVE_S, f"the reservation of {member}"):
             raise NoResourcesError(
-                f"no node of the cluster has {bundle} free; it is still asked for",
+                f"no node of the cluster has {bundle} free; the request stays queued",
                 field=member,
                 limit=str(bundle),
                 retry_after_s=RETRY_S,
@@ -306,7 +306,7 @@ class RayProvider(PoolProvider):
         try:
             await self._cluster.call(kill, what=f"actor {name}")
         except ProviderError as error:
-            log.info("actor left behind", actor=name, error=error.detail)
+            log.info("orphaned actor ended", actor=name, error=error.detail)
 
     async def _names(self) -> list[str]:
         """Return the names of the pool's actors, including those that are being made."""

@@ -70,7 +70,7 @@ class RayCluster:
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._threads, lambda: work(self._connected()))
         except TimeoutError:
-            detail = f"{what} gives no answer within {limit_s:g} s"
+            detail = f"{what} did not answer within {limit_s:g} s"
             raise RayError(detail, field=self._address, limit=limit_s, retry_after_s=RETRY_S) from None
         except ProviderError:
             raise

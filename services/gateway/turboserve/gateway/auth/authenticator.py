@@ -51,7 +51,7 @@ class Authenticator:
         if left_out is not None:
             log.warning("api key refused", address=network, reason=reason, others_not_logged=left_out)
         if wait_s is None:
-            raise UnauthorizedError("this API key is not known", field="Authorization")
+            raise UnauthorizedError("unknown API key", field="Authorization")
         raise TooManyWrongKeysError(
             f"more than {self._limit} wrong API keys a minute came from this address",
             field="Authorization",

@@ -43,7 +43,9 @@ def read(path: Path) -> KeyFile:
             _check_mode(path, os.fstat(file.fileno()))
             text = file.read(FILE_BYTES_LIMIT + 1)
     except OSError as error:
-        raise KeyFileError(f"{path}: {error.strerror}; `turboserve keys add TENANT` makes the file") from None
+        raise KeyFileError(
+            f"{path}: {error.strerror}; `turboserve keys add TENANT` creates the file"
+        ) from None
     if len(text) > FILE_BYTES_LIMIT:
         raise KeyFileError(f"{path}: larger than {FILE_BYTES_LIMIT} bytes")
     try:
@@ -148,12 +150,12 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _check_mode(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise KeyFileError(f"{path}: is no regular file")
+        raise KeyFileError(f"{path}: is not a regular file")
     if found.st_mode & 0o077:
         raise KeyFileError(
             f"{path}: has mode {stat.S_IMODE(found.st_mode):04o}, so others may use it: chmod 600 {path}"
         )
     if found.st_uid not in (os.geteuid(), 0):
         raise KeyFileError(
-            f"{path}: belongs to user {found.st_uid}: it must be this process's ({os.geteuid()}) or root's"
+            f"{path}: belongs to user {found.st_uid}: its owner must be this process ({os.geteuid()}) or root"
         )

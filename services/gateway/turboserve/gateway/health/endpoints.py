@@ -20,20 +20,18 @@ class Health(BaseModel):
 class Readiness(BaseModel):
     status: Literal["ready", "not ready"]
     checks: dict[str, bool]
-    warnings: dict[str, str] = Field(
-        {}, description="What an operator should know of a service that can still be used."
-    )
+    warnings: dict[str, str] = Field({}, description="Warnings about a service that is usable.")
 
 
-@router.get("/healthz", summary="Whether the process lives")
+@router.get("/healthz", summary="Liveness of the process")
 async def healthz() -> Health:
     return Health()
 
 
 @router.get(
     "/readyz",
-    summary="Whether it can serve",
-    responses={503: {"model": Readiness, "description": "Not yet; `checks` says what is missing."}},
+    summary="Readiness of the service",
+    responses={503: {"model": Readiness, "description": "Not ready; `checks` names what is missing."}},
 )
 async def readyz(response: Response, gateway: Annotated[Gateway, Depends(gateway_of)]) -> Readiness:
     checks = gateway.checks()

@@ -56,12 +56,12 @@ class OriginCheck:
         try:
             authority = Authority.parse(values[0])
         except ValueError:
-            raise MalformedRequestError("Host is no host[:port]", field="Host") from None
+            raise MalformedRequestError("Host is not host[:port]", field="Host") from None
         if not self._hosts.allows(authority):
             metrics.foreign_requests.add(1, {"header": "host"})
             raise HostNotAllowedError(
-                f"this server does not answer to the name {authority.host[:SHOWN]}: "
-                "TURBOSERVE_ALLOWED_HOSTS names those that it does",
+                f"this server does not accept the host name {authority.host[:SHOWN]}: "
+                "TURBOSERVE_ALLOWED_HOSTS lists the accepted names",
                 field="Host",
             )
         return authority
@@ -73,8 +73,7 @@ class OriginCheck:
         metrics.foreign_requests.add(1, {"header": "origin"})
         page = f"pages of {', '.join(origins)[:SHOWN]}" if origins else f"{str(site)[:SHOWN]} pages"
         raise ForbiddenOriginError(
-            f"{page} may not change anything or open streams here: "
-            "TURBOSERVE_CORS_ORIGINS names those that may",
+            f"{page} may not send changes or open streams: TURBOSERVE_CORS_ORIGINS lists the allowed origins",
             field="Origin" if origins else "Sec-Fetch-Site",
         )
 
@@ -82,7 +81,7 @@ class OriginCheck:
 def _check_target(path: str) -> None:
     # An absolute URL names its own host, which would take precedence over the header.
     if not path.startswith("/") and path != "*":
-        raise MalformedRequestError("the request's target is no path", field="target")
+        raise MalformedRequestError("the request's target is not a path", field="target")
 
 
 async def _answer(error: TurboServeError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -33,7 +33,7 @@ class Authority:
         """Parse `text`. Raises ValueError if it is no authority, for example has a user, a path or a zone."""
         match = _AUTHORITY.fullmatch(text)
         if match is None:
-            raise ValueError("is no host[:port]")
+            raise ValueError("is not host[:port]")
         port = int(match[3]) if match[3] else None
         if port is not None and port > 65_535:
             raise ValueError("has a port above 65535")
@@ -104,7 +104,7 @@ def parse_origin(text: str) -> str:
         return text
     parts = urlsplit(text)
     if parts.scheme not in SCHEME_PORTS or text != f"{parts.scheme}://{parts.netloc}":
-        raise ValueError(f"{text[:200]!r} is no origin such as https://app.example.com")
+        raise ValueError(f"{text[:200]!r} is not an origin such as https://app.example.com")
     Authority.parse(parts.netloc)
     return text.lower()
 

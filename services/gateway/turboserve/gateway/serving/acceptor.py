@@ -46,11 +46,11 @@ class Acceptor:
         refusals = (
             (
                 ConnectionRefusal.TOTAL,
-                TooManyConnectionsError("this gateway has no room for more connections"),
+                TooManyConnectionsError("this gateway has reached its connection limit"),
             ),
             (
                 ConnectionRefusal.ADDRESS,
-                TooManyOfAddressError("this address has as many connections as it may have"),
+                TooManyOfAddressError("this address has reached its connection limit"),
             ),
         )
         self._answers: dict[ConnectionRefusal, bytes] = {}

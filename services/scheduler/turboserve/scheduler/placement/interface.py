@@ -53,7 +53,7 @@ def why_not(candidates: int, refused: bool, demand: Demand) -> str:
     if candidates == 0:
         return f"no worker that serves {demand.model} is ready"
     if refused:
-        return "the workers with room have refused it"
+        return "all workers with free slots have refused it"
     if demand.weights_digest is not None:
         return f"all {candidates} workers with the weights {demand.weights_digest} are full"
     return f"all {candidates} workers that serve {demand.model} are full"

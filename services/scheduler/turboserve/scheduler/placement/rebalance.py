@@ -126,7 +126,7 @@ def _drain(step: Step, before_s: float, base: Plan, drains: int, eta: float) -> 
         target=step.target.id,
         gain_s=(before_s - base.latency_s) / drains - eta * step.cost_s,
         cost_s=step.cost_s,
-        reason=f"{step.source.id} is to be emptied; the bottleneck latency grows least on {step.target.id}",
+        reason=f"{step.source.id} is draining; the bottleneck latency grows least on {step.target.id}",
         kind=MigrationKind.DRAIN,
         numbers=_numbers(step, base, before_s, eta),
     )

@@ -61,7 +61,7 @@ def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: W
         }
         reason = (
             f"chunks on {source.id} take {after_s:.3g} s instead of {before_s:.3g} s then, and "
-            f"{numbers['target_latency_s']:.3g} s on {target.id}, which has more to spare"
+            f"{numbers['target_latency_s']:.3g} s on {target.id}, which has more slack"
         )
         migrations.append(
             Migration(session.id, source.id, target.id, gain_s, cost_s, reason, MigrationKind.SPREAD, numbers)

@@ -60,7 +60,7 @@ def _migration(
         target=target.id,
         gain_s=-eta * cost_s,
         cost_s=cost_s,
-        reason=f"{source.id} is to be emptied; {target.id} has the fewest sessions for its size",
+        reason=f"{source.id} is draining; {target.id} has the fewest sessions for its size",
         kind=MigrationKind.DRAIN,
         numbers={"cost_s": cost_s, "eta": eta, "state_bytes": session.state_bytes},
     )

@@ -18,7 +18,7 @@ def check(caller: Caller, request: Contract) -> None:
     if isinstance(request, WorkerGone) and caller.role == "scheduler":
         for field in ("term", "renewed_at"):
             if getattr(request, field) is None:
-                raise ForbiddenError(f"{field}: a scheduler has to name it", field=field)
+                raise ForbiddenError(f"{field}: required from a scheduler", field=field)
     if caller.role == "worker" and caller.id is not None:
         worker = _worker_of(request)
         if worker is not None and identity_of(worker) != caller.id:

@@ -56,13 +56,13 @@ def count(
         epoch=record.epoch,
         worker=worker,
         kind="device_error",
-        reason=f"{worker} died of a device error in a step for it",
+        reason=f"{worker} failed with a device error in a step of this session",
         numbers={"device_errors": errors, "limit": limits.workers, "sessions_in_step": among},
         at=now,
     )
     if not limits.workers or errors < limits.workers:
         return Change(counted), decision
-    reason = f"poisoned: {errors} workers in a row died of a device error in a step for it"
+    reason = f"poisoned: {errors} workers in a row failed with a device error in a step of this session"
     request = FailSession(session=record.id, epoch=record.epoch, worker=worker, reason=reason)
     failed = fail(counted, request, now)
     assert failed is not None

@@ -35,7 +35,8 @@ def check(record: LeaderRecord, term: int) -> None:
     """Raise StaleTermError if `term` is not the row's."""
     if record.term != term:
         raise StaleTermError(
-            f"term {term} of the {record.name} is over: {record.holder or 'nobody'} leads in {record.term}",
+            f"term {term} of the {record.name} is over: "
+            f"{record.holder or 'no process'} leads in term {record.term}",
             field="term",
             limit=record.term,
         )
@@ -45,7 +46,7 @@ def _own(record: LeaderRecord, request: KeepLead) -> None:
     check(record, request.term)
     if record.holder != request.holder:
         raise StaleTermError(
-            f"{request.holder} does not lead in term {record.term}: {record.holder or 'nobody'} does",
+            f"{request.holder} does not lead in term {record.term}: {record.holder or 'no process'} does",
             field="holder",
             limit=record.holder,
         )

@@ -59,7 +59,7 @@ class Leases:
             raise ConflictError(f"worker {record.id} has renewed since its row was read", field="renewed_at")
         if now - heard_at < self._limit_s:
             raise ConflictError(
-                f"worker {record.id} may have been told to go on {now - heard_at:.1f} s ago, "
+                f"worker {record.id} may have renewed its lease {now - heard_at:.1f} s ago, "
                 f"limit {self._limit_s:g} s",
                 field="worker",
                 limit=self._limit_s,

@@ -36,7 +36,7 @@ def begin(record: SessionRecord, request: BeginMigration, slots: Slots, now: flo
     if not quiesced or record.worker is None:
         raise not_allowed(record, "migrated")
     if request.target == record.worker:
-        raise InvalidInputError(f"session {record.id} is at {record.worker} already", field="target")
+        raise InvalidInputError(f"session {record.id} is on {record.worker} already", field="target")
     slots.check(request.target)
     slots.check_model(request.target, record.model)
     slots.check_weights(request.target, record.weights_digest)
@@ -72,8 +72,8 @@ def commit(record: SessionRecord, request: CommitMigration, now: float) -> Chang
         )
     if record.next_chunk > request.next_chunk:
         raise StaleStateError(
-            f"the state of session {record.id} at {request.target} makes chunk {request.next_chunk} next, "
-            f"and the log has {record.next_chunk}",
+            f"the state of session {record.id} on {request.target} continues at chunk {request.next_chunk}, "
+            f"and the log at chunk {record.next_chunk}",
             field="next_chunk",
             limit=record.next_chunk,
         )
@@ -84,7 +84,7 @@ def commit(record: SessionRecord, request: CommitMigration, now: float) -> Chang
         epoch=after.epoch,
         worker=request.target,
         kind="migrated",
-        reason=f"its state is verified there, migration {request.migration}",
+        reason=f"state verified on the target, migration {request.migration}",
         numbers={**request.numbers, "migration": request.migration, "next_chunk": request.next_chunk},
         at=now,
     )

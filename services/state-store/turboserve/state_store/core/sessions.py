@@ -127,7 +127,7 @@ def fail(record: SessionRecord, request: FailSession, now: float) -> Change | No
         return None
     if record.epoch != request.epoch or record.worker != request.worker:
         raise StaleEpochError(
-            f"session {record.id} is at epoch {record.epoch} of {record.worker or 'nobody'}, "
+            f"session {record.id} is at epoch {record.epoch} of {record.worker or 'no worker'}, "
             f"not {request.epoch} of {request.worker}",
             field="epoch",
             limit=record.epoch,

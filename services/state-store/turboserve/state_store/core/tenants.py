@@ -101,8 +101,8 @@ def check_slot(use: TenantUse, room: ModelCapacity, limits: TenantLimits, retry_
     left = max(room.capacity - room.demand, 0)
     if limits.slots_factor and use.others and use.model_slots >= limits.slots_factor * left:
         raise TenantLimitError(
-            f"this tenant has {use.model_slots} of {room.capacity} places for {room.model}; the "
-            f"{left} that are left are kept for other tenants",
+            f"this tenant has {use.model_slots} of {room.capacity} slots for {room.model}; the "
+            f"{left} that remain are reserved for other tenants",
             field="tenant_slots_factor",
             limit=use.model_slots,
             retry_after_s=retry_s,

@@ -89,7 +89,7 @@ class ModelCapacity:
             raise UnknownModelError(f"no worker serves the model {self.model}", field="model")
         if self.demand >= self.capacity:
             raise NoCapacityError(
-                f"all {self.capacity} places for {self.model} are taken"
+                f"all {self.capacity} slots for {self.model} are taken"
                 if self.capacity
                 else f"no worker for {self.model} is ready yet",
                 field="model",
@@ -122,7 +122,7 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
     if load.phase is WorkerPhase.GONE or (record is not None and record.phase is WorkerPhase.GONE):
         raise gone(load.worker)
     if of_earlier_incarnation(record, load):
-        raise WorkerGoneError(f"worker {load.worker} has been started again since", field="worker")
+        raise WorkerGoneError(f"worker {load.worker} has been restarted since", field="worker")
     if record is not None:
         # Readers recognize a renewal by its increased time, also after the wall clock was set back.
         now = max(now, record.renewed_at + TICK_S)

@@ -39,14 +39,14 @@ class HotStoreGuard:
         except (HotUnavailableError, OSError) as error:
             # TimeoutError is an OSError.
             if self._rest_until == 0.0:
-                log.warning("Redis does not answer; going on without", error=repr(error))
+                log.warning("Redis does not answer; continuing without it", error=repr(error))
             self._rest_until = self._clock.monotonic() + REST_S
             return None
         except HotRefusedError as error:
             # Out of memory or disk (MISCONF): Redis may accept the write later, and still answers reads.
             if self._clock.monotonic() >= self._quiet_until:
                 self._quiet_until = self._clock.monotonic() + REST_S
-                log.warning("Redis refuses", error=str(error))
+                log.warning("Redis refused a command", error=str(error))
             return None
         if self._rest_until:
             log.info("Redis answers again")
@@ -77,9 +77,9 @@ class HotStoreGuard:
 
     def _note(self, problem: str | None) -> None:
         if problem is None and self._problem is not None:
-            log.info("Redis takes writes again")
+            log.info("Redis accepts writes again")
         elif problem is not None and self._problem is None:
-            log.warning("Redis takes no writes; going on without", error=problem)
+            log.warning("Redis accepts no writes; continuing without it", error=problem)
         self._problem = problem
 
     async def close(self) -> None:

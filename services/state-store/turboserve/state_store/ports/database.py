@@ -34,7 +34,7 @@ LOCK_SILENCE_S = 5.0
 
 def unavailable() -> UnavailableError:
     """Return the error of a transaction that failed because the database is away."""
-    return UnavailableError("the database does not answer at the moment", retry_after_s=RETRY_AFTER_S)
+    return UnavailableError("the database does not answer", retry_after_s=RETRY_AFTER_S)
 
 
 class StatementError(Exception):

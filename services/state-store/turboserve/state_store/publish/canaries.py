@@ -48,7 +48,7 @@ class Canaries:
         for canary in CANARIES:
             at = self._acked_at.get(canary.stream)
             if canary.stream not in reasons and (at is None or now - at > self._timeout_s):
-                reasons[canary.stream] = f"it has acknowledged nothing for {self._timeout_s:g} s"
+                reasons[canary.stream] = f"no acknowledgement for {self._timeout_s:g} s"
         return reasons
 
     async def run(self) -> None:
@@ -86,13 +86,13 @@ class Canaries:
             self._late.add(stream)
         except TurboServeError as error:
             if stream not in self._refusals:
-                log.error("stream takes no appends", stream=stream, error=error.detail)
+                log.error("stream refuses appends", stream=stream, error=error.detail)
             self._refusals[stream] = error.detail
             if isinstance(error, LogFullError):
                 self.without_room.add(stream)
         else:
             if self._refusals.pop(stream, None) is not None or stream in self._late:
-                log.info("stream takes appends again", stream=stream)
+                log.info("stream accepts appends again", stream=stream)
             self._late.discard(stream)
             self.without_room.discard(stream)
             self._acked_at[stream] = self._clock.monotonic()

@@ -63,7 +63,7 @@ class Fence:
                 stored = await db.fence.store(session, record.epoch, revision)
             if stored is not None:
                 return stored
-        log.warning("owner changes faster than the fence follows", session=session)
+        log.warning("owner changes faster than the fence is written", session=session)
         return None
 
     async def _write(self, record: SessionRecord, after: int) -> int | None:
@@ -132,7 +132,7 @@ class Fence:
                     if not await db.fence.reopen(session, epoch, revision, actual):
                         return False
                     row = await db.sessions.get_row(session)
-                log.warning("the log had lost an owner", session=session, epoch=epoch, found=actual)
+                log.warning("lost owner restored in the log", session=session, epoch=epoch, found=actual)
                 if row is not None:
                     await self._assignments.notify_of_loss(row.record)
                 await self.settle(session)
@@ -156,5 +156,5 @@ class Fence:
                     await self.verify()
                     verified_for = current
             except TurboServeError as error:
-                log.warning("fence waits", error=error.detail)
+                log.warning("fence delayed", error=error.detail)
             await asyncio.sleep(every_s)

@@ -45,7 +45,7 @@ class Outbox:
                 if await self.drain():
                     continue
             except TurboServeError as error:
-                log.warning("events wait", error=error.detail)
+                log.warning("event publication delayed", error=error.detail)
                 await asyncio.sleep(error.retry_after_s or 0.5)
                 continue
             with suppress(TimeoutError):

@@ -186,7 +186,7 @@ class Pools:
             try:
                 await self.accrue()
             except TurboServeError as error:
-                log.warning("accounting of cost waits", error=error.detail)
+                log.warning("cost accounting delayed", error=error.detail)
             await asyncio.sleep(self._settings.cost_sample_s)
 
 

@@ -183,7 +183,7 @@ class Sessions:
             return 0
         async with self._database.transaction() as db:
             rows = await db.sessions.suspended_since(now - limit_s, ABANDONED)
-        reason = f"nobody has watched it for {limit_s:g} s"
+        reason = f"no viewer for {limit_s:g} s"
         ended = 0
         for row in await self._playheads.onto(rows, now):
             # None: it is unknown who watches while Redis is down.

@@ -101,7 +101,7 @@ class Workers:
         )
 
     async def _left(self, load: LoadReport) -> None:
-        await self._gone(WorkerGone(worker=load.worker, reason="it left"), load)
+        await self._gone(WorkerGone(worker=load.worker, reason="the worker has shut down"), load)
 
     async def gone(self, request: WorkerGone) -> Done:
         """Declare the worker gone. Its rows stay as they are until the scheduler places their sessions again.

@@ -57,7 +57,7 @@ class HostMemoryUnavailableError(EngineError):
     code = "host_memory_unavailable"
 
     def __init__(self, limit_bytes: int, reason: str) -> None:
-        super().__init__(f"host pool: {limit_bytes} bytes could not be had: {reason}")
+        super().__init__(f"host pool: {limit_bytes} bytes could not be allocated: {reason}")
         self.limit_bytes = limit_bytes
 
 

@@ -96,7 +96,7 @@ class StreamExecutor(Generic[J]):
     def collect(self) -> list[J]:
         """Return the finished jobs, in order, each once. Raises `RuntimeError` if the executor has failed."""
         if self._failed:
-            raise RuntimeError(f"lane {self._name} has broken down") from self._failed[0]
+            raise RuntimeError(f"stream executor {self._name} has failed") from self._failed[0]
         done = []
         while self._done:
             done.append(self._done.popleft())

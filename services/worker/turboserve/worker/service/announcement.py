@@ -20,7 +20,7 @@ from turboserve.worker.service import events
 from turboserve.worker.service.heartbeat import Heartbeat
 from turboserve.worker.settings import Settings
 
-STARTED_AGAIN = "its worker was started again, and loads"
+STARTED_AGAIN = "the worker has restarted and is loading"
 
 
 def starting(worker: str, settings: Settings, device: str, pid: int, now: float) -> LoadReport:

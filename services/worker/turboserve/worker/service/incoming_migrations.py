@@ -107,7 +107,7 @@ class IncomingMigrations:
         if record.model != self._model:
             self._fail(arrival, f"model: this worker serves {self._model}, not {record.model}")
         elif arrival.takes_slot and free_slots < 1:
-            self._fail(arrival, "slots: all are in use or kept for others")
+            self._fail(arrival, "slots: all are in use or reserved")
         else:
             self._out.append(
                 commands.FetchState(

@@ -26,14 +26,14 @@ foreign_chunks = _meter.create_counter(
     description="Entries of chunk logs that no owner wrote, met when a session's log was read.",
 )
 takeovers = _meter.create_counter(
-    "turboserve_worker_takeovers", description="Sessions taken over in the middle, by what was left of them."
+    "turboserve_worker_takeovers",
+    description="Sessions taken over from another worker, by the state that was left.",
 )
 stale_latents = _meter.create_counter(
-    "turboserve_worker_stale_latents", description="Kept latents that were not of the chunk in the log."
+    "turboserve_worker_stale_latents",
+    description="Stored latents that do not belong to the chunk in the log.",
 )
-failures = _meter.create_counter(
-    "turboserve_worker_sessions_failed", description="Sessions that could not go on."
-)
+failures = _meter.create_counter("turboserve_worker_sessions_failed", description="Sessions that failed.")
 
 
 GAUGES = {

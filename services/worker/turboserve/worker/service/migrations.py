@@ -171,7 +171,7 @@ class Migrations:
         """See `StateProvider.pages`."""
         pages = await self._on_engine(session, lambda engine: engine.pages(session))
         if not pages:
-            raise SourceNotReadyError(f"session {session}: its state is on its way into its slab")
+            raise SourceNotReadyError(f"session {session}: its state is being copied into its slab")
         return pages
 
     async def rest(self, session: str, migration: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
@@ -198,7 +198,9 @@ class Migrations:
             or entry.outgoing_migration is None
             or entry.outgoing_migration.migration != migration
         ):
-            raise MigrationNotOfferedError(f"session {session}: migration {migration} is over here")
+            raise MigrationNotOfferedError(
+                f"session {session}: migration {migration} has ended on this worker"
+            )
         self._deliver(events.ManifestSent(session, migration))
 
     def over(self, session: str, migration: int) -> None:
@@ -266,7 +268,7 @@ class Migrations:
         key = self.keys.of(session, command.migration)
         if key is None:
             raise AuthenticationError(
-                f"session {session}: the row brought no key for migration {command.migration}"
+                f"session {session}: the row has no key for migration {command.migration}"
             )
         buffer = await asyncio.wrap_future(self._engine.call(lambda engine: kept.reserve(engine, on_host)))
         host = host_of(command.source)

@@ -53,7 +53,7 @@ class OutgoingMigrations:
         if entry.is_fenced or isinstance(entry.state, Failed) or entry.checked != entry.ownership:
             raise SourceNotReadyError(f"session {session}: its ownership is not settled")
         if not isinstance(entry.state, OnHost if entry.wanted is DesiredState.HOST else InSlab):
-            raise SourceNotReadyError(f"session {session}: its state is on its way to where it belongs")
+            raise SourceNotReadyError(f"session {session}: its state is being copied between host and device")
         return entry
 
     def offer(self, entry: SessionEntry | None, session: str, migration: int, target: str) -> bool:

@@ -78,7 +78,7 @@ class Takeover:
             epoch = header.epoch if index > header.began else header.before
         if not found:
             metrics.takeovers.add(1, {"context": "lost"})
-            log.warning("latents are lost: going on from empty context", session=session, chunk=next_chunk)
+            log.warning("latents lost: continuing from an empty context", session=session, chunk=next_chunk)
             return None, None
         sink = None
         if 0 < config.sink_size <= config.frames_per_chunk and next_chunk > len(found):

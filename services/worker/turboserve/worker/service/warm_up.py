@@ -89,7 +89,7 @@ def _step(engine: Engine) -> Sequence[Event]:
     events = engine.step(time.monotonic())
     for event in events:
         if isinstance(event, SessionFailed):
-            raise WarmUpError(f"the engine cannot make a chunk: {event.error}")
+            raise WarmUpError(f"the engine cannot generate a chunk: {event.error}")
     if not engine.has_work(time.monotonic()):
         engine.wait(WAIT_S)
     return events

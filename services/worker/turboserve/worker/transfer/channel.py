@@ -105,9 +105,9 @@ class Channel:
             async with asyncio.timeout(seconds):
                 return await self._next(limit)
         except TimeoutError:
-            raise DeadlineExceededError(f"nothing was said for {seconds:.3g} s") from None
+            raise DeadlineExceededError(f"no message for {seconds:.3g} s") from None
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise PeerLostError("the other side has hung up") from error
+            raise PeerLostError("the peer closed the connection") from error
 
     async def close(self) -> None:
         """Close the connection; abort it if that takes more than 1 s."""

@@ -31,16 +31,16 @@ class Deadline:
     def left(self, at_most: float | None = None) -> float:
         """Seconds left, above zero. Raises `TransferAbortedError` or `DeadlineExceededError`."""
         if self._aborted.is_set():
-            raise TransferAbortedError("the transfer was given up")
+            raise TransferAbortedError("the transfer was aborted")
         left = self._until - self._now()
         if left <= 0:
-            raise DeadlineExceededError(f"deadline: {self.seconds:g} s have passed")
+            raise DeadlineExceededError(f"deadline: exceeded {self.seconds:g} s")
         return left if at_most is None else min(left, at_most)
 
     def sleep(self, seconds: float) -> None:
         """Wait `seconds`, at most as long as is left. An abort raises `TransferAbortedError` at once."""
         if self._aborted.wait(self.left(seconds)):
-            raise TransferAbortedError("the transfer was given up")
+            raise TransferAbortedError("the transfer was aborted")
 
 
 async def ended(work: asyncio.Future[Any]) -> None:

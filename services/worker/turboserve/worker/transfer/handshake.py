@@ -93,9 +93,9 @@ async def authenticate(channel: Channel, opened: Open, key: bytes, seconds: floa
     await channel.send(Proof(mac=keys.target_proof.hex()), seconds)
     answer = await channel.receive(seconds, OPEN_LIMIT)
     if isinstance(answer, Denied):
-        raise _refused(opened, "the source denies it")
+        raise _refused(opened, "the source refused it")
     if not isinstance(answer, Proof) or not _equal(answer, keys.source_proof):
-        raise _refused(opened, "the source does not prove the key")
+        raise _refused(opened, "the source did not prove the key")
     channel.protect(sends=keys.target_frames, receives=keys.source_frames)
     return keys
 
@@ -112,7 +112,7 @@ async def admit(
     if not isinstance(opened, Open):
         raise TransferProtocolError(f"{opened.type}: the first frame is open")
     if opened.version != VERSION:
-        raise TransferProtocolError(f"version: {opened.version}, {VERSION} is spoken here")
+        raise TransferProtocolError(f"version: {opened.version}, {VERSION} is the version of this worker")
     challenge = Challenge(nonce=new_nonce())
     known = key_of(opened.session, opened.migration)
     # A random key makes an unknown migration take the same steps as a known one.
@@ -121,7 +121,7 @@ async def admit(
     answer = await channel.receive(seconds, OPEN_LIMIT)
     if not isinstance(answer, Proof) or not _equal(answer, keys.target_proof):
         await channel.send(Denied(), seconds)
-        raise _refused(opened, "its target does not prove the key")
+        raise _refused(opened, "its target did not prove the key")
     await channel.send(Proof(mac=keys.source_proof.hex()), seconds)
     channel.protect(sends=keys.source_frames, receives=keys.target_frames)
     return opened, keys

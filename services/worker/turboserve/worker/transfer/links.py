@@ -170,11 +170,11 @@ class Links:
     ) -> Link:
         """At the target: return the other end of the link. `key` as in `give`. Raises `TransferError`."""
         if welcome.backend not in self.backends:
-            raise TransferProtocolError(f"backend: {welcome.backend} was not on offer")
+            raise TransferProtocolError(f"backend: {welcome.backend} was not offered")
         if welcome.warm:
             link = self._take(source, giving=False, names=(welcome.link,), backend=welcome.backend)
             if link is None:
-                raise PeerLostError(f"link: {welcome.link} is not free any more")
+                raise PeerLostError(f"link: {welcome.link} is no longer free")
             return link
         ends = self._ends(channel, key, welcome.addresses)
         return await self._make(welcome.backend, welcome.link, pair.TARGET, channel, ends, deadline)

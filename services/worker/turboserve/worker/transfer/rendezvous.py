@@ -76,4 +76,4 @@ async def exchange(
 def _unexpected(frame: Frame) -> TransferError:
     if isinstance(frame, Refuse):
         return error_of(frame.code, frame.detail)
-    return TransferProtocolError(f"{frame.type}: not while a link is being made")
+    return TransferProtocolError(f"{frame.type}: not expected while a link is being made")

@@ -154,7 +154,7 @@ class Source:
     async def _negotiate(self, channel: Channel, opened: Open, keys: handshake.Keys) -> None:
         hello = await channel.receive(ADMIT_S)
         if not isinstance(hello, Hello):
-            raise TransferProtocolError(f"{hello.type}: the first word is hello")
+            raise TransferProtocolError(f"{hello.type}: the first frame must be hello")
         if hello.model != self._links.model:
             raise LayoutMismatchError(f"model: {hello.model}, {self._links.model} is served here")
         # An unknown peer is refused before the current transfer is interrupted.
@@ -184,7 +184,7 @@ class Source:
                 self._provider.over(opened.session, opened.migration)
         if giving.cancelled():
             raise MigrationNotOfferedError(
-                f"session {opened.session}: migration {opened.migration} is over here"
+                f"session {opened.session}: migration {opened.migration} has ended on this worker"
             )
         if (error := giving.exception()) is not None:
             raise error

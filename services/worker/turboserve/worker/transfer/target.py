@@ -273,7 +273,7 @@ class Target:
 
     async def _round(self, copy: _CopyAttempt, frame: Round) -> int:
         if frame.number != copy.rounds:
-            raise TransferProtocolError(f"round: {frame.number}, {copy.rounds} comes next")
+            raise TransferProtocolError(f"round: {frame.number}, {copy.rounds} was expected")
         places = [copy.room.place(page.name, page.size, page.dtype, page.shape) for page in frame.pages]
         memory, everything = LocalPages(places), range(len(places))
 
@@ -299,7 +299,7 @@ class Target:
     async def _verify(self, copy: _CopyAttempt, manifest: Manifest, copied: int) -> FetchedState:
         missing = [name for name in manifest.pages if name not in copy.prints]
         if missing:
-            raise TransferProtocolError(f"seal: page {missing[0]} did not come")
+            raise TransferProtocolError(f"seal: page {missing[0]} was not received")
         digest = digest_of(manifest.header, {name: copy.prints[name] for name in manifest.pages})
         if digest != manifest.digest:
             raise DigestMismatchError(digest, manifest.digest)

@@ -39,7 +39,7 @@ export class Events {
         this.note(message.at, "Stays on its worker", message.reason);
         break;
       case "session.suspended":
-        this.note(message.at, message.activity === "paused" ? "Paused" : "Suspended: nobody was watching");
+        this.note(message.at, message.activity === "paused" ? "Paused" : "Suspended: no viewer was watching");
         break;
       case "session.resume_requested":
         this.note(message.at, "Resuming");
