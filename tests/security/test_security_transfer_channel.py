@@ -29,8 +29,9 @@ from turboserve.worker.transfer.channel import FRAME_LIMIT, Channel
 from turboserve.worker.transfer.errors import AuthenticationError, PeerLostError, TransferError
 from turboserve.worker.transfer.frames import Denied, Frame, Hello, Open, Proof, Refuse, Verified, Wait
 from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.network import listen
 from turboserve.worker.transfer.pace import CopyLimits
-from turboserve.worker.transfer.source import Source, listen
+from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.target import Target
 
 HOST = "127.0.0.1"

@@ -29,8 +29,9 @@ from tests.worker.transfer.transfer_peer import (
 )
 from turboserve.worker.transfer.interface import confine_libraries, find_interface
 from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.network import listen
 from turboserve.worker.transfer.pace import CopyLimits
-from turboserve.worker.transfer.source import Source, listen
+from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.target import Target
 
 SIZE = 50_000
