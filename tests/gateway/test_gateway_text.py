@@ -81,7 +81,6 @@ async def test_paths_and_queries_are_checked(api: httpx.AsyncClient, text: str) 
         "sessions?after=",
         "sessions?phase=",
         "cost?session=",
-        "pool?pool=",
         "workers?include_gone=",
     ):
         answer = await api.get(f"/v1/{query}{text}")
