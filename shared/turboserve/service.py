@@ -47,8 +47,13 @@ class Runtime:
         self.role: Callable[[], str | None] = lambda: None
         """Returns this instance's role among several of its service, for /readyz. None: no special role."""
         self.stopping = asyncio.Event()
-        self._checks: dict[str, Callable[[], bool]] = {"broker": lambda: bus.connected}
-        self._warnings: dict[str, Callable[[], str | None]] = {}
+        self._checks: dict[str, Callable[[], bool]] = {
+            "broker": lambda: bus.connected,
+            "schema_version": lambda: not bus.incompatible,
+        }
+        self._warnings: dict[str, Callable[[], str | None]] = {
+            "schema_version": lambda: "; ".join(bus.incompatible.values()) or None
+        }
         self._tasks = BackgroundTasks()
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._failed: BaseException | None = None

@@ -20,6 +20,7 @@ from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Proven
 from turboserve.contracts.events import SessionCreated
 from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase, PoolOrders
 from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.versions import SCHEMA_VERSION
 
 ORDERS = PoolOrders(pool="p")
 
@@ -189,6 +190,10 @@ def test_the_first_session_wakes_a_pool_at_zero() -> None:
     harness.loop.on_event(b"{", 2.0)
     assert harness.sizes == [0]
     assert harness.loop.controller.advisor.feedback_monitor.refused["unreadable_event"] == 1
+    newer = event().replace(f'"{SCHEMA_VERSION}"'.encode(), f'"{SCHEMA_VERSION.major + 1}.0"'.encode())
+    harness.loop.on_event(newer, 2.0)
+    assert harness.sizes == [0]
+    assert harness.loop.controller.advisor.feedback_monitor.refused["unreadable_event"] == 2
     harness.loop.on_event(event(), 3.0)
     assert harness.sizes == [0, 1]
 

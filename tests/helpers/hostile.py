@@ -16,6 +16,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION
+
 Schema = Mapping[str, Any]
 
 INTEGERS = (-1, 0, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**40, -(10**400))
@@ -114,6 +116,13 @@ class Hostile:
             else:
                 holder[key] = self.value(holder[key] if self.random.random() < 0.8 else None)
         return changed
+
+    def versioned(self, document: Any) -> Any:
+        """Return `document` with a schema version: mostly the current one, else a hostile value or none."""
+        if not isinstance(document, dict) or self.random.random() < 0.02:
+            return document
+        version = str(SCHEMA_VERSION) if self.random.random() < 0.96 else self.value("")
+        return {MEMBER: version, **document}
 
     def encoded(self, document: Any) -> bytes:
         """Encode `document` as JSON, sometimes cut, doubled, with a member twice, or in another encoding."""

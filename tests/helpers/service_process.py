@@ -20,7 +20,7 @@ LIMIT_S = 90.0
 
 
 class Service:
-    """One service. Its output goes to `log`; `variables` is its environment."""
+    """One service: a module's name or file. Its output goes to `log`; `variables` is its environment."""
 
     def __init__(self, name: str, module: str, nats: NatsServer, log: Path, **variables: str) -> None:
         self.log = log
@@ -31,8 +31,14 @@ class Service:
             "TURBOSERVE_NATS_PASSWORD": nats.passwords[name],
             **variables,
         }
-        self._command = [sys.executable, "-m", module]
+        self._command = [sys.executable, *([module] if module.endswith(".py") else ["-m", module])]
         self._process: subprocess.Popen[bytes] | None = None
+
+    def of_version(self, schemas: Path) -> Service:
+        """Make the service a process of an earlier version: see `schema_peer.py`. Returns the service."""
+        peer = str(Path(__file__).with_name("schema_peer.py"))
+        self._command = [sys.executable, peer, str(schemas), self._command[-1]]
+        return self
 
     def start(self, **variables: str) -> None:
         """Start the service, unless it runs; `variables` extend its environment for this start only."""

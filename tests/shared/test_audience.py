@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turboserve.audience import SILENT_S, AggregatedPlayhead, Audience
+from turboserve.contracts.versions import stamped
 from turboserve.contracts.workers import Playhead
 
 
@@ -46,7 +47,7 @@ def test_a_gateway_that_fell_silent_is_gone_with_its_viewers() -> None:
 
 def test_messages_without_a_gateway_count_as_from_one() -> None:
     audience = Audience()
-    audience.update(Playhead.from_bytes(b'{"session":"s","playhead_s":3.0,"viewers":2}'), 0.0)
+    audience.update(Playhead.from_text(stamped('{"session":"s","playhead_s":3.0,"viewers":2}')), 0.0)
     assert audience.update(word(None, 1.0, 1), 0.1) == AggregatedPlayhead(1.0, 1, 0.1)
     assert audience.update(word("new", 0.5, 1), 0.2) == AggregatedPlayhead(1.0, 2, 0.1)
 

@@ -9,6 +9,7 @@ import pytest
 from nats.js import api
 
 from tests.helpers.chunk_headers import chunk_header
+from tests.helpers.other_versions import NEWER, OLDER, of_version
 from turboserve.bus import Bus, Owners, append, last_entry
 from turboserve.bus.log import Entry
 from turboserve.contracts.chunks import HEADER, Ownership
@@ -306,3 +307,43 @@ async def test_chunks_of_versions_without_identities_stay_readable(store: Bus, c
     assert oldest is not None
     assert oldest[0].index == 7
     assert reader.count == 0
+
+
+async def test_an_owner_of_a_newer_major_version_stops_the_reader(store: Bus) -> None:
+    foreign = Foreign(store)
+    first = await own(store, 1, "wk1_a")
+    await chunk(store, 0, 1, "wk1_a")
+    found = await foreign.owners.newest(SESSION)
+    assert found is not None
+    await own_of_version(store, NEWER, 2, "wk2_b")
+    foreign.owners.changed(SESSION)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="update this process"):
+            await foreign.owners.newest(SESSION)
+        with pytest.raises(UnavailableError, match="update this process"):
+            await foreign.owners.strangers(SESSION, {"wk1", "wk9"})
+    assert list(store.incompatible) == ["state-store"]
+    assert foreign.count == 0
+    assert first > 0
+
+
+async def test_an_owner_of_an_older_major_version_is_none_until_it_is_written_again(
+    store: Bus,
+) -> None:
+    foreign = Foreign(store)
+    await own_of_version(store, OLDER, 1, "wk1_a")
+    await chunk(store, 0, 1, "wk1_a")
+    assert await foreign.owners.newest(SESSION) is None
+    assert foreign.count > 0
+    await own(store, 1, "wk1_a")
+    second = await chunk(store, 1, 1, "wk1_a")
+    foreign.owners.changed(SESSION)
+    found = await foreign.owners.newest(SESSION)
+    assert found is not None
+    assert (found[0].index, found[1].sequence) == (1, second.sequence)
+    assert not store.incompatible
+
+
+async def own_of_version(bus: Bus, version: str, epoch: int, worker: str) -> None:
+    body = of_version(Ownership(session=SESSION, epoch=epoch, worker=worker), version)
+    await append(bus, OWN.of(SESSION), body, message_id=new_id("own"))

@@ -18,6 +18,7 @@ from turboserve.contracts import chunks, errors, events, requests
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.base import ID_PATTERN, Contract, Text, is_id
 from turboserve.contracts.sessions import PROMPT_LIMIT, TRANSITIONS, Phase
+from turboserve.contracts.versions import stamped
 
 
 def every(root: type[Contract]) -> list[type[Contract]]:
@@ -116,9 +117,8 @@ def test_it_is_frozen_and_ignores_what_a_newer_sender_adds(kind: type[Contract])
     @given(built(kind))
     @settings(max_examples=3, deadline=None, derandomize=True)
     def check(message: Contract) -> None:
-        newer = message.to_bytes()[:-1] + (b"," if kind.model_fields else b"") + b'"from_the_future":[1]}'
-        if message.to_bytes() != b"{}":
-            assert kind.from_bytes(newer) == message
+        newer = message.to_bytes()[:-1] + b',"from_the_future":[1]}'
+        assert kind.from_bytes(newer) == message
         for name in list(kind.model_fields)[:1]:
             with pytest.raises(ValidationError):
                 setattr(message, name, None)
@@ -136,17 +136,16 @@ def test_events_are_distinguished_by_their_type(kind: type[Contract]) -> None:
     check()
 
 
-def test_an_event_of_another_version_is_refused_and_not_misread() -> None:
+def test_an_unknown_type_of_event_is_refused() -> None:
     with pytest.raises(ValidationError):
-        events.event_from_bytes(b'{"type": "session.teleported", "id": "e", "at": 1}')
+        events.event_from_bytes(stamped('{"type":"session.teleported","id":"e","at":1}').encode())
 
 
-def test_everything_on_a_subject_is_a_contract_with_a_version() -> None:
+def test_everything_on_a_subject_is_a_contract() -> None:
     kinds = {endpoint.request for endpoint in subjects.ENDPOINTS}
     kinds |= {endpoint.response for endpoint in subjects.ENDPOINTS}
     kinds |= {topic.message for topic in subjects.TOPICS}
     assert kinds <= set(CONTRACTS)
-    assert all(kind.VERSION >= 1 for kind in CONTRACTS)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 import turboserve.state_store.hot.guard
 import turboserve.state_store.hot.redis
+from tests.helpers.other_versions import NEWER, OLDER, of_version
 from tests.helpers.virtual_clock import VirtualClock
 from tests.state_store.state_store_harness import LIMIT_S, until
 from turboserve.audience import SILENT_S
@@ -87,6 +88,21 @@ async def test_the_newest_latents_and_the_sink_are_kept(hot: HotStoreGuard) -> N
     assert data == bytes([17]) * 1_000
     await latents.forget(session)
     assert await kept(latents, session, 25) == []
+
+
+async def test_latents_of_another_major_version_count_as_not_kept(hot: HotStoreGuard) -> None:
+    latents, session = Latents(hot, kept=4, ttl_s=60), new_id("ses")
+    for index, version in enumerate((OLDER, None, NEWER)):
+        value = of_version(header(session, index), version) + b"\nlatents"
+
+        async def keep(store: HotStore, index: int = index, value: bytes = value) -> None:
+            await store.keep_latents(f"latents:{session}", index, 1, value, kept=4, ttl_s=60)
+
+        await hot.attempt(keep)
+        with pytest.raises(NotFoundError, match=f"schema version {version or 'none'}"):
+            await latents.get(GetLatents(session=session, index=index))
+    await latents.keep(header(session, 3), b"new")
+    assert await kept(latents, session, 6) == [3]
 
 
 async def test_an_earlier_owners_late_latents_replace_nothing(hot: HotStoreGuard) -> None:

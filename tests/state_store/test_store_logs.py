@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 from sqlalchemy import text
 
+from tests.helpers.other_versions import NEWER, OLDER, of_version
 from tests.state_store.state_store_harness import LIMIT_S, Harness, Store, until
 from turboserve import subjects
 from turboserve.bus import append, last_entry
@@ -200,6 +201,38 @@ async def test_an_entry_of_an_earlier_epoch_at_the_rows_revision_is_no_fence(
     assert row.own_revision not in (None, record.own_revision)
     assert await owns(api, record) == [1, 2]
     await api.chunk(row, 0)
+
+
+@pytest.mark.parametrize("version", [OLDER, None, NEWER])
+async def test_verification_writes_the_fence_of_an_older_major_again_and_keeps_a_newer_one(
+    verify: Callable[[Fence], Awaitable[int]], api: Harness, parts: Parts, version: str | None
+) -> None:
+    record = await api.running(f"verify-{version}".replace(".", "-"))
+    subject = subjects.OWN.of(record.id)
+    await api.bus.jetstream().purge_stream(subjects.CHUNKS, subject=subject)
+    own = Ownership(session=record.id, epoch=record.epoch, worker=record.worker)
+    ack = await append(api.bus, subject, of_version(own, version), message_id=f"own-{record.id}")
+    await parts.sql(
+        "update sessions set own_revision = :sequence, fence_revision = :sequence where id = :id",
+        sequence=ack.sequence,
+        id=record.id,
+    )
+    newer = version == NEWER
+    assert await verify(parts.fence) == (0 if newer else 1)
+    row = await api.get(record.id)
+    assert row.epoch == record.epoch
+    if newer:
+        assert row.own_revision == ack.sequence
+        # The next tests verify all sessions.
+        await api.end(record.id)
+        return
+    assert row.own_revision is not None
+    assert row.own_revision > ack.sequence
+    entry = await last_entry(api.bus, subjects.CHUNKS, subject)
+    assert entry is not None
+    assert Ownership.from_bytes(entry.data) == own
+    await api.chunk(row, 0)
+    assert await verify(parts.fence) == 0
 
 
 async def test_events_published_long_ago_are_recognised_in_the_log(api: Harness, parts: Parts) -> None:

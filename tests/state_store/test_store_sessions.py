@@ -34,6 +34,7 @@ from turboserve.contracts.requests import (
     SessionRef,
 )
 from turboserve.contracts.sessions import Activity, Decision, Phase
+from turboserve.contracts.versions import stamped
 from turboserve.contracts.workers import Assignment, Playhead
 from turboserve.ids import new_id
 
@@ -215,12 +216,12 @@ async def test_what_cannot_be_stored_names_its_field(api: Harness) -> None:
         (subjects.LIST_SESSIONS, {"after": "x; drop"}, "after"),
     ):
         answer = await api.bus.client.request(
-            endpoint.request_subject(api.bus.user), json.dumps(request).encode(), timeout=60
+            endpoint.request_subject(api.bus.user), stamped(json.dumps(request)).encode(), timeout=60
         )
         refusal = ErrorBody.from_bytes((answer.headers or {})[ERROR_HEADER].encode())
         assert (refusal.code, refusal.field) == ("invalid_input", field)
     raw = await api.bus.client.request(
-        subjects.SUBMIT_PROMPT.request_subject(api.bus.user), b'{"session": 5}', timeout=60
+        subjects.SUBMIT_PROMPT.request_subject(api.bus.user), stamped('{"session":5}').encode(), timeout=60
     )
     assert "invalid_input" in (raw.headers or {})["Ts-Error"]
     text = "日本 🎈 \\u0000 ' \" \\"

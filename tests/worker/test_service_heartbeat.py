@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.helpers.other_versions import NEWER, of_version
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer
@@ -14,7 +15,9 @@ from turboserve.clock import SystemClock
 from turboserve.config import Settings
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.requests import Renew
+from turboserve.contracts.versions import SCHEMA_VERSION
 from turboserve.contracts.workers import LoadReport, Renewal
+from turboserve.service import Runtime
 from turboserve.subjects import Caller
 from turboserve.tasks import stop
 from turboserve.worker.service import events
@@ -73,3 +76,48 @@ async def test_silence_does_not_keep_the_lease(buses: tuple[Bus, Bus]) -> None:
     await store.flush()
     assert await first_event(worker, 1.5) is None
     await subscription.unsubscribe()
+
+
+async def test_a_refused_version_is_no_excuse_for_the_lease_and_shows_in_readiness(
+    buses: tuple[Bus, Bus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, worker = buses
+    runtime = Runtime("worker", Settings(), worker)
+
+    async def renew(request: Renew, _: Caller) -> Renewal:
+        return Renewal(worker=request.load.worker)
+
+    await store.serve(subjects.RENEW, renew)
+    await store.flush()
+    received: asyncio.Queue[events.Input] = asyncio.Queue()
+    report = LoadReport(worker="heartbeat-1", model="toyworld", capacity=1)
+    beats = 0
+
+    def count() -> LoadReport:
+        nonlocal beats
+        beats += 1
+        return report
+
+    heartbeat = Heartbeat(worker, SystemClock(), 0.1, count, received.put_nowait, lambda reason: None)
+    with monkeypatch.context() as newer:
+        data = of_version(Renew(load=report), NEWER).decode()
+        newer.setattr(Renew, "to_text", lambda _: data)
+        beating = asyncio.create_task(heartbeat.run())
+        async with asyncio.timeout(60.0):
+            while not worker.incompatible or beats < 4:
+                await asyncio.sleep(0.02)
+        # An answer that is too late for its deadline delivers nothing either.
+        assert received.empty()
+        assert not heartbeat.answered
+        assert runtime.checks()["schema_version"] is False
+        reason = runtime.warnings()["schema_version"]
+        assert "state-store refuses state.worker.renew" in reason
+        assert NEWER in reason
+        assert str(SCHEMA_VERSION) in reason
+    try:
+        async with asyncio.timeout(60.0):
+            assert isinstance(await received.get(), events.Renewed)
+        assert runtime.checks()["schema_version"] is True
+        assert "schema_version" not in runtime.warnings()
+    finally:
+        await stop(beating)

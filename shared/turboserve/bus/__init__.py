@@ -5,8 +5,10 @@ from turboserve.bus.headers_reader import read_headers
 from turboserve.bus.log import Ack, Entry, append, follow, last_entry, next_entry
 from turboserve.bus.owners import Owners
 from turboserve.bus.reader import read
+from turboserve.bus.unreadable import UNREADABLE, skip
 
 __all__ = [
+    "UNREADABLE",
     "Ack",
     "Bus",
     "Entry",
@@ -17,4 +19,5 @@ __all__ = [
     "next_entry",
     "read",
     "read_headers",
+    "skip",
 ]

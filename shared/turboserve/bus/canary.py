@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 
 import nats
 from nats.aio.msg import Msg as NatsMsg
-from pydantic import ValidationError
 
 from turboserve.bus.client import Bus
+from turboserve.bus.unreadable import UNREADABLE
 from turboserve.contracts.canaries import Canary, SpaceLevel
 from turboserve.subjects import CANARIES, Log
 
@@ -88,7 +88,7 @@ async def subscribe_canaries(bus: Bus, monitor: CanaryMonitor, monotonic: Callab
 
         async def receive(raw: NatsMsg, stream: str = log.stream) -> None:
             monitor.arrived(stream, monotonic())
-            with contextlib.suppress(ValidationError):
+            with contextlib.suppress(*UNREADABLE):
                 monitor.space = Canary.from_bytes(raw.data).space
 
         assert log.live_pattern is not None

@@ -20,12 +20,14 @@ from pydantic import ValidationError
 from turboserve import logs
 from turboserve.bus.incarnations import StreamIncarnations
 from turboserve.bus.port import BrokerClient, Connect
+from turboserve.bus.unreadable import UNREADABLE, skip
 from turboserve.config import Settings
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import (
     DeadlineError,
     ErrorBody,
     ForbiddenError,
+    IncompatibleVersionError,
     InvalidInputError,
     TurboServeError,
     UnavailableError,
@@ -33,6 +35,7 @@ from turboserve.contracts.errors import (
 )
 from turboserve.contracts.requests import CreateSession, NoteDecision
 from turboserve.contracts.sessions import Decision
+from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION, SchemaVersionError
 from turboserve.sampling import PERIODIC
 from turboserve.subjects import ADMIN, Caller, Endpoint, Topic, inbox_prefix
 from turboserve.tasks import BackgroundTasks
@@ -77,6 +80,8 @@ class Bus:
         """Set when the client has closed for good, which some errors of the broker cause."""
         self.service = service
         self.incarnations = StreamIncarnations(self.jetstream)
+        self.incompatible: dict[str, str] = {}
+        """Services of another MAJOR schema version, as their last answer showed → reason."""
         self._deadline_s = settings.request_deadline_s
         self._requests = BackgroundTasks()
         self._jetstreams: dict[float, JetStreamContext] = {}
@@ -176,7 +181,7 @@ class Bus:
         """Send without confirmation. With `data`, a header has the message and `data` is the raw body."""
         headers = inject_context({})
         if data:
-            headers[META_HEADER] = message.to_bytes().decode()
+            headers[META_HEADER] = message.to_text()
             await self.client.publish(topic.of(token), data, headers=headers)
         else:
             await self.client.publish(topic.of(token), message.to_bytes(), headers=headers or None)
@@ -212,8 +217,8 @@ class Bus:
                     log.warning("message author does not match its subject", subject=raw.subject)
                     return
                 await handler(message, raw.data if meta else b"")
-            except ValidationError as error:
-                log.warning("unreadable message", subject=raw.subject, error=str(error))
+            except UNREADABLE as error:
+                skip(raw.subject, error)
             except Exception:
                 log.exception("handler failed", subject=raw.subject)
 
@@ -226,10 +231,11 @@ class Bus:
     ) -> Resp:
         """Send a request and return the answer.
 
-        Raises the server's typed error, `DeadlineError`, `NoServerError` or `UnavailableError`.
+        Raises the server's typed error, `DeadlineError`, `NoServerError` or `UnavailableError`. Raises
+        `IncompatibleVersionError` if one of the two refuses the other's schema version.
         """
         reply = await self._request(endpoint, request, deadline_s)
-        return endpoint.response.from_bytes(reply.data)
+        return self._answer(endpoint, reply.data)
 
     async def call_raw(
         self, endpoint: Endpoint[Req, Resp], request: Req, *, deadline_s: float | None = None
@@ -237,7 +243,24 @@ class Bus:
         """As `call`, for endpoints whose answer has a raw body in addition to its message."""
         reply = await self._request(endpoint, request, deadline_s)
         meta = (reply.headers or {}).get(META_HEADER, "")
-        return endpoint.response.from_bytes(meta.encode()), reply.data
+        return self._answer(endpoint, meta.encode()), reply.data
+
+    def _answer(self, endpoint: Endpoint[Any, Resp], data: bytes) -> Resp:
+        try:
+            answer = endpoint.response.from_bytes(data)
+        except SchemaVersionError as error:
+            refusal = _incompatible(f"the answer to {endpoint.subject}", error)
+            self.note_incompatible(endpoint.server, refusal)
+            raise refusal from None
+        if self.incompatible:
+            self.incompatible.pop(endpoint.server, None)
+        return answer
+
+    def note_incompatible(self, server: str, refusal: IncompatibleVersionError) -> None:
+        """Remember that `server` has another MAJOR schema version, until it answers a request again."""
+        if server not in self.incompatible:
+            log.error("incompatible schema version", server=server, error=refusal.detail)
+        self.incompatible[server] = refusal.detail
 
     async def _request(
         self, endpoint: Endpoint[Any, Any], request: Contract, deadline_s: float | None
@@ -270,8 +293,10 @@ class Bus:
                 problem = (reply.headers or {}).get(ERROR_HEADER)
                 if not problem:
                     return reply
-                failure = error_from(ErrorBody.from_bytes(problem.encode()))
+                failure = error_from(ErrorBody.from_text(problem))
                 failure.answered = True
+                if isinstance(failure, IncompatibleVersionError):
+                    self.note_incompatible(endpoint.server, failure)
             # The server marks its own failures. A request without an answer failed here.
             set_error(span, failure, failed=not failure.answered)
         raise failure
@@ -342,16 +367,19 @@ class Bus:
                     if data is None:
                         body = response.to_bytes()
                     else:
-                        headers[META_HEADER], body = response.to_bytes().decode(), data
+                        headers[META_HEADER], body = response.to_text(), data
                 except ValidationError as error:
                     problem = _invalid(error)
+                except SchemaVersionError as error:
+                    skip(endpoint.subject, error)
+                    problem = _incompatible(f"{endpoint.server} refuses {endpoint.subject}", error)
                 except TurboServeError as error:
                     problem = error
                 except Exception:
                     log.exception("request failed", subject=endpoint.subject)
                     problem = TurboServeError(f"{endpoint.server} failed at {endpoint.subject}")
                 if problem is not None:
-                    headers[ERROR_HEADER] = problem.body().to_bytes().decode()
+                    headers[ERROR_HEADER] = problem.body().to_text()
                     set_error(span, problem, failed=problem.status >= INTERNAL)
             try:
                 await self.client.publish(raw.reply, body, headers=headers or None)
@@ -428,6 +456,10 @@ def _attributes(
 
 def _without_password(url: str) -> str:
     return re.sub(r"//[^@/,]*@", "//", url)
+
+
+def _incompatible(what: str, error: SchemaVersionError) -> IncompatibleVersionError:
+    return IncompatibleVersionError(f"{what}: {error}", field=MEMBER, limit=f"{SCHEMA_VERSION.major}.x")
 
 
 def _invalid(error: ValidationError) -> InvalidInputError:

@@ -22,7 +22,8 @@ from turboserve.bus.client import Bus
 from turboserve.bus.histories import History, Owned
 from turboserve.bus.log import Entry, last_entry, next_entry
 from turboserve.contracts.chunks import ChunkHeader, Ownership
-from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.errors import IncompatibleVersionError, InvalidInputError
+from turboserve.contracts.versions import MEMBER, SchemaVersionError
 from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN, identity_of
 
 log = logs.get("owners")
@@ -243,8 +244,16 @@ class Owners:
             return None
         try:
             own = Ownership.from_bytes(entry.data)
+        except SchemaVersionError as error:
+            if error.newer:
+                # Only the state store may write here, and this process cannot know who the owner is.
+                refusal = IncompatibleVersionError(f"{entry.subject}: {error}", field=MEMBER)
+                self._bus.note_incompatible("state-store", refusal)
+                raise refusal from None
+            # The chunks of an owner of an earlier MAJOR cannot be read either.
+            return Owned(entry.sequence, 0, None)
         except ValidationError:
-            # Only the state store may write here. An unreadable entry names no owner.
+            # An unreadable entry names no owner.
             return Owned(entry.sequence, 0, None)
         return Owned(entry.sequence, own.epoch, own.worker)
 

@@ -1,9 +1,9 @@
-"""The base class of all messages: frozen, versioned, ignoring unknown fields."""
+"""The base class of all messages: frozen, with a schema version, ignoring unknown fields."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +15,8 @@ from pydantic import (
     SecretStr,
     StringConstraints,
 )
+
+from turboserve.contracts import versions
 
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 """Pattern of one token of a NATS subject: no dot, no space, no wildcard."""
@@ -74,8 +76,9 @@ _ID = re.compile(ID_PATTERN.strip("^$"))
 class Contract(BaseModel):
     """Base of all events, commands, records and requests that cross a process boundary.
 
-    Unknown fields are ignored, so that a newer service may add one before the older ones are replaced. A
-    change that an old reader would misread raises `VERSION`, and readers refuse what they cannot read.
+    `to_bytes` and `to_text` put the schema version into the message, and `from_bytes` and `from_text` check
+    it (`turboserve.contracts.versions`). Unknown fields are ignored, so that a newer service may add one
+    before the older ones are replaced.
 
     Every field is bounded, so that a malicious sender with one service's credentials breaks neither a
     database nor the arithmetic of a reader. Unless the field says otherwise, numbers are finite and at most
@@ -84,13 +87,27 @@ class Contract(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    VERSION: ClassVar[int] = 1
+    def to_text(self) -> str:
+        """Return the message as JSON with its schema version, for a header."""
+        return versions.stamped(self.model_dump_json(exclude_none=True))
 
     def to_bytes(self) -> bytes:
-        return self.model_dump_json(exclude_none=True).encode()
+        """As `to_text`, for the body of a message."""
+        return self.to_text().encode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Parse a header. Raises as `from_bytes`."""
+        versions.check(text)
+        return cls.model_validate_json(text)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
+        """Parse the body of a message.
+
+        Raises SchemaVersionError for another MAJOR, pydantic's ValidationError for invalid contents.
+        """
+        versions.check(data)
         return cls.model_validate_json(data)
 
 

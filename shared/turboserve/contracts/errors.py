@@ -6,7 +6,7 @@ error of the state store into an RFC 9457 problem without knowing where it was r
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from turboserve.contracts.base import Contract, Note
 
@@ -19,6 +19,15 @@ class ErrorBody(Contract):
     field: Note | None = None
     limit: Note | None = None
     retry_after_s: float | None = None
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Parse an error of any schema version.
+
+        Otherwise a caller could not read that another version refuses it. `code` and `detail` therefore stay
+        what they are in every MAJOR.
+        """
+        return cls.model_validate_json(text)
 
 
 class TurboServeError(Exception):
@@ -163,6 +172,12 @@ class UnavailableError(TurboServeError):
     """A service or server does not answer at the moment."""
 
     code, status, title = "unavailable", 503, "Unavailable"
+
+
+class IncompatibleVersionError(UnavailableError):
+    """Sender and reader have schema sets of different MAJOR versions. Update the older of the two."""
+
+    code, title = "incompatible_version", "Incompatible version"
 
 
 class LogUnavailableError(UnavailableError):

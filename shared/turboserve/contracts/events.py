@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from turboserve.contracts import versions
 from turboserve.contracts.base import Contract, Id, Note, Number, Text, UnixSeconds
 from turboserve.contracts.sessions import SessionRecord, WeightsDigest
 from turboserve.contracts.workers import WorkerRecord
@@ -137,10 +138,16 @@ _OF_SESSION: TypeAdapter[SessionEvent] = TypeAdapter(Annotated[SessionEvent, Fie
 
 
 def event_from_bytes(data: bytes) -> Event:
-    """Parse any event. A type that this version does not know raises pydantic's ValidationError."""
+    """Parse any event.
+
+    A type that this version does not know raises pydantic's ValidationError. Another MAJOR schema version
+    raises SchemaVersionError.
+    """
+    versions.check(data)
     return _ANY.validate_json(data)
 
 
 def session_event_from_bytes(data: bytes) -> SessionEvent:
     """As `event_from_bytes`, for messages on a session's subject."""
+    versions.check(data)
     return _OF_SESSION.validate_json(data)

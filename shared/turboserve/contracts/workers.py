@@ -121,6 +121,8 @@ class LoadReport(Contract):
     pool_member: Text | None = Field(default=None, max_length=64)
     """Name of the pool member in which the worker runs. None: no pool started the worker."""
     started_at: UnixSeconds = 0.0
+    release: Text | None = Field(default=None, max_length=64)
+    """Release of the worker's software. None: not known, as from a worker of schema version 1.0."""
     device_error_sessions: Annotated[tuple[Id, ...], Field(max_length=SLOTS_LIMIT)] = ()
     """With phase `gone` after a device error: the sessions that the failing step computed for."""
 

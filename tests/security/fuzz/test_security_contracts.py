@@ -16,6 +16,7 @@ from turboserve.contracts.base import NUMBER_LIMIT, TEXT_LIMIT, Contract
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.sessions import SEED_LIMIT
+from turboserve.contracts.versions import SchemaVersionError
 
 MESSAGES = sorted(
     {endpoint.request for endpoint in subjects.ENDPOINTS}
@@ -31,10 +32,10 @@ def hold(contract: type[Contract], examples: int) -> None:
 
     @attacks(examples)
     def each(hostile: Hostile) -> None:
-        document = hostile.mutated(hostile.document(schema), most=2)
+        document = hostile.versioned(hostile.mutated(hostile.document(schema), most=2))
         try:
             message = contract.from_bytes(json.dumps(document).encode())
-        except (ValidationError, InvalidInputError):
+        except (SchemaVersionError, ValidationError, InvalidInputError):
             return
         check(message.model_dump())
         assert contract.from_bytes(message.to_bytes()) == message, document

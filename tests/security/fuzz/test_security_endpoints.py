@@ -229,7 +229,7 @@ def attack(store: Store, endpoint: Endpoint[Contract, Contract], examples: int) 
 
     @attacks(examples)
     def each(hostile: Hostile) -> None:
-        data = hostile.encoded(hostile.mutated(hostile.document(schema, NAMES)))
+        data = hostile.encoded(hostile.versioned(hostile.mutated(hostile.document(schema, NAMES))))
         store.runner.run(store.prepare())
         store.runner.run(store.attack(endpoint, store.about(data)))
 

@@ -18,6 +18,7 @@ from tests.helpers.hostile import NOT_DOCUMENTS, Hostile, attacks
 from turboserve import subjects
 from turboserve.bus.client import META_HEADER
 from turboserve.contracts.chunks import HEADER
+from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION
 from turboserve.subjects import Topic
 
 PATIENCE_S = 120.0
@@ -122,7 +123,7 @@ def test_topics(target: Target, speaker: Speaker, topic: Topic[Any]) -> None:
 
     @attacks(150)
     def each(hostile: Hostile) -> None:
-        document = hostile.mutated(hostile.document(schema, names(speaker)))
+        document = hostile.versioned(hostile.mutated(hostile.document(schema, names(speaker))))
         data = hostile.encoded(document)
         headers: dict[str, str] | None = None
         if hostile.random.random() < 0.3:
@@ -183,6 +184,7 @@ def test_headers_that_are_none(target: Target, speaker: Speaker) -> None:
 def headers_of(session: str, worker: str, **changes: Any) -> dict[str, str]:
     """Return a chunk's headers, with `changes`."""
     header = {
+        MEMBER: str(SCHEMA_VERSION),
         "session": session,
         "index": 0,
         "epoch": 1,

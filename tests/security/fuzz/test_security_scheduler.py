@@ -16,7 +16,14 @@ from turboserve.contracts.errors import ErrorBody
 from turboserve.subjects import MIGRATE_SESSION
 
 PATIENCE_S = 120.0
-REFUSALS = {"invalid_input", "session_not_found", "not_found", "no_capacity", "transition_not_allowed"}
+REFUSALS = {
+    "incompatible_version",
+    "invalid_input",
+    "session_not_found",
+    "not_found",
+    "no_capacity",
+    "transition_not_allowed",
+}
 """There is one worker, so a session cannot migrate."""
 
 
@@ -71,7 +78,7 @@ def attack(gateway: Gateway, examples: int) -> None:
 
     @attacks(examples)
     def each(hostile: Hostile) -> None:
-        data = hostile.encoded(hostile.mutated(hostile.document(schema, names)))
+        data = hostile.encoded(hostile.versioned(hostile.mutated(hostile.document(schema, names))))
         code = gateway.ask(data)
         assert code in REFUSALS, (code, data)
         seen.add(code)
@@ -92,5 +99,6 @@ def test_mutated_requests_at_length(gateway: Gateway) -> None:
 
 def test_what_is_no_document_is_refused(gateway: Gateway) -> None:
     for data in NOT_DOCUMENTS:
-        assert gateway.ask(data) == "invalid_input", data[:80]
+        # Where it is an object, it has no version.
+        assert gateway.ask(data) in ("invalid_input", "incompatible_version"), data[:80]
     assert not gateway.migrations()

@@ -1,4 +1,4 @@
-"""`turboserve reference`: the documentation's tables that are generated from the code."""
+"""`turboserve reference`: the documentation's tables and schema sets, which are generated from the code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from turboserve.cli import settings
-from turboserve.cli.reference import events, operations, subjects
+from turboserve.cli.reference import events, operations, schemas, subjects
 
 
 def _metrics() -> str:
@@ -67,7 +67,9 @@ def reference(
     update: Annotated[
         Path | None,
         typer.Option(
-            exists=True, file_okay=False, help="Rewrite the tables in all Markdown files below this folder."
+            exists=True,
+            file_okay=False,
+            help="Rewrite the tables in all Markdown files below this folder, and write a new schema set.",
         ),
     ] = None,
 ) -> None:
@@ -96,3 +98,9 @@ def _update(folder: Path) -> None:
             typer.echo(f"updated {file}")
     if not found:
         raise typer.BadParameter(f"no Markdown file below {folder} holds a table")
+    try:
+        written = schemas.write_new(folder)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if written is not None:
+        typer.echo(f"wrote {written}")

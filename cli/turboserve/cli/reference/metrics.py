@@ -21,7 +21,9 @@ SERVICES = {
     "autoscaler": "turboserve.autoscaler",
     "worker": "turboserve.worker",
     "state-store": "turboserve.state_store",
+    "all": "turboserve.bus",
 }
+"""Name in the table → package."""
 
 
 _MEASURE = {"create_histogram": "record", "create_gauge": "set"}
@@ -98,7 +100,7 @@ def _modules(package: str) -> Iterator[str]:
 
 
 def instruments() -> dict[str, list[Instrument]]:
-    """Return the instruments of each service.
+    """Return the instruments of each service, and those that all services have.
 
     Call it in its own process, since OpenTelemetry takes one provider per process.
     """

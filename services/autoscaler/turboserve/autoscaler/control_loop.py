@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from opentelemetry.trace import Span
-from pydantic import ValidationError
 
 from turboserve import logs
 from turboserve.autoscaler.control import events
@@ -15,6 +14,7 @@ from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.detector import WorkloadDetector
 from turboserve.autoscaler.control.events import SessionChange
 from turboserve.autoscaler.pool_members import STARTING, PoolMember
+from turboserve.bus import UNREADABLE
 from turboserve.contracts.autoscale import ProfileTable
 from turboserve.contracts.events import (
     SessionCreated,
@@ -92,7 +92,7 @@ class ControlLoop:
         """Feed the scheduler's load feedback, as published. Unreadable feedback is counted."""
         try:
             feedback = LoadFeedback.from_bytes(body)
-        except ValidationError as error:
+        except UNREADABLE as error:
             # The contract also refuses a load that is not a finite number.
             self.controller.advisor.feedback_monitor.refuse("unreadable_feedback", now)
             log.warning("unreadable load feedback", error=str(error))
@@ -111,7 +111,7 @@ class ControlLoop:
         """
         try:
             event = event_from_bytes(body)
-        except ValidationError as error:
+        except UNREADABLE as error:
             self.controller.advisor.feedback_monitor.refused["unreadable_event"] += 1
             log.warning("unreadable event", error=str(error))
             return

@@ -14,10 +14,9 @@ from typing import Any
 import nats.errors
 from nats.aio.subscription import Subscription
 from opentelemetry.trace import SpanKind
-from pydantic import ValidationError
 
 from turboserve import logs, subjects
-from turboserve.bus import Entry, read
+from turboserve.bus import UNREADABLE, Entry, read, skip
 from turboserve.contracts.events import Event as LogEvent
 from turboserve.contracts.events import WorkerJoined, WorkerLeft, event_from_bytes
 from turboserve.contracts.requests import MigrateSession, MigrationAccepted
@@ -46,6 +45,7 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
 )
 from turboserve.scheduler.operator_endpoint import OperatorEndpoint
+from turboserve.scheduler.releases import WorkerReleases
 from turboserve.service import Runtime
 from turboserve.subjects import Caller
 from turboserve.tasks import BackgroundTasks
@@ -104,6 +104,8 @@ class Shell:
         self._synced = asyncio.Event()
         self._subscriptions: list[Subscription] = []
         self._tasks = BackgroundTasks()
+        self._releases = WorkerReleases()
+        runtime.warn("worker_releases", self._mixed_releases)
         self._listed_up_to = 0
         """Stream sequence up to which events were committed before the newest listing. They are skipped."""
 
@@ -197,7 +199,11 @@ class Shell:
         return await self._operator_endpoint.migrate(request) if self._leads() else None
 
     async def _on_load(self, report: LoadReport, _body: bytes) -> None:
+        self._releases.reported(report.worker, report.release)
         self.feed(LoadReported(report))
+
+    def _mixed_releases(self) -> str | None:
+        return self._releases.mixed(self.core.view.workers) if self._leads() else None
 
     async def _on_playhead(self, playhead: Playhead, _body: bytes) -> None:
         self.feed(ViewersReported(playhead.session, playhead.viewers))
@@ -216,8 +222,9 @@ class Shell:
             return
         try:
             event = event_from_bytes(entry.data)
-        except ValidationError as error:
-            log.error("unreadable event", subject=entry.subject, error=str(error))
+        except UNREADABLE as error:
+            # The next listing has the row that the event reports.
+            skip(entry.subject, error)
             return
         if not tracing():
             self._feed_change(event)

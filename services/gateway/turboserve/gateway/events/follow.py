@@ -6,9 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
-from turboserve.bus import Bus, follow, last_entry
+from turboserve.bus import UNREADABLE, Bus, follow, last_entry, skip
 from turboserve.contracts.events import SessionEvent, session_event_from_bytes
 from turboserve.subjects import EVENT
 
@@ -24,14 +22,16 @@ async def follow_events(bus: Bus, session: str, after: int) -> AsyncGenerator[Se
     """Yield the session's events after sequence `after`, until an event shows that the session has ended.
 
     For a follower that starts earlier, that event is `session.ended`. One more event may follow it in the
-    log: for a prompt that the last chunk applied. Event types that this version does not know are skipped.
+    log: for a prompt that the last chunk applied. Event types that this version does not know are skipped,
+    and so are events of another MAJOR schema version.
     """
     entries = follow(bus, EVENT.stream, EVENT.of(session), EVENT.live(session), after_sequence=after)
     async with aclosing(entries):
         async for entry in entries:
             try:
                 event = session_event_from_bytes(entry.data)
-            except ValidationError:
+            except UNREADABLE as error:
+                skip(entry.subject, error)
                 continue
             yield SequencedEvent(event, entry.sequence)
             if event.record.phase.ended:

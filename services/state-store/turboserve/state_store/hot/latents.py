@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from turboserve.bus import Owners
+from turboserve.bus import Owners, skip
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError, UnavailableError
 from turboserve.contracts.requests import GetLatents
+from turboserve.contracts.versions import SchemaVersionError
 from turboserve.state_store import metrics
 from turboserve.state_store.hot.guard import HotStoreGuard
 from turboserve.state_store.ports.hot import HotStore
+from turboserve.subjects import LATENTS
 
 
 class Latents:
@@ -46,7 +48,9 @@ class Latents:
         await self._hot.attempt(run)
 
     async def get(self, request: GetLatents) -> tuple[LatentsHeader, bytes]:
-        """Return kept latents. Raises NotFoundError if there are none or Redis is down.
+        """Return kept latents.
+
+        Raises NotFoundError if there are none, Redis is down, or they are of another MAJOR schema version.
 
         The caller then continues from an empty context.
         """
@@ -59,7 +63,13 @@ class Latents:
                 limit=self._kept,
             )
         head, _, data = value.partition(b"\n")
-        return LatentsHeader.from_bytes(head), data
+        try:
+            return LatentsHeader.from_bytes(head), data
+        except SchemaVersionError as error:
+            skip(LATENTS.of(request.worker or "*"), error)
+            raise NotFoundError(
+                f"the latents of chunk {request.index} of session {request.session}: {error}", field="index"
+            ) from None
 
     async def forget(self, session: str) -> None:
         await self._hot.attempt(lambda store: store.delete(_key(session)))

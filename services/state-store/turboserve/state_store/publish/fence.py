@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from turboserve import ids, logs
-from turboserve.bus import Bus, append, last_entry
+from turboserve.bus import Bus, Entry, append, last_entry
 from turboserve.contracts.chunks import Ownership
-from turboserve.contracts.errors import FencedError, TurboServeError
+from turboserve.contracts.errors import FencedError, IncompatibleVersionError, TurboServeError
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.versions import SchemaVersionError
 from turboserve.state_store import metrics
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import SessionRow
@@ -87,8 +88,7 @@ class Fence:
             metrics.fenced.add(1)
         # Another process of the store was first. Its entry shows whether it wrote this epoch or another one.
         entry = await last_entry(self._bus, CHUNKS, subject)
-        written = Ownership.from_bytes(entry.data) if entry is not None else None
-        if entry is not None and written is not None and written.epoch == record.epoch:
+        if entry is not None and _epoch_of(entry) == record.epoch:
             return entry.sequence
         async with self._database.statement() as db:
             await db.fence.store_seen(record.id, record.epoch, entry.sequence if entry else 0)
@@ -101,15 +101,16 @@ class Fence:
         for session in missing:
             try:
                 await self.settle(session)
-            except ValidationError as error:
+            except (ValidationError, IncompatibleVersionError) as error:
                 # An unreadable entry must not block the other sessions.
                 log.error("unreadable owner in the log", session=session, error=str(error))
         return len(missing)
 
     async def verify(self) -> int:
-        """Compare every row with the log, and write lost fences again. Returns how many were lost.
+        """Compare every row with the log, and write again the fences that it lacks. Returns their number.
 
-        A broker that comes back without the end of its log would otherwise refuse every owner forever.
+        A broker that comes back without the end of its log would otherwise refuse every owner forever. After
+        an upgrade to another MAJOR schema version, no reader can read the fences of sessions that still run.
         """
         async with self._database.statement() as db:
             settled = list(await db.fence.settled())
@@ -120,8 +121,8 @@ class Fence:
                 entry = await last_entry(self._bus, CHUNKS, OWN.of(session))
                 actual = entry.sequence if entry else 0
                 try:
-                    written = Ownership.from_bytes(entry.data).epoch if entry else 0
-                except ValidationError as error:
+                    written = _epoch_of(entry) if entry else 0
+                except (ValidationError, IncompatibleVersionError) as error:
                     # An unreadable entry must not block the other sessions.
                     log.error("unreadable owner in the log", session=session, error=str(error))
                     return False
@@ -158,3 +159,16 @@ class Fence:
             except TurboServeError as error:
                 log.warning("fence delayed", error=error.detail)
             await asyncio.sleep(every_s)
+
+
+def _epoch_of(entry: Entry) -> int:
+    """Return the epoch that an entry of `own` names, or 0 for an entry of an earlier MAJOR schema version.
+
+    Raises IncompatibleVersionError for a later MAJOR, and ValidationError.
+    """
+    try:
+        return Ownership.from_bytes(entry.data).epoch
+    except SchemaVersionError as error:
+        if error.newer:
+            raise IncompatibleVersionError(f"{entry.subject}: {error}") from None
+        return 0

@@ -18,6 +18,7 @@ from turboserve.contracts.workers import (
 from turboserve.tasks import stop
 from turboserve.worker.service import events
 from turboserve.worker.service.heartbeat import Heartbeat
+from turboserve.worker.service.release import RELEASE
 from turboserve.worker.settings import Settings
 
 STARTED_AGAIN = "the worker has restarted and is loading"
@@ -34,6 +35,7 @@ def starting(worker: str, settings: Settings, device: str, pid: int, now: float)
         pid=pid,
         pool_member=settings.pool_member,
         started_at=now,
+        release=RELEASE,
     )
 
 

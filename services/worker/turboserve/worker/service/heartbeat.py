@@ -12,7 +12,12 @@ from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.bus.client import NoServerError
 from turboserve.clock import Clock
-from turboserve.contracts.errors import TurboServeError, UnavailableError, WorkerGoneError
+from turboserve.contracts.errors import (
+    IncompatibleVersionError,
+    TurboServeError,
+    UnavailableError,
+    WorkerGoneError,
+)
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.workers import LoadReport, WorkerPhase
 from turboserve.subjects import LOAD, RENEW
@@ -91,6 +96,9 @@ class Heartbeat:
             # A renewal under way gets this answer too when the final report overtakes it.
             if not self._leaving:
                 self._gone(error.detail)
+        except IncompatibleVersionError as error:
+            # This worker does not count for this state store. Its sessions go to other workers.
+            log.error("renewal refused", error=error.detail, code=error.code)
         except UnavailableError as error:
             log.warning("not renewed", error=error.detail)
             if error.answered:

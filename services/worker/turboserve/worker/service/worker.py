@@ -31,6 +31,7 @@ from turboserve.worker.service.heartbeat import Heartbeat
 from turboserve.worker.service.migrations import Migrations
 from turboserve.worker.service.packaged_chunks import PackagedChunk, ToLoop
 from turboserve.worker.service.ports import Loaded, Platform
+from turboserve.worker.service.release import RELEASE
 from turboserve.worker.service.table import Table
 from turboserve.worker.service.takeover import Takeover
 from turboserve.worker.service.watchdog import Watchdog
@@ -150,6 +151,7 @@ class Worker:
             pid=self._pid,
             pool_member=self._settings.pool_member,
             started_at=self._started_at,
+            release=RELEASE,
             device_error_sessions=self._engine.device_error_sessions,
         )
 
