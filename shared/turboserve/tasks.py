@@ -28,8 +28,9 @@ class BackgroundTasks:
 
     def add(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         """Keep a task until it ends."""
-        self._running[task] = None
-        task.add_done_callback(self._running.pop)
+        if task not in self._running:
+            self._running[task] = None
+            task.add_done_callback(self._running.pop)
         return task
 
     async def wait(self, timeout_s: float) -> None:

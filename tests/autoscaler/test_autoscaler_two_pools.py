@@ -106,7 +106,9 @@ async def test_each_pool_has_its_orders_its_workers_and_its_cost(
     await asyncio.to_thread(second.end)
     second.start()
     # The gateway still has the last report of the process that was ended. The next one adopts its worker.
+    deadline = time.monotonic() + LIMIT_S
     while "adopt" not in [action["action"] for action in seen["actions"]]:
+        assert time.monotonic() < deadline, seen
         seen = await until(api, two, orders_version=2, ready=1)
         await asyncio.sleep(0.1)
     assert seen["scaling"]["mode"] == "dry_run"

@@ -178,6 +178,17 @@ async def test_a_caller_of_another_major_gets_the_typed_error_and_remembers_the_
     await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="w"))
     assert not caller.incompatible
 
+    # A refusal for another reason shows as well that the server reads this version.
+    caller.note_incompatible("state-store", refused.value)
+    with pytest.raises(InvalidInputError), monkeypatch.context() as other:
+        other.setattr(DrainWorker, "to_text", lambda _: f'{{"{MEMBER}": "{MAJOR}.0"}}')
+        await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="w"))
+    assert not caller.incompatible
+    # Without requests, the note ends by itself: a gateway that is not ready gets none.
+    caller.note_incompatible("state-store", refused.value)
+    monkeypatch.setattr("turboserve.bus.client.INCOMPATIBLE_S", -1.0)
+    assert not caller.incompatible
+
 
 @pytest.mark.parametrize("version", OTHER_MAJORS)
 async def test_an_answer_of_another_major_is_a_typed_error(connect: Any, version: str) -> None:
@@ -250,5 +261,11 @@ async def test_an_event_of_another_major_is_skipped_and_the_next_is_read(connect
             await append(bus, subjects.EVENT.of("s"), body, message_id=f"m{number}")
         found = [one.event.id async for one in follow_events(bus, "s", 0)]
         assert found == ["e1", "e9"]
+        # A session that ended under another MAJOR: its last event is known by its sequence alone.
+        for number, version in enumerate(OTHER_MAJORS):
+            last = await append(
+                bus, subjects.EVENT.of("old"), of_version(ended, version), message_id=f"o{number}"
+            )
+        assert [one async for one in follow_events(bus, "old", 0, last.sequence)] == []
     finally:
         await bus.jetstream().delete_stream(subjects.EVENTS)

@@ -131,6 +131,7 @@ async def story_of_creation(receiver: OtlpReceiver, client: Client, session: str
         return (
             connected(spans, client)
             and bool(named(spans, "gateway", "show first frame"))
+            and bool(named(spans, "gateway", "deliver chunk"))
             and bool(named(spans, "gateway", "POST /v1/sessions"))
             and bool(named(spans, "worker", "start worker"))
             and bool(named(spans, "autoscaler", "launch worker"))

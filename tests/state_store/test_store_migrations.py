@@ -117,17 +117,24 @@ async def test_rows_of_the_time_before_0012_get_the_words_of_today_and_lose_them
     ]
     assert {one["event_id"]: json.loads(one["body"]) for one in after["outbox"]} == {
         "s:4:moved": {
+            "schema_version": "1.0",
             "type": "session.migrated",
             "record": {"id": "s", "migration": None, "seed": 2**53 - 1},
             "at": 1.25,
         },
         "s:6:move_abandoned": {
+            "schema_version": "1.0",
             "type": "session.migration_abandoned",
             "record": {"id": "s", "migration": 5},
             "reason": 'session.moved "é"',
         },
-        "w:1:joined": {"type": "worker.joined", "worker": {"id": "a", "pool_member": "local-0"}},
+        "w:1:joined": {
+            "schema_version": "1.0",
+            "type": "worker.joined",
+            "worker": {"id": "a", "pool_member": "local-0"},
+        },
         "s:1:prompt": {
+            "schema_version": "1.0",
             "type": "prompt.accepted",
             "record": {"id": "s", "migration": None},
             "prompt": "move: session.moved",

@@ -42,6 +42,9 @@ from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry import QUIET, context_of, inject_context, set_error, tracer, tracing, within
 
 ERROR_HEADER = "Ts-Error"
+INCOMPATIBLE_S = 60.0
+"""A service is not ready for this long after it found another MAJOR schema version, seconds. A load balancer
+sends no request to a gateway that is not ready, so no answer may come that ends the state earlier."""
 META_HEADER = "Ts-Meta"
 OTHER_ACCOUNT = "_R_."
 """Prefix of the reply subjects that the broker makes for requests from other accounts."""
@@ -80,8 +83,8 @@ class Bus:
         """Set when the client has closed for good, which some errors of the broker cause."""
         self.service = service
         self.incarnations = StreamIncarnations(self.jetstream)
-        self.incompatible: dict[str, str] = {}
-        """Services of another MAJOR schema version, as their last answer showed → reason."""
+        self._incompatible: dict[str, tuple[float, str]] = {}
+        """Services of another MAJOR schema version → when their last answer showed this, and the reason."""
         self._deadline_s = settings.request_deadline_s
         self._requests = BackgroundTasks()
         self._jetstreams: dict[float, JetStreamContext] = {}
@@ -252,15 +255,29 @@ class Bus:
             refusal = _incompatible(f"the answer to {endpoint.subject}", error)
             self.note_incompatible(endpoint.server, refusal)
             raise refusal from None
-        if self.incompatible:
-            self.incompatible.pop(endpoint.server, None)
+        self._compatible(endpoint.server)
         return answer
 
     def note_incompatible(self, server: str, refusal: IncompatibleVersionError) -> None:
-        """Remember that `server` has another MAJOR schema version, until it answers a request again."""
+        """Remember that `server` has another MAJOR schema version.
+
+        Its next answer of this version ends that, and so do `INCOMPATIBLE_S` seconds without an answer.
+        """
         if server not in self.incompatible:
             log.error("incompatible schema version", server=server, error=refusal.detail)
-        self.incompatible[server] = refusal.detail
+        self._incompatible[server] = asyncio.get_running_loop().time(), refusal.detail
+
+    @property
+    def incompatible(self) -> dict[str, str]:
+        """Services of another MAJOR schema version, as their last answer showed → reason."""
+        if not self._incompatible:
+            return {}
+        since = asyncio.get_running_loop().time() - INCOMPATIBLE_S
+        return {server: reason for server, (at, reason) in self._incompatible.items() if at >= since}
+
+    def _compatible(self, server: str) -> None:
+        if self._incompatible:
+            self._incompatible.pop(server, None)
 
     async def _request(
         self, endpoint: Endpoint[Any, Any], request: Contract, deadline_s: float | None
@@ -297,6 +314,8 @@ class Bus:
                 failure.answered = True
                 if isinstance(failure, IncompatibleVersionError):
                     self.note_incompatible(endpoint.server, failure)
+                else:
+                    self._compatible(endpoint.server)
             # The server marks its own failures. A request without an answer failed here.
             set_error(span, failure, failed=not failure.answered)
         raise failure
@@ -358,7 +377,11 @@ class Bus:
             ) as span:
                 try:
                     caller = caller_of(endpoint, raw)
-                    request = endpoint.request.from_bytes(raw.data)
+                    try:
+                        request = endpoint.request.from_bytes(raw.data)
+                    except SchemaVersionError as error:
+                        skip(endpoint.subject, error)
+                        raise _incompatible(f"{endpoint.server} refuses {endpoint.subject}", error) from None
                     if tracing() and (session := session_of(request)) is not None:
                         span.set_attribute(SESSION, session)
                     response, data = await handler(request, caller)
@@ -370,9 +393,6 @@ class Bus:
                         headers[META_HEADER], body = response.to_text(), data
                 except ValidationError as error:
                     problem = _invalid(error)
-                except SchemaVersionError as error:
-                    skip(endpoint.subject, error)
-                    problem = _incompatible(f"{endpoint.server} refuses {endpoint.subject}", error)
                 except TurboServeError as error:
                     problem = error
                 except Exception:

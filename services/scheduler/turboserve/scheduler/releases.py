@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+from cachetools import FIFOCache
+
 NOT_REPORTED = "not reported"
+REMEMBERED = 4_096
+"""Workers whose releases are kept, although no health check asks for them."""
 
 
 class WorkerReleases:
     """The releases that workers report with their load."""
 
     def __init__(self) -> None:
-        self._releases: dict[str, str | None] = {}
+        self._releases: FIFOCache[str, str | None] = FIFOCache(REMEMBERED)
 
     def reported(self, worker: str, release: str | None) -> None:
         """Note a worker's release. None: its schema version is below 1.1."""
@@ -23,7 +27,8 @@ class WorkerReleases:
 
         Other workers are forgotten.
         """
-        self._releases = {name: one for name, one in self._releases.items() if name in workers}
+        for name in [name for name in self._releases if name not in workers]:
+            del self._releases[name]
         counts = Counter(self._releases.values())
         if len(counts) < 2:
             return None

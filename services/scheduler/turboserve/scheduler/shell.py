@@ -203,7 +203,8 @@ class Shell:
         self.feed(LoadReported(report))
 
     def _mixed_releases(self) -> str | None:
-        return self._releases.mixed(self.core.view.workers) if self._leads() else None
+        mixed = self._releases.mixed(self.core.view.workers)
+        return mixed if self._leads() else None
 
     async def _on_playhead(self, playhead: Playhead, _body: bytes) -> None:
         self.feed(ViewersReported(playhead.session, playhead.viewers))

@@ -124,6 +124,9 @@ class LocalProvider(PoolProvider):
         }
         if (traceparent := telemetry.traceparent()) is not None:
             environment[telemetry.TRACEPARENT] = traceparent
+        else:
+            # What launched this service did not launch the worker.
+            environment.pop(telemetry.TRACEPARENT, None)
         try:
             child = await asyncio.to_thread(self._spawn, environment)
         except OSError as error:

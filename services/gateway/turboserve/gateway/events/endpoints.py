@@ -50,17 +50,21 @@ async def events(
     gateway.streams.check(tenant)
     record = await gateway.sessions.get_or_remembered(tenant, session)
     position = after if last_event_id is None else last_event_id
-    if record.phase.ended and await newest_event(gateway.bus, session) <= position:
+    last = await newest_event(gateway.bus, session) if record.phase.ended else None
+    if last is not None and last <= position:
         return Response(status_code=204)
     # FastAPI's EventSourceResponse can neither answer 204, nor end at a stop of the gateway, nor count the
     # tenant's streams. Its interval of keep-alive comments is fixed.
-    lines = _lines(gateway, session, position)
+    lines = _lines(gateway, session, position, last)
     return LiveResponse(lines, gateway.streams, tenant, EventSourceResponse.media_type)
 
 
-async def _lines(gateway: Gateway, session: str, position: int) -> AsyncGenerator[bytes, None]:
+async def _lines(
+    gateway: Gateway, session: str, position: int, last: int | None
+) -> AsyncGenerator[bytes, None]:
     yield format_sse_event(retry=RECONNECT_MS)
-    coming = or_silence(follow_events(gateway.bus, session, position), gateway.settings.events_keepalive_s)
+    events = follow_events(gateway.bus, session, position, last)
+    coming = or_silence(events, gateway.settings.events_keepalive_s)
     async with aclosing(coming):
         async for one in coming:
             if one is None:

@@ -18,12 +18,15 @@ class SequencedEvent(NamedTuple):
     sequence: int
 
 
-async def follow_events(bus: Bus, session: str, after: int) -> AsyncGenerator[SequencedEvent, None]:
+async def follow_events(
+    bus: Bus, session: str, after: int, until: int | None = None
+) -> AsyncGenerator[SequencedEvent, None]:
     """Yield the session's events after sequence `after`, until an event shows that the session has ended.
 
     For a follower that starts earlier, that event is `session.ended`. One more event may follow it in the
     log: for a prompt that the last chunk applied. Event types that this version does not know are skipped,
-    and so are events of another MAJOR schema version.
+    and so are events of another MAJOR schema version. `until` is the sequence of the last event of a session
+    that has ended, as far as it is known: nothing follows it, even if this version cannot read it.
     """
     entries = follow(bus, EVENT.stream, EVENT.of(session), EVENT.live(session), after_sequence=after)
     async with aclosing(entries):
@@ -32,9 +35,11 @@ async def follow_events(bus: Bus, session: str, after: int) -> AsyncGenerator[Se
                 event = session_event_from_bytes(entry.data)
             except UNREADABLE as error:
                 skip(entry.subject, error)
-                continue
-            yield SequencedEvent(event, entry.sequence)
-            if event.record.phase.ended:
+                ended = False
+            else:
+                yield SequencedEvent(event, entry.sequence)
+                ended = event.record.phase.ended
+            if ended or (until is not None and entry.sequence >= until):
                 return
 
 

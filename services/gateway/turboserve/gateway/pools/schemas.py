@@ -56,7 +56,7 @@ class PoolEvent(PublicOutput):
     )
     worker: str | None = Field(description="The worker concerned, if any.", examples=["wk_5f3a9c"])
     action: str = Field(
-        description="One of `target` (the size changed), `reserve`, `launch`, `adopt`, `ready`, `drain`, "
+        description="One of `target` (the size changed), `launch`, `adopt`, `ready`, `drain`, "
         "`extend` (a drain takes longer than its deadline), `release`, `gone` (the worker ended by itself), "
         "`fail`.",
         examples=["launch"],

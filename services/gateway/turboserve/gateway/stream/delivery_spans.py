@@ -9,7 +9,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
 from turboserve.bus.client import SESSION
 from turboserve.gateway.stream.chunks import Chunk
-from turboserve.telemetry import context_from, is_sampled, tracer
+from turboserve.telemetry import QUIET, context_from, is_sampled, tracer
 
 _trace = tracer("gateway")
 
@@ -41,6 +41,8 @@ class DeliverySpans:
                 "turboserve.chunk.index": chunk.header.index,
                 "turboserve.viewer.id": self._viewer,
             },
+            # A viewer who leaves is no error.
+            **QUIET,
         )
 
     def shown(self, session: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from opentelemetry.trace import INVALID_SPAN
+from opentelemetry.trace import INVALID_SPAN, Span
 from torch import Tensor
 
 from turboserve import logs
@@ -74,6 +74,14 @@ class ChunkPackager:
             log.exception("packaging failed", session=item.ready.session, chunk=item.ready.index)
             return events.RunFailed(item.ready.session, item.run, f"packaging: {error}")
 
+    def _span(self, made: GeneratedChunk, began: float, now: float) -> Span:
+        try:
+            return chunk_span(made.ready, made.origin, began, now, self._nanoseconds)
+        except Exception:
+            # A fault of tracing must not end a session.
+            log.exception("chunk not traced", session=made.ready.session, chunk=made.ready.index)
+            return INVALID_SPAN
+
     def _package(self, made: GeneratedChunk) -> PackagedChunk:
         ready = made.ready
         first_frame = round(ready.media_start_s * self._fps)
@@ -82,7 +90,7 @@ class ChunkPackager:
         self._profile.observe(1, self._clock.monotonic() - began)
         now = self._clock.monotonic()
         compute_s = now - ready.timings.started_s
-        span = chunk_span(ready, made.origin, began, now, self._nanoseconds) if tracing() else INVALID_SPAN
+        span = self._span(made, began, now) if tracing() else INVALID_SPAN
         latents, shape = self._encoder.latents(ready)
         return PackagedChunk(
             session=ready.session,

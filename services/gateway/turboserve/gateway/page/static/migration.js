@@ -1,4 +1,4 @@
-// Which worker runs the session, and migrating it to another: shown while there is another that is ready.
+// Shows which worker runs the session. Where another worker is ready, offers to migrate the session to it.
 
 const LOOK_MS = 3000;
 

@@ -12,6 +12,7 @@ let pools = [];
 let shown = null;
 /** Whether the number of workers was typed and not sent yet: the next report must not replace it. */
 let edited = false;
+let orderFailed = false;
 
 async function call(method, path, body) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
@@ -155,14 +156,17 @@ function showCost(cost) {
 }
 
 async function order(method, name, body) {
-  if (shown === null) return;
+  const pool = shown;
+  if (pool === null) return;
+  orderFailed = false;
   try {
-    await call(method, `v1/pools/${shown}/${name}`, body);
-    if (name === "override") edited = false;
+    await call(method, `v1/pools/${pool}/${name}`, body);
+    if (name === "override" && shown === pool) edited = false;
     complain(null);
     showPools((await call("GET", "v1/pools")).pools);
   } catch (problem) {
     complain(problem);
+    orderFailed = true;
   }
 }
 
@@ -170,7 +174,8 @@ async function look() {
   try {
     showPools((await call("GET", "v1/pools")).pools);
     showCost(await call("GET", "v1/cost?limit=1"));
-    complain(null);
+    // The error of an order stays until the next order.
+    if (!orderFailed) complain(null);
   } catch (problem) {
     at("phase").textContent = "no report";
     document.body.dataset.mode = "empty";

@@ -30,6 +30,8 @@ TYPES = (
 """Types of events. Their ids stay: an id recognizes an event that was published before the upgrade."""
 IN_BODIES = (("record", "move", "migration"), ("worker", "pool_slot", "pool_member"))
 """Object in an event's body, with the names of its field."""
+SCHEMA_VERSION = "1.0"
+"""Version of the messages with these words."""
 
 
 def upgrade() -> None:
@@ -37,9 +39,15 @@ def upgrade() -> None:
         op.alter_column(table, old, new_column_name=new)
     _rename_constraint(*CONSTRAINT)
     _rename_in_rows(KIND, NUMBERS, TYPES, tuple((inside, old, new) for inside, old, new in IN_BODIES))
+    # Readers refuse a message without a version.
+    op.execute(
+        f"""update outbox set body = (jsonb_build_object('schema_version', '{SCHEMA_VERSION}')"""
+        " || body::jsonb)::text where not jsonb_exists(body::jsonb, 'schema_version')"
+    )
 
 
 def downgrade() -> None:
+    op.execute("update outbox set body = (body::jsonb - 'schema_version')::text")
     _rename_in_rows(
         (KIND[1], KIND[0]),
         tuple((new, old) for old, new in NUMBERS),
