@@ -73,7 +73,7 @@ def test_everything_is_ready_and_on_record(dummies: BackgroundStack) -> None:
         dummies,
         f"TurboServe is up:  {record.url}/",
         "Reachable by this machine's users and programs.",
-        "No API keys: whoever reaches this address may",
+        "No API keys: every client that reaches this address may",
     )
     assert (dummies.data / "stack.json").stat().st_mode & 0o777 == 0o600
 

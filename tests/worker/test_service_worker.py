@@ -370,7 +370,7 @@ async def test_a_session_that_breaks_devices_is_failed_and_its_mate_goes_on(scen
         await scene.until(counted, "the goodbye is heard")
     failed = await scene.record(poison)
     assert failed.phase is Phase.FAILED
-    assert str(failed.reason).startswith("poisoned: 3 workers in a row died of a device error")
+    assert str(failed.reason).startswith("poisoned: 3 workers in a row failed with a device error")
     # It was alone in the steps of the second and the third.
     spared = await scene.record(mate)
     assert spared.phase is Phase.ACTIVE
