@@ -84,6 +84,8 @@ async def test_a_creation_and_a_prompt_are_one_trace_each(data_dir: Path, receiv
     """The pool is empty, so that the creation also starts a worker."""
     environment = {
         "TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint,
+        # Exemplars come with the metrics.
+        "OTEL_METRIC_EXPORT_INTERVAL": "2000",
         "TURBOSERVE_SCALE_ZERO_AFTER_S": "2",
         "TURBOSERVE_SCALE_IN_COOLDOWN_S": "2",
         "TURBOSERVE_SCALE_IN_WINDOW_S": "2",

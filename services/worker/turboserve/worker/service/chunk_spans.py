@@ -9,7 +9,7 @@ from opentelemetry.trace import Span, set_span_in_context
 
 from turboserve.bus.client import SESSION
 from turboserve.sampling import PERIODIC
-from turboserve.telemetry import context_from, links_to, tracer, tracing
+from turboserve.telemetry import context_from, links_to, tracer
 from turboserve.worker.engine.events import ChunkReady, Step
 
 _trace = tracer("worker")
@@ -32,7 +32,7 @@ NO_ORIGIN = ChunkOrigin()
 
 
 class RunTrace:
-    """The trace contexts of one engine run. Its methods do nothing where requests are not traced."""
+    """The trace contexts of one engine run. A worker that does not trace keeps none."""
 
     def __init__(self) -> None:
         self.assigned: str | None = None
@@ -47,7 +47,7 @@ class RunTrace:
 
     def prompt(self, control_seq: int, traceparent: str | None) -> None:
         """The first chunk under this control answers the request with this context."""
-        if traceparent is not None and tracing() and (control_seq, traceparent) not in self._prompts:
+        if traceparent is not None and (control_seq, traceparent) not in self._prompts:
             self._prompts.append((control_seq, traceparent))
 
     def origin(self, control_seq: int, batched: Mapping[str, str | None]) -> ChunkOrigin:

@@ -197,7 +197,8 @@ class EngineDriver:
             case commands.ResumeGeneration(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=False))
             case commands.SetPrompt(session=session, control_seq=seq, prompt=prompt, traceparent=traceparent):
-                self._runs[session].trace.prompt(seq, traceparent)
+                if self.engine.records_steps:
+                    self._runs[session].trace.prompt(seq, traceparent)
                 self.engine.control(session, Control(seq, prompt=prompt))
             case commands.SetPlayhead(session=session, playhead_s=seconds, playing=playing, age_s=age_s):
                 self.engine.playhead(session, seconds, now=now - age_s, playing=playing)
@@ -229,8 +230,9 @@ class EngineDriver:
             self._deliver(events.RunFailed(admit.session, admit.run, str(error)))
         else:
             engine_run = self._runs[admit.session] = _EngineRun(admit.run, warming)
-            engine_run.trace.assign(admit.traceparent)
-            engine_run.trace.prompt(admit.control_seq, admit.prompt_traceparent)
+            if self.engine.records_steps:
+                engine_run.trace.assign(admit.traceparent)
+                engine_run.trace.prompt(admit.control_seq, admit.prompt_traceparent)
 
     def _warmed(self, engine_run: _EngineRun, chunk: engine_events.ChunkReady) -> None:
         """Restart at the due chunk, with this first chunk's latents in place of the lost context."""
