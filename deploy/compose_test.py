@@ -177,7 +177,7 @@ async def stream_a_session(url: str, key: str | None) -> str:
         async with viewer.watching():
             await viewer.more_chunks(4, CHUNK_LIMIT_S)
             switch = await viewer.submit(SECOND_PROMPT)
-            applied = await viewer.event("prompt.applied", CHUNK_LIMIT_S, event_id=switch.event_id)
+            applied = await viewer.event("prompt.applied", CHUNK_LIMIT_S, prompt_id=switch.prompt_id)
             # A new prompt may take two chunks until no part of the old one is visible.
             settled = applied["chunk_index"] + 2
             await viewer.until(lambda: viewer.last >= settled + 1, CHUNK_LIMIT_S, "video of the new prompt")

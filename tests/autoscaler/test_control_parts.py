@@ -126,10 +126,10 @@ class TestTable:
     @pytest.mark.parametrize(
         ("second", "field", "limit"),
         [
-            ({"volatility_from": 1.6}, "levels[1].volatility_from", "1.5"),
-            ({"volatility_from": 1.4}, "levels[1].volatility_from", "1.5"),
+            ({"volatility_from": 1.6}, "levels[1].volatility_from", 1.5),
+            ({"volatility_from": 1.4}, "levels[1].volatility_from", 1.5),
             ({"volatility_to": 9.0}, "levels[1].volatility_to", "none"),
-            ({"level": 3}, "levels[1].level", "2"),
+            ({"level": 3}, "levels[1].level", 2),
             ({"target_utilization": 0.0}, "levels[1].target_utilization", None),
             ({"target_utilization": 1.01}, "levels[1].target_utilization", None),
             ({"latency_weight": "x"}, "levels[1].latency_weight", None),
@@ -142,7 +142,7 @@ class TestTable:
         ],
     )
     def test_gaps_overlaps_and_wild_values_are_named(
-        self, second: dict[str, object], field: str, limit: str | None
+        self, second: dict[str, object], field: str, limit: str | float | None
     ) -> None:
         with pytest.raises(InvalidInputError) as caught:
             ProfileTable.parse(json.dumps(self.table(**second)))

@@ -76,7 +76,7 @@ async def test_names_that_are_too_long_are_shown_shortened(api: httpx.AsyncClien
         assert answer.status_code == 422
         assert len(answer.content) < 1_000
     problem = answer.json()
-    assert (problem["field"], problem["limit"]) == ("metadata", "64")
+    assert (problem["field"], problem["limit"]) == ("metadata", 64)
     assert len((await api.get(f"/{long[:9000]}")).json()["detail"]) < 300
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx
@@ -15,6 +16,8 @@ from turboserve.bus import Bus, append, last_entry
 from turboserve.config import Settings
 from turboserve.contracts.events import PromptApplied, session_event_from_bytes
 from turboserve.subjects import EVENT, EVENTS
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
 
 async def read(api: httpx.AsyncClient, path: str, count: int, **headers: str) -> list[dict[str, Any]]:
@@ -52,10 +55,61 @@ async def test_events_come_in_order_from_the_beginning_and_end_with_the_session(
     assert types[-1] == "session.ended"
     assert "prompt.accepted" in types
     assert [event["sse_event"] for event in events] == types
-    sequences = [event["sequence"] for event in events]
-    assert sequences == sorted(set(sequences))
-    assert [event["sse_id"] for event in events] == [str(number) for number in sequences]
+    assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+    assert [event["sse_id"] for event in events] == [str(event["sequence"]) for event in events]
     assert not any("tenant" in event for event in events)
+    times = [event["at"] for event in events]
+    assert all(TIME.fullmatch(time) for time in times)
+    assert times == sorted(times)
+
+
+async def test_each_session_numbers_its_events_from_1_whatever_others_do(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
+    """Numbers of the shared log would show how much happens to the sessions of others."""
+    one, two = await start(), await start()
+    for session in (one, two, one, two):
+        await api.post(session["links"]["prompts"], json={"prompt": "a blue square"})
+    for session in (one, two):
+        await api.delete(session["links"]["self"])
+    for session in (one, two):
+        path = session["links"]["events"]
+        events = await read(api, path, 100)
+        assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+        # From every number on, the rest comes: nothing twice, nothing lost.
+        for number in range(1, len(events)):
+            rest = await read(api, f"{path}?after={number}", 100)
+            assert [event["id"] for event in rest] == [event["id"] for event in events[number:]]
+        assert (await api.get(path, params={"after": 2**53})).status_code == 204
+
+
+async def test_of_prompts_in_a_row_only_the_one_that_is_shown_is_applied(
+    start: StartSession, watch: Watch, api: httpx.AsyncClient
+) -> None:
+    session = await start("a red circle")
+    viewer = await watch(session["id"], events_after=0)
+    await viewer.chunks(1)
+    # No chunk is made while it is paused, so the last prompt wins.
+    await api.post(session["links"]["pause"])
+    receipts = [
+        (await api.post(session["links"]["prompts"], json={"prompt": prompt})).json()
+        for prompt in ("a green triangle", "a yellow circle", "a blue square")
+    ]
+    *lost, won = [receipt["prompt_id"] for receipt in receipts]
+    await api.post(session["links"]["resume"])
+    applied = await viewer.until("prompt.applied")
+    assert (applied["prompt_id"], applied["prompt"]) == (won, "a blue square")
+    superseded = [message for message in viewer.seen if message["type"] == "prompt.superseded"]
+    assert [(message["prompt_id"], message["superseded_by"]) for message in superseded] == [
+        (prompt_id, won) for prompt_id in lost
+    ]
+    assert not any("chunk_index" in message for message in superseded)
+    chunks = {m["index"]: m["control_seq"] for m in viewer.seen if m["type"] == "chunk"}
+    while applied["chunk_index"] not in chunks:
+        chunk = await viewer.until("chunk")
+        chunks[chunk["index"]] = chunk["control_seq"]
+    assert chunks[applied["chunk_index"]] == 3
+    assert not {1, 2} & set(chunks.values())
 
 
 async def test_a_client_goes_on_behind_its_last_event_id(start: StartSession, api: httpx.AsyncClient) -> None:
@@ -99,9 +153,10 @@ async def test_an_event_behind_the_end_does_not_keep_its_reader_for_ever(
     )
     entry = await last_entry(bus, EVENTS, subject)
     assert entry is not None
-    record = session_event_from_bytes(entry.data).record
+    last = session_event_from_bytes(entry.data).record
+    record = last.model_copy(update={"event_sequence": last.event_sequence + 1})
     late = PromptApplied(
-        id="evt_late", at=1.0, record=record, event_id="evt_p", control_seq=1, prompt="x", chunk_index=3
+        id="evt_late", at=1.0, record=record, prompt_id="evt_p", control_seq=1, prompt="x", chunk_index=3
     )
     await append(bus, subject, late.to_bytes(), message_id=late.id, deadline_s=60)
     await bus.close()

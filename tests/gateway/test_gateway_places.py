@@ -56,7 +56,7 @@ def test_one_tenant_has_its_share_of_the_places_and_leaves_the_others() -> None:
     with streams.place("greedy"), streams.place("greedy"):
         with pytest.raises(TenantLimitError) as caught, streams.place("greedy"):
             pass
-        assert (caught.value.field, caught.value.limit, caught.value.status) == ("tenant_streams", "2", 429)
+        assert (caught.value.field, caught.value.limit, caught.value.status) == ("tenant_streams", 2, 429)
         assert caught.value.retry_after_s is not None
         with (
             streams.place("modest"),

@@ -156,7 +156,7 @@ async def test_orders_reach_the_autoscaler_and_are_kept(
     changed["levels"][0]["target_utilization"] = 0.7
     changed["provenance"]["made_at"] = "2026-11-22T22:04:05+01:00"
     kept = (await api.put(f"{base}/profile", json=changed)).json()["profile"]
-    assert kept["provenance"]["made_at"] == "2026-11-22T21:04:05.000Z"
+    assert kept["provenance"]["made_at"] == "2026-11-22T21:04:05.000000Z"
     orders = await autoscaler.report("orders")
     assert (orders.version, orders.override, orders.dry_run) == (3, 2, True)
     assert orders.table is not None
@@ -336,4 +336,4 @@ async def test_any_time_of_a_report_can_be_written(
     action = PoolAction(at=seconds, action="launch", reason="x")
     await autoscaler.publish("times", actions=(action,))
     [found] = (await api.get("/v1/pools/times")).json()["actions"]
-    assert found["at"] == ("1970-01-01T00:00:00.000Z" if seconds == 0 else "9999-12-31T23:59:59.999Z")
+    assert found["at"] == ("1970-01-01T00:00:00.000000Z" if seconds == 0 else "9999-12-31T23:59:59.999999Z")

@@ -6,6 +6,7 @@ import asyncio
 import io
 import itertools
 import json
+from typing import Any
 
 import av
 import httpx
@@ -40,6 +41,7 @@ async def test_chunks_are_whole_contiguous_and_show_what_was_asked_for(
     viewer = await watch(session["id"])
     hello = await viewer.next()
     assert (hello["type"], hello["session"], hello["next"]) == ("hello", session["id"], 0)
+    assert hello["protocol_version"] == 1
     init = await viewer.until("init")
     assert init["mime"].startswith('video/mp4; codecs="avc1.')
     chunks = await viewer.chunks(4)
@@ -59,7 +61,7 @@ async def test_a_prompt_gets_both_receipts_and_the_video_changes(start: StartSes
     receipt = await viewer.until("receipt")
     assert (receipt["id"], receipt["control_seq"]) == ("mine", 1)
     applied = await viewer.until("prompt.applied")
-    assert (applied["event_id"], applied["prompt"]) == (receipt["event_id"], "a blue square")
+    assert (applied["prompt_id"], applied["prompt"]) == (receipt["prompt_id"], "a blue square")
     while applied["chunk_index"] not in [m["index"] for m in viewer.seen if m["type"] == "chunk"]:
         await viewer.next()
     for chunk in (message for message in viewer.seen if message["type"] == "chunk"):
@@ -68,7 +70,7 @@ async def test_a_prompt_gets_both_receipts_and_the_video_changes(start: StartSes
         seen = frames(viewer.init + chunk["data"])
         assert all(is_blue(frame) if changed else is_red(frame) for frame in seen)
     accepted = [m for m in viewer.seen if m["type"] == "prompt.accepted"]
-    assert [m["event_id"] for m in accepted] == [receipt["event_id"]]
+    assert [m["prompt_id"] for m in accepted] == [receipt["prompt_id"]]
 
 
 async def test_a_dropped_connection_goes_on_without_a_lost_or_repeated_chunk(
@@ -189,14 +191,43 @@ BROKEN: list[tuple[str | bytes, str]] = [
 ]
 
 
+NOT_JSON = ("not json", "[" * 60_000)
+
+
+async def test_an_error_names_the_message_that_caused_it(start: StartSession, watch: Watch) -> None:
+    viewer = await watch((await start())["id"])
+    await viewer.until("hello")
+    messages: list[dict[str, Any]] = [
+        {"type": "prompt"},
+        {"type": "dance"},
+        {"type": "playhead", "playhead_s": -1, "buffered_s": "x"},
+        {"type": "ping", "extra": 1},
+    ]
+    for number, broken in enumerate(messages):
+        await viewer.say(**broken, id=f"mine-{number}")
+        assert (await viewer.until("error"))["id"] == f"mine-{number}"
+    for unusable in (5, "x" * 65, "\ud800"):
+        await viewer.say(type="dance", id=unusable)
+        assert "id" not in await viewer.until("error")
+    await viewer.say(type="playhead", playhead_s=-1, buffered_s="x", id="both")
+    errors = (await viewer.until("error", id="both"))["errors"]
+    assert [(error["field"], error.get("limit")) for error in errors] == [
+        ("playhead_s", 0),
+        ("buffered_s", None),
+    ]
+
+
 async def test_broken_messages_are_answered_and_harm_nothing(start: StartSession, watch: Watch) -> None:
     viewer = await watch((await start())["id"])
     await viewer.until("chunk")
     for message, field in BROKEN:
         await viewer.socket.send(message)
         error = await viewer.until("error")
-        assert (error["status"], error["field"]) == (422, field), message[:80]
+        malformed = message in NOT_JSON
+        code = (400, "malformed_request") if malformed else (422, "invalid_input")
+        assert (error["status"], error["code"], error["field"]) == (*code, field), message[:80]
         assert error["detail"]
+        assert malformed or error["errors"][0]["field"] == field
     await viewer.say(type="ping", id="still there")
     await viewer.until("pong", id="still there")
     await viewer.chunks(2)

@@ -149,7 +149,7 @@ async def test_no_more_streams_than_the_limit(
     assert hello["type"] == "hello"
     late = await watch(session["id"], url=keyed_url, access_token=KEY_A)
     error = await late.next()
-    assert (error["code"], error["limit"]) == ("too_many_streams", "1")
+    assert (error["code"], error["limit"]) == ("too_many_streams", 1)
     assert await late.closed() == 1013
     answer = await keyed.get(session["links"]["video"], headers=ALICE)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")

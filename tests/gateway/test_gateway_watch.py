@@ -64,7 +64,7 @@ class Room:
 
 def watching(room: Room) -> Watch:
     gateway: Any = room
-    return Watch(gateway, record(), StreamStart(0, 0.0, 0), 0, self_paced=False)
+    return Watch(gateway, record(), StreamStart(0, 0.0, 0), self_paced=False)
 
 
 @pytest.fixture(autouse=True)

@@ -136,7 +136,7 @@ def refused(answer: httpx.Response, field: str, limit: int | None = None) -> Non
     problem = answer.json()
     assert (problem["code"], problem["field"]) == ("tenant_limit", field)
     assert int(answer.headers["retry-after"]) >= 1
-    assert limit is None or problem["limit"] == str(limit)
+    assert limit is None or problem["limit"] == limit
 
 
 async def chunk(socket: ClientConnection) -> None:

@@ -36,7 +36,7 @@ async def test_an_answer_and_every_kind_of_refusal(connect) -> None:  # type: ig
     assert await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="w")) == Done()
     with pytest.raises(NoCapacityError) as full:
         await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="full"))
-    assert (full.value.field, full.value.limit, full.value.retry_after_s) == ("worker", "2", 1.5)
+    assert (full.value.field, full.value.limit, full.value.retry_after_s) == ("worker", 2, 1.5)
     with pytest.raises(TurboServeError) as bug:
         await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="bug"))
     assert (bug.value.code, bug.value.status) == ("internal", 500)
@@ -72,7 +72,7 @@ async def test_no_responder_and_no_answer_are_distinguished(connect) -> None:  #
     await store.flush()
     with pytest.raises(DeadlineError) as late:
         await caller.call(subjects.WORKER_GONE, WorkerGone(worker="w", reason=""), deadline_s=0.2)
-    assert (late.value.status, late.value.limit) == (504, "0.2")
+    assert (late.value.status, late.value.limit) == (504, 0.2)
     release.set()
 
 

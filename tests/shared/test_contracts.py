@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from enum import StrEnum
@@ -159,11 +160,23 @@ def test_an_error_comes_out_as_what_it_went_in(kind: type[errors.TurboServeError
     assert (again.detail, again.field, again.limit, again.retry_after_s) == (
         "what happened",
         "prompt",
-        "2000",
+        2_000,
         1.5,
     )
     assert again.retryable
     assert 400 <= kind.status < 600
+
+
+@pytest.mark.parametrize("limit", [5, 0.2, "5", "suspended", None])
+def test_the_limit_of_an_error_keeps_its_type(limit: str | int | float | None) -> None:
+    body = errors.ErrorBody.from_bytes(errors.InvalidInputError("x", limit=limit).body().to_bytes())
+    again = errors.error_from(body).limit
+    assert (again, type(again)) == (limit, type(limit))
+
+
+def test_an_infinite_limit_is_sent_as_text() -> None:
+    body = errors.InvalidInputError("x", limit=math.inf).body()
+    assert errors.ErrorBody.from_bytes(body.to_bytes()).limit == "inf"
 
 
 def test_an_error_of_a_newer_service_is_an_error_still() -> None:
@@ -188,7 +201,7 @@ def test_what_cannot_be_a_token_of_a_subject_is_no_id(text: str) -> None:
 
 
 def test_prompts_have_their_limit() -> None:
-    fields = {"session": "s", "event_id": "e"}
+    fields = {"session": "s", "prompt_id": "e"}
     requests.SubmitPrompt(**fields, prompt="x" * PROMPT_LIMIT)
     for prompt in ("", "x" * (PROMPT_LIMIT + 1)):
         with pytest.raises(ValidationError):

@@ -36,7 +36,7 @@ async def test_a_prompt_becomes_video_and_a_new_prompt_changes_it(
     async with viewer.watching():
         await viewer.more_chunks(4, FIRST_S)
         switch = await viewer.submit("a blue square moving up")
-        applied = await viewer.event("prompt.applied", NEXT_S, event_id=switch.event_id)
+        applied = await viewer.event("prompt.applied", NEXT_S, prompt_id=switch.prompt_id)
         settled = applied["chunk_index"] + 2
         await viewer.until(lambda: viewer.last >= settled + 1, NEXT_S, "video of the new prompt")
         record = await viewer.get()
@@ -142,7 +142,6 @@ async def test_bad_input_is_answered_and_harms_no_session(
             ("POST", "/v1/sessions", {"prompt": "a red circle", "seed": -1}, 422, "seed"),
             ("POST", "/v1/sessions", {"prompt": "x" * 2_000_000}, 413, None),
             ("POST", f"{path}/prompts", {"prompt": " "}, 422, "prompt"),
-            ("POST", f"{path}/resume", None, 409, None),
             ("GET", "/v1/sessions/no-such", None, 404, None),
             ("POST", "/v1/sessions/no-such/pause", None, 404, None),
         ]:

@@ -17,6 +17,13 @@ REQUEST = CreateSession(id="s1", tenant="t", model="m", prompt="a red circle", s
 FREE = Slots("m", WorkerPhase.READY, capacity=2, used=0)
 
 
+def paused_record(record: SessionRecord, now: float) -> SessionRecord:
+    """Return the row after a pause that changes it."""
+    change = rules.pause(record, now)
+    assert change is not None
+    return change.record
+
+
 def place_request(record: SessionRecord, worker: str = "w1", version: int | None = None) -> PlaceSession:
     decision = Decision(session=record.id, epoch=0, kind="place", reason="")
     expected = record.version if version is None else version

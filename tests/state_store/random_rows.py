@@ -241,7 +241,13 @@ class RandomRows:
             )
             for session in self.random.sample([*SESSIONS, "ses_unknown"], self.random.randrange(4))
         ]
-        return lambda db: db.progress.count(reached)
+        session, number = self.session(), self.serial()
+
+        async def run(db: UnitOfWork) -> Any:
+            await db.progress.number_events(session, number)
+            return await db.progress.count(reached), await db.sessions.get(session)
+
+        return run
 
     def do_progress_cursor(self) -> Call:
         before, after = self.random.randrange(3), self.random.randrange(3)
@@ -274,7 +280,7 @@ class RandomRows:
     def do_controls_prompt(self) -> Call:
         receipt = PromptReceipt(
             session=self.session(),
-            event_id=f"e{self.random.randrange(12)}",
+            prompt_id=f"e{self.random.randrange(12)}",
             control_seq=self.random.randrange(1, 6),
             prompt="p",
             accepted_at=self.number(),
@@ -282,13 +288,13 @@ class RandomRows:
 
         async def run(db: UnitOfWork) -> Any:
             await db.controls.insert_prompt(receipt)
-            return await db.controls.prompt_of_event(receipt.event_id)
+            return await db.controls.prompt(receipt.prompt_id)
 
         return run
 
     def do_controls_apply(self) -> Call:
         session, seq, chunk = self.session(), self.random.randrange(6), self.random.randrange(9)
-        return lambda db: db.controls.mark_applied(session, seq, chunk, 1.0)
+        return lambda db: db.controls.settle_prompts(session, seq, chunk, 1.0)
 
     def do_controls_note(self) -> Call:
         decision = self.decision(self.session())

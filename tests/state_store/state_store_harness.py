@@ -239,8 +239,8 @@ class Harness:
         page = await self.bus.call(subjects.LIST_DECISIONS, SessionRef(session=session))
         return list(page.decisions)
 
-    async def prompt(self, session: str, prompt: str, event_id: str | None = None) -> PromptReceipt:
-        request = SubmitPrompt(session=session, event_id=event_id or new_id("evt"), prompt=prompt)
+    async def prompt(self, session: str, prompt: str, prompt_id: str | None = None) -> PromptReceipt:
+        request = SubmitPrompt(session=session, prompt_id=prompt_id or new_id("prm"), prompt=prompt)
         return await self.bus.call(subjects.SUBMIT_PROMPT, request)
 
     async def pause(self, session: str) -> SessionRecord:

@@ -13,6 +13,7 @@ from tests.state_store.core_requests import (
     active,
     begin_request,
     commit_request,
+    paused_record,
     place_request,
 )
 from turboserve.contracts.errors import (
@@ -25,12 +26,13 @@ from turboserve.contracts.errors import (
     UnknownModelError,
     WorkerGoneError,
 )
+from turboserve.contracts.events import PromptApplied, PromptSuperseded
 from turboserve.contracts.requests import (
     FailSession,
     SubmitPrompt,
     SuspendIdle,
 )
-from turboserve.contracts.sessions import TRANSITIONS, Activity, Phase
+from turboserve.contracts.sessions import TRANSITIONS, Activity, Phase, PromptReceipt
 from turboserve.contracts.workers import LoadReport, WorkerPhase
 from turboserve.state_store.core import session_migrations, workers
 from turboserve.state_store.core import sessions as rules
@@ -133,7 +135,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(text=st.text(min_size=1, max_size=20).filter(lambda text: "\x00" not in text))
     def prompt(self, text: str) -> None:
-        request = SubmitPrompt(session="s1", event_id="e1", prompt=text)
+        request = SubmitPrompt(session="s1", prompt_id="e1", prompt=text)
         self.attempt(lambda: rules.submit_prompt(self.record, request, self.now)[0])
 
     @rule()
@@ -185,7 +187,7 @@ def test_an_ended_session_allows_nothing_and_says_which_phase_it_is_in() -> None
         lambda: rules.pause(record, 4.0),
         lambda: rules.resume(record, 4.0),
         lambda: rules.place(record, place_request(record), FREE, 4.0, 5.0),
-        lambda: rules.submit_prompt(record, SubmitPrompt(session="s1", event_id="e", prompt="x"), 4.0),
+        lambda: rules.submit_prompt(record, SubmitPrompt(session="s1", prompt_id="e", prompt="x"), 4.0),
     ):
         with pytest.raises(TransitionError, match="terminated") as caught:
             wish()
@@ -193,16 +195,45 @@ def test_an_ended_session_allows_nothing_and_says_which_phase_it_is_in() -> None
     assert rules.end(record, "again", 4.0) is None
 
 
-def test_pausing_twice_and_resuming_an_active_one_are_refused() -> None:
-    paused = rules.pause(active(), 3.0).record
-    with pytest.raises(TransitionError, match="paused"):
-        rules.pause(paused, 4.0)
-    with pytest.raises(TransitionError, match="active"):
-        rules.resume(active(), 4.0)
+def test_pausing_a_paused_session_and_resuming_a_running_one_change_nothing() -> None:
+    paused = paused_record(active(), 3.0)
+    assert rules.pause(paused, 4.0) is None
+    assert rules.resume(active(), 4.0) is None
+    requested = rules.create(REQUEST, 2.0).record
+    assert rules.resume(requested, 4.0) is None
+    idle = rules.suspend_idle(active(), SuspendIdle(session="s1", expected_version=active().version), 3.0)
+    assert idle is not None
+    changed = rules.pause(idle.record, 4.0)
+    assert changed is not None
+    assert changed.record.activity is Activity.PAUSED
+
+
+def test_the_newest_prompt_of_a_chunk_is_applied_and_supersedes_the_others() -> None:
+    record = active().model_copy(update={"event_sequence": 4})
+    receipts = [
+        PromptReceipt(session="s1", prompt_id=f"p{n}", control_seq=n, prompt=f"prompt {n}", accepted_at=1.0)
+        for n in (1, 2, 3)
+    ]
+    alone = rules.settle_prompts(record, receipts[:1], 7, 3.0)
+    assert [event.type for event in alone.events] == ["prompt.applied"]
+    change = rules.settle_prompts(record, receipts, 7, 3.0)
+    *lost, won = change.events
+    assert isinstance(won, PromptApplied)
+    assert (won.prompt_id, won.chunk_index) == ("p3", 7)
+    for event, receipt in zip(lost, receipts[:2], strict=True):
+        assert isinstance(event, PromptSuperseded)
+        assert (event.prompt_id, event.prompt, event.superseded_by) == (
+            receipt.prompt_id,
+            receipt.prompt,
+            "p3",
+        )
+    assert [event.record.event_sequence for event in change.events] == [5, 6, 7]
+    assert (change.record.event_sequence, change.record.version) == (7, record.version)
+    assert len({event.id for event in change.events}) == 3
 
 
 def test_a_paused_session_is_not_placed_until_it_is_resumed() -> None:
-    paused = rules.pause(active(), 3.0).record
+    paused = paused_record(active(), 3.0)
     with pytest.raises(TransitionError):
         rules.place(paused, place_request(paused), FREE, 4.0, 5.0)
     resumed = rules.resume(paused, 4.0)
@@ -213,7 +244,7 @@ def test_a_paused_session_is_not_placed_until_it_is_resumed() -> None:
 
 
 def test_a_resume_that_is_asked_for_twice_is_asked_for_once() -> None:
-    resumed = rules.resume(rules.pause(active(), 3.0).record, 4.0)
+    resumed = rules.resume(paused_record(active(), 3.0), 4.0)
     assert resumed is not None
     assert rules.resume(resumed.record, 5.0) is None
 
@@ -254,7 +285,7 @@ def test_room_says_what_is_missing_and_when_to_come_back() -> None:
         ModelCapacity("m", known=False, capacity=0, demand=0).admit(5.0)
     with pytest.raises(NoCapacityError) as caught:
         ModelCapacity("m", known=True, capacity=2, demand=2).admit(5.0)
-    assert (caught.value.limit, caught.value.retry_after_s) == ("2", 5.0)
+    assert (caught.value.limit, caught.value.retry_after_s) == (2, 5.0)
     ModelCapacity("m", known=True, capacity=2, demand=1).admit(5.0)
 
 

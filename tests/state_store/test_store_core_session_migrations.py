@@ -12,6 +12,7 @@ from tests.state_store.core_requests import (
     active,
     begin_request,
     commit_request,
+    paused_record,
     place_request,
 )
 from turboserve.contracts.errors import (
@@ -58,7 +59,7 @@ def test_a_migration_goes_through_migrating_and_changes_the_owner_only_at_its_co
 
 
 def test_a_suspended_session_migrates_suspended_and_needs_no_slot() -> None:
-    paused = rules.pause(active(), 3.0).record
+    paused = paused_record(active(), 3.0)
     full = Slots("m", WorkerPhase.READY, capacity=2, used=2)
     begun = session_migrations.begin(paused, begin_request(paused), full, 4.0, 5.0).record
     assert (begun.phase, begun.activity, begun.target) == (Phase.SUSPENDED, Activity.PAUSED, "w2")
@@ -74,7 +75,7 @@ def test_a_suspended_session_migrates_suspended_and_needs_no_slot() -> None:
 
 
 def test_a_suspended_session_without_state_is_released_under_the_next_epoch() -> None:
-    paused = rules.pause(active(), 3.0).record
+    paused = paused_record(active(), 3.0)
     begun = session_migrations.begin(paused, begin_request(paused), FREE, 4.0, 5.0).record
     assert begun.migration is not None
     change = session_migrations.abandon(begun, begun.migration, "no state", 5.0, release=True)
@@ -121,10 +122,10 @@ def test_whatever_ends_a_migration_makes_its_commit_too_late(how: str) -> None:
 
 def test_a_prompt_and_a_resume_do_not_end_a_migration() -> None:
     begun = migrating()
-    prompt = SubmitPrompt(session="s1", event_id="e", prompt="x")
+    prompt = SubmitPrompt(session="s1", prompt_id="e", prompt="x")
     prompted = rules.submit_prompt(begun, prompt, 4.0)[0].record
     assert session_migrations.commit(prompted, commit_request(begun), 5.0).record.control_seq == 1
-    paused = rules.pause(active(), 3.0).record
+    paused = paused_record(active(), 3.0)
     asleep = session_migrations.begin(paused, begin_request(paused), FREE, 4.0, 5.0).record
     resumed = rules.resume(asleep, 5.0)
     assert resumed is not None
@@ -138,7 +139,7 @@ def test_a_state_that_the_log_has_left_behind_is_refused_by_name() -> None:
     begun = migrating().model_copy(update={"next_chunk": 5})
     with pytest.raises(StaleStateError) as caught:
         session_migrations.commit(begun, commit_request(begun, next_chunk=4), 5.0)
-    assert (caught.value.field, caught.value.limit) == ("next_chunk", "5")
+    assert (caught.value.field, caught.value.limit) == ("next_chunk", 5)
     # The count of the log may lag behind; the state never does.
     assert session_migrations.commit(begun, commit_request(begun, next_chunk=6), 5.0).record.worker == "w2"
 

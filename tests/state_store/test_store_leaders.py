@@ -98,7 +98,7 @@ async def test_a_leader_that_renews_is_not_replaced_and_a_silent_one_is(
     for call in (first.keep, first.step_down):
         with pytest.raises(StaleTermError) as caught:
             await call(1)
-        assert (caught.value.field, caught.value.limit) == ("term", "2")
+        assert (caught.value.field, caught.value.limit) == ("term", 2)
     with pytest.raises(StaleTermError):
         await first.keep(2)
 

@@ -16,6 +16,7 @@ from turboserve import subjects
 from turboserve.bus import append, last_entry
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import FencedError, UnavailableError
+from turboserve.contracts.events import Event, PromptApplied, PromptSuperseded, WorkerJoined, WorkerLeft
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Assignment
 from turboserve.state_store.database import PostgresDatabase
@@ -369,19 +370,59 @@ async def test_chunks_are_counted_once_under_any_leader(
     events = await api.until_events(
         record.id, "session.created", "session.placed", *["prompt.accepted"] * 3, *applied
     )
-    assert [(event.event_id, event.chunk_index) for event in events[5:]] == [  # type: ignore[union-attr]
-        (receipt.event_id, 8 * (n + 1)) for n, receipt in enumerate(receipts)
+    assert [(event.prompt_id, event.chunk_index) for event in events[5:]] == [  # type: ignore[union-attr]
+        (receipt.prompt_id, 8 * (n + 1)) for n, receipt in enumerate(receipts)
     ]
 
 
-async def test_two_prompts_before_one_chunk_are_both_applied_by_it(api: Harness) -> None:
+def numbers_of(events: list[Event]) -> list[int]:
+    return [
+        event.record.event_sequence for event in events if not isinstance(event, WorkerJoined | WorkerLeft)
+    ]
+
+
+async def test_of_prompts_before_one_chunk_only_the_newest_is_applied(api: Harness) -> None:
     record = await api.running("superseded")
-    await api.prompt(record.id, "first")
-    await api.prompt(record.id, "second")
-    await api.chunk(record, 0, control_seq=2)
-    events = await api.until_events(
-        record.id,
-        *("session.created", "session.placed", "prompt.accepted", "prompt.accepted"),
-        *("prompt.applied", "prompt.applied"),
+    first, second, third = [await api.prompt(record.id, text) for text in ("first", "second", "third")]
+    await api.chunk(record, 0, control_seq=3)
+    # Chunks under the same prompt settle nothing again, and a later prompt supersedes nothing settled.
+    await api.chunk(record, 1, control_seq=3)
+    settled = (
+        *("session.created", "session.placed", *["prompt.accepted"] * 3),
+        *("prompt.superseded", "prompt.superseded", "prompt.applied"),
     )
-    assert [(event.control_seq, event.chunk_index) for event in events[4:]] == [(1, 0), (2, 0)]  # type: ignore[union-attr]
+    await api.until_events(record.id, *settled)
+    fourth = await api.prompt(record.id, "fourth")
+    await api.chunk(record, 2, control_seq=4)
+    events = await api.until_events(record.id, *settled, "prompt.accepted", "prompt.applied")
+    superseded = [event for event in events if isinstance(event, PromptSuperseded)]
+    assert [(event.prompt_id, event.control_seq, event.prompt) for event in superseded] == [
+        (first.prompt_id, 1, "first"),
+        (second.prompt_id, 2, "second"),
+    ]
+    assert {event.superseded_by for event in superseded} == {third.prompt_id}
+    applied = [event for event in events if isinstance(event, PromptApplied)]
+    assert [(event.prompt_id, event.chunk_index) for event in applied] == [
+        (third.prompt_id, 0),
+        (fourth.prompt_id, 2),
+    ]
+    assert numbers_of(events) == list(range(1, 11))
+    assert (await api.get(record.id)).event_sequence == 10
+
+
+async def test_events_of_each_session_have_numbers_of_their_own(api: Harness) -> None:
+    records = [await api.running("numbered"), await api.running("numbered")]
+    for _ in range(3):
+        for record in records:
+            await api.prompt(record.id, "next")
+    for record in records:
+        await api.end(record.id)
+        events = await api.until_events(
+            record.id, "session.created", "session.placed", *["prompt.accepted"] * 3, "session.ended"
+        )
+        numbers = [
+            event.record.event_sequence
+            for event in events
+            if not isinstance(event, WorkerJoined | WorkerLeft)
+        ]
+        assert numbers == [1, 2, 3, 4, 5, 6]

@@ -281,7 +281,7 @@ async def test_a_place_that_is_being_migrated_to_is_taken(api: Harness) -> None:
     begun = await api.begin_migration(first, free)
     with pytest.raises(NoCapacityError) as caught:
         await api.begin_migration(second, free)
-    assert (caught.value.field, caught.value.limit) == ("worker", "1")
+    assert (caught.value.field, caught.value.limit) == ("worker", 1)
     third = await api.resume((await api.pause(second.id)).id)
     with pytest.raises(NoCapacityError):
         await api.place(third, free)

@@ -68,7 +68,7 @@ async def test_a_session_from_prompt_to_end(api: Harness) -> None:
     assert events[1].kind == "place"
     assert isinstance(events[2], PromptAccepted)
     assert isinstance(events[3], PromptApplied)
-    assert (events[3].event_id, events[3].chunk_index) == (receipt.event_id, 1)
+    assert (events[3].prompt_id, events[3].chunk_index) == (receipt.prompt_id, 1)
 
     row = await api.get(created.id)
     assert (row.next_chunk, row.control_seq, row.applied_control_seq) == (2, 1, 1)
@@ -98,7 +98,7 @@ async def test_the_same_create_makes_one_session_and_another_of_its_id_is_refuse
 
 async def test_the_same_prompt_event_is_accepted_once(api: Harness) -> None:
     record = await api.running("prompts")
-    event = new_id("evt")
+    event = new_id("prm")
     receipts = await asyncio.gather(*(api.prompt(record.id, "a star", event) for _ in range(5)))
     assert len({receipt.model_dump_json() for receipt in receipts}) == 1
     assert (await api.get(record.id)).control_seq == 1
@@ -135,10 +135,8 @@ async def test_pause_and_resume(api: Harness) -> None:
     paused = await api.pause(record.id)
     assert (paused.phase, paused.activity, paused.worker) == (Phase.SUSPENDED, Activity.PAUSED, worker)
     assert (paused.epoch, paused.own_revision) == (record.epoch, record.own_revision)
-    with pytest.raises(TransitionError) as caught:
-        await api.pause(record.id)
-    assert (caught.value.status, caught.value.limit) == (409, "suspended")
-    assert "paused" in caught.value.detail
+    again = await api.pause(record.id)
+    assert (again.version, again.activity) == (paused.version, Activity.PAUSED)
 
     receipt = await api.prompt(record.id, "while it sleeps")
     resumed = await api.resume(record.id)
@@ -147,8 +145,7 @@ async def test_pause_and_resume(api: Harness) -> None:
     assert worker is not None
     again = await api.place(resumed, worker, kind="resume")
     assert (again.phase, again.epoch, again.control_seq) == (Phase.ACTIVE, 2, receipt.control_seq)
-    with pytest.raises(TransitionError):
-        await api.resume(record.id)
+    assert (await api.resume(record.id)).version == again.version
     await api.end(record.id)
     for call in (api.pause(record.id), api.resume(record.id), api.prompt(record.id, "too late")):
         with pytest.raises(TransitionError) as caught:
@@ -167,7 +164,7 @@ async def test_no_more_sessions_than_places(api: Harness) -> None:
     refused = [result for result in results if isinstance(result, NoCapacityError)]
     admitted = [result for result in results if not isinstance(result, BaseException)]
     assert (len(admitted), len(refused)) == (3, 7)
-    assert all(error.retry_after_s and error.limit == "3" for error in refused)
+    assert all(error.retry_after_s and error.limit == 3 for error in refused)
 
     placed = await api.place(admitted[0], worker)
     await api.pause(placed.id)
@@ -212,7 +209,7 @@ async def test_what_cannot_be_stored_names_its_field(api: Harness) -> None:
     for endpoint, request, field in (
         (subjects.CREATE_SESSION, {**new, "prompt": "a\x00b"}, "prompt"),
         (subjects.CREATE_SESSION, {**new, "metadata": {"k": "\x00"}}, "metadata.k"),
-        (subjects.SUBMIT_PROMPT, {"session": record.id, "event_id": "evt_1", "prompt": "\x00"}, "prompt"),
+        (subjects.SUBMIT_PROMPT, {"session": record.id, "prompt_id": "prm_1", "prompt": "\x00"}, "prompt"),
         (subjects.LIST_SESSIONS, {"after": "x; drop"}, "after"),
     ):
         answer = await api.bus.client.request(

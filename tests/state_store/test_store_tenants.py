@@ -63,7 +63,7 @@ async def test_sessions_that_have_not_ended(start_store: Starts, settings: Setti
         second = await api.create(model, tenant=ours)
         await api.pause(second.id)
         error = await refused(api.create(model, tenant=ours), "tenant_sessions")
-        assert error.limit == "2"
+        assert error.limit == 2
         # A repeat of an answered creation is no creation.
         again = await api.create(model, tenant=ours, id=first.id)
         assert again.id == first.id
@@ -151,7 +151,7 @@ async def test_prompts_per_minute_over_all_sessions(start_store: Starts, setting
             await refused(api.prompt(session, "third"), "tenant_prompts_per_minute")
         assert (await api.get(one.id)).version == before.version
         # A repeat gets its first receipt.
-        assert await api.prompt(one.id, "first", receipt.event_id) == receipt
+        assert await api.prompt(one.id, "first", receipt.prompt_id) == receipt
         other = await api.create(model, tenant=tenant())
         await api.prompt(other.id, "first")
 

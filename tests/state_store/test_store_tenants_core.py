@@ -39,12 +39,12 @@ def test_each_limit_is_reached_and_named() -> None:
     room = ModelCapacity("m", True, 10, 5)
     tenants.check_sessions(TenantUse(live=2, suspended=1), limits, RETRY_S)
     error = refused(tenants.check_sessions, TenantUse(live=3), limits, RETRY_S)
-    assert (error.field, error.limit, error.retry_after_s) == ("tenant_sessions", "3", RETRY_S)
+    assert (error.field, error.limit, error.retry_after_s) == ("tenant_sessions", 3, RETRY_S)
     error = refused(tenants.check_sessions, TenantUse(live=2, suspended=2), limits, RETRY_S)
-    assert (error.field, error.limit) == ("tenant_suspended", "2")
+    assert (error.field, error.limit) == ("tenant_suspended", 2)
     tenants.check_slot(TenantUse(slots=1), room, limits, RETRY_S)
     error = refused(tenants.check_slot, TenantUse(slots=2), room, limits, RETRY_S)
-    assert (error.field, error.limit) == ("tenant_slots", "2")
+    assert (error.field, error.limit) == ("tenant_slots", 2)
 
 
 def test_stored_bytes_are_those_of_prompts_and_metadata_in_utf_8() -> None:
@@ -55,7 +55,7 @@ def test_stored_bytes_are_those_of_prompts_and_metadata_in_utf_8() -> None:
     tenant = tenants.submit_prompt(tenant, "123456789", limits, 1.0)
     assert tenant.stored_bytes == ROW_BYTES + 20
     error = refused(tenants.submit_prompt, tenant, "x", limits, 1.0)
-    assert (error.field, error.limit) == ("tenant_stored_bytes", str(ROW_BYTES + 20))
+    assert (error.field, error.limit) == ("tenant_stored_bytes", ROW_BYTES + 20)
     assert refused(tenants.create, tenant, request, limits, 1.0).field == "tenant_stored_bytes"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.state_store.core_requests import REQUEST, begin_request, place_request
+from tests.state_store.core_requests import REQUEST, begin_request, paused_record, place_request
 from tests.state_store.state_store_harness import Harness, until
 from turboserve import subjects
 from turboserve.contracts.errors import ConflictError, InvalidInputError, TransitionError
@@ -125,7 +125,7 @@ def release_request(record: SessionRecord, version: int | None = None) -> Releas
 
 
 def test_a_suspended_session_is_released_under_the_next_epoch_and_keeps_its_weights() -> None:
-    asleep = rules.pause(owned("old", chunks=3), 3.0).record
+    asleep = paused_record(owned("old", chunks=3), 3.0)
     change = rules.release(asleep, release_request(asleep), 4.0)
     assert change is not None
     after = change.record
@@ -143,7 +143,7 @@ def test_a_release_ends_the_migration_that_was_under_way_and_needs_a_suspended_s
     running = owned("old")
     with pytest.raises(TransitionError):
         rules.release(running, release_request(running), 4.0)
-    asleep = rules.pause(running, 3.0).record
+    asleep = paused_record(running, 3.0)
     migrating = session_migrations.begin(asleep, begin_request(asleep), slots("old"), 3.0, 5.0).record
     change = rules.release(migrating, release_request(migrating), 4.0)
     assert change is not None

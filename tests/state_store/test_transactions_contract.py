@@ -211,7 +211,7 @@ async def test_who_inserts_the_same_goes_on_if_the_first_is_taken_back(
 async def test_what_has_to_be_unique_conflicts(server: DatabaseServer, database: Database) -> None:
     change = rules.create(REQUEST, 1.0)
     event = worker_rules.joined_event(worker(), 1.0)
-    receipt = PromptReceipt(session="s1", event_id="e1", control_seq=1, prompt="p", accepted_at=1.0)
+    receipt = PromptReceipt(session="s1", prompt_id="e1", control_seq=1, prompt="p", accepted_at=1.0)
     async with database.transaction() as db:
         await db.changes.create(change)
         await db.outbox.add([event])
@@ -222,7 +222,7 @@ async def test_what_has_to_be_unique_conflicts(server: DatabaseServer, database:
     with pytest.raises(ConflictError):
         async with database.transaction() as db:
             await db.outbox.add([event])
-    for again in ({"event_id": "e1", "control_seq": 2}, {"event_id": "e2", "control_seq": 1}):
+    for again in ({"prompt_id": "e1", "control_seq": 2}, {"prompt_id": "e2", "control_seq": 1}):
         with pytest.raises(ConflictError):
             async with database.transaction() as db:
                 await db.controls.insert_prompt(receipt.model_copy(update=again))

@@ -172,7 +172,7 @@ async def test_a_prompt_during_a_migration_is_applied_by_the_next_owner(scene: S
     await scene.chunks(session, 3)
     row = await begin(scene, session, target)
     report = await reported(scene, row, MigrationStage.VERIFIED)
-    prompt = SubmitPrompt(session=session, event_id=new_id("evt"), prompt="a blue square")
+    prompt = SubmitPrompt(session=session, prompt_id=new_id("prm"), prompt="a blue square")
     receipt = await scene.ask(SUBMIT_PROMPT, prompt)
     await commit(scene, row, report)
     chunks = await scene.chunks(session, report.next_chunk)

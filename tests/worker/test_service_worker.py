@@ -84,7 +84,7 @@ async def test_a_prompt_switch_is_applied_and_counted(scene: Scene) -> None:
     session = await scene.started(worker)
     await scene.chunks(session, 2)
     receipt = await scene.ask(
-        SUBMIT_PROMPT, SubmitPrompt(session=session, event_id=new_id("evt"), prompt="a blue square")
+        SUBMIT_PROMPT, SubmitPrompt(session=session, prompt_id=new_id("prm"), prompt="a blue square")
     )
     assert receipt.control_seq == 1
 

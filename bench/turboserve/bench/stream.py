@@ -153,7 +153,7 @@ async def _watch(api: httpx.AsyncClient, number: int, seconds: float) -> Session
             begun_s = time.monotonic()
             await asyncio.sleep(seconds / 2)
             one.switch = await viewer.submit(second)
-            applied = await viewer.event("prompt.applied", APPLIED_LIMIT_S, event_id=one.switch.event_id)
+            applied = await viewer.event("prompt.applied", APPLIED_LIMIT_S, prompt_id=one.switch.prompt_id)
             one.applied_s, one.applied_chunk = applied["received_s"], applied["chunk_index"]
             while (left_s := begun_s + seconds - time.monotonic()) > 0:
                 await asyncio.sleep(min(left_s, 0.02))

@@ -6,6 +6,8 @@ error of the state store into an RFC 9457 problem without knowing where it was r
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from turboserve.contracts.base import Contract, Note
@@ -17,7 +19,7 @@ class ErrorBody(Contract):
     code: str
     detail: Note
     field: Note | None = None
-    limit: Note | None = None
+    limit: int | float | Note | None = None
     retry_after_s: float | None = None
 
     @classmethod
@@ -55,7 +57,8 @@ class TurboServeError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.field = field
-        self.limit = None if limit is None else str(limit)
+        # JSON has no infinity.
+        self.limit = str(limit) if isinstance(limit, float) and not math.isfinite(limit) else limit
         self.retry_after_s = retry_after_s
 
     @property
@@ -72,10 +75,22 @@ class TurboServeError(Exception):
         )
 
 
+@dataclass(frozen=True)
+class FieldError:
+    """One invalid field of a request, and the bound that it met."""
+
+    field: str
+    message: str
+    limit: str | int | float | None = None
+
+
 class InvalidInputError(TurboServeError):
     """A value has the wrong type or lies outside its limit."""
 
     code, status, title = "invalid_input", 422, "Invalid input"
+
+    errors: tuple[FieldError, ...] = ()
+    """All invalid fields, if one check found them. The error of the first one alone crosses the bus."""
 
 
 class UnauthorizedError(TurboServeError):

@@ -24,6 +24,7 @@ class _Event(Contract):
 
 class _SessionEvent(_Event):
     record: SessionRecord
+    """The row after the change. `record.event_sequence` is the number of this event."""
 
 
 class SessionCreated(_SessionEvent):
@@ -87,7 +88,7 @@ class PromptAccepted(_SessionEvent):
     """The prompt is committed. A later chunk will show it."""
 
     type: Literal["prompt.accepted"] = "prompt.accepted"
-    event_id: Id
+    prompt_id: Id
     control_seq: Number
     prompt: Text
 
@@ -96,10 +97,21 @@ class PromptApplied(_SessionEvent):
     """The first chunk that shows the prompt is in the log."""
 
     type: Literal["prompt.applied"] = "prompt.applied"
-    event_id: Id
+    prompt_id: Id
     control_seq: Number
     prompt: Text
     chunk_index: Number
+
+
+class PromptSuperseded(_SessionEvent):
+    """A later prompt took effect first: no chunk shows this prompt."""
+
+    type: Literal["prompt.superseded"] = "prompt.superseded"
+    prompt_id: Id
+    control_seq: Number
+    prompt: Text
+    superseded_by: Id
+    """`prompt_id` of the prompt that took effect instead."""
 
 
 SessionEvent = (
@@ -113,6 +125,7 @@ SessionEvent = (
     | SessionEnded
     | PromptAccepted
     | PromptApplied
+    | PromptSuperseded
 )
 
 

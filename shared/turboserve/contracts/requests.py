@@ -65,7 +65,7 @@ class SessionPage(Contract):
 class SubmitPrompt(SessionRef):
     """gateway → state store: change the prompt. Answered with `PromptReceipt`."""
 
-    event_id: Id
+    prompt_id: Id
     """Chosen by the gateway, so that a repeated request returns the first one's receipt."""
     prompt: Prompt
 

@@ -96,6 +96,8 @@ class SessionRecord(Contract):
     """Number of the newest accepted control. `prompt` is its result."""
     applied_control_seq: Count = 0
     """Number of the newest control that was in effect for an accepted chunk."""
+    event_sequence: Count = 0
+    """Number of the session's newest event. Events of a session have the numbers 1, 2, 3, …"""
     state_digest: Digest | None = None
     weights_digest: WeightsDigest | None = None
     """Weights digest of the worker that owns the session or owned it last. None: no worker has owned the
@@ -124,10 +126,10 @@ class SessionRecord(Contract):
 
 
 class PromptReceipt(Contract):
-    """Confirms that a prompt is accepted. The event `prompt.applied` follows with the chunk index."""
+    """Confirms that a prompt is accepted. The event `prompt.applied` or `prompt.superseded` follows."""
 
     session: Id
-    event_id: Id
+    prompt_id: Id
     control_seq: Count
     prompt: Text
     accepted_at: UnixSeconds

@@ -261,7 +261,6 @@ def test_a_foreign_session_is_one_that_does_not_exist(target: Target, session: s
         "updated_at",
         "activity",
         "phase",
-        "state",
         "worker",
         "epoch",
         "reason",

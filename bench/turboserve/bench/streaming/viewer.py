@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -63,7 +64,7 @@ class Received:
 class Switch:
     """A prompt from its submission until it is seen. Times are monotonic seconds."""
 
-    event_id: str
+    prompt_id: str
     control_seq: int
     submitted_s: float
     accepted_s: float
@@ -200,12 +201,12 @@ class Viewer:
         return await request(self.api, "GET", f"/v1/sessions/{self.session}")
 
     async def submit(self, prompt: str) -> Switch:
-        """Submit another prompt; `prompt.applied` follows as an event with the same event id."""
+        """Submit another prompt; `prompt.applied` follows as an event with the same prompt id."""
         submitted_s, next_chunk = time.monotonic(), self.player.next_chunk
         receipt = await request(
             self.api, "POST", f"/v1/sessions/{self.session}/prompts", json={"prompt": prompt}
         )
-        return Switch(receipt["event_id"], receipt["control_seq"], submitted_s, time.monotonic(), next_chunk)
+        return Switch(receipt["prompt_id"], receipt["control_seq"], submitted_s, time.monotonic(), next_chunk)
 
     async def pause(self) -> dict[str, Any]:
         answer = await request(self.api, "POST", f"/v1/sessions/{self.session}/pause")
@@ -278,7 +279,7 @@ class Viewer:
             control_seq=announced["control_seq"],
             start_s=start_s,
             end_s=end_s,
-            published_at=announced["published_at"],
+            published_at=datetime.fromisoformat(announced["published_at"]).timestamp(),
             received_at=received_at,
             size_bytes=len(data),
             init=self._init if self.keep_video else b"",

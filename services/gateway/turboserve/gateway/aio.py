@@ -1,14 +1,16 @@
-"""Helpers that read an async generator until an event occurs, or report its silence."""
+"""Helpers that read an async generator until an event occurs, report its silence, or repeat a question."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
+from turboserve.contracts.errors import UnavailableError
 from turboserve.tasks import stop
 
+RETRY_S = 0.2
 T = TypeVar("T")
 
 
@@ -58,3 +60,12 @@ async def or_silence(source: AsyncGenerator[T, None], seconds: float) -> AsyncGe
             except StopAsyncIteration:
                 return
             yield item
+
+
+async def answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """Call `ask` until it does not raise UnavailableError."""
+    while True:
+        try:
+            return await ask()
+        except UnavailableError:
+            await asyncio.sleep(RETRY_S)

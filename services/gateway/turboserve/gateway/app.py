@@ -174,7 +174,8 @@ def _true_openapi(app: FastAPI, *, keys_needed: bool) -> None:
     def openapi() -> dict[str, Any]:
         document = make()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= problem.pop("$defs") | {"Problem": problem}
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         for operations in document["paths"].values():

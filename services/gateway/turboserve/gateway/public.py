@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 
-_LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+_LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 _FORM = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
 
 
@@ -24,15 +24,17 @@ class PublicOutput(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-def _time_of(value: object) -> object:
+def timestamp(unix_s: float) -> datetime:
     """Convert Unix seconds. Times after the year 9999, which RFC 3339 cannot express, become its last one."""
-    if not isinstance(value, int | float):
-        return value
-    return datetime.fromtimestamp(value, UTC) if value < _LATEST.timestamp() else _LATEST
+    return datetime.fromtimestamp(unix_s, UTC) if unix_s < _LATEST.timestamp() else _LATEST
+
+
+def _time_of(value: object) -> object:
+    return timestamp(value) if isinstance(value, int | float) else value
 
 
 def _written(time: datetime) -> str:
-    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _read(value: object) -> datetime:
@@ -44,7 +46,11 @@ def _read(value: object) -> datetime:
     return time
 
 
-_SCHEMA: dict[str, Any] = {"type": "string", "format": "date-time", "examples": ["2026-11-22T21:04:05.250Z"]}
+_SCHEMA: dict[str, Any] = {
+    "type": "string",
+    "format": "date-time",
+    "examples": ["2026-11-22T21:04:05.250000Z"],
+}
 
 Timestamp = Annotated[
     datetime,
@@ -52,6 +58,6 @@ Timestamp = Annotated[
     PlainSerializer(_written, return_type=str, when_used="json"),
     WithJsonSchema(_SCHEMA),
 ]
-"""A time in an answer: RFC 3339, UTC, milliseconds. Made of Unix seconds, as the bus contracts have them."""
+"""A time in an answer or event: RFC 3339, UTC, microseconds. Made of the Unix seconds of a bus contract."""
 InputTime = Annotated[AwareDatetime, BeforeValidator(_read), WithJsonSchema(_SCHEMA)]
 """A time in a request body: RFC 3339 with an offset, not before 1970."""

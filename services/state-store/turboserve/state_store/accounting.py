@@ -1,4 +1,4 @@
-"""Counts chunks from the log: the progress of each session, and the prompts that were applied."""
+"""Counts chunks from the log: the progress of each session, and what became of its prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store import metrics
-from turboserve.state_store.core.sessions import applied
+from turboserve.state_store.core.sessions import settle_prompts
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import LogProgress
@@ -26,7 +26,7 @@ TOGETHER_S = 0.05
 MANY = 128
 """A batch of at least this many entries is followed by the next one without a pause."""
 MEMORY = 20_000
-"""Number of sessions whose applied prompts are remembered. For others, a prompt costs one more statement."""
+"""Number of sessions whose settled prompts are remembered. For others, a prompt costs one more statement."""
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class Accounting:
             for session, (index, control_seq) in newest.items()
         ]
         now = self._clock.wall()
-        told = 0
+        reported = False
         async with self._database.transaction(durable=False) as db:
             if not await db.progress.move(CURSOR, position, entries[-1].sequence):
                 raise AlreadyCountedError
@@ -97,12 +97,16 @@ class Accounting:
             for chunk in fresh:
                 if chunk.session not in rows:
                     continue
-                receipts = await db.controls.mark_applied(chunk.session, chunk.control_seq, chunk.index, now)
-                await db.outbox.add(
-                    [applied(rows[chunk.session], receipt, chunk.index, now) for receipt in receipts]
-                )
-                told += len(receipts)
-            if told:
+                settled = await db.controls.settle_prompts(chunk.session, chunk.control_seq, chunk.index, now)
+                if not settled:
+                    continue
+                # Counting has locked the row, so no other transaction numbers an event meanwhile.
+                change = settle_prompts(rows[chunk.session], settled, chunk.index, now)
+                rows[chunk.session] = change.record
+                await db.progress.number_events(chunk.session, change.record.event_sequence)
+                await db.outbox.add(change.events)
+                reported = True
+            if reported:
                 await db.make_durable()
         for session, row in rows.items():
             self._applied.pop(session, None)
@@ -110,7 +114,7 @@ class Accounting:
         while len(self._applied) > MEMORY:
             self._applied.pop(next(iter(self._applied)))
         metrics.chunks.add(len(chunks))
-        if told:
+        if reported:
             self._wake()
 
     async def _chunk(self, entry: Entry) -> ChunkHeader | None:

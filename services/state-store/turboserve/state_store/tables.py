@@ -50,6 +50,7 @@ sessions = Table(
     Column("next_chunk", BigInteger, nullable=False),
     Column("control_seq", BigInteger, nullable=False),
     Column("applied_control_seq", BigInteger, nullable=False),
+    Column("event_sequence", BigInteger, nullable=False, server_default=text("0")),
     Column("state_digest", Text),
     Column("weights_digest", Text),
     Column("device_errors", BigInteger, nullable=False, server_default=text("0")),
@@ -96,12 +97,15 @@ controls = Table(
     metadata,
     Column("session", Text, ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True),
     Column("seq", BigInteger, primary_key=True),
-    Column("event_id", Text, nullable=False, unique=True),
+    Column("prompt_id", Text, nullable=False, unique=True),
     Column("kind", Text, nullable=False),
     Column("prompt", Text, nullable=False),
     Column("accepted_at", Double, nullable=False),
+    # The first chunk that shows the prompt, and when the log had it.
     Column("applied_at", Double),
     Column("chunk_index", BigInteger),
+    # `seq` of the prompt that took effect before any chunk showed this one.
+    Column("superseded_by", BigInteger),
 )
 
 decisions = Table(

@@ -27,26 +27,30 @@ class MemoryControls:
 
         await self._db.execute(run)
 
-    async def prompt_of_event(self, event_id: str) -> PromptReceipt | None:
+    async def prompt(self, prompt_id: str) -> PromptReceipt | None:
         def run() -> PromptReceipt | None:
-            found = self._db.find(self._controls, "event_id", event_id)
+            found = self._db.find(self._controls, "prompt_id", prompt_id)
             return found[0][1].receipt if found else None
 
         return await self._db.execute(run)
 
-    async def mark_applied(
+    async def settle_prompts(
         self, session: str, control_seq: int, chunk_index: int, now: float
     ) -> list[PromptReceipt]:
         def run() -> list[PromptReceipt]:
             due = []
-            for key, _ in self._db.find(self._controls, "unapplied", session):
+            for key, _ in self._db.find(self._controls, "unsettled", session):
                 if key[1] > control_seq:
                     continue
                 entry = self._db.lock(self._controls, key, LockMode.NO_KEY_UPDATE)
-                if entry is not None and entry.applied_at is None:
+                if entry is not None and not entry.settled:
                     due.append((key, entry))
+            newest = max((key[1] for key, _ in due), default=0)
             for key, entry in due:
-                after = replace(entry, applied_at=now, chunk_index=chunk_index)
+                if key[1] == newest:
+                    after = replace(entry, applied_at=now, chunk_index=chunk_index)
+                else:
+                    after = replace(entry, superseded_by=newest)
                 self._db.update(self._controls, key, after)
             return sorted((entry.receipt for _, entry in due), key=lambda receipt: receipt.control_seq)
 

@@ -65,6 +65,14 @@ class MemoryProgress:
 
         return await self._db.execute(run)
 
+    async def number_events(self, session: str, event_sequence: int) -> None:
+        def run() -> None:
+            for _, entry in lock_all(self._db, [session]):
+                record = entry.record.model_copy(update={"event_sequence": event_sequence})
+                self._db.update(self._rows, session, replace(entry, record=record))
+
+        await self._db.execute(run)
+
     async def unpurged(self, ended_before: float, limit: int) -> Sequence[str]:
         def run() -> list[str]:
             found = self._db.find(self._rows, "ended", False)

@@ -90,6 +90,12 @@ class ControlEntry:
     receipt: PromptReceipt
     applied_at: float | None = None
     chunk_index: int | None = None
+    superseded_by: int | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether a chunk has applied or superseded the prompt."""
+        return self.applied_at is not None or self.superseded_by is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +168,11 @@ class Tables:
         self.controls: Table[tuple[str, int], ControlEntry] = Table(
             "controls",
             {
-                "event_id": lambda entry: entry.receipt.event_id,
+                "prompt_id": lambda entry: entry.receipt.prompt_id,
                 "session": lambda entry: entry.receipt.session,
-                "unapplied": lambda entry: entry.receipt.session if entry.applied_at is None else None,
+                "unsettled": lambda entry: None if entry.settled else entry.receipt.session,
             },
-            ("event_id",),
+            ("prompt_id",),
         )
         self.decisions: Table[int, DecisionEntry] = Table(
             "decisions",

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.responses import Response
 
+from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.aio import or_silence
 from turboserve.gateway.auth.dependency import StreamTenant
 from turboserve.gateway.context import Gateway, gateway_of
@@ -50,13 +51,20 @@ async def events(
     gateway.streams.check(tenant)
     record = await gateway.sessions.get_or_remembered(tenant, session)
     position = after if last_event_id is None else last_event_id
-    last = await newest_event(gateway.bus, session) if record.phase.ended else None
+    last = await _last_event(gateway, record) if record.phase.ended else None
     if last is not None and last <= position:
         return Response(status_code=204)
     # FastAPI's EventSourceResponse can neither answer 204, nor end at a stop of the gateway, nor count the
     # tenant's streams. Its interval of keep-alive comments is fixed.
     lines = _lines(gateway, session, position, last)
     return LiveResponse(lines, gateway.streams, tenant, EventSourceResponse.media_type)
+
+
+async def _last_event(gateway: Gateway, ended: SessionRecord) -> int:
+    """Return the number of the last event of a session that has ended; 0 if the log has no event of it."""
+    newest = await newest_event(gateway.bus, ended.id)
+    # The retention may have removed all events from the log. The row's newest event may not be in it yet.
+    return max(newest, ended.event_sequence) if newest else 0
 
 
 async def _lines(
@@ -70,6 +78,5 @@ async def _lines(
             if one is None:
                 yield KEEPALIVE_COMMENT
                 continue
-            event, sequence = one
-            data = EventMessage.of(event, sequence).text()
-            yield format_sse_event(data_str=data, event=event.type, id=str(sequence))
+            event = EventMessage.of(one)
+            yield format_sse_event(data_str=event.text(), event=event.type, id=str(event.sequence))

@@ -144,7 +144,7 @@ class ProfileLevel(_Level, PublicOutput):
 class ProfileProvenance(_Provenance, PublicOutput):
     """The origin of a profile."""
 
-    made_at: Timestamp = Field(description="When the table was made. 1970-01-01T00:00:00.000Z: not known.")
+    made_at: Timestamp = Field(description="When the table was made. 1970-01-01T00:00:00.000000Z: not known.")
 
 
 class Profile(PublicOutput):

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from turboserve.contracts.base import Note
-from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.errors import FieldError, InvalidInputError, TurboServeError
+from turboserve.gateway.public import PublicOutput
 
 MEDIA_TYPE = "application/problem+json"
 
 
-class Problem(BaseModel):
+class InvalidField(PublicOutput):
+    """One invalid input of a request."""
+
+    field: Note = Field(description="Path of the input, such as `metadata.key`.")
+    message: Note = Field(description="What is wrong with it.")
+    limit: int | float | Note | None = Field(None, description="The bound that it met.")
+
+
+class Problem(PublicOutput):
     """An RFC 9457 problem. `code` is stable and for programs; `detail` is for people."""
 
     type: str = Field(description="URN of the kind of problem: `urn:turboserve:problem:` and the code.")
@@ -23,11 +34,17 @@ class Problem(BaseModel):
     instance: Note = Field(description="Path of the request.")
     code: str
     field: Note | None = Field(None, description="The input or thing at fault.")
-    limit: Note | None = Field(None, description="The bound that it met.")
+    limit: int | float | Note | None = Field(None, description="The bound that it met.")
     retry_after_s: float | None = Field(None, description="When to try again, seconds; also in Retry-After.")
+    errors: list[InvalidField] | None = Field(
+        None, description="Status 422: all invalid inputs. `field` and `limit` repeat the first of them."
+    )
 
 
 def problem_of(error: TurboServeError, instance: str) -> Problem:
+    errors: Sequence[FieldError] = ()
+    if isinstance(error, InvalidInputError):
+        errors = error.errors or (FieldError(error.field or "body", error.detail, error.limit),)
     return Problem(
         type=f"urn:turboserve:problem:{error.code}",
         title=error.title,
@@ -38,6 +55,7 @@ def problem_of(error: TurboServeError, instance: str) -> Problem:
         field=error.field,
         limit=error.limit,
         retry_after_s=error.retry_after_s,
+        errors=[InvalidField(**asdict(one)) for one in errors] or None,
     )
 
 

@@ -98,7 +98,7 @@ async def prompt(
 @router.post(
     "/{session}/pause",
     status_code=202,
-    summary="Stop making video and free the slot",
+    summary="Stop making video and free the slot; again, it stays paused",
     responses=problems(401, 404, 409),
 )
 async def pause(session: str, tenant: Tenant, gateway: Context) -> Session:
@@ -108,7 +108,7 @@ async def pause(session: str, tenant: Tenant, gateway: Context) -> Session:
 @router.post(
     "/{session}/resume",
     status_code=202,
-    summary="Make video again from where it stopped",
+    summary="Make video again from where it stopped; again, it goes on",
     responses=problems(401, 404, 409, 429),
 )
 async def resume(session: str, tenant: Tenant, gateway: Context) -> Session:

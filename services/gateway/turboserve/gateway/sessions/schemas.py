@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field
+from pydantic import AfterValidator, Field
 
-from turboserve.contracts.base import ID_PATTERN, Text, UnixSeconds
+from turboserve.contracts.base import ID_PATTERN, Text
 from turboserve.contracts.requests import MigrationAccepted
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
@@ -19,6 +19,7 @@ from turboserve.contracts.sessions import (
     PromptReceipt,
     SessionRecord,
 )
+from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp
 
 METADATA_KEY_LIMIT = 64
 
@@ -38,12 +39,7 @@ _Key = Annotated[Text, Field(min_length=1, max_length=METADATA_KEY_LIMIT)]
 _Value = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
 
 
-class _Input(BaseModel):
-    # Input is strict: a misspelled field or a wrong type must fail here and not be ignored.
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class NewSession(_Input):
+class NewSession(PublicInput):
     prompt: PromptText
     model: Annotated[str, Field(pattern=ID_PATTERN)] | None = Field(
         None, description="See /v1/models; none: the gateway's default."
@@ -54,17 +50,17 @@ class NewSession(_Input):
     metadata: dict[_Key, _Value] = Field({}, max_length=METADATA_KEYS_LIMIT, description="Kept, not read.")
 
 
-class NewPrompt(_Input):
+class NewPrompt(PublicInput):
     prompt: PromptText
 
 
-class NewMigration(_Input):
+class NewMigration(PublicInput):
     worker: Annotated[str, Field(pattern=ID_PATTERN)] | None = Field(
         None, description="See /v1/workers; none: the one that suits best."
     )
 
 
-class Links(BaseModel):
+class Links(PublicOutput):
     """Paths of the session's resources. `stream` is a WebSocket."""
 
     self: str
@@ -93,7 +89,7 @@ class Links(BaseModel):
         )
 
 
-class Session(BaseModel):
+class Session(PublicOutput):
     """One session as its tenant sees it."""
 
     id: str
@@ -111,39 +107,34 @@ class Session(BaseModel):
     applied_control_seq: int = Field(description="Number of the newest prompt that a chunk was made under.")
     playhead_s: float
     reason: str | None = Field(description="Why it ended, or why it waits.")
-    created_at: UnixSeconds
-    updated_at: UnixSeconds
+    created_at: Timestamp
+    updated_at: Timestamp
     links: Links
-
-    @computed_field(description="The same as `phase`.")  # type: ignore[prop-decorator]
-    @property
-    def state(self) -> Phase:
-        return self.phase
 
     @classmethod
     def of(cls, record: SessionRecord) -> Session:
         return cls(**record.model_dump(include=set(cls.model_fields)), links=Links.of(record.id))
 
 
-class SessionList(BaseModel):
+class SessionList(PublicOutput):
     sessions: list[Session]
     next: str | None = Field(description="Cursor of the next page (`?after=`); none: this is the last.")
 
 
-class Receipt(BaseModel):
-    """An accepted prompt. The event `prompt.applied` with this `event_id` follows, with the chunk's index."""
+class Receipt(PublicOutput):
+    """An accepted prompt. The event `prompt.applied` or `prompt.superseded` with this `prompt_id` follows."""
 
     session: str
-    event_id: str
+    prompt_id: str
     control_seq: int
-    accepted_at: UnixSeconds
+    accepted_at: Timestamp
 
     @classmethod
     def of(cls, receipt: PromptReceipt) -> Receipt:
         return cls(**receipt.model_dump(include=set(cls.model_fields)))
 
 
-class DecisionView(BaseModel):
+class DecisionView(PublicOutput):
     """One decision of the scheduler about the session, with its reason and its numbers."""
 
     epoch: int
@@ -151,18 +142,18 @@ class DecisionView(BaseModel):
     kind: str
     reason: str
     numbers: dict[str, float]
-    at: UnixSeconds
+    at: Timestamp
 
     @classmethod
     def of(cls, decision: Decision) -> DecisionView:
         return cls(**decision.model_dump(include=set(cls.model_fields)))
 
 
-class DecisionList(BaseModel):
+class DecisionList(PublicOutput):
     decisions: list[DecisionView]
 
 
-class StartedMigration(BaseModel):
+class StartedMigration(PublicOutput):
     """A migration that has begun. The event `session.migrated` or `session.migration_abandoned` ends it."""
 
     session: str

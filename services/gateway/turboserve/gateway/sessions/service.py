@@ -119,12 +119,12 @@ class Sessions:
         Raises KeyReusedError, which names `key_name`, if the first request had another prompt.
         """
         ref = _ref(tenant, session)
-        event_id = new_id("evt") if key is None else _derived("evt", session, key)
-        request = SubmitPrompt(session=ref.session, tenant=ref.tenant, event_id=event_id, prompt=prompt)
+        prompt_id = new_id("prm") if key is None else _derived("prm", session, key)
+        request = SubmitPrompt(session=ref.session, tenant=ref.tenant, prompt_id=prompt_id, prompt=prompt)
         try:
             return await self._bus.call(SUBMIT_PROMPT, request)
         except InvalidInputError as error:
-            if error.field != "event_id":
+            if error.field != "prompt_id":
                 raise
             raise KeyReusedError(
                 f"this {key_name} was used with a different prompt", field=key_name

@@ -12,21 +12,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from cachetools import FIFOCache
 
 from turboserve.bus import Bus, Entry, Owners, follow, next_entry
 from turboserve.contracts.chunks import ChunkHeader
-from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
-from turboserve.gateway.aio import until
+from turboserve.gateway.aio import answered, until
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
 from turboserve.subjects import CHUNK
 
 REMEMBERED = 65_536
-RETRY_S = 0.2
 STEPS = 500
 """Maximum number of entries in a search entry by entry: more than the log keeps of one subject."""
 EMPTY_LOG_AHEAD_S = 5.0
@@ -36,7 +33,6 @@ An empty log does not show how long its chunks were. They reached beyond the pla
 one chunk. Too large a value costs some lead once. With too small a value, the worker would wait forever for
 the playhead.
 """
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -137,8 +133,8 @@ class ChunkLog:
 
         async def lost() -> None:
             # No later chunk would show the gap: the worker waits for a playhead beyond the viewer's reach.
-            oldest = await _answered(partial(self._oldest, session))
-            kept = await _answered(made) if oldest is None else oldest.header.index
+            oldest = await answered(partial(self._oldest, session))
+            kept = await answered(made) if oldest is None else oldest.header.index
             if kept > expected:
                 raise _gone(expected, kept)
 
@@ -148,7 +144,7 @@ class ChunkLog:
                 if chunk is None or chunk.header.index < expected:
                     continue
                 if chunk.header.index > expected:
-                    oldest = await _answered(partial(self._oldest, session))
+                    oldest = await answered(partial(self._oldest, session))
                     if oldest is None or oldest.header.index > expected:
                         raise _gone(expected, chunk.header.index)
                     # The log has all chunks from the oldest on, so this entry is out of order.
@@ -160,7 +156,7 @@ class ChunkLog:
     async def _entries(
         self, session: str, position: int, ended: asyncio.Event, lost: Callable[[], Awaitable[None]]
     ) -> AsyncGenerator[Entry, None]:
-        while unnamed := await _answered(partial(self._owners.first_unnamed, session, position + 1)):
+        while unnamed := await answered(partial(self._owners.first_unnamed, session, position + 1)):
             _, entry = unnamed
             position = entry.sequence
             yield entry
@@ -178,7 +174,7 @@ class ChunkLog:
 
     async def _followed(self, session: str, entry: Entry) -> Chunk | None:
         """As `_chunk`, but wait until the broker answers."""
-        return await _answered(partial(self._chunk, session, entry))
+        return await answered(partial(self._chunk, session, entry))
 
     async def _oldest(self, session: str) -> Chunk | None:
         """Return the first chunk after which no chunk is missing."""
@@ -251,15 +247,6 @@ class ChunkLog:
     def _remember(self, header: ChunkHeader, entry: Entry) -> Chunk:
         self._sequences[header.session, header.index] = entry.sequence
         return Chunk(header, entry.sequence, entry.data, entry.headers.get("traceparent"))
-
-
-async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """Call `ask` until it does not raise UnavailableError."""
-    while True:
-        try:
-            return await ask()
-        except UnavailableError:
-            await asyncio.sleep(RETRY_S)
 
 
 def _behind_all(record: SessionRecord, playhead_s: float) -> StreamStart:

@@ -46,8 +46,8 @@ async def stream_mp4(
     ] = None,
 ) -> Response:
     gateway.streams.check(tenant)
-    record, start, events_after = await place_of_viewer(gateway, tenant, session, after)
-    return LiveResponse(video(gateway, record, start, events_after), gateway.streams, tenant, "video/mp4")
+    record, start = await place_of_viewer(gateway, tenant, session, after)
+    return LiveResponse(video(gateway, record, start), gateway.streams, tenant, "video/mp4")
 
 
 @router.get("/{session}/stream", include_in_schema=False)
@@ -69,9 +69,8 @@ async def stream(socket: WebSocket, session: str) -> None:
         after = _index(socket.query_params.get("after"), "after", -1)
         events = _index(socket.query_params.get("events_after"), "events_after", 0)
         with gateway.streams.place(tenant):
-            record, start, newest = await place_of_viewer(gateway, tenant, session, after)
-            begin = newest if events is None else min(events, newest)
-            await Connection(socket, gateway, record, start, (begin, newest)).run()
+            record, start = await place_of_viewer(gateway, tenant, session, after)
+            await Connection(socket, gateway, record, start, events).run()
     except TurboServeError as error:
         await refuse(socket, error)
     except WebSocketDisconnect:
@@ -83,7 +82,5 @@ def _index(text: str | None, name: str, least: int) -> int | None:
         return None
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 16 and int(text) >= least):
-        raise InvalidInputError(
-            f"{name}: must be a whole number, {least} or more", field=name, limit=f">= {least}"
-        )
+        raise InvalidInputError(f"{name}: must be a whole number, {least} or more", field=name, limit=least)
     return int(text)

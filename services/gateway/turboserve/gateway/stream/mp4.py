@@ -17,15 +17,13 @@ from turboserve.tasks import stop
 log = logs.get("stream")
 
 
-async def video(
-    gateway: Gateway, record: SessionRecord, start: StreamStart, events_after: int
-) -> AsyncGenerator[bytes, None]:
+async def video(gateway: Gateway, record: SessionRecord, start: StreamStart) -> AsyncGenerator[bytes, None]:
     """Yield the init segment, then one fragment per chunk, until the session ends.
 
     A player of plain HTTP cannot handle a new init segment or a gap, so the stream ends at either.
     """
     init: bytes | None = None
-    async with Watch(gateway, record, start, events_after, self_paced=True) as watch:
+    async with Watch(gateway, record, start, self_paced=True) as watch:
         events = asyncio.create_task(watch.events())
         try:
             async with aclosing(watch.chunks()) as chunks:

@@ -13,6 +13,7 @@ from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.events import (
     PromptAccepted,
     PromptApplied,
+    PromptSuperseded,
     SessionEnded,
     SessionEvent,
     SessionMigrated,
@@ -23,8 +24,10 @@ from turboserve.contracts.events import (
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.gateway.problems.schemas import Problem
 from turboserve.gateway.problems.validation import invalid_input
+from turboserve.gateway.public import Timestamp, timestamp
 from turboserve.gateway.sessions.schemas import PromptText
 
+VERSION = 1
 MEDIA_LIMIT_S = 1e9
 
 
@@ -39,6 +42,8 @@ class Hello(_ServerMessage):
     """First message: the state of the session, and where this stream begins."""
 
     type: Literal["hello"] = "hello"
+    protocol_version: int
+    """Version of this protocol. A change that breaks clients raises it."""
     session: str
     phase: Phase
     activity: Activity
@@ -56,9 +61,9 @@ class Hello(_ServerMessage):
     start_s: float
     """Media time of the first frame of this stream, seconds."""
     events_after: int
-    """This stream sends the events with a greater `sequence`."""
+    """The stream sends the events with a greater `sequence`."""
     newest_event: int
-    """Events up to this `sequence` are history: they are older than this message."""
+    """Events up to this `sequence` are history: this message shows what they changed."""
     max_message_bytes: int
     report_interval_s: float
     """Interval at which the client should report its playhead, seconds."""
@@ -86,7 +91,7 @@ class ChunkMessage(_ServerMessage):
     duration_s: float
     control_seq: int
     compute_s: float
-    published_at: float
+    published_at: Timestamp
     bytes: int
 
     @classmethod
@@ -99,7 +104,7 @@ class ChunkMessage(_ServerMessage):
             duration_s=header.frames / header.fps,
             control_seq=header.control_seq,
             compute_s=header.compute_s,
-            published_at=header.published_at,
+            published_at=timestamp(header.published_at),
             bytes=size,
         )
 
@@ -109,8 +114,9 @@ class EventMessage(_ServerMessage):
 
     type: str
     sequence: int
+    """Number of the event among those of the session: 1, 2, 3, …"""
     id: str
-    at: float
+    at: Timestamp
     phase: Phase
     activity: Activity
     epoch: int
@@ -124,20 +130,24 @@ class EventMessage(_ServerMessage):
     """session.placed and session.migrated: the owner before the event."""
     target: str | None = None
     """The target of the migration; session.migration_abandoned: of the abandoned migration."""
-    event_id: str | None = None
-    """prompt.accepted and prompt.applied: the id in the receipt."""
+    prompt_id: str | None = None
+    """prompt.accepted, prompt.applied and prompt.superseded: the id in the receipt."""
     prompt: str | None = None
     chunk_index: int | None = None
     """prompt.applied: the first chunk made with the prompt."""
+    superseded_by: str | None = None
+    """prompt.superseded: `prompt_id` of the prompt that took effect instead."""
 
     @classmethod
-    def of(cls, event: SessionEvent, sequence: int) -> EventMessage:
+    def of(cls, event: SessionEvent) -> EventMessage:
         record = event.record
         more: dict[str, object] = {}
-        if isinstance(event, PromptAccepted | PromptApplied):
-            more = {"event_id": event.event_id, "prompt": event.prompt, "control_seq": event.control_seq}
+        if isinstance(event, PromptAccepted | PromptApplied | PromptSuperseded):
+            more = {"prompt_id": event.prompt_id, "prompt": event.prompt, "control_seq": event.control_seq}
         if isinstance(event, PromptApplied):
             more["chunk_index"] = event.chunk_index
+        if isinstance(event, PromptSuperseded):
+            more["superseded_by"] = event.superseded_by
         if isinstance(event, SessionPlaced):
             more = {"kind": event.kind, "previous_worker": event.previous_worker}
         if isinstance(event, SessionMigrated):
@@ -151,7 +161,7 @@ class EventMessage(_ServerMessage):
         return cls.model_validate(
             {
                 "type": event.type,
-                "sequence": sequence,
+                "sequence": record.event_sequence,
                 "id": event.id,
                 "at": event.at,
                 "phase": record.phase,
@@ -171,9 +181,9 @@ class ReceiptMessage(_ServerMessage):
     type: Literal["receipt"] = "receipt"
     id: str | None
     """The client's own id, if it gave one."""
-    event_id: str
+    prompt_id: str
     control_seq: int
-    accepted_at: float
+    accepted_at: Timestamp
 
 
 class Pong(_ServerMessage):
@@ -214,6 +224,10 @@ class _ClientMessage(BaseModel):
 _Media = Annotated[float, Field(ge=0, le=MEDIA_LIMIT_S, allow_inf_nan=False)]
 
 
+class _Identified(_ClientMessage):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
 class PlayheadReport(_ClientMessage):
     """The playhead of the viewer. The client sends it several times a second."""
 
@@ -252,7 +266,10 @@ _TAGS = ("playhead", "prompt", "pause", "resume", "first_frame", "ping")
 
 
 def read_message(text: str | None, limit_bytes: int) -> ClientMessage:
-    """Parse a client's message. Raises InvalidInputError that names the field and the limit."""
+    """Parse a client's message.
+
+    Raises MalformedRequestError if it is not JSON, otherwise InvalidInputError that names fields and limits.
+    """
     if text is None:
         raise InvalidInputError("binary messages are not taken here", field="message", limit="text")
     if len(text) > limit_bytes or len(text.encode(errors="replace")) > limit_bytes:
@@ -262,14 +279,17 @@ def read_message(text: str | None, limit_bytes: int) -> ClientMessage:
     try:
         return _validated(text)
     except ValidationError as error:
-        problem = invalid_input(error.errors(), skip=_TAGS)
-        if problem.field == "body":
-            raise InvalidInputError(
-                problem.detail.replace("the body", "the message").replace("body:", "message:"),
-                field="message",
-                limit=problem.limit,
-            ) from None
-        raise problem from None
+        raise invalid_input(error.errors(), skip=_TAGS, whole="message") from None
+
+
+def message_id(text: str | None, limit_bytes: int) -> str | None:
+    """Return the `id` of a message that `read_message` has refused; None if it has no valid one."""
+    if text is None or len(text) > limit_bytes:
+        return None
+    try:
+        return _Identified.model_validate(json.loads(text)).id
+    except (ValueError, RecursionError):
+        return None
 
 
 def _validated(text: str) -> ClientMessage:

@@ -16,8 +16,9 @@ from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.problems.errors import ChunkGoneError
+from turboserve.gateway.problems.errors import ChunkGoneError, MalformedRequestError
 from turboserve.gateway.problems.schemas import problem_of
+from turboserve.gateway.public import timestamp
 from turboserve.gateway.stream import protocol
 from turboserve.gateway.stream.chunks import StreamStart
 from turboserve.gateway.stream.watch import Watch
@@ -60,7 +61,7 @@ class _TooManyBadMessagesError(Exception):
 
 
 class Connection:
-    """An accepted socket. `events`: the sequence after which events are sent, and the newest sequence."""
+    """An accepted socket. Sends events with a number above `events_after`; None: only new events."""
 
     def __init__(
         self,
@@ -68,13 +69,12 @@ class Connection:
         gateway: Gateway,
         record: SessionRecord,
         start: StreamStart,
-        events: tuple[int, int],
+        events_after: int | None,
     ) -> None:
         self._socket = socket
         self._gateway = gateway
         self._record = record
         self._start = start
-        self._events_after, self._newest_event = events
         self._limit_bytes = gateway.settings.body_limit_bytes
         # A chunk is two messages, and no other message may be sent between them.
         self._sending = asyncio.Lock()
@@ -86,9 +86,8 @@ class Connection:
             gateway,
             record,
             start,
-            self._events_after,
             self_paced=False,
-            history=self._events_after < self._newest_event,
+            events_after=events_after,
             on_event=self._event,
         )
 
@@ -169,23 +168,24 @@ class Connection:
                         await self._socket.send_bytes(fragment)
                 await self._watch.sent(chunk, len(fragment))
 
-    async def _event(self, event: SessionEvent, sequence: int) -> None:
-        await self._send(protocol.EventMessage.of(event, sequence))
+    async def _event(self, event: SessionEvent) -> None:
+        await self._send(protocol.EventMessage.of(event))
 
     async def _listen(self) -> None:
         while True:
             raw = await self._socket.receive()
             if raw["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(raw.get("code", 1005), raw.get("reason"))
+            text = raw.get("text")
             message_id: str | None = None
             try:
-                message = protocol.read_message(raw.get("text"), self._limit_bytes)
+                message = protocol.read_message(text, self._limit_bytes)
                 message_id = message.id
                 with self._span(message):
                     await self._do(message)
-            except InvalidInputError as error:
+            except (InvalidInputError, MalformedRequestError) as error:
                 self._bad += 1
-                await self._problem(error, message_id)
+                await self._problem(error, message_id or protocol.message_id(text, self._limit_bytes))
                 if self._bad >= self._gateway.settings.bad_message_limit:
                     raise _TooManyBadMessagesError from None
             except TurboServeError as error:
@@ -218,9 +218,9 @@ class Connection:
                 await self._send(
                     protocol.ReceiptMessage(
                         id=message.id,
-                        event_id=receipt.event_id,
+                        prompt_id=receipt.prompt_id,
                         control_seq=receipt.control_seq,
-                        accepted_at=receipt.accepted_at,
+                        accepted_at=timestamp(receipt.accepted_at),
                     )
                 )
             case protocol.PauseRequest():
@@ -235,6 +235,7 @@ class Connection:
     def _hello(self) -> protocol.Hello:
         record = self._record
         return protocol.Hello(
+            protocol_version=protocol.VERSION,
             session=record.id,
             phase=record.phase,
             activity=record.activity,
@@ -248,8 +249,8 @@ class Connection:
             applied_control_seq=record.applied_control_seq,
             next=self._start.index,
             start_s=self._start.start_s,
-            events_after=self._events_after,
-            newest_event=self._newest_event,
+            events_after=self._watch.events_after,
+            newest_event=record.event_sequence,
             max_message_bytes=self._limit_bytes,
             report_interval_s=self._gateway.settings.playhead_interval_s,
         )

@@ -15,7 +15,7 @@ from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import Activity, SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.events.follow import follow_events, newest_event
+from turboserve.gateway.events.follow import follow_events
 from turboserve.gateway.stream.chunks import Chunk, StreamStart
 from turboserve.gateway.stream.delivery_spans import DeliverySpans
 from turboserve.ids import new_id
@@ -29,27 +29,25 @@ WAKE_AGAIN_S = 8.0
 
 async def place_of_viewer(
     gateway: Gateway, tenant: str, session: str, after: int | None
-) -> tuple[SessionRecord, StreamStart, int]:
-    """Return the session's row, the start for a viewer that has chunk `after`, and the newest sequence.
+) -> tuple[SessionRecord, StreamStart]:
+    """Return the session's row, and the start for a viewer that has chunk `after`.
 
     `after` None: the viewer starts at the playhead. Raises the errors of `Sessions.get` and `ChunkLog`.
     """
     gateway.sessions.check_id(session)
-    # The newest event is read before the row, so that no event between the two is missed.
-    events_after = await newest_event(gateway.bus, session)
     record = await gateway.sessions.get_or_remembered(tenant, session)
     if after is not None:
-        return record, await gateway.chunks.after(record, after), events_after
+        return record, await gateway.chunks.after(record, after)
     view = gateway.timeline.view(session)
     # The row includes the viewers of other gateways. The timeline is newer.
     playhead_s = record.playhead_s if view is None else max(record.playhead_s, view.playhead_s)
-    return record, await gateway.chunks.at(record, playhead_s), events_after
+    return record, await gateway.chunks.at(record, playhead_s)
 
 
 class Watch:
     """Async context of a viewer, which is on the timeline from enter to exit. Resumes an idle session.
 
-    `history`: whether earlier events with a sequence after `events_after` exist.
+    Follows the events with a number above `events_after`; None: above the newest event of `record`.
     """
 
     def __init__(
@@ -57,11 +55,10 @@ class Watch:
         gateway: Gateway,
         record: SessionRecord,
         start: StreamStart,
-        events_after: int,
         *,
         self_paced: bool,
-        history: bool = False,
-        on_event: Callable[[SessionEvent, int], Awaitable[None]] | None = None,
+        events_after: int | None = None,
+        on_event: Callable[[SessionEvent], Awaitable[None]] | None = None,
     ) -> None:
         self.record = record
         self.start = start
@@ -71,8 +68,8 @@ class Watch:
         self.spans = DeliverySpans(self.viewer)
         self.ended = asyncio.Event()
         self._gateway = gateway
-        self._events_after = events_after
-        self._history = history
+        self.events_after = record.event_sequence if events_after is None else events_after
+        self._history = self.events_after < record.event_sequence
         self._self_paced = self_paced
         self._on_event = on_event
         self._joined_at = gateway.clock.wall()
@@ -113,10 +110,10 @@ class Watch:
         """Follow the session's events until it ends. If it has ended, read only the history asked for."""
         if self.ended.is_set() and not self._history:
             return
-        async with aclosing(follow_events(self._gateway.bus, self.record.id, self._events_after)) as coming:
-            async for event, sequence in coming:
+        async with aclosing(follow_events(self._gateway.bus, self.record.id, self.events_after)) as coming:
+            async for event in coming:
                 if self._on_event is not None:
-                    await self._on_event(event, sequence)
+                    await self._on_event(event)
                 if event.record.version >= self.record.version:
                     await self._learn(event.record)
 

@@ -40,7 +40,7 @@ def change_id(record: SessionRecord, kind: str) -> str:
 
 
 def step(record: SessionRecord, now: float, *, to: Phase | None = None, **updates: Any) -> SessionRecord:
-    """Return the row one version later, in phase `to` (None: the same, without a transition).
+    """Return the row one version and one event later, in phase `to` (None: the same, without a transition).
 
     Raises TransitionError if the table does not allow the transition. A row that has ended allows none.
     """
@@ -50,7 +50,13 @@ def step(record: SessionRecord, now: float, *, to: Phase | None = None, **update
     elif to not in TRANSITIONS[record.phase]:
         raise not_allowed(record, to.value)
     return record.model_copy(
-        update={"version": record.version + 1, "updated_at": now, "phase": to or record.phase, **updates}
+        update={
+            "version": record.version + 1,
+            "event_sequence": record.event_sequence + 1,
+            "updated_at": now,
+            "phase": to or record.phase,
+            **updates,
+        }
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from turboserve.contracts import events
 from turboserve.contracts.errors import ForbiddenError, InvalidInputError, StaleEpochError
 from turboserve.contracts.requests import (
@@ -44,6 +46,7 @@ def create(request: CreateSession, now: float) -> Change:
         phase=Phase.REQUESTED,
         version=1,
         epoch=0,
+        event_sequence=1,
         created_at=now,
         updated_at=now,
     )
@@ -57,7 +60,7 @@ def submit_prompt(record: SessionRecord, request: SubmitPrompt, now: float) -> t
     after = step(record, now, prompt=request.prompt, control_seq=record.control_seq + 1)
     receipt = PromptReceipt(
         session=record.id,
-        event_id=request.event_id,
+        prompt_id=request.prompt_id,
         control_seq=after.control_seq,
         prompt=request.prompt,
         accepted_at=now,
@@ -66,17 +69,20 @@ def submit_prompt(record: SessionRecord, request: SubmitPrompt, now: float) -> t
         id=change_id(after, "prompt"),
         at=now,
         record=after,
-        event_id=request.event_id,
+        prompt_id=request.prompt_id,
         control_seq=after.control_seq,
         prompt=request.prompt,
     )
     return Change(after, (event,)), receipt
 
 
-def pause(record: SessionRecord, now: float) -> Change:
-    """Suspend the session at once: its slot is free, its state stays with the worker. Idle becomes paused."""
+def pause(record: SessionRecord, now: float) -> Change | None:
+    """Suspend the session at once: its slot is free, its state stays with the worker. Idle becomes paused.
+
+    None: the session is paused already.
+    """
     if record.phase is Phase.SUSPENDED and record.activity is Activity.PAUSED:
-        raise not_allowed(record, "paused")
+        return None
     return _suspend(record, Activity.PAUSED, now)
 
 
@@ -97,10 +103,13 @@ def _suspend(record: SessionRecord, activity: Activity, now: float) -> Change:
 
 
 def resume(record: SessionRecord, now: float) -> Change | None:
-    """Ask for the session to run again, once the scheduler has placed it. None: it was asked for already."""
-    if record.phase is not Phase.SUSPENDED:
+    """Ask for the session to run again, once the scheduler has placed it.
+
+    None: the session runs, or shall run already.
+    """
+    if record.phase.ended:
         raise not_allowed(record, "resumed")
-    if record.activity is Activity.WATCHING:
+    if record.phase is not Phase.SUSPENDED or record.activity is Activity.WATCHING:
         return None
     after = step(record, now, to=Phase.SUSPENDED, activity=Activity.WATCHING)
     event = events.SessionResumeRequested(id=change_id(after, "resume"), at=now, record=after)
@@ -203,19 +212,46 @@ def release(record: SessionRecord, request: ReleaseSession, now: float) -> Chang
     return Change(after, (event,), decision)
 
 
-def applied(
-    record: SessionRecord, receipt: PromptReceipt, chunk_index: int, now: float
-) -> events.PromptApplied:
-    """Return the event of the first chunk made with a prompt. Counting it does not raise the version."""
-    return events.PromptApplied(
-        id=event_id(record.id, "applied", receipt.control_seq),
-        at=now,
-        record=record,
-        event_id=receipt.event_id,
-        control_seq=receipt.control_seq,
-        prompt=receipt.prompt,
-        chunk_index=chunk_index,
+def settle_prompts(
+    record: SessionRecord, settled: Sequence[PromptReceipt], chunk_index: int, now: float
+) -> Change:
+    """Report what became of prompts, which one chunk settles. Does not raise the version.
+
+    The newest of `settled` took effect in the chunk. The chunk shows none of the earlier ones, which were
+    superseded. `settled` is not empty, and in the order of `control_seq`.
+    """
+    *superseded, applied = settled
+    found: list[events.SessionEvent] = []
+    for receipt in superseded:
+        record = _next_event(record)
+        found.append(
+            events.PromptSuperseded(
+                id=event_id(record.id, "superseded", receipt.control_seq),
+                at=now,
+                record=record,
+                prompt_id=receipt.prompt_id,
+                control_seq=receipt.control_seq,
+                prompt=receipt.prompt,
+                superseded_by=applied.prompt_id,
+            )
+        )
+    record = _next_event(record)
+    found.append(
+        events.PromptApplied(
+            id=event_id(record.id, "applied", applied.control_seq),
+            at=now,
+            record=record,
+            prompt_id=applied.prompt_id,
+            control_seq=applied.control_seq,
+            prompt=applied.prompt,
+            chunk_index=chunk_index,
+        )
     )
+    return Change(record, tuple(found))
+
+
+def _next_event(record: SessionRecord) -> SessionRecord:
+    return record.model_copy(update={"event_sequence": record.event_sequence + 1})
 
 
 def _storable(field: str, text: str) -> None:

@@ -89,6 +89,9 @@ class ProgressRepository(Protocol):
     async def count(self, reached: Sequence[LogProgress]) -> dict[str, SessionRecord]:
         """Write the progress of sessions, whose counts never decrease. Returns the existing rows after it."""
 
+    async def number_events(self, session: str, event_sequence: int) -> None:
+        """Write the number of the session's newest event. The caller holds the row's lock."""
+
     async def unpurged(self, ended_before: float, limit: int) -> Sequence[str]:
         """Return sessions whose chunks are due to be removed from the log, longest ended first."""
 
@@ -108,12 +111,15 @@ class ProgressRepository(Protocol):
 class ControlRepository(Protocol):
     async def insert_prompt(self, receipt: PromptReceipt) -> None: ...
 
-    async def prompt_of_event(self, event_id: str) -> PromptReceipt | None: ...
+    async def prompt(self, prompt_id: str) -> PromptReceipt | None: ...
 
-    async def mark_applied(
+    async def settle_prompts(
         self, session: str, control_seq: int, chunk_index: int, now: float
     ) -> list[PromptReceipt]:
-        """Write which chunk applied the prompts up to `control_seq`. Returns the newly applied, in order."""
+        """Settle the prompts up to `control_seq` that no chunk has settled before, and return them in order.
+
+        The newest of them is applied by the chunk and supersedes the others.
+        """
 
     async def decided(self, record: SessionRecord, version: int, worker: str) -> bool:
         """Return whether placing the session on `worker` made the row's `version` and its current epoch."""

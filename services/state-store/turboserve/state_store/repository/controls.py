@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import and_, case, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -24,23 +24,33 @@ class SqlControls:
         values = receipt.model_dump(exclude={"control_seq"}) | {"seq": receipt.control_seq}
         await self._db.execute(insert(controls).values(kind="prompt", **values))
 
-    async def prompt_of_event(self, event_id: str) -> PromptReceipt | None:
+    async def prompt(self, prompt_id: str) -> PromptReceipt | None:
         row = (
-            (await self._db.execute(select(controls).where(controls.c.event_id == event_id)))
+            (await self._db.execute(select(controls).where(controls.c.prompt_id == prompt_id)))
             .mappings()
             .first()
         )
         return None if row is None else _receipt(row)
 
-    async def mark_applied(
+    async def settle_prompts(
         self, session: str, control_seq: int, chunk_index: int, now: float
     ) -> list[PromptReceipt]:
+        unsettled = and_(
+            controls.c.session == session,
+            controls.c.seq <= control_seq,
+            controls.c.applied_at.is_(None),
+            controls.c.superseded_by.is_(None),
+        )
+        newest = select(func.max(controls.c.seq)).where(unsettled).scalar_subquery()
+        applied = controls.c.seq == newest
         query = (
             update(controls)
-            .where(
-                controls.c.session == session, controls.c.seq <= control_seq, controls.c.applied_at.is_(None)
+            .where(unsettled)
+            .values(
+                applied_at=case((applied, now)),
+                chunk_index=case((applied, chunk_index)),
+                superseded_by=case((~applied, newest)),
             )
-            .values(applied_at=now, chunk_index=chunk_index)
             .returning(controls)
         )
         rows = (await self._db.execute(query)).mappings().all()

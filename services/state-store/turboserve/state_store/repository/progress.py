@@ -55,6 +55,10 @@ class SqlProgress:
         )
         return {row["id"]: record_of(row) for row in (await self._db.execute(query)).mappings()}
 
+    async def number_events(self, session: str, event_sequence: int) -> None:
+        query = update(sessions).where(sessions.c.id == session)
+        await self._db.execute(query.values(event_sequence=event_sequence))
+
     async def unpurged(self, ended_before: float, limit: int) -> Sequence[str]:
         query = (
             select(sessions.c.id)

@@ -125,14 +125,14 @@ class Sessions:
     async def submit_prompt(self, request: SubmitPrompt) -> PromptReceipt:
         async with self._database.transaction() as db:
             record = (await locked(db, request)).record
-            first = await db.controls.prompt_of_event(request.event_id)
+            first = await db.controls.prompt(request.prompt_id)
             if first is not None:
                 if first.session != record.id:
-                    raise ConflictError(f"the event id {request.event_id} is taken", field="event_id")
+                    raise ConflictError(f"the prompt id {request.prompt_id} is taken", field="prompt_id")
                 if first.prompt != request.prompt:
                     # A client that numbers its messages from 1 again: a receipt would lose the new prompt.
                     raise InvalidInputError(
-                        f"the event id {request.event_id} was used for another prompt", field="event_id"
+                        f"the prompt id {request.prompt_id} was used for another prompt", field="prompt_id"
                     )
                 return first
             change, receipt = rules.submit_prompt(record, request, self._clock.wall())
@@ -147,8 +147,11 @@ class Sessions:
         async with self._database.transaction() as db:
             record = (await locked(db, ref)).record
             change = rules.pause(record, self._clock.wall())
-            await self._admission.pause(db, record.tenant)
-            await db.changes.write(change)
+            if change is not None:
+                await self._admission.pause(db, record.tenant)
+                await db.changes.write(change)
+        if change is None:
+            return await self._post_commit.fresh(record)
         return await self._post_commit.changed(change.record, record.target)
 
     async def resume(self, ref: SessionRef) -> SessionRecord:

@@ -1,4 +1,4 @@
-// The list of what happened. A prompt's two receipts share one entry: accepted, then applied.
+// The list of what happened. A prompt has one entry: accepted, then applied or superseded.
 
 const MOST = 60;
 
@@ -22,6 +22,9 @@ export class Events {
         break;
       case "prompt.applied":
         this.#applied(message);
+        break;
+      case "prompt.superseded":
+        this.#superseded(message);
         break;
       case "session.created":
         this.note(message.at, "Session created");
@@ -53,7 +56,7 @@ export class Events {
   note(at, text, more = "") {
     const item = document.createElement("li");
     const time = document.createElement("time");
-    time.textContent = new Date(at * 1000).toLocaleTimeString("en-GB");
+    time.textContent = new Date(at).toLocaleTimeString("en-GB");
     const what = document.createElement("span");
     what.textContent = text;
     item.append(time, what);
@@ -64,20 +67,30 @@ export class Events {
   }
 
   #accepted(message) {
-    if (this.#prompts.has(message.event_id)) return;
+    if (this.#prompts.has(message.prompt_id)) return;
     const item = this.note(message.at, `“${message.prompt}”`, "accepted, waits for the next chunk");
-    this.#prompts.set(message.event_id, { item, at: message.at });
+    this.#prompts.set(message.prompt_id, { item, at: message.at });
   }
 
   #applied(message) {
-    if (!this.#prompts.has(message.event_id)) this.#accepted({ ...message, at: message.at });
-    const { item, at } = this.#prompts.get(message.event_id);
-    const late = message.at - at;
+    const { item, at } = this.#promptOf(message);
+    const late = (Date.parse(message.at) - Date.parse(at)) / 1000;
     const after = late > 0 ? `, ${late.toFixed(1)} s later` : "";
     item.querySelector(".more")?.remove();
     const more = small(`applied at chunk ${message.chunk_index}${after}`);
     more.classList.add("done");
     item.append(more);
+  }
+
+  #superseded(message) {
+    const { item } = this.#promptOf(message);
+    item.querySelector(".more")?.remove();
+    item.append(small("replaced by a later prompt, never shown"));
+  }
+
+  #promptOf(message) {
+    if (!this.#prompts.has(message.prompt_id)) this.#accepted(message);
+    return this.#prompts.get(message.prompt_id);
   }
 }
 

@@ -54,7 +54,7 @@ function begin(id) {
 
 function hello(message) {
   quiet();
-  greetedAt = Date.now() / 1000;
+  greetedAt = Date.now();
   learn(message);
   if (stream.lastIndex === null) playback.beginAt(message.start_s);
   if (message.control_seq === 0) strip.mark(0, message.prompt);
@@ -67,7 +67,6 @@ function init(message, data) {
 }
 
 function chunk(message, data) {
-  const now = Date.now() / 1000;
   if (askedAt !== null) {
     write("first", `${((performance.now() - askedAt) / 1000).toFixed(2)} s`);
     askedAt = null;
@@ -75,7 +74,8 @@ function chunk(message, data) {
   playback.chunk(message, data);
   strip.chunk(message);
   // What was made before this connection was not waited for.
-  if (message.published_at >= greetedAt) write("delivery", `${Math.round((now - message.published_at) * 1000)} ms`);
+  const publishedAt = Date.parse(message.published_at);
+  if (publishedAt >= greetedAt) write("delivery", `${Math.round(Date.now() - publishedAt)} ms`);
   write("compute", `${Math.round(message.compute_s * 1000)} ms`);
   write("chunk", message.index);
   write("epoch", message.epoch);
