@@ -270,7 +270,7 @@ async def test_a_session_plays_is_prompted_and_migrates_between_versions(
     await viewer.create()
     await viewer.watch(lambda row: row.phase is Phase.ACTIVE)
     first = (await viewer.play(3)).worker
-    prompt = SubmitPrompt(session=viewer.session, event_id=new_id("evt"), prompt="a green square")
+    prompt = SubmitPrompt(session=viewer.session, prompt_id=new_id("prm"), prompt="a green square")
     receipt = await viewer.until_answered(lambda: gateway.call(subjects.SUBMIT_PROMPT, prompt))
     await viewer.watch(lambda row: row.applied_control_seq >= receipt.control_seq)
     assert viewer.headers[-1].control_seq == receipt.control_seq

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from turboserve.contracts.base import Contract, Note
+from turboserve.contracts.base import Contract, Note, Number
 
 
 class ErrorBody(Contract):
@@ -19,7 +19,7 @@ class ErrorBody(Contract):
     code: str
     detail: Note
     field: Note | None = None
-    limit: int | float | Note | None = None
+    limit: Number | float | Note | None = None
     retry_after_s: float | None = None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Helpers that read an async generator until an event occurs, report its silence, or repeat a question."""
+"""Helpers that read an async generator until an event occurs, report its silence, or repeat a call."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.aio import or_silence
 from turboserve.gateway.auth.dependency import StreamTenant
 from turboserve.gateway.context import Gateway, gateway_of
-from turboserve.gateway.events.follow import follow_events, newest_event
+from turboserve.gateway.events.follow import follow_events, known_position, newest_event
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.stream.protocol import EventMessage
 from turboserve.gateway.stream.response import LiveResponse
@@ -50,7 +50,7 @@ async def events(
 ) -> Response:
     gateway.streams.check(tenant)
     record = await gateway.sessions.get_or_remembered(tenant, session)
-    position = after if last_event_id is None else last_event_id
+    position = await known_position(gateway.bus, record, after if last_event_id is None else last_event_id)
     last = await _last_event(gateway, record) if record.phase.ended else None
     if last is not None and last <= position:
         return Response(status_code=204)

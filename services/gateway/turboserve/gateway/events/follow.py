@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from turboserve.bus import UNREADABLE, Bus, Entry, follow, last_entry, next_entry, skip
 from turboserve.contracts.events import SessionEvent, session_event_from_bytes
+from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.aio import answered
 from turboserve.subjects import EVENT
 
@@ -54,6 +55,17 @@ async def newest_event(bus: Bus, session: str) -> int:
     """Return the number of the session's newest event in the log; 0 if the log has none."""
     entry = await last_entry(bus, EVENT.stream, EVENT.of(session))
     return 0 if entry is None else _number(entry)
+
+
+async def known_position(bus: Bus, record: SessionRecord, after: int) -> int:
+    """Return `after`, or the number of the session's newest event if that is lower.
+
+    A follower after a number that the session has not reached would wait for it, and not see the session end.
+    """
+    # The row may be older than the log: it is a remembered one while the state store is not available.
+    if after <= record.event_sequence:
+        return after
+    return min(after, max(record.event_sequence, await newest_event(bus, record.id)))
 
 
 async def _place_after(bus: Bus, session: str, after: int) -> int:

@@ -12,6 +12,7 @@ from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.gateway.auth.dependency import StreamTenant
 from turboserve.gateway.auth.middleware import admitted
 from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.events.follow import known_position
 from turboserve.gateway.problems.errors import UpgradeRequiredError
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.stream.mp4 import video
@@ -70,6 +71,8 @@ async def stream(socket: WebSocket, session: str) -> None:
         events = _index(socket.query_params.get("events_after"), "events_after", 0)
         with gateway.streams.place(tenant):
             record, start = await place_of_viewer(gateway, tenant, session, after)
+            if events is not None:
+                events = await known_position(gateway.bus, record, events)
             await Connection(socket, gateway, record, start, events).run()
     except TurboServeError as error:
         await refuse(socket, error)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from turboserve import logs, telemetry
 from turboserve.contracts.errors import InvalidInputError
-from turboserve.contracts.events import Event, PromptApplied, WorkerJoined, WorkerLeft
+from turboserve.contracts.events import Event, PromptApplied, PromptSuperseded, WorkerJoined, WorkerLeft
 from turboserve.contracts.pool import PoolOrders
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerRecord
@@ -106,8 +106,9 @@ def outbox_values(event: Event) -> dict[str, Any]:
 
 
 def trace_of(event: Event) -> str | None:
-    """Return the trace context of an event: of the prompt that was applied, or of the change under way."""
-    if isinstance(event, PromptApplied):
+    """Return the trace context of an event: of the prompt that a chunk settled, or of the current change."""
+    if isinstance(event, PromptApplied | PromptSuperseded):
+        # The row keeps the context of its newest prompt alone.
         newest = event.control_seq == event.record.control_seq
         return event.record.prompt_traceparent if newest else None
     return telemetry.traceparent()
