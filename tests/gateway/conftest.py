@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from websockets.asyncio.client import ClientConnection
 
 from tests.helpers.reporting_autoscaler import ReportingAutoscaler
+from tests.helpers.stream_protocol import check_sent
 from turboserve.bus import Bus
 from turboserve.config import Settings
 
@@ -79,9 +80,11 @@ class Viewer:
     async def next(self) -> dict[str, Any]:
         """Return the next JSON message; `data` is the binary that it announces.
 
-        Reports a playhead per chunk, unless `reports` is False.
+        Checks the message against the AsyncAPI document. Reports a playhead per chunk, unless `reports` is
+        False.
         """
         message: dict[str, Any] = json.loads(await self.socket.recv(decode=True))
+        check_sent(message)
         if message["type"] in ("init", "chunk"):
             data = await self.socket.recv()
             assert isinstance(data, bytes)

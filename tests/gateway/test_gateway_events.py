@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from tests.gateway.conftest import StartSession, Watch
 from tests.helpers.pool_harness import Pool
+from tests.helpers.stream_protocol import check_sent
 from turboserve.bus import Bus, append, last_entry
 from turboserve.config import Settings
 from turboserve.contracts.events import PromptApplied, session_event_from_bytes
@@ -21,7 +22,7 @@ TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
 
 async def read(api: httpx.AsyncClient, path: str, count: int, **headers: str) -> list[dict[str, Any]]:
-    """Return the first `count` events, each with its `id` and `event` beside its data."""
+    """Return the first `count` events, each with its `id` and `event` beside its data, and check them."""
     found: list[dict[str, Any]] = []
     async with api.stream("GET", path, headers=headers) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -31,9 +32,9 @@ async def read(api: httpx.AsyncClient, path: str, count: int, **headers: str) ->
                 name, _, value = line.partition(": ")
                 event[name] = value
             elif "data" in event:
-                found.append(
-                    {**json.loads(event["data"]), "sse_id": event["id"], "sse_event": event["event"]}
-                )
+                data = json.loads(event["data"])
+                check_sent(data)
+                found.append({**data, "sse_id": event["id"], "sse_event": event["event"]})
                 event = {}
                 if len(found) == count:
                     return found

@@ -17,6 +17,7 @@ from websockets.typing import Origin
 
 from tests.gateway.conftest import StartSession, Watch
 from tests.helpers.pool_harness import Pool
+from tests.helpers.stream_protocol import client_examples
 
 
 def frames(data: bytes) -> list[np.ndarray]:
@@ -215,6 +216,22 @@ async def test_an_error_names_the_message_that_caused_it(start: StartSession, wa
         ("playhead_s", 0),
         ("buffered_s", None),
     ]
+
+
+async def test_every_message_of_the_document_is_understood(start: StartSession, watch: Watch) -> None:
+    viewer = await watch((await start())["id"])
+    await viewer.until("chunk")
+    examples = client_examples()
+    assert {"playhead", "prompt", "pause", "resume", "first_frame", "ping"} == set(examples)
+    for kind, payload in examples.items():
+        await viewer.say(**{**payload, "id": kind})
+    # The gateway answers messages in their order.
+    await viewer.say(type="ping", id="last")
+    await viewer.until("pong", id="last")
+    refused = [message for message in viewer.seen if message["type"] == "error"]
+    # A pool without a free slot may refuse to resume.
+    assert not [message for message in refused if message["status"] in (400, 422)]
+    assert "receipt" in [message["type"] for message in viewer.seen]
 
 
 async def test_broken_messages_are_answered_and_harm_nothing(start: StartSession, watch: Watch) -> None:

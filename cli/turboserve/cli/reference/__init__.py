@@ -1,4 +1,4 @@
-"""`turboserve reference`: the documentation's tables and schema sets, which are generated from the code."""
+"""`turboserve reference`: tables, API documents and schema sets of the documentation, from the code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from turboserve.cli import settings
-from turboserve.cli.reference import events, operations, schemas, subjects
+from turboserve.cli.reference import api_documents, events, operations, schemas, subjects
 
 
 def _metrics() -> str:
@@ -69,7 +69,8 @@ def reference(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="Rewrite the tables in all Markdown files below this folder, and write a new schema set.",
+            help="Rewrite the tables in all Markdown files below this folder and the API documents, and "
+            "write a new schema set.",
         ),
     ] = None,
 ) -> None:
@@ -98,6 +99,8 @@ def _update(folder: Path) -> None:
             typer.echo(f"updated {file}")
     if not found:
         raise typer.BadParameter(f"no Markdown file below {folder} holds a table")
+    for file in api_documents.update(folder):
+        typer.echo(f"updated {file}")
     try:
         written = schemas.write_new(folder)
     except ValueError as error:

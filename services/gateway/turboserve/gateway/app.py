@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -11,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turboserve.bus import Bus
 from turboserve.clock import Clock
+from turboserve.gateway import openapi
 from turboserve.gateway.auth.authenticator import Authenticator
 from turboserve.gateway.auth.middleware import Authenticate, without_query_key
 from turboserve.gateway.auth.service import Keys
@@ -27,7 +27,6 @@ from turboserve.gateway.page import endpoints as page_endpoints
 from turboserve.gateway.pools.endpoints import router as pools
 from turboserve.gateway.pools.snapshots import PoolSnapshots
 from turboserve.gateway.problems import handlers
-from turboserve.gateway.problems.schemas import Problem, problems
 from turboserve.gateway.sessions.endpoints import router as sessions
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
@@ -90,6 +89,9 @@ def create_app(gateway: Gateway) -> FastAPI:
         title="TurboServe",
         version=VERSION,
         summary="Streaming video generation: sessions, live video, controls.",
+        description=openapi.DESCRIPTION,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        openapi_tags=openapi.TAGS,
         docs_url=None,
         redoc_url=None,
         # A redirect would contain the host that the client claims, and would lose the body of a POST.
@@ -119,7 +121,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.add_middleware(_BrowserHeaders, embeddable=bool(gateway.settings.cors_origins))
     app.add_middleware(HeadAsGet)
-    _true_openapi(app, keys_needed=bool(gateway.keys))
+    openapi.install(app, keys_needed=bool(gateway.keys))
     return app
 
 
@@ -154,35 +156,3 @@ class _BrowserHeaders:
             await send(message)
 
         await self._app(scope, receive, marked if scope["type"] == "http" else send)
-
-
-def _true_responses(method: str, responses: dict[str, Any]) -> None:
-    # FastAPI declares a 422 in its own form for every path with a parameter. The gateway never sends it.
-    if "application/json" in responses.get("422", {}).get("content", {}):
-        del responses["422"]
-    if method != "get":
-        for status in (403, 413, 415):
-            responses.setdefault(str(status), problems(status)[status])
-    if "401" in responses:
-        responses.setdefault("429", problems(429)[429])
-
-
-def _true_openapi(app: FastAPI, *, keys_needed: bool) -> None:
-    """Add to OpenAPI what FastAPI does not know: the form of problems, and whether keys are required."""
-    make = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = make()
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= problem.pop("$defs") | {"Problem": problem}
-        for name in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(name, None)
-        for operations in document["paths"].values():
-            for method, operation in operations.items():
-                _true_responses(method, operation["responses"])
-                if not keys_needed:
-                    operation.pop("security", None)
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]

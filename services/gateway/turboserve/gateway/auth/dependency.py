@@ -12,7 +12,7 @@ from turboserve.gateway.auth.middleware import admitted
 from turboserve.gateway.auth.service import Identity
 
 _scheme = HTTPBearer(
-    auto_error=False, scheme_name="apiKey", description="An API key; needed only if the gateway has any."
+    auto_error=False, scheme_name="apiKey", description="An API key. Required if the gateway has keys."
 )
 
 
@@ -32,7 +32,11 @@ def _stream_tenant(
     # The middleware reads this parameter. It is declared here for OpenAPI.
     _access_token: Annotated[
         str | None,
-        Query(alias="access_token", description="The API key, where a browser cannot set headers."),
+        Query(
+            alias="access_token",
+            description="The API key, for clients that cannot set the header Authorization.",
+            examples=["KEY"],
+        ),
     ] = None,
 ) -> str:
     return identity.tenant

@@ -15,37 +15,55 @@ from turboserve.gateway.aio import or_silence
 from turboserve.gateway.auth.dependency import StreamTenant
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.events.follow import follow_events, known_position, newest_event
+from turboserve.gateway.events.schemas import public_event
 from turboserve.gateway.problems.schemas import problems
-from turboserve.gateway.stream.protocol import EventMessage
+from turboserve.gateway.sessions.parameters import SessionId
 from turboserve.gateway.stream.response import LiveResponse
 
 router = APIRouter(prefix="/v1/sessions", tags=["events"])
 
 RECONNECT_MS = 1_000
 SEQUENCE_LIMIT = 2**53
+_EXAMPLE = (
+    "id: 4\nevent: prompt.applied\n"
+    'data: {"type":"prompt.applied","sequence":4,"id":"ev_0f4c2b9d","at":"2026-11-22T21:04:05.250000Z",'
+    '"phase":"active","activity":"watching","epoch":1,"worker":"wk_5f3a9c","control_seq":1,'
+    '"prompt_id":"prm_5f3a9c","prompt":"a blue square","chunk_index":5}\n\n'
+)
 
 
 @router.get(
     "/{session}/events",
-    summary="What happens to the session, from its beginning on",
+    operation_id="follow_session_events",
+    summary="Follow the events of a session",
+    description="Server-sent events from the session's beginning on, until it ends. Browsers that reconnect "
+    "miss none.",
     response_class=Response,
     responses={
         200: {
-            "description": "`id` is the sequence, `event` the type, `data` the event as JSON.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "description": "`id` is the event's `sequence`, `event` its `type`, `data` the event as JSON.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
         },
-        204: {"description": "The session has ended and there is nothing after Last-Event-ID."},
+        204: {"description": "The session has ended, and there is no event after Last-Event-ID."},
         **problems(401, 404, 422, 429),
     },
 )
 async def events(
-    session: str,
+    session: SessionId,
     tenant: StreamTenant,
     gateway: Annotated[Gateway, Depends(gateway_of)],
-    after: Annotated[int, Query(ge=0, le=SEQUENCE_LIMIT, description="Only events with a greater id.")] = 0,
+    after: Annotated[
+        int,
+        Query(ge=0, le=SEQUENCE_LIMIT, description="Only events with a greater `sequence`.", examples=[4]),
+    ] = 0,
     last_event_id: Annotated[
         int | None,
-        Header(ge=0, le=SEQUENCE_LIMIT, description="As `after`; browsers send it when they reconnect."),
+        Header(
+            ge=0,
+            le=SEQUENCE_LIMIT,
+            description="As `after`, which it overrides. Browsers send it when they reconnect.",
+            examples=[4],
+        ),
     ] = None,
 ) -> Response:
     gateway.streams.check(tenant)
@@ -78,5 +96,5 @@ async def _lines(
             if one is None:
                 yield KEEPALIVE_COMMENT
                 continue
-            event = EventMessage.of(one)
-            yield format_sse_event(data_str=event.text(), event=event.type, id=str(event.sequence))
+            event = public_event(one)
+            yield format_sse_event(data_str=event.text(), event=one.type, id=str(event.sequence))

@@ -19,23 +19,36 @@ MEDIA_TYPE = "application/problem+json"
 class InvalidField(PublicOutput):
     """One invalid input of a request."""
 
-    field: Note = Field(description="Path of the input, such as `metadata.key`.")
-    message: Note = Field(description="What is wrong with it.")
-    limit: int | float | Note | None = Field(None, description="The bound that it met.")
+    field: Note = Field(description="Path of the input.", examples=["metadata.key"])
+    message: Note = Field(
+        description="What is wrong with it.", examples=["String should have at most 2000 characters"]
+    )
+    limit: int | float | Note | None = Field(
+        None, description="The bound that it violates, if there is one.", examples=[2_000]
+    )
 
 
 class Problem(PublicOutput):
-    """An RFC 9457 problem. `code` is stable and for programs; `detail` is for people."""
+    """An RFC 9457 problem. Programs read `code`, and people read `detail`."""
 
-    type: str = Field(description="URN of the kind of problem: `urn:turboserve:problem:` and the code.")
-    title: str
-    status: int
-    detail: Note
-    instance: Note = Field(description="Path of the request.")
-    code: str
-    field: Note | None = Field(None, description="The input or thing at fault.")
-    limit: int | float | Note | None = Field(None, description="The bound that it met.")
-    retry_after_s: float | None = Field(None, description="When to try again, seconds; also in Retry-After.")
+    type: str = Field(
+        description="URN of the kind of problem: `urn:turboserve:problem:` and the code.",
+        examples=["urn:turboserve:problem:invalid_input"],
+    )
+    title: str = Field(description="The kind of problem in words.", examples=["Invalid input"])
+    status: int = Field(description="The HTTP status.", examples=[422])
+    detail: Note = Field(
+        description="What happened.", examples=["prompt: String should have at most 2000 characters"]
+    )
+    instance: Note = Field(description="Path of the request.", examples=["/v1/sessions"])
+    code: str = Field(description="The kind of problem. It does not change.", examples=["invalid_input"])
+    field: Note | None = Field(
+        None, description="The invalid input, or the object concerned.", examples=["prompt"]
+    )
+    limit: int | float | Note | None = Field(None, description="The violated bound.", examples=[2_000])
+    retry_after_s: float | None = Field(
+        None, description="Seconds until a retry makes sense, as in Retry-After.", examples=[2.0]
+    )
     errors: list[InvalidField] | None = Field(
         None, description="Status 422: all invalid inputs. `field` and `limit` repeat the first of them."
     )
@@ -60,16 +73,16 @@ def problem_of(error: TurboServeError, instance: str) -> Problem:
 
 
 _MEANING = {
-    401: "No API key, or one that nobody was given.",
-    403: "This tenant, or a page of this origin, may not do that.",
-    404: "No such thing, or it belongs to someone else.",
-    409: "The state that it is in does not allow this.",
-    410: "The stream no longer keeps this chunk; `limit` is the index of the oldest it keeps.",
+    401: "No API key, or an unknown one.",
+    403: "The tenant is not an operator, or a page of this origin may not send the request.",
+    404: "Not found, or it belongs to another tenant.",
+    409: "The present state does not allow the request.",
+    410: "The log no longer keeps this chunk. `limit` is the index of the oldest chunk that it keeps.",
     413: "The body is over the limit.",
     415: "The body is not declared as application/json.",
-    421: "The Host header names a server that this is not.",
+    421: "The Host header has a name that this gateway does not answer to.",
     422: "An input has the wrong type or lies outside its limit.",
-    429: "No room, a limit of this tenant, or too many wrong API keys; Retry-After says when to try again.",
+    429: "No free slot, a limit of the tenant, or too many wrong API keys. Retry-After has the time to wait.",
 }
 _ALWAYS = (400, 421, 500, 503, 504)
 _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds until a retry makes sense."}}

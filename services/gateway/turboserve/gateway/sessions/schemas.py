@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field
 
@@ -32,49 +32,86 @@ def _not_blank(text: str) -> str:
 
 PromptText = Annotated[
     Text,
-    Field(min_length=1, max_length=PROMPT_LIMIT, examples=["a red circle moving left"]),
+    Field(
+        min_length=1,
+        max_length=PROMPT_LIMIT,
+        description="What the video shows. Not blank.",
+        examples=["a red circle moving left"],
+    ),
     AfterValidator(_not_blank),
 ]
 _Key = Annotated[Text, Field(min_length=1, max_length=METADATA_KEY_LIMIT)]
 _Value = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
+_SessionId = Annotated[str, Field(description="Id of the session.", examples=["ses_5f3a9c"])]
 
 
 class NewSession(PublicInput):
+    """A session to create. Only `prompt` is required."""
+
     prompt: PromptText
     model: Annotated[str, Field(pattern=ID_PATTERN)] | None = Field(
-        None, description="See /v1/models; none: the gateway's default."
+        None,
+        description="One of `/v1/models`. `null`: the gateway's default model.",
+        examples=["toyworld"],
     )
     seed: int | None = Field(
-        None, ge=0, le=SEED_LIMIT, description="Same model, prompt, seed: same video. None: random."
+        None,
+        ge=0,
+        le=SEED_LIMIT,
+        description="Seed of the noise: the same model, prompt and seed give the same video. `null`: random.",
+        examples=[7],
     )
-    metadata: dict[_Key, _Value] = Field({}, max_length=METADATA_KEYS_LIMIT, description="Kept, not read.")
+    metadata: dict[_Key, _Value] = Field(
+        {},
+        max_length=METADATA_KEYS_LIMIT,
+        description="The client's own data. It is stored and not interpreted.",
+        examples=[{"project": "demo"}],
+    )
 
 
 class NewPrompt(PublicInput):
+    """A prompt for a session that has begun."""
+
     prompt: PromptText
 
 
 class NewMigration(PublicInput):
+    """A migration to begin."""
+
     worker: Annotated[str, Field(pattern=ID_PATTERN)] | None = Field(
-        None, description="See /v1/workers; none: the one that suits best."
+        None,
+        description="The target, one of `/v1/workers`. `null`: the scheduler chooses.",
+        examples=["wk_77d1e0"],
     )
 
 
 class Links(PublicOutput):
-    """Paths of the session's resources. `stream` is a WebSocket."""
+    """Paths of the session's resources."""
 
-    self: str
-    stream: str
-    video: str
-    events: str
-    prompts: str
-    pause: str
-    resume: str
-    migrate: str
-    decisions: str
+    self: str = Field(description="The session.", examples=["/v1/sessions/ses_5f3a9c"])
+    stream: str = Field(
+        description="Video and events over a WebSocket.", examples=["/v1/sessions/ses_5f3a9c/stream"]
+    )
+    video: str = Field(
+        description="The video as one MP4 file.", examples=["/v1/sessions/ses_5f3a9c/stream.mp4"]
+    )
+    events: str = Field(
+        description="Events as server-sent events.", examples=["/v1/sessions/ses_5f3a9c/events"]
+    )
+    prompts: str = Field(description="Where to post a prompt.", examples=["/v1/sessions/ses_5f3a9c/prompts"])
+    pause: str = Field(description="Where to post a pause.", examples=["/v1/sessions/ses_5f3a9c/pause"])
+    resume: str = Field(
+        description="Where to post a resumption.", examples=["/v1/sessions/ses_5f3a9c/resume"]
+    )
+    migrate: str = Field(
+        description="Where to post a migration.", examples=["/v1/sessions/ses_5f3a9c/migrate"]
+    )
+    decisions: str = Field(
+        description="The scheduler's decisions.", examples=["/v1/sessions/ses_5f3a9c/decisions"]
+    )
 
     @classmethod
-    def of(cls, session: str) -> Links:
+    def of(cls, session: str) -> Self:
         base = f"/v1/sessions/{session}"
         return cls(
             self=base,
@@ -92,79 +129,125 @@ class Links(PublicOutput):
 class Session(PublicOutput):
     """One session as its tenant sees it."""
 
-    id: str
-    phase: Phase
-    activity: Activity
-    model: str
-    prompt: str = Field(description="The newest accepted prompt.")
-    seed: int
-    metadata: dict[str, str]
-    epoch: int = Field(description="Number of the current ownership; 0 before the first.")
-    worker: str | None
-    target: str | None = Field(description="Worker to which the session is migrating.")
-    next_chunk: int = Field(description="Index of the first chunk not yet made, as far as is known.")
-    control_seq: int = Field(description="Number of the newest accepted prompt.")
-    applied_control_seq: int = Field(description="Number of the newest prompt that a chunk was made under.")
-    playhead_s: float
-    reason: str | None = Field(description="Why it ended, or why it waits.")
-    created_at: Timestamp
-    updated_at: Timestamp
-    links: Links
+    id: _SessionId
+    phase: Phase = Field(description="Where the session is in its life.", examples=["active"])
+    activity: Activity = Field(
+        description="What the user wants: `watching`, `paused`, or `idle` (no viewer for a while).",
+        examples=["watching"],
+    )
+    model: str = Field(description="Model of the session.", examples=["toyworld"])
+    prompt: str = Field(description="The newest accepted prompt.", examples=["a red circle moving left"])
+    seed: int = Field(description="Seed of the session.", examples=[7])
+    metadata: dict[str, str] = Field(description="The client's own data.", examples=[{"project": "demo"}])
+    epoch: int = Field(
+        description="Number of the current ownership. 0: no worker has owned the session yet.", examples=[1]
+    )
+    worker: str | None = Field(
+        description="The worker that owns the session. `null`: no worker.", examples=["wk_5f3a9c"]
+    )
+    target: str | None = Field(
+        description="The worker that the session is migrating to. `null`: no migration.", examples=[None]
+    )
+    next_chunk: int = Field(
+        description="Index of the first chunk that is not generated yet, as far as is known.", examples=[43]
+    )
+    control_seq: int = Field(description="Number of the newest accepted prompt.", examples=[1])
+    applied_control_seq: int = Field(
+        description="Number of the newest prompt that a chunk was generated under.", examples=[1]
+    )
+    playhead_s: float = Field(description="Media time that viewers have reached, seconds.", examples=[31.5])
+    reason: str | None = Field(
+        description="Why the session ended, or why it waits. `null`: neither.", examples=[None]
+    )
+    created_at: Timestamp = Field(description="When the session was created.")
+    updated_at: Timestamp = Field(description="When the session last changed, except for its progress.")
+    links: Links = Field(description="Where the session's resources are.")
 
     @classmethod
-    def of(cls, record: SessionRecord) -> Session:
+    def of(cls, record: SessionRecord) -> Self:
         return cls(**record.model_dump(include=set(cls.model_fields)), links=Links.of(record.id))
 
 
 class SessionList(PublicOutput):
-    sessions: list[Session]
-    next: str | None = Field(description="Cursor of the next page (`?after=`); none: this is the last.")
+    """A page of a tenant's sessions, newest first."""
+
+    sessions: list[Session] = Field(description="The sessions.")
+    next: str | None = Field(
+        description="Cursor of the next page, for `after`. `null`: this is the last page.", examples=[None]
+    )
 
 
 class Receipt(PublicOutput):
     """An accepted prompt. The event `prompt.applied` or `prompt.superseded` with this `prompt_id` follows."""
 
-    session: str
-    prompt_id: str
-    control_seq: int
-    accepted_at: Timestamp
+    session: _SessionId
+    prompt_id: str = Field(
+        description="Id of the prompt. Its events carry the same id.", examples=["prm_5f3a9c"]
+    )
+    control_seq: int = Field(
+        description="Number of the prompt in the session. Chunks carry the number of their prompt.",
+        examples=[1],
+    )
+    accepted_at: Timestamp = Field(description="When the prompt was stored.")
 
     @classmethod
-    def of(cls, receipt: PromptReceipt) -> Receipt:
+    def of(cls, receipt: PromptReceipt) -> Self:
         return cls(**receipt.model_dump(include=set(cls.model_fields)))
 
 
-class DecisionView(PublicOutput):
+class SessionDecision(PublicOutput):
     """One decision of the scheduler about the session, with its reason and its numbers."""
 
-    epoch: int
-    worker: str | None
-    kind: str
-    reason: str
-    numbers: dict[str, float]
-    at: Timestamp
+    epoch: int = Field(description="Number of the ownership that the decision is about.", examples=[2])
+    worker: str | None = Field(
+        description="The worker that the decision names. `null`: none.", examples=["wk_77d1e0"]
+    )
+    kind: str = Field(
+        description="`place`, `resume`, `recover`, `rebuild` or `wait`: where the session runs. `migrate`, "
+        "`migrated` or `stay`: a migration begins, is committed, or is abandoned. `release`: no worker owns "
+        "the suspended session now. `device_error`: a step for the session broke its worker's device.",
+        examples=["migrate"],
+    )
+    reason: str = Field(description="Why.", examples=["a chunk takes 0.05 s less on wk_77d1e0"])
+    numbers: dict[str, float] = Field(
+        description="The numbers that were compared, by name.", examples=[{"gain_s": 0.05}]
+    )
+    at: Timestamp = Field(description="When it was decided.")
 
     @classmethod
-    def of(cls, decision: Decision) -> DecisionView:
+    def of(cls, decision: Decision) -> Self:
         return cls(**decision.model_dump(include=set(cls.model_fields)))
 
 
 class DecisionList(PublicOutput):
-    decisions: list[DecisionView]
+    """The scheduler's decisions about one session."""
+
+    decisions: list[SessionDecision] = Field(description="The decisions, oldest first.")
 
 
 class StartedMigration(PublicOutput):
     """A migration that has begun. The event `session.migrated` or `session.migration_abandoned` ends it."""
 
-    session: str
-    epoch: int = Field(description="Unchanged until the migration is committed, then one higher.")
-    worker: str | None = Field(description="Worker that runs the session until the migration is committed.")
-    target: str | None = Field(description="Where it goes; none: it is there already.")
-    migration: int | None = Field(description="Number of this migration among all of the session's.")
-    decision: DecisionView
+    session: _SessionId
+    epoch: int = Field(
+        description="Number of the current ownership. The commit of the migration raises it by one.",
+        examples=[1],
+    )
+    worker: str | None = Field(
+        description="The worker that runs the session until the commit.", examples=["wk_5f3a9c"]
+    )
+    target: str | None = Field(
+        description="The worker that the session migrates to. `null`: the session is there already.",
+        examples=["wk_77d1e0"],
+    )
+    migration: int | None = Field(
+        description="Number of this migration, which no other migration of the session has. `null`: none.",
+        examples=[12],
+    )
+    decision: SessionDecision = Field(description="Why the scheduler chose this target.")
 
     @classmethod
-    def of(cls, accepted: MigrationAccepted) -> StartedMigration:
+    def of(cls, accepted: MigrationAccepted) -> Self:
         record = accepted.record
         return cls(
             session=record.id,
@@ -172,5 +255,5 @@ class StartedMigration(PublicOutput):
             worker=record.worker,
             target=record.target,
             migration=record.migration,
-            decision=DecisionView.of(accepted.decision),
+            decision=SessionDecision.of(accepted.decision),
         )

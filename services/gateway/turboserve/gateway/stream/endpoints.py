@@ -15,6 +15,7 @@ from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.events.follow import known_position
 from turboserve.gateway.problems.errors import UpgradeRequiredError
 from turboserve.gateway.problems.schemas import problems
+from turboserve.gateway.sessions.parameters import SessionId
 from turboserve.gateway.stream.mp4 import video
 from turboserve.gateway.stream.response import LiveResponse
 from turboserve.gateway.stream.socket import Connection, refuse
@@ -27,23 +28,31 @@ INDEX_LIMIT = 2**53
 
 @router.get(
     "/{session}/stream.mp4",
-    summary="The video as one fragmented MP4 that lasts as long as the session",
+    operation_id="get_session_video",
+    summary="Watch the video as one MP4 file",
+    description="One fragmented MP4 that lasts as long as the session, for players of plain HTTP. Such a "
+    "player reports no playhead: the gateway assumes that it plays at normal speed.",
     response_class=Response,
     responses={
         200: {
-            "description": "Init segment, then one fragment per chunk, as they are made.",
+            "description": "The init segment, then one fragment per chunk as it is generated.",
             "content": {"video/mp4": {"schema": {"type": "string", "format": "binary"}}},
         },
         **problems(401, 404, 410, 422, 429),
     },
 )
 async def stream_mp4(
-    session: str,
+    session: SessionId,
     tenant: StreamTenant,
     gateway: Annotated[Gateway, Depends(gateway_of)],
     after: Annotated[
         int | None,
-        Query(ge=-1, le=INDEX_LIMIT, description="Start right behind this chunk; none: at the playhead."),
+        Query(
+            ge=-1,
+            le=INDEX_LIMIT,
+            description="Begin with the chunk after this index. Without it: at the playhead.",
+            examples=[41],
+        ),
     ] = None,
 ) -> Response:
     gateway.streams.check(tenant)

@@ -5,94 +5,97 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from turboserve.contracts.base import Text
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import InvalidInputError
-from turboserve.contracts.events import (
-    PromptAccepted,
-    PromptApplied,
-    PromptSuperseded,
-    SessionEnded,
-    SessionEvent,
-    SessionMigrated,
-    SessionMigrating,
-    SessionMigrationAbandoned,
-    SessionPlaced,
-)
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.gateway.problems.schemas import Problem
 from turboserve.gateway.problems.validation import invalid_input
-from turboserve.gateway.public import Timestamp, timestamp
+from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp, timestamp
 from turboserve.gateway.sessions.schemas import PromptText
 
 VERSION = 1
 MEDIA_LIMIT_S = 1e9
+MESSAGE_ID_LIMIT = 64
+
+ClientId = Annotated[
+    str | None, Field(description="The `id` of the client's message, if it had one.", examples=["my-1"])
+]
 
 
-class _ServerMessage(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class _ServerMessage(PublicOutput):
     def text(self) -> str:
         return self.model_dump_json(exclude_none=True)
 
 
 class Hello(_ServerMessage):
-    """First message: the state of the session, and where this stream begins."""
+    """The first message: the state of the session, and where this stream begins."""
 
-    type: Literal["hello"] = "hello"
-    protocol_version: int
-    """Version of this protocol. A change that breaks clients raises it."""
-    session: str
-    phase: Phase
-    activity: Activity
-    prompt: str
-    model: str
-    seed: int
-    epoch: int
-    worker: str | None
-    target: str | None
-    """The worker that the session is migrating to."""
-    control_seq: int
-    applied_control_seq: int
-    next: int
-    """Index of the first chunk of this stream."""
-    start_s: float
-    """Media time of the first frame of this stream, seconds."""
-    events_after: int
-    """The stream sends the events with a greater `sequence`."""
-    newest_event: int
-    """Events up to this `sequence` are history: this message shows what they changed."""
-    max_message_bytes: int
-    report_interval_s: float
-    """Interval at which the client should report its playhead, seconds."""
+    type: Literal["hello"] = Field(default="hello", description="The type of the message.")
+    protocol_version: int = Field(
+        description="Version of this protocol. A change that breaks clients raises it.", examples=[VERSION]
+    )
+    session: str = Field(description="Id of the session.", examples=["ses_5f3a9c"])
+    phase: Phase = Field(description="The session's phase.", examples=["active"])
+    activity: Activity = Field(description="What the user wants of the session.", examples=["watching"])
+    prompt: str = Field(description="The newest accepted prompt.", examples=["a red circle moving left"])
+    model: str = Field(description="The session's model.", examples=["toyworld"])
+    seed: int = Field(description="The session's seed.", examples=[7])
+    epoch: int = Field(description="Number of the session's current ownership.", examples=[1])
+    worker: str | None = Field(description="The worker that owns the session.", examples=["wk_5f3a9c"])
+    target: str | None = Field(
+        description="The worker that the session is migrating to.", examples=["wk_77d1e0"]
+    )
+    control_seq: int = Field(description="Number of the newest accepted prompt.", examples=[1])
+    applied_control_seq: int = Field(
+        description="Number of the newest prompt that a chunk was generated under.", examples=[1]
+    )
+    next: int = Field(description="Index of the first chunk of this stream.", examples=[42])
+    start_s: float = Field(
+        description="Media time of the first frame of this stream, seconds.", examples=[31.35]
+    )
+    events_after: int = Field(
+        description="The stream sends the events with a greater `sequence`.", examples=[4]
+    )
+    newest_event: int = Field(
+        description="Events up to this `sequence` are history: this message shows what they changed.",
+        examples=[4],
+    )
+    max_message_bytes: int = Field(description="Maximum size of a client's message.", examples=[65536])
+    report_interval_s: float = Field(
+        description="Interval at which the client should report its playhead, seconds.", examples=[0.25]
+    )
 
 
 class Init(_ServerMessage):
     """Announces an init segment: the first, and every change. One binary message follows."""
 
-    type: Literal["init"] = "init"
-    mime: str
-    bytes: int
-    width: int
-    height: int
-    fps: float
+    type: Literal["init"] = Field(default="init", description="The type of the message.")
+    mime: str = Field(
+        description="MIME type of the video, for a `SourceBuffer`.",
+        examples=['video/mp4; codecs="avc1.64000a"'],
+    )
+    bytes: int = Field(description="Size of the binary message that follows.", examples=[742])
+    width: int = Field(description="Width of the video, pixels.", examples=[832])
+    height: int = Field(description="Height of the video, pixels.", examples=[480])
+    fps: float = Field(description="Frames per second.", examples=[16.0])
 
 
 class ChunkMessage(_ServerMessage):
     """Announces a chunk. One binary message follows: one closed fMP4 fragment."""
 
-    type: Literal["chunk"] = "chunk"
-    index: int
-    epoch: int
-    worker: str
-    start_s: float
-    duration_s: float
-    control_seq: int
-    compute_s: float
-    published_at: Timestamp
-    bytes: int
+    type: Literal["chunk"] = Field(default="chunk", description="The type of the message.")
+    index: int = Field(description="Index of the chunk: 0, 1, 2, …, each once.", examples=[42])
+    epoch: int = Field(description="Number of the ownership that it was generated under.", examples=[1])
+    worker: str = Field(description="The worker that generated it.", examples=["wk_5f3a9c"])
+    start_s: float = Field(description="Media time of its first frame, seconds.", examples=[31.35])
+    duration_s: float = Field(description="Its duration, seconds.", examples=[0.75])
+    control_seq: int = Field(description="Number of the prompt that it was generated under.", examples=[1])
+    compute_s: float = Field(description="Time to generate it, seconds.", examples=[0.31])
+    published_at: Timestamp = Field(description="When the worker published it.")
+    bytes: int = Field(description="Size of the binary message that follows.", examples=[48213])
 
     @classmethod
     def of(cls, header: ChunkHeader, size: int) -> ChunkMessage:
@@ -109,103 +112,40 @@ class ChunkMessage(_ServerMessage):
         )
 
 
-class EventMessage(_ServerMessage):
-    """An event of the session. `type` is the type of the event: session.placed, prompt.applied, …"""
-
-    type: str
-    sequence: int
-    """Number of the event among those of the session: 1, 2, 3, …"""
-    id: str
-    at: Timestamp
-    phase: Phase
-    activity: Activity
-    epoch: int
-    worker: str | None
-    control_seq: int
-    reason: str | None = None
-    """session.migrating, session.migration_abandoned and session.ended: the reason of the event."""
-    kind: str | None = None
-    """session.placed: the kind of decision: place, resume or recover."""
-    previous_worker: str | None = None
-    """session.placed and session.migrated: the owner before the event."""
-    target: str | None = None
-    """The target of the migration; session.migration_abandoned: of the abandoned migration."""
-    prompt_id: str | None = None
-    """prompt.accepted, prompt.applied and prompt.superseded: the id in the receipt."""
-    prompt: str | None = None
-    chunk_index: int | None = None
-    """prompt.applied: the first chunk made with the prompt."""
-    superseded_by: str | None = None
-    """prompt.superseded: `prompt_id` of the prompt that took effect instead."""
-
-    @classmethod
-    def of(cls, event: SessionEvent) -> EventMessage:
-        record = event.record
-        more: dict[str, object] = {}
-        if isinstance(event, PromptAccepted | PromptApplied | PromptSuperseded):
-            more = {"prompt_id": event.prompt_id, "prompt": event.prompt, "control_seq": event.control_seq}
-        if isinstance(event, PromptApplied):
-            more["chunk_index"] = event.chunk_index
-        if isinstance(event, PromptSuperseded):
-            more["superseded_by"] = event.superseded_by
-        if isinstance(event, SessionPlaced):
-            more = {"kind": event.kind, "previous_worker": event.previous_worker}
-        if isinstance(event, SessionMigrated):
-            more = {"previous_worker": event.previous_worker}
-        if isinstance(event, SessionMigrating):
-            more = {"reason": event.reason}
-        if isinstance(event, SessionMigrationAbandoned):
-            more = {"reason": event.reason, "target": event.target}
-        if isinstance(event, SessionEnded):
-            more = {"reason": record.reason}
-        return cls.model_validate(
-            {
-                "type": event.type,
-                "sequence": record.event_sequence,
-                "id": event.id,
-                "at": event.at,
-                "phase": record.phase,
-                "activity": record.activity,
-                "epoch": record.epoch,
-                "worker": record.worker,
-                "target": record.target,
-                "control_seq": record.control_seq,
-                **more,
-            }
-        )
-
-
 class ReceiptMessage(_ServerMessage):
     """Answer to the client's `prompt`: the prompt is accepted."""
 
-    type: Literal["receipt"] = "receipt"
-    id: str | None
-    """The client's own id, if it gave one."""
-    prompt_id: str
-    control_seq: int
-    accepted_at: Timestamp
+    type: Literal["receipt"] = Field(default="receipt", description="The type of the message.")
+    id: ClientId
+    prompt_id: str = Field(
+        description="Id of the prompt. `prompt.applied` or `prompt.superseded` with this id follows.",
+        examples=["prm_5f3a9c"],
+    )
+    control_seq: int = Field(description="Number of the prompt in the session.", examples=[1])
+    accepted_at: Timestamp = Field(description="When the prompt was accepted.")
 
 
 class Pong(_ServerMessage):
-    type: Literal["pong"] = "pong"
-    id: str | None = None
+    """Answer to the client's `ping`."""
+
+    type: Literal["pong"] = Field(default="pong", description="The type of the message.")
+    id: ClientId = None
 
 
 class End(_ServerMessage):
-    """Last message: the session has ended and all its video was sent. Then the socket closes with 1000."""
+    """The last message: the session has ended and all its video was sent. The socket closes with 1000."""
 
-    type: Literal["end"] = "end"
-    phase: Phase
-    reason: str | None
-    last: int
-    """Index of the last chunk; -1: there was none."""
+    type: Literal["end"] = Field(default="end", description="The type of the message.")
+    phase: Phase = Field(description="`terminated` or `failed`.", examples=["terminated"])
+    reason: str | None = Field(description="Why the session ended.", examples=["ended by its user"])
+    last: int = Field(description="Index of the last chunk; -1: there was none.", examples=[57])
 
 
 class ErrorMessage(Problem):
-    """A problem, as REST would answer it. `id` is the id of the message that caused it, if it had one."""
+    """A problem, as REST would answer it. The stream continues unless the socket closes."""
 
-    type: Literal["error"] = "error"
-    id: str | None = None
+    type: Literal["error"] = Field(default="error", description="The type of the message.")
+    id: ClientId = None
 
     @classmethod
     def of_problem(cls, problem: Problem, message_id: str | None = None) -> ErrorMessage:
@@ -215,51 +155,67 @@ class ErrorMessage(Problem):
         return self.model_dump_json(exclude_none=True)
 
 
-class _ClientMessage(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _ClientMessage(PublicInput):
+    id: Text | None = Field(
+        None,
+        max_length=MESSAGE_ID_LIMIT,
+        description="Chosen by the client. Answers and errors repeat it.",
+        examples=["my-1"],
+    )
 
-    id: Text | None = Field(None, max_length=64)
+
+class _Identified(_ClientMessage):
+    model_config = ConfigDict(extra="ignore")
 
 
 _Media = Annotated[float, Field(ge=0, le=MEDIA_LIMIT_S, allow_inf_nan=False)]
 
 
-class _Identified(_ClientMessage):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
 class PlayheadReport(_ClientMessage):
-    """The playhead of the viewer. The client sends it several times a second."""
+    """The playhead of the viewer. The client sends it every `report_interval_s`."""
 
-    type: Literal["playhead"]
-    playhead_s: _Media
-    buffered_s: _Media = 0.0
-    """Media that the viewer can play without another chunk, seconds."""
+    type: Literal["playhead"] = Field(description="The type of the message.")
+    playhead_s: _Media = Field(description="Media time that is shown now, seconds.", examples=[31.4])
+    buffered_s: _Media = Field(
+        0.0, description="Media that the viewer can play without another chunk, seconds.", examples=[2.1]
+    )
 
 
 class PromptRequest(_ClientMessage):
-    type: Literal["prompt"]
+    """Change the prompt from the next chunk on. An `id` makes a repeat harmless."""
+
+    type: Literal["prompt"] = Field(description="The type of the message.")
     prompt: PromptText
 
 
 class PauseRequest(_ClientMessage):
-    type: Literal["pause"]
+    """Pause the session: stop generation, free the slot, keep the state. `session.suspended` follows."""
+
+    type: Literal["pause"] = Field(description="The type of the message.")
 
 
 class ResumeRequest(_ClientMessage):
-    type: Literal["resume"]
+    """Continue generation where it stopped. `session.placed` follows once a worker has a free slot."""
+
+    type: Literal["resume"] = Field(description="The type of the message.")
 
 
 class FirstFrame(_ClientMessage):
     """The client shows the first frame of this connection's video. Sent once; ends the session's trace."""
 
-    type: Literal["first_frame"]
+    type: Literal["first_frame"] = Field(description="The type of the message.")
 
 
 class Ping(_ClientMessage):
-    type: Literal["ping"]
+    """Ask for a `pong`."""
+
+    type: Literal["ping"] = Field(description="The type of the message.")
 
 
+SERVER_MESSAGES = (Hello, Init, ChunkMessage, ReceiptMessage, Pong, End, ErrorMessage)
+"""What the gateway sends besides events and video."""
+CLIENT_MESSAGES = (PlayheadReport, PromptRequest, PauseRequest, ResumeRequest, FirstFrame, Ping)
+"""What the gateway takes."""
 ClientMessage = PlayheadReport | PromptRequest | PauseRequest | ResumeRequest | FirstFrame | Ping
 _CLIENT: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="type")])
 _TAGS = ("playhead", "prompt", "pause", "resume", "first_frame", "ping")

@@ -16,6 +16,7 @@ from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.context import Gateway
+from turboserve.gateway.events.schemas import EventBase, public_event
 from turboserve.gateway.problems.errors import ChunkGoneError, MalformedRequestError
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.public import timestamp
@@ -169,7 +170,7 @@ class Connection:
                 await self._watch.sent(chunk, len(fragment))
 
     async def _event(self, event: SessionEvent) -> None:
-        await self._send(protocol.EventMessage.of(event))
+        await self._send(public_event(event))
 
     async def _listen(self) -> None:
         while True:
@@ -262,7 +263,7 @@ class Connection:
     async def _send(
         self,
         message: protocol.Hello
-        | protocol.EventMessage
+        | EventBase
         | protocol.ReceiptMessage
         | protocol.Pong
         | protocol.End
