@@ -88,6 +88,7 @@ EVENTS_BEFORE = {
     "s:1:prompt": {
         "type": "prompt.accepted",
         "record": {"id": "s", "move": None},
+        "event_id": "evt_1",
         "prompt": "move: session.moved",
     },
 }
@@ -137,6 +138,7 @@ async def test_rows_of_the_time_before_0012_get_the_words_of_today_and_lose_them
             "schema_version": "1.0",
             "type": "prompt.accepted",
             "record": {"id": "s", "migration": None},
+            "prompt_id": "evt_1",
             "prompt": "move: session.moved",
         },
     }
