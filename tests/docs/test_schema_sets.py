@@ -224,11 +224,12 @@ def documents(version: SchemaVersion, name: str, examples: int) -> list[dict[str
     return [one for one in found if valid.is_valid(one)]
 
 
-@pytest.mark.parametrize("name", sorted(KINDS))
-@pytest.mark.parametrize("version", OF_THIS_MAJOR, ids=str)
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [(version, name) for version in OF_THIS_MAJOR for name in sorted(KINDS.keys() & SETS[version]["$defs"])],
+    ids=str,
+)
 def test_the_code_reads_every_minor_and_every_minor_reads_the_code(version: SchemaVersion, name: str) -> None:
-    if name not in SETS[version]["$defs"]:
-        pytest.skip(f"{name} is newer than {version}")
     kind, read = KINDS[name], 0
     valid = Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": SETS[version]["$defs"]})
     for document in documents(version, name, 60):

@@ -258,8 +258,8 @@ def test_a_pause_during_a_migration_frees_the_slot_at_the_target() -> None:
 
 
 def test_a_suspended_session_migrates_without_a_slot_and_resumes_where_it_arrives() -> None:
-    asleep = {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED}
-    bench = Bench(worker("a", phase=WorkerPhase.DRAINING), worker("b", capacity=1), session(**asleep))
+    suspended = {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED}
+    bench = Bench(worker("a", phase=WorkerPhase.DRAINING), worker("b", capacity=1), session(**suspended))
     bench.wishes.wish("s", "b", MigrationKind.DRAIN)
     bench.pass_time(1.0)
     bench.store(BeginMigration)
@@ -274,16 +274,16 @@ def test_a_suspended_session_migrates_without_a_slot_and_resumes_where_it_arrive
 
 
 def test_the_state_of_a_suspended_session_dies_with_its_holder() -> None:
-    asleep = {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED, "target": "b", "migration": 2}
-    bench = Bench(worker("a"), worker("b"), session(**asleep))
+    suspended = {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED, "target": "b", "migration": 2}
+    bench = Bench(worker("a"), worker("b"), session(**suspended))
     bench.feed(WorkerChanged(worker("a", phase=WorkerPhase.GONE)))
     assert "a is gone" in bench.store(AbandonMigration).reason
 
 
 def test_a_suspended_session_of_which_its_worker_has_nothing_does_not_keep_a_drain_waiting() -> None:
     """Incident: it was offered to one worker after the other without end, so its worker never left."""
-    asleep = {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED}
-    bench = Bench(worker("a", phase=WorkerPhase.DRAINING), worker("b"), worker("c"), session(**asleep))
+    suspended = {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED}
+    bench = Bench(worker("a", phase=WorkerPhase.DRAINING), worker("b"), worker("c"), session(**suspended))
     bench.wishes.wish("s", "b", MigrationKind.DRAIN)
     bench.pass_time(1.0)
     migration = bench.store(BeginMigration)

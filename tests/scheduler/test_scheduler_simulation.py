@@ -101,10 +101,10 @@ def test_a_draining_worker_is_emptied_without_a_session_being_cut(seed: int) -> 
     for _ in range(4):
         world.arrive()
         world.run(0.5)
-    asleep = world.random.choice(list(world.rows.values()))
-    world.store.pause(asleep.id)
+    suspended = world.random.choice(list(world.rows.values()))
+    world.store.pause(suspended.id)
     world.run(5)
-    drained = world.workers[world.rows[asleep.id].worker or ""]
+    drained = world.workers[world.rows[suspended.id].worker or ""]
     there = [row.id for row in world.rows.values() if row.worker == drained.id]
     placements = world.placements
     drained.phase = WorkerPhase.DRAINING
@@ -112,7 +112,7 @@ def test_a_draining_worker_is_emptied_without_a_session_being_cut(seed: int) -> 
     assert drained.phase is WorkerPhase.GONE
     assert world.placements == placements
     assert {name for _, name in world.migrated} >= set(there)
-    assert world.rows[asleep.id].phase is Phase.SUSPENDED
+    assert world.rows[suspended.id].phase is Phase.SUSPENDED
 
 
 @pytest.mark.parametrize("seed", range(5))

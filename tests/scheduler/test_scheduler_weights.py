@@ -161,9 +161,9 @@ def test_where_no_other_worker_is_ready_it_stays(weights: str | None) -> None:
 
 
 def test_suspended_sessions_are_released_a_few_at_a_time() -> None:
-    asleep = [running(f"p{n}", phase=Phase.SUSPENDED, activity=Activity.PAUSED) for n in range(5)]
-    bench = Bench(drained(), worker("b", capacity=1, weights="new"), *asleep)
-    rows = {row.id: row for row in asleep}
+    suspended = [running(f"p{n}", phase=Phase.SUSPENDED, activity=Activity.PAUSED) for n in range(5)]
+    bench = Bench(drained(), worker("b", capacity=1, weights="new"), *suspended)
+    rows = {row.id: row for row in suspended}
     released = []
     for _ in range(5):
         bench.feed(Tick(), after=0.25)
@@ -194,7 +194,7 @@ def test_one_that_is_on_its_way_is_left_alone() -> None:
 
 def test_a_state_that_went_with_the_process_before_is_released_on_a_drain() -> None:
     """The worker was restarted under its id with other weights, which another worker has too."""
-    asleep = running("p", phase=Phase.SUSPENDED, activity=Activity.PAUSED, weights_digest="older")
-    bench = Bench(drained(), worker("c", weights="old"), asleep)
+    suspended = running("p", phase=Phase.SUSPENDED, activity=Activity.PAUSED, weights_digest="older")
+    bench = Bench(drained(), worker("c", weights="old"), suspended)
     bench.feed(Tick(), after=0.25)
     assert [release.session for release in bench.all(Release)] == ["p"]

@@ -126,11 +126,11 @@ def test_a_prompt_and_a_resume_do_not_end_a_migration() -> None:
     prompted = rules.submit_prompt(begun, prompt, 4.0)[0].record
     assert session_migrations.commit(prompted, commit_request(begun), 5.0).record.control_seq == 1
     paused = paused_record(active(), 3.0)
-    asleep = session_migrations.begin(paused, begin_request(paused), FREE, 4.0, 5.0).record
-    resumed = rules.resume(asleep, 5.0)
+    suspended = session_migrations.begin(paused, begin_request(paused), FREE, 4.0, 5.0).record
+    resumed = rules.resume(suspended, 5.0)
     assert resumed is not None
     assert (
-        session_migrations.commit(resumed.record, commit_request(asleep), 6.0).record.activity
+        session_migrations.commit(resumed.record, commit_request(suspended), 6.0).record.activity
         is Activity.WATCHING
     )
 

@@ -104,10 +104,10 @@ async def test_finished_sessions_make_room_oldest_first_then_old_chunks_and_fenc
         for index in range(10):
             assert await append_chunk(api, record, index)
         await api.end(record.id)
-    asleep = await api.running("asleep")
+    suspended = await api.running("asleep")
     for index in range(10):
-        assert await append_chunk(api, asleep, index)
-    asleep = await api.pause(asleep.id)
+        assert await append_chunk(api, suspended, index)
+    suspended = await api.pause(suspended.id)
     live = await api.running("live", capacity=1)
     # 30 chunks of finished sessions are 47 % of the stream, and 10 of the suspended one 16 %.
     index = 0
@@ -119,7 +119,7 @@ async def test_finished_sessions_make_room_oldest_first_then_old_chunks_and_fenc
     await until(lambda: store.runtime.warnings().get("log_space") is None)
     # The chunks of the session that ended last stay as long as the older ones make enough room.
     assert await chunks_in_log(api, finished[2]) == 10
-    assert await chunks_in_log(api, asleep) == 10
+    assert await chunks_in_log(api, suspended) == 10
     assert await chunks_in_log(api, live) == index + 1
     # Only live sessions are left in the end. Their oldest chunks are removed, down to the floor.
     last = index + 120
@@ -129,24 +129,24 @@ async def test_finished_sessions_make_room_oldest_first_then_old_chunks_and_fenc
     assert await chunks_in_log(api, finished[2]) == 0
     assert await fill(api) < 1
     assert 8 <= await chunks_in_log(api, live) < 100
-    assert 8 <= await chunks_in_log(api, asleep) <= 10
+    assert 8 <= await chunks_in_log(api, suspended) <= 10
     newest = await last_entry(api.bus, CHUNKS, CHUNK.of(live.id))
     assert newest is not None
     assert ChunkHeader.from_headers(newest.headers).index == index
     # Live sessions kept their fence, ended ones lost it.
     assert await owner_in_log(api, live) == live.epoch
-    assert await owner_in_log(api, asleep) == asleep.epoch
+    assert await owner_in_log(api, suspended) == suspended.epoch
     assert [await owner_in_log(api, record) for record in finished] == [0, 0, 0]
 
     async def resumed() -> bool:
         # Refused while the log is full, until the store has checked it again.
         with suppress(LogUnavailableError):
-            return not (await api.resume(asleep.id)).phase.ended
+            return not (await api.resume(suspended.id)).phase.ended
         return False
 
     await until(resumed)
     await api.end(live.id)
-    await api.end(asleep.id)
+    await api.end(suspended.id)
 
 
 async def test_nothing_is_admitted_when_only_floors_are_left_and_again_when_one_ends(

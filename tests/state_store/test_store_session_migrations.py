@@ -333,9 +333,9 @@ async def test_a_state_that_the_log_has_left_behind_is_not_committed(api: Harnes
 async def test_the_death_of_a_target_ends_the_migrations_to_it(api: Harness) -> None:
     begun = await migrating(api, "dead-target")
     paused = await api.pause((await api.running("dead-target")).id)
-    asleep = await api.begin_migration(paused, str(begun.target))
+    suspended_row = await api.begin_migration(paused, str(begun.target))
     await api.gone(str(begun.target))
-    for before, phase in ((begun, Phase.ACTIVE), (asleep, Phase.SUSPENDED)):
+    for before, phase in ((begun, Phase.ACTIVE), (suspended_row, Phase.SUSPENDED)):
         row = await api.get(before.id)
         assert (row.phase, row.worker, row.target, row.epoch) == (phase, before.worker, None, 1)
         with pytest.raises(MigrationOverError):

@@ -125,26 +125,26 @@ def release_request(record: SessionRecord, version: int | None = None) -> Releas
 
 
 def test_a_suspended_session_is_released_under_the_next_epoch_and_keeps_its_weights() -> None:
-    asleep = paused_record(owned("old", chunks=3), 3.0)
-    change = rules.release(asleep, release_request(asleep), 4.0)
+    suspended = paused_record(owned("old", chunks=3), 3.0)
+    change = rules.release(suspended, release_request(suspended), 4.0)
     assert change is not None
     after = change.record
-    assert (after.phase, after.activity, after.worker) == (asleep.phase, asleep.activity, None)
-    assert (after.epoch, after.own_revision, after.weights_digest) == (asleep.epoch + 1, None, "old")
+    assert (after.phase, after.activity, after.worker) == (suspended.phase, suspended.activity, None)
+    assert (after.epoch, after.own_revision, after.weights_digest) == (suspended.epoch + 1, None, "old")
     assert change.decision is not None
     assert (change.decision.kind, change.decision.worker, change.decision.epoch) == ("release", None, 2)
     assert [event.type for event in change.events] == ["session.suspended"]
     assert rules.release(after, release_request(after), 5.0) is None
     with pytest.raises(ConflictError):
-        rules.release(asleep, release_request(asleep, asleep.version - 1), 5.0)
+        rules.release(suspended, release_request(suspended, suspended.version - 1), 5.0)
 
 
 def test_a_release_ends_the_migration_that_was_under_way_and_needs_a_suspended_session() -> None:
     running = owned("old")
     with pytest.raises(TransitionError):
         rules.release(running, release_request(running), 4.0)
-    asleep = paused_record(running, 3.0)
-    migrating = session_migrations.begin(asleep, begin_request(asleep), slots("old"), 3.0, 5.0).record
+    suspended = paused_record(running, 3.0)
+    migrating = session_migrations.begin(suspended, begin_request(suspended), slots("old"), 3.0, 5.0).record
     change = rules.release(migrating, release_request(migrating), 4.0)
     assert change is not None
     assert (change.record.target, change.record.migration) == (None, None)
@@ -153,11 +153,11 @@ def test_a_release_ends_the_migration_that_was_under_way_and_needs_a_suspended_s
 async def test_a_worker_lets_go_of_what_was_released_and_another_takes_it(api: Harness) -> None:
     old, new = [await api.worker("released", weights_digest=digest) for digest in ("old", "new")]
     placed = await api.place(await api.create("released"), old)
-    asleep = await api.pause(placed.id)
+    suspended = await api.pause(placed.id)
     held = (HeldSession(session=placed.id, epoch=1, next_chunk=0, resident=False),)
     assert [row.id for row in (await api.renew(old, "released", held=held)).assigned] == [placed.id]
     for _ in range(2):
-        released = await api.bus.call(subjects.RELEASE_SESSION, release_request(asleep))
+        released = await api.bus.call(subjects.RELEASE_SESSION, release_request(suspended))
         assert (released.worker, released.epoch) == (None, 2)
     assert (await api.renew(old, "released", held=held)).assigned == ()
     resumed = await api.resume(placed.id)
