@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import StartSession, Watch
+from turboserve.gateway.stream import asyncapi
 
 PROBLEM = "application/problem+json"
 
@@ -18,7 +19,16 @@ async def test_probes_may_ask_with_head_for_all_that_has_an_end(
 ) -> None:
     """Incident: load balancers and monitors use HEAD, and every one of these answered 405."""
     session = await start()
-    for path in ("/healthz", "/readyz", "/metrics", "/", "/pool", "/v1/models", session["links"]["self"]):
+    for path in (
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/",
+        "/pool",
+        "/docs",
+        "/v1/models",
+        session["links"]["self"],
+    ):
         whole, head = await api.get(path), await api.head(path)
         assert (head.status_code, head.content) == (200, b""), path
         assert head.headers["content-type"] == whole.headers["content-type"]
@@ -113,6 +123,12 @@ async def test_migrating_an_ended_session_is_a_conflict_and_not_unknown(
             await asyncio.sleep(0.05)
             answer = await api.post(session["links"]["migrate"])
     assert (answer.status_code, answer.json()["code"]) == (409, "transition_not_allowed")
+
+
+async def test_a_gateway_serves_the_document_of_its_websocket(api: httpx.AsyncClient) -> None:
+    answer = await api.get("/asyncapi.json")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == asyncapi.document()
 
 
 async def test_openapi_promises_only_what_is_sent(api: httpx.AsyncClient) -> None:

@@ -48,6 +48,9 @@ TABLE: dict[tuple[str, str], Access] = {
     ("GET", "/pool"): P,
     ("GET", "/page"): P,
     ("GET", "/openapi.json"): P,
+    ("GET", "/asyncapi.json"): P,
+    ("GET", "/docs"): P,
+    ("GET", "/docs/swagger-ui"): P,
     ("GET", "/healthz"): P,
     ("GET", "/readyz"): P,
     ("GET", "/metrics"): P,
@@ -78,6 +81,8 @@ TABLE: dict[tuple[str, str], Access] = {
     ("GET", f"{SESSION}/stream"): U,
     ("WEBSOCKET", f"{SESSION}/stream"): S,
 }
+FILES = {"/page": "/pool.css", "/docs/swagger-ui": "/swagger-ui.css"}
+"""Folder of static files → one of them."""
 LASTING = {f"{SESSION}/events", f"{SESSION}/stream.mp4"}
 KEY_IN_ADDRESS = LASTING | {f"{SESSION}/stream"}
 BODIES: dict[str, Any] = {
@@ -145,9 +150,7 @@ def ask(
         options.setdefault("json", BODIES[path])
     elif path == f"{POOL}/profile" and verb == "PUT":
         options.setdefault("json", profile())
-    address = path.replace("{session}", session).replace("{pool}", "local") + (
-        "/pool.css" if path == "/page" else ""
-    )
+    address = path.replace("{session}", session).replace("{pool}", "local") + FILES.get(path, "")
     request = client.build_request(verb, address, headers=dict(headers), **options)
     answer = client.send(request, stream=True)
     try:

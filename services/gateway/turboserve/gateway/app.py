@@ -84,7 +84,6 @@ async def start_gateway(runtime: Runtime, settings: Settings) -> Gateway:
 
 def create_app(gateway: Gateway) -> FastAPI:
     """Create the ASGI application that serves `gateway`."""
-    # No /docs: that page loads scripts from other hosts. Tools read /openapi.json.
     app = _Application(
         title="TurboServe",
         version=VERSION,
@@ -92,6 +91,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         description=openapi.DESCRIPTION,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         openapi_tags=openapi.TAGS,
+        # The page /docs comes from `page`: FastAPI's own loads scripts from another host.
         docs_url=None,
         redoc_url=None,
         # A redirect would contain the host that the client claims, and would lose the body of a POST.

@@ -39,7 +39,7 @@ def sentences(settings: Settings, keys: Keys, port: int) -> list[str]:
     if keys:
         found.append(
             f"API keys: {told['keys']}; tenants: {told['tenants']}; operators: {told['operators']}. "
-            "Without a key: /healthz, /readyz, /metrics, /openapi.json and the pages."
+            "Without a key: /healthz, /readyz, /metrics, /openapi.json, /asyncapi.json and the pages."
         )
     else:
         found.append(f"{KEYLESS[0].upper()}{KEYLESS[1:]}.")

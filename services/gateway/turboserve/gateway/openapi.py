@@ -11,8 +11,8 @@ from turboserve.gateway.problems.schemas import Problem, problems
 
 DESCRIPTION = (
     "Times are RFC 3339 in UTC. Names that end in `_s` are seconds. Unknown fields in a body are refused. "
-    "Errors are RFC 9457 problems. The messages of the WebSocket `/v1/sessions/{session}/stream` are in an "
-    "AsyncAPI document of their own."
+    "Errors are RFC 9457 problems. The AsyncAPI document at `/asyncapi.json` describes the messages of the "
+    "WebSocket `/v1/sessions/{session}/stream`."
 )
 TAGS = [
     {"name": "sessions", "description": "A session is one user's video: a prompt, a seed and a model."},

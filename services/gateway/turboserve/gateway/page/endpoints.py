@@ -1,13 +1,18 @@
-"""Serves the static pages for viewers and operators, with a strict content security policy."""
+"""Serves the static pages for viewers, operators and developers, with a strict content security policy."""
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from importlib import resources
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
+
+from turboserve.gateway.stream import asyncapi
 
 STATIC = Path(__file__).parent / "static"
 SECURITY = {
@@ -40,6 +45,24 @@ async def pool() -> Response:
     return FileResponse(STATIC / "pool.html", headers=SECURITY)
 
 
+@router.get("/docs")
+async def docs() -> Response:
+    return FileResponse(STATIC / "docs.html", headers=SECURITY)
+
+
+@router.get("/asyncapi.json")
+async def asyncapi_document() -> Response:
+    return Response(_asyncapi(), media_type="application/json")
+
+
+@cache
+def _asyncapi() -> bytes:
+    return json.dumps(asyncapi.document(), ensure_ascii=False).encode()
+
+
 def install(app: FastAPI) -> None:
     app.include_router(router)
+    # The package carries the files of Swagger UI, which FastAPI's own page loads from another host.
+    swagger_ui = resources.files("fastapi_offline") / "static"
+    app.mount("/docs/swagger-ui", _PageFiles(directory=str(swagger_ui)), name="swagger-ui")
     app.mount("/page", _PageFiles(directory=STATIC), name="page")

@@ -1,0 +1,53 @@
+"""The page `/docs` in a real Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.browser import NEEDS_CHROMIUM, chromium
+from tests.helpers.reporting_autoscaler import LIMIT_S
+
+pytestmark = NEEDS_CHROMIUM
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Any]:
+    """A new Chromium with one page. An error that the page logs fails the test."""
+    errors: list[str] = []
+    async with chromium(tmp_path / "profile", wait_ms=1000 * LIMIT_S) as context:
+        page = await context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+        yield page
+    assert errors == []
+
+
+async def test_the_page_shows_every_operation_and_loads_nothing_from_elsewhere(
+    gateway_url: str, page: Any
+) -> None:
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url))
+    async with httpx.AsyncClient(base_url=gateway_url) as api:
+        paths = (await api.get("/openapi.json")).json()["paths"]
+    wanted = {operation["operationId"] for verbs in paths.values() for operation in verbs.values()}
+
+    await page.goto(f"{gateway_url}/docs")
+    operations = page.locator(".opblock")
+    await operations.nth(len(wanted) - 1).wait_for()
+    shown = await operations.evaluate_all("(all) => all.map((one) => one.id)")
+    assert {found.removeprefix(f"operations-{found.split('-')[1]}-") for found in shown} == wanted
+    foreign = [url for url in loaded if not url.startswith((gateway_url, "data:"))]
+    assert foreign == []
+
+
+async def test_the_page_sends_a_request(gateway_url: str, page: Any) -> None:
+    await page.goto(f"{gateway_url}/docs")
+    await page.locator("#operations-health-get_liveness").click()
+    await page.get_by_role("button", name="Try it out").click()
+    await page.get_by_role("button", name="Execute").click()
+    await page.locator(".live-responses-table .response-col_status", has_text="200").wait_for()
