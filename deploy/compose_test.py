@@ -22,10 +22,10 @@ import httpx
 from compose_env import first_key, generate, variables
 from containers import Engine, EngineError, prepare_network, run
 
-from turboserve.bench.chaos.simulated_clients import with_retry
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import Viewer
-from turboserve.bench.toyworld.judge import has_colours
+from turboserve.experiments.chaos.simulated_clients import with_retry
+from turboserve.experiments.toyworld.judge import has_colours
 from turboserve.subjects import SERVICES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -87,7 +87,7 @@ GROUPS = {
     "tests/worker/test_service_migrations.py": "workers",
     "tests/worker/test_service_worker.py": "workers",
     "tests/worker/test_service_deaths.py": "workers",
-    "tests/bench/test_simulate.py": "simulate",
+    "tests/simulation/test_simulate.py": "simulate",
     "tests/cli/test_stack.py": "supervisor",
     "tests/autoscaler/test_autoscaler_service.py": "autoscaler",
     "tests/state_store/test_store_crash.py": "crashes",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import pytest
@@ -29,12 +28,35 @@ async def count(
     return {"counted": sessions, "full": full, "gaps_s": {"p50": 0.5}}
 
 
+NAMES = (
+    "autoscale",
+    "batching",
+    "chaos",
+    "edge",
+    "elastic",
+    "engine",
+    "migration",
+    "placement",
+    "simulate",
+    "stream",
+    "toyworld",
+    "tracing",
+)
+"""The benchmarks of this repository's distributions."""
+
+
 @pytest.fixture(autouse=True)
-def counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("bench_count")
-    module.run = count  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "bench_count", module)
-    monkeypatch.setitem(registry.BENCHES, "count", registry.Bench("count", "bench_count", "Counts."))
+def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a distribution with the benchmarks `count` and `broken`, whose module is missing."""
+    metadata = tmp_path / "installed" / "counting-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: counting\nVersion: 1.0\n")
+    offered = "count = bench_count\nbroken = bench_broken"
+    (metadata / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{offered}\n")
+    code = '"""Numbers, counted.\n\nMore."""\nfrom tests.cli.test_bench_command import count as run\n'
+    (metadata.parent / "bench_count.py").write_text(code)
+    monkeypatch.syspath_prepend(str(metadata.parent))
+    monkeypatch.delitem(sys.modules, "bench_count", raising=False)
 
 
 def test_the_results_are_one_json_object(tmp_path: Path) -> None:
@@ -59,7 +81,8 @@ def test_its_help_tells_its_options() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["nope"], 1, "no benchmark is called 'nope'"),
+        (["nope"], 1, "no benchmark is called 'nope'; installed: autoscale, "),
+        (["broken"], 1, "No module named 'bench_broken'"),
         (["count", "--sessions", "0"], 2, "--sessions"),
         (["count", "--sessions", "13"], 1, "take fewer"),
         (["count", "--json", "/proc/nowhere/x.json"], 1, "--json"),
@@ -76,12 +99,24 @@ def test_what_cannot_be_run_says_why(arguments: list[str], status: int, said: st
 def test_without_a_name_all_are_listed(arguments: list[str]) -> None:
     result = RUNNER.invoke(app, ["bench", *arguments])
     assert result.exit_code == 0
-    assert all(name in result.output for name in registry.BENCHES)
+    # Lines that begin with a space continue a summary.
+    lines = dict(line.split(maxsplit=1) for line in result.output.splitlines() if not line.startswith(" "))
+    assert lines["count"].strip() == "Numbers, counted."
+    assert lines["broken"].startswith("cannot be imported: ")
+    assert {*NAMES, "count", "broken", "benchmark"} == lines.keys()
+    # A listing imports no benchmark.
+    assert "bench_count" not in sys.modules
 
 
-@pytest.mark.parametrize("name", sorted(registry.BENCHES))
-def test_every_registered_benchmark_can_be_loaded(name: str) -> None:
-    assert callable(registry.find(name).load().run)
+def test_the_installed_benchmarks_are_those_of_the_repository() -> None:
+    assert {*registry.benchmarks()} == {*NAMES, "count", "broken"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_has_a_summary_and_can_be_loaded(name: str) -> None:
+    benchmark = registry.find(name)
+    assert benchmark.summary.endswith(".")
+    assert callable(benchmark.load().run)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 1))

@@ -17,8 +17,8 @@ import pytest
 from nats.js.errors import ServerError
 
 from tests.helpers.broker_clients import connected_client
-from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.cli.embedded.binaries import nats_server
+from turboserve.experiments.chaos.small_disk import SmallDisk, why_not
 from turboserve.free_ports import any_free
 from turboserve.subjects import CHUNKS, OWN, SERVICES
 

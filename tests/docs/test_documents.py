@@ -21,7 +21,9 @@ CODE = {".py", ".js", ".toml", ".yaml", ".yml", ".conf", ".sh", ".mk", ""}
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 SOURCE_FILE = re.compile(r"(?<![\w/.$~{}<-])(?:[\w.-]+/)+[\w.-]+\.(?:py|js|md|conf|ya?ml|toml|sh|mk|txt)\b")
 """A path with a folder: files of a running stack have no such endings."""
-FOLDER = re.compile(r"`((?:baselines|bench|cli|deploy|docs|services|shared|tests|training)/[\w./-]*)`")
+FOLDER = re.compile(
+    r"`((?:baselines|bench|cli|deploy|docs|experiments|services|shared|simulation|tests|training)/[\w./-]*)`"
+)
 TEST_FILE = re.compile(r"(?<![\w/])test_\w+\.py\b")
 CODE_SPAN = re.compile(r"`([^`\n]+)`")
 TEST_PATH = re.compile(r"^(?:[\w.-]+/)*test_\w+\.py$")

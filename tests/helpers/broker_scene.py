@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from nats.aio.msg import Msg
 from nats.js import api
 
-from turboserve.bench.runtime.broker import MemoryBroker, Network
-from turboserve.bench.runtime.loop import VirtualLoop
-from turboserve.bench.runtime.process import Process
 from turboserve.bus import Bus
 from turboserve.config import Settings
+from turboserve.simulation.runtime.broker import MemoryBroker, Network
+from turboserve.simulation.runtime.loop import VirtualLoop
+from turboserve.simulation.runtime.process import Process
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
 T = TypeVar("T")

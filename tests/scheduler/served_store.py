@@ -7,12 +7,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from turboserve import subjects
-from turboserve.bench.runtime.broker import MemoryBroker
-from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
-from turboserve.bench.runtime.loop import VirtualLoop
-from turboserve.bench.runtime.process import Process
-from turboserve.bench.runtime.rows.database import MemoryDatabase
-from turboserve.bench.runtime.rows.server import MemoryPostgres
 from turboserve.bus import Bus
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import TurboServeError
@@ -22,6 +16,12 @@ from turboserve.contracts.workers import LoadReport, WorkerRecord
 from turboserve.scheduler.executor import Executor
 from turboserve.scheduler.messages import Command, Event
 from turboserve.service import Runtime
+from turboserve.simulation.runtime.broker import MemoryBroker
+from turboserve.simulation.runtime.hot import MemoryHotStore, MemoryRedis
+from turboserve.simulation.runtime.loop import VirtualLoop
+from turboserve.simulation.runtime.process import Process
+from turboserve.simulation.runtime.rows.database import MemoryDatabase
+from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.state_store.composition import compose
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.ports.records import LogProgress

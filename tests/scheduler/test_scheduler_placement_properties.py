@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from turboserve.bench.placement.oracle import optimum
+from turboserve.experiments.placement.oracle import optimum
 from turboserve.scheduler.placement import (
     PLACEMENTS,
     Assigner,

@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from turboserve.bench.chaos.simulated_clients import with_retry
-from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
+from turboserve.experiments.chaos.simulated_clients import with_retry
+from turboserve.experiments.chaos.small_disk import SmallDisk, why_not
 
 UP = (sys.executable, str(Path(__file__).with_name("up_impatient.py")))
 DISK_BYTES = 512 * 2**20

@@ -13,12 +13,12 @@ from pydantic import SecretStr
 
 from tests.helpers.virtual_clock import VirtualClock
 from tests.state_store.state_store_harness import Machine, until
-from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.cli.embedded import Layout, Ports, RedisServer
 from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import GetLatents
+from turboserve.experiments.chaos.small_disk import SmallDisk, why_not
 from turboserve.state_store.hot import guard
 from turboserve.state_store.hot.guard import HotStoreGuard
 from turboserve.state_store.hot.latents import Latents

@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from turboserve.bench.runtime.broker import MemoryBroker
 from turboserve.bus import Bus, append, log, pages
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
+from turboserve.simulation.runtime.broker import MemoryBroker
 
 Connect = Callable[[str], Awaitable[Bus]]
 LIMIT_S = 60.0

@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 
 from tests.helpers.broker_scene import Scene
-from turboserve.bench.runtime.broker import Message
 from turboserve.bus import follow
 from turboserve.bus.log import QUIET_LIMIT_S
+from turboserve.simulation.runtime.broker import Message
 from turboserve.subjects import CHUNK, CHUNKS
 
 

@@ -13,8 +13,8 @@ from tests.stack.conftest import Open, ReadLog
 from turboserve.bench import stream as bench
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import ProblemError, Viewer
-from turboserve.bench.toyworld.judge import has_colours
 from turboserve.cli.stack.background import BackgroundStack
+from turboserve.experiments.toyworld.judge import has_colours
 
 pytestmark = pytest.mark.stack
 

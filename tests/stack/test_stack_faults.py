@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from tests.stack.conftest import Open, ReadLog
-from turboserve.bench.chaos.simulated_clients import with_retry
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import Viewer, request
 from turboserve.cli.stack.background import BackgroundStack
+from turboserve.experiments.chaos.simulated_clients import with_retry
 
 pytestmark = pytest.mark.stack
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pydantic import SecretStr
 from sqlalchemy import text
 
-from turboserve.bench.runtime.rows.database import MemoryDatabase
-from turboserve.bench.runtime.rows.server import MemoryPostgres
+from turboserve.simulation.runtime.rows.database import MemoryDatabase
+from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.settings import Settings

@@ -17,10 +17,6 @@ from pydantic import SecretStr
 
 from tests.helpers.chunk_headers import chunk_header
 from turboserve import subjects
-from turboserve.bench.runtime.broker import MemoryBroker
-from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
-from turboserve.bench.runtime.rows.database import MemoryDatabase
-from turboserve.bench.runtime.rows.server import MemoryPostgres
 from turboserve.bus import Ack, Bus, append
 from turboserve.cli.embedded import EmbeddedServer
 from turboserve.cli.embedded.server import wait_ready
@@ -47,6 +43,10 @@ from turboserve.contracts.workers import HeldSession, LoadReport, Renewal, Worke
 from turboserve.ids import new_id
 from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
 from turboserve.service import Runtime
+from turboserve.simulation.runtime.broker import MemoryBroker
+from turboserve.simulation.runtime.hot import MemoryHotStore, MemoryRedis
+from turboserve.simulation.runtime.rows.database import MemoryDatabase
+from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.state_store.app import start
 from turboserve.state_store.composition import compose
 from turboserve.state_store.settings import Settings

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 from tests.helpers.broker_scene import Scene
 from tests.helpers.chunk_headers import chunk_header
-from turboserve.bench.runtime.rows.database import MemoryDatabase
-from turboserve.bench.runtime.rows.server import MemoryPostgres
-from turboserve.bench.simulate.hosts import HostClock
 from turboserve.bus import append
 from turboserve.bus.owners import Owners
 from turboserve.contracts.chunks import Ownership
+from turboserve.simulation.hosts import HostClock
+from turboserve.simulation.runtime.rows.database import MemoryDatabase
+from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.state_store.accounting import CURSOR, Accounting
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 

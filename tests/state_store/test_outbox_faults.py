@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from turboserve.bench.runtime.broker import MemoryBroker, Network
-from turboserve.bench.runtime.loop import VirtualLoop
-from turboserve.bench.runtime.process import Process
-from turboserve.bench.runtime.rows.behavior import PostgresBehavior
-from turboserve.bench.runtime.rows.database import MemoryDatabase
-from turboserve.bench.runtime.rows.server import MemoryPostgres
-from turboserve.bench.simulate.hosts import HostClock
 from turboserve.bus import Bus
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.simulation.hosts import HostClock
+from turboserve.simulation.runtime.broker import MemoryBroker, Network
+from turboserve.simulation.runtime.loop import VirtualLoop
+from turboserve.simulation.runtime.process import Process
+from turboserve.simulation.runtime.rows.behavior import PostgresBehavior
+from turboserve.simulation.runtime.rows.database import MemoryDatabase
+from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.state_store.core.workers import joined_event
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.settings import Settings

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.state_store.database_servers import DatabaseServer
-from turboserve.bench.runtime.broker import MemoryBroker
 from turboserve.bus import Ack, Bus, append
 from turboserve.clock import SystemClock
 from turboserve.contracts.errors import DeadlineError, UnavailableError
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.simulation.runtime.broker import MemoryBroker
 from turboserve.state_store.core.workers import joined_event
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.publish import outbox

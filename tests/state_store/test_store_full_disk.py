@@ -12,12 +12,12 @@ from pydantic import SecretStr
 
 from tests.state_store.state_store_harness import PATIENT, Harness, Store, machine, until
 from turboserve import subjects
-from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.bus import next_entry
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import LogUnavailableError, TurboServeError, UnavailableError
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.experiments.chaos.small_disk import SmallDisk, why_not
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CHUNK, CHUNKS
 from turboserve.tasks import stop

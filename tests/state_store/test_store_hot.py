@@ -18,7 +18,6 @@ from tests.helpers.other_versions import NEWER, OLDER, of_version
 from tests.helpers.virtual_clock import VirtualClock
 from tests.state_store.state_store_harness import LIMIT_S, until
 from turboserve.audience import SILENT_S
-from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
 from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
@@ -26,6 +25,7 @@ from turboserve.contracts.requests import GetLatents
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
+from turboserve.simulation.runtime.hot import MemoryHotStore, MemoryRedis
 from turboserve.state_store.hot.guard import REST_S, HotStoreGuard
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads

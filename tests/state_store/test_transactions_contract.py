@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-import turboserve.bench.runtime.rows.database
+import turboserve.simulation.runtime.rows.database
 import turboserve.state_store.database
 from tests.state_store.core_requests import REQUEST
 from tests.state_store.database_servers import DatabaseServer
@@ -457,7 +457,7 @@ async def test_the_exclusive_lock_ends_with_its_holder(
 @pytest.fixture
 def patient_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the limits, so that a holder that is delayed by a busy machine keeps its lock."""
-    for module in (turboserve.state_store.database, turboserve.bench.runtime.rows.database):
+    for module in (turboserve.state_store.database, turboserve.simulation.runtime.rows.database):
         for name in ("LOCK_ANSWER_S", "LOCK_SILENCE_S"):
             monkeypatch.setattr(module, name, 60.0)
 

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from random import Random
 from typing import Any, TypeVar
 
-from turboserve.bench.runtime.device.network import TransferFabric
-from turboserve.bench.runtime.device.platform import VirtualPlatform
-from turboserve.bench.runtime.device.profile import DeviceProfile
-from turboserve.bench.runtime.loop import VirtualLoop
-from turboserve.bench.simulate.hosts import HostClock
 from turboserve.clock import SystemClock
+from turboserve.simulation.hosts import HostClock
+from turboserve.simulation.runtime.device.network import TransferFabric
+from turboserve.simulation.runtime.device.platform import VirtualPlatform
+from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.slab import SlabLayout

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turboserve.bench.toyworld import world
-from turboserve.bench.toyworld.draw import held_out, random_scene
-from turboserve.bench.toyworld.world import Scene
+from turboserve.experiments.toyworld import world
+from turboserve.experiments.toyworld.draw import held_out, random_scene
+from turboserve.experiments.toyworld.world import Scene
 from turboserve.worker.model.toy_vae import TIME_STRIDE, ToyVae
 
 MAIN_CHUNKS = 4

@@ -27,8 +27,8 @@ from rollout import Sampler
 from torch import Tensor
 
 from data import Clip, ClipPool
-from turboserve.bench.toyworld import world
-from turboserve.bench.toyworld.prompts import describe, phrase
+from turboserve.experiments.toyworld import world
+from turboserve.experiments.toyworld.prompts import describe, phrase
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.schedule import Schedule
 from turboserve.worker.model.toy_text import ToyText

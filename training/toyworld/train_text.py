@@ -18,9 +18,9 @@ from common import commit, keep_memory, warmup_cosine
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from turboserve.bench.toyworld.draw import random_scene
-from turboserve.bench.toyworld.prompts import describe, phrase, vocabulary
-from turboserve.bench.toyworld.world import BACKGROUNDS, COLOURS, MOTIONS, SHAPES, Scene
+from turboserve.experiments.toyworld.draw import random_scene
+from turboserve.experiments.toyworld.prompts import describe, phrase, vocabulary
+from turboserve.experiments.toyworld.world import BACKGROUNDS, COLOURS, MOTIONS, SHAPES, Scene
 from turboserve.worker.model.toy_text import SUMMARY, ToyText
 
 NONE = 0

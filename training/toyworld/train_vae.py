@@ -20,8 +20,8 @@ import torch
 from common import MovingAverage, commit, contact_sheet, keep_memory, warmup_cosine, write_png
 from torch import Tensor
 
-from turboserve.bench.toyworld import world
-from turboserve.bench.toyworld.draw import random_scene
+from turboserve.experiments.toyworld import world
+from turboserve.experiments.toyworld.draw import random_scene
 from turboserve.worker.model.toy_vae import ToyVae
 
 LATENT_NOISE = 0.2

@@ -19,7 +19,7 @@ from common import MovingAverage, commit, contact_sheet, warmup_cosine, write_pn
 from parallel import average_gradients, join, spawn
 from torch import Tensor, nn
 
-from turboserve.bench.toyworld import world
+from turboserve.experiments.toyworld import world
 from turboserve.worker.model.toy_vae import ToyVae
 
 LARGEST_NOISE = 0.25

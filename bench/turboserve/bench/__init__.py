@@ -1,1 +1,1 @@
-"""Benchmarks of `turboserve bench NAME`. `registry` lists them, `report` writes their results."""
+"""Benchmarks of hot paths. `registry` finds those of all distributions, `report` writes their results."""

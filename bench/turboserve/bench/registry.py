@@ -1,112 +1,78 @@
-"""Every benchmark by name.
+"""Every installed benchmark by name.
 
-A benchmark is a module with
+A distribution offers a benchmark under the entry-point group `turboserve.benchmarks`: its name and a module.
 
+    [project.entry-points."turboserve.benchmarks"]
+    engine = "turboserve.bench.engine.command"
+
+The module has
+
+- a docstring, whose first line says what the benchmark measures. `turboserve bench` lists this line.
 - `run(...) -> dict[str, Any]` (or a coroutine function). Its parameters are the command's options, annotated
   for typer. Its docstring is the command's help. Its result is written as JSON under the same keys. `run`
-  raises `report.BenchError` for errors that the user must correct, and leaves nothing running.
+  raises `report.BenchError` or `typer.BadParameter` for errors that the user must correct, and leaves nothing
+  running.
 - `table(result) -> RenderableType` (optional). Formats the result for the terminal; the default is
   `report.table`.
 
-Each module is imported only when its benchmark runs: some need torch, which takes seconds to import.
+A module is imported only when its benchmark runs: some need torch, which takes seconds to import.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
+
+GROUP = "turboserve.benchmarks"
 
 
 @dataclass(frozen=True)
-class Bench:
+class Benchmark:
     """One benchmark, as `turboserve bench` lists it."""
 
     name: str
     module: str
-    summary: str
+
+    @property
+    def summary(self) -> str:
+        """First line of the module's docstring. Its packages are imported, the module itself is not.
+
+        Raises ImportError if the module is not installed.
+        """
+        spec = find_spec(self.module)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(f"no module named {self.module!r}", name=self.module)
+        document = ast.get_docstring(ast.parse(Path(spec.origin).read_text()))
+        return (document or "").partition("\n")[0]
 
     def load(self) -> ModuleType:
+        """Import the module. Raises ImportError."""
         return importlib.import_module(self.module)
 
 
-class UnknownBenchError(LookupError):
-    """No benchmark has this name."""
+class UnknownBenchmarkError(LookupError):
+    """No installed distribution offers a benchmark of this name."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"no benchmark is called {name!r}; there are: {', '.join(sorted(BENCHES))}")
-
-
-BENCHES: dict[str, Bench] = {
-    bench.name: bench
-    for bench in (
-        Bench(
-            "autoscale",
-            "turboserve.bench.autoscale.command",
-            "The autoscaler over traces on a virtual clock: cost and lateness against oracles and others.",
-        ),
-        Bench(
-            "batching",
-            "turboserve.bench.batching.command",
-            "The gather policies on a virtual clock: chunk latency and stalls by load.",
-        ),
-        Bench(
-            "chaos",
-            "turboserve.bench.chaos.command",
-            "Random kills, stops and restarts on a real stack while sessions play: invariants, recovery.",
-        ),
-        Bench(
-            "edge",
-            "turboserve.bench.edge.command",
-            "HTTP servers under attack, and how fast they deliver chunks: the gateway's and others.",
-        ),
-        Bench(
-            "elastic",
-            "turboserve.bench.elastic.command",
-            "Sessions on a pool that follows them: time to scale out, harm, cost beside a fixed pool.",
-        ),
-        Bench(
-            "engine",
-            "turboserve.bench.engine.command",
-            "The engine on this machine: chunk latency, throughput, the ring against copies, memory.",
-        ),
-        Bench(
-            "migration",
-            "turboserve.bench.migration.command",
-            "Migration of a playing session between two workers: stall, bytes, throughput, the same video.",
-        ),
-        Bench(
-            "simulate",
-            "turboserve.bench.simulate.command",
-            "The services' own processes on virtual time, with faults or calm: the design's invariants.",
-        ),
-        Bench(
-            "placement",
-            "turboserve.bench.placement.command",
-            "Where sessions go: time per decision by number of workers, distance from an exhaustive oracle.",
-        ),
-        Bench(
-            "stream",
-            "turboserve.bench.stream",
-            "Several viewers of a running stack: first chunk, gaps between chunks, stalls, losses.",
-        ),
-        Bench(
-            "toyworld",
-            "turboserve.bench.toyworld.command",
-            "How often the shipped model draws what its prompt says, before and after a switch.",
-        ),
-        Bench(
-            "tracing",
-            "turboserve.bench.tracing.command",
-            "What the spans of a worker's chunks cost: blocks without, with unexported and exported spans.",
-        ),
-    )
-}
+    def __init__(self, name: str, installed: list[str]) -> None:
+        super().__init__(f"no benchmark is called {name!r}; installed: {', '.join(installed)}")
 
 
-def find(name: str) -> Bench:
-    """Return the benchmark `name`. Raises UnknownBenchError."""
-    try:
-        return BENCHES[name]
-    except KeyError:
-        raise UnknownBenchError(name) from None
+def benchmarks() -> dict[str, Benchmark]:
+    """Return the installed benchmarks by name, sorted. Reads the metadata of all distributions."""
+    return {
+        point.name: Benchmark(point.name, point.value)
+        for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    }
+
+
+def find(name: str) -> Benchmark:
+    """Return the benchmark `name`. Raises UnknownBenchmarkError."""
+    installed = benchmarks()
+    if name not in installed:
+        raise UnknownBenchmarkError(name, [*installed])
+    return installed[name]

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 
@@ -72,13 +73,7 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def percentile(values: list[float], share: float) -> float | None:
     """Return the value below which `share` (0 to 1) of `values` lie, interpolated; None for no values."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return float(np.quantile(values, share)) if values else None
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

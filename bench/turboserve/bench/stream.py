@@ -1,4 +1,4 @@
-"""`turboserve bench stream`: several viewers watch a running stack, and their experience is measured.
+"""Several viewers of a running stack: time to the first chunk, gaps between chunks, stalls, losses.
 
 Each viewer opens a session with its own prompt, plays it with a virtual player, and changes the prompt
 half-way. All times are of this machine's clock, so the stack must run on this machine.

@@ -37,7 +37,7 @@ def bench(
     try:
         found = registry.find(name)
         module = found.load()
-    except (registry.UnknownBenchError, ImportError) as error:
+    except (registry.UnknownBenchmarkError, ImportError) as error:
         raise failure(str(error)) from None
     app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
     app.command()(command(name, module.run, getattr(module, "table", None)))
@@ -83,9 +83,13 @@ async def _finish(result: Any) -> Any:
 def _listing() -> Any:
     from rich.table import Table
 
-    from turboserve.bench.registry import BENCHES
+    from turboserve.bench.registry import benchmarks
 
     listing = Table("benchmark", "what it measures", box=None, pad_edge=False)
-    for known in BENCHES.values():
-        listing.add_row(known.name, known.summary)
+    for name, known in benchmarks().items():
+        try:
+            summary = known.summary
+        except ImportError as error:
+            summary = f"cannot be imported: {error}"
+        listing.add_row(name, summary)
     return listing

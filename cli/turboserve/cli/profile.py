@@ -95,8 +95,8 @@ def autoscaler(
     The traces are cut into segments. Each level's segments are replayed with the real placement and control
     cores over a grid of parameters.
     """
-    from turboserve.bench.autoscale.tables import profile_traces
     from turboserve.contracts.errors import TurboServeError
+    from turboserve.experiments.autoscale.tables import profile_traces
 
     try:
         table = profile_traces(

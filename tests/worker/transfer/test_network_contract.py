@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from turboserve.bench.runtime.device.network import FabricFaults, MemoryNetwork, TransferFabric
-from turboserve.bench.runtime.loop import VirtualLoop
+from turboserve.simulation.runtime.device.network import FabricFaults, MemoryNetwork, TransferFabric
+from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.transfer.errors import (

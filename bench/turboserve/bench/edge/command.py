@@ -1,4 +1,4 @@
-"""`turboserve bench edge`: effect of attacks before a login on HTTP servers, and the cost of limits.
+"""HTTP servers under attack before a login, and their speed at delivering chunks: the gateway's and others.
 
 One small application, which delivers chunks as the gateway does, runs on each server in turn, for several
 rounds, so that other load on the machine affects all alike. `paced` is 20 viewers with a chunk of 100 kB

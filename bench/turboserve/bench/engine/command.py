@@ -1,4 +1,4 @@
-"""`turboserve bench engine`: the engine with the shipped model on this machine."""
+"""The engine on this machine: chunk latency, throughput, the ring against copies, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`turboserve bench migration`: the cost of a live migration for the viewer, on real worker processes.
+"""Migration of a playing session between two real workers: stall, bytes, throughput, equality of the video.
 
 A session plays in real time and is migrated to and fro between two workers.
 

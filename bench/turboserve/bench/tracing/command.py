@@ -1,4 +1,4 @@
-"""`turboserve bench tracing`: what the spans of a worker's chunks cost, in one run with and without them."""
+"""Cost of the spans of a worker's chunks: blocks without spans, with unexported and with exported spans."""
 
 from __future__ import annotations
 

@@ -1,0 +1,234 @@
+"""The modeled workers, the sessions on them, and their cost."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from turboserve.autoscaler.control.events import SessionChange
+from turboserve.contracts.pool import LoadFeedback
+from turboserve.experiments.autoscale.outcome import ScalingOutcome
+from turboserve.experiments.autoscale.plant import Plant
+from turboserve.scheduler.placement.cluster import Cluster
+from turboserve.scheduler.placement.demands import Demand
+from turboserve.scheduler.placement.migrations import Migration, MigrationKind, Rebalancer
+from turboserve.scheduler.placement.minmax import MinMax
+from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
+from turboserve.scheduler.placement.states import SessionState, WorkerState
+
+MODEL = "m"
+STATE_BYTES = 0
+"""Bytes of a session's state. A migration costs the plant's `migration_s`, which is α of the links."""
+REST_S = 2.0
+"""Time after a migration in which the session is not migrated again for balance."""
+
+
+class Fleet:
+    """Workers that start, serve, drain and end. The scheduler's `Cluster` holds the assignment."""
+
+    def __init__(self, plant: Plant, rebalancer: Rebalancer | None = None) -> None:
+        self.plant = plant
+        self.cluster = Cluster()
+        self.outcome = ScalingOutcome()
+        self.target = 0
+        self._placement = MinMax()
+        self._rebalancer: Rebalancer = rebalancer or MinMaxRebalancer()
+        self._names = itertools.count()
+        self._starting: dict[str, float] = {}
+        """Worker → the time at which it will be ready."""
+        self._serving: dict[str, WorkerState] = {}
+        """Ready or draining workers, in order of start."""
+        self._waiting: dict[str, float] = {}
+        """Session → the time since which it has been active without a slot, in order."""
+        self._now = 0.0
+        self._latency = [0.0, *(plant.latency_s[n] for n in range(1, plant.capacity + 1))]
+
+    # Time
+
+    def advance(self, now: float) -> None:
+        """Add the cost of the time since the last event."""
+        elapsed, self._now = now - self._now, now
+        if elapsed <= 0:
+            return
+        outcome, entries = self.outcome, self.cluster.entries
+        outcome.cost_s += elapsed * self.paid
+        outcome.wait_s += elapsed * len(self._waiting)
+        for worker in self._serving:
+            sessions = len(entries[worker].here)
+            if sessions:
+                latency_s = self._latency[sessions]
+                outcome.session_s += elapsed * sessions
+                outcome.latency_sum += elapsed * sessions * latency_s
+                outcome.worst_served_s = max(outcome.worst_served_s, latency_s)
+        outcome.worst_s = max(outcome.worst_s, outcome.worst_served_s)
+
+    def finish(self, now: float) -> None:
+        """End the run: sessions that still wait have waited until now."""
+        self.advance(now)
+        for since in self._waiting.values():
+            self._chunk(self._latency[1], now - since)
+
+    def overdue(self, now: float) -> bool:
+        """Return whether a session has waited so long that its first chunk will be late."""
+        lone_s = self._latency[1]
+        return any(now - since + lone_s > self.plant.target_s for since in self._waiting.values())
+
+    @property
+    def paid(self) -> int:
+        """Workers that cost: starting, serving, draining."""
+        return len(self._starting) + len(self._serving)
+
+    @property
+    def starting(self) -> int:
+        return len(self._starting)
+
+    # Sessions
+
+    def on_session_change(self, session: str, kind: SessionChange, now: float) -> None:
+        """Apply a session's change."""
+        match kind:
+            case SessionChange.ARRIVAL | SessionChange.ACTIVATION:
+                self.outcome.placed += 1
+                self._waiting[session] = now
+                if kind is SessionChange.ARRIVAL:
+                    self.cluster.put_session(SessionState(session, MODEL, state_bytes=STATE_BYTES))
+            case SessionChange.IDLING:
+                since = self._waiting.pop(session, None)
+                state = self.cluster.sessions[session]
+                if since is not None:
+                    self._gave_up(now - since)
+                self.cluster.put_session(
+                    replace(state, suspended=state.worker is not None, target=None, reserved=None)
+                )
+            case SessionChange.DEPARTURE:
+                since = self._waiting.pop(session, None)
+                if since is not None:
+                    self._gave_up(now - since)
+                self.cluster.drop_session(session)
+        self._release_empty()
+
+    def place(self, now: float) -> None:
+        """Assign waiting sessions to workers, as far as there is room."""
+        if not self._waiting:
+            return
+        sessions = self.cluster.sessions
+        # The same order as in the scheduler's core: the longest wait first, then the earliest creation.
+        names = sorted(self._waiting, key=lambda name: (self._waiting[name], name))
+        demands = [Demand(name, MODEL, "place", holder=sessions[name].worker) for name in names]
+        for choice in self._placement.assign(self.cluster, demands):
+            if choice.worker is None:
+                continue
+            waited_s = now - self._waiting.pop(choice.session)
+            state = sessions[choice.session]
+            self.cluster.put_session(replace(state, worker=choice.worker, suspended=False, target=None))
+            if waited_s > 0:
+                self.outcome.waited += 1
+            self._chunk(self._latency[len(self.cluster.entries[choice.worker].here)], waited_s)
+
+    def rebalance(self, now: float) -> list[Migration]:
+        """Begin the migrations that the scheduler's rebalancer proposes."""
+        migrations = self._rebalancer.propose(self.cluster, now)
+        for migration in migrations:
+            self.cluster.put_session(
+                replace(self.cluster.sessions[migration.session], target=migration.target)
+            )
+        return migrations
+
+    def commit(self, migration: Migration, now: float) -> None:
+        """Commit a migration, because its state has arrived."""
+        state = self.cluster.sessions.get(migration.session)
+        if state is None or state.target != migration.target or state.worker != migration.source:
+            return
+        self.outcome.migrations += 1
+        rests = now + REST_S if migration.kind is not MigrationKind.DRAIN else state.rests_until
+        self.cluster.put_session(replace(state, worker=migration.target, target=None, rests_until=rests))
+        if not state.suspended:
+            sessions = len(self.cluster.entries[migration.target].here)
+            self._chunk(self.plant.migration_s + self._latency[sessions])
+        self._release_empty()
+
+    def _gave_up(self, waited_s: float) -> None:
+        self.outcome.waited += 1
+        self._chunk(self._latency[1], waited_s)
+
+    def _chunk(self, made_s: float, waited_s: float = 0.0) -> None:
+        """Record a chunk's latency, including the wait before it.
+
+        The chunk is the first of an activation, or the next of a migrated session.
+        """
+        latency_s, outcome = waited_s + made_s, self.outcome
+        outcome.worst_s = max(outcome.worst_s, latency_s)
+        if latency_s > self.plant.target_s:
+            outcome.late += 1
+            outcome.late_since.append(self._now - waited_s)
+
+    # Workers
+
+    def resize(self, target: int, now: float, ready: bool = False) -> list[tuple[float, str]]:
+        """Change the target.
+
+        Returns (ready time, worker) for each new worker; with `ready`, they serve at once.
+        """
+        self.target = target
+        surplus = len(self._starting) + len(self._wanted()) - target
+        if surplus > 0:
+            self._shrink(surplus)
+        added = []
+        for _ in range(-surplus):
+            name = f"w{next(self._names):04d}"
+            self._starting[name] = now + self.plant.start_up_s
+            if ready:
+                self.ready(name)
+            else:
+                added.append((self._starting[name], name))
+        self._note(now)
+        return added
+
+    def ready(self, worker: str) -> None:
+        """Make a started worker ready. Does nothing if the worker was given up meanwhile."""
+        if self._starting.pop(worker, None) is None:
+            return
+        state = WorkerState(worker, MODEL, self.plant.capacity, chunk_latency_s=self.plant.latency_s)
+        self._serving[worker] = state
+        self.cluster.put_worker(state)
+
+    def feedback(self, now: float) -> LoadFeedback:
+        """Return the scheduler's feedback, with its own sums (`scheduler.feedback`)."""
+        entries = self.cluster.entries
+        ready = [entries[worker] for worker in self._wanted()]
+        return LoadFeedback(
+            model=MODEL,
+            rho_max=max((entry.held / entry.slots for entry in ready), default=0.0),
+            required=sum(len(entries[w].here) for w in self._serving) + len(self._waiting),
+            waiting=len(self._waiting),
+            capacity=sum(entry.slots for entry in ready),
+            workers=len(ready),
+            at=now,
+        )
+
+    def _wanted(self) -> list[str]:
+        return [worker for worker, state in self._serving.items() if not state.draining]
+
+    def _shrink(self, surplus: int) -> None:
+        for worker in sorted(self._starting, key=lambda w: -self._starting[w])[:surplus]:
+            # The pool first gives up workers that do not serve yet (`autoscaler.sizing`).
+            del self._starting[worker]
+            surplus -= 1
+        entries = self.cluster.entries
+        least = sorted(self._wanted(), key=lambda w: (entries[w].held + len(entries[w].suspended), w))
+        for worker in least[:surplus]:
+            self._serving[worker] = replace(self._serving[worker], draining=True)
+            self.cluster.put_worker(self._serving[worker])
+        self._release_empty()
+
+    def _release_empty(self) -> None:
+        for worker, state in list(self._serving.items()):
+            if state.draining:
+                entry = self.cluster.entries[worker]
+                if not (entry.here or entry.coming or entry.suspended):
+                    del self._serving[worker]
+                    self.cluster.drop_worker(worker)
+                    self._note(self._now)
+
+    def _note(self, now: float) -> None:
+        self.outcome.sizes.append((now, self.paid))

@@ -1,0 +1,88 @@
+"""Random faults on a real stack while sessions play: which invariants hold, and how fast it recovers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from turboserve.bench.report import BenchError
+from turboserve.cli.stack.background import StackStartError
+from turboserve.experiments.chaos.invariants import INVARIANTS
+from turboserve.experiments.chaos.plan import FaultGroup, plan
+from turboserve.experiments.chaos.run import run_scenario
+from turboserve.experiments.chaos.small_disk import SmallDiskError
+from turboserve.experiments.chaos.surroundings import left_out, prepared
+
+
+async def run(
+    minutes: Annotated[float, typer.Option(min=0.25, help="How long faults happen.")] = 5.0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed plans the same faults.")] = 0,
+    workers: Annotated[int, typer.Option(min=2, max=16)] = 2,
+    schedulers: Annotated[int, typer.Option(min=1, max=4)] = 2,
+    sessions: Annotated[int, typer.Option(min=1, max=32)] = 3,
+    gap: Annotated[float, typer.Option(min=1.0, help="Seconds between two faults, on average.")] = 8.0,
+    fault: Annotated[
+        list[FaultGroup] | None,
+        typer.Option(
+            help="Which faults; several times for several. Without it, process.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Keep the stack's data and logs here; without it, nowhere.")
+    ] = None,
+) -> dict[str, Any]:
+    """Check the design's invariants on a real stack with random faults, while sessions play.
+
+    Any service and worker is hit by kill -9, SIGSTOP and SIGCONT; NATS, Redis and Postgres restart. Real
+    clients change their prompts, pause, resume and migrate. With --fault there can also be a full disk, a
+    gateway without descriptors, steps of the clock, and a frozen broker.
+    """
+    seconds = minutes * 60.0
+    wanted = list(dict.fromkeys(fault or [FaultGroup.PROCESS]))
+    omitted = left_out(wanted)
+    groups = [group for group in wanted if group not in omitted]
+    if not groups:
+        raise BenchError("; ".join(f"{group.value}: {reason}" for group, reason in omitted.items()))
+    planned = plan(seed, seconds, sessions, schedulers, gap, groups)
+    with tempfile.TemporaryDirectory(prefix="turboserve-chaos-") as folder:
+        place = (data or Path(folder) / "data").absolute()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with prepared(groups, Path(folder), place) as surroundings:
+                found = await run_scenario(planned, seconds, surroundings, workers, schedulers, sessions)
+        except SmallDiskError as error:
+            raise BenchError(str(error)) from None
+        except StackStartError as error:
+            raise BenchError(f"the stack did not start: {error}") from None
+        except TimeoutError as error:
+            raise BenchError(f"no video before the first fault: {error}") from None
+    found.left_out = {group.value: reason for group, reason in omitted.items()}
+    return found.report()
+
+
+def table(result: Mapping[str, Any]) -> RenderableType:
+    """Format the invariants, the recovery times and the faults."""
+    held = Table("invariant", "violations", "", box=box.SIMPLE)
+    for name, count in result["violations"].items():
+        held.add_row(name, str(count), INVARIANTS[name])
+    figures = Table(show_header=False, box=None, pad_edge=False)
+    for name in ("recovery_s", "playing_again_s", "worker_recovery_s", "takeover_s"):
+        spread = result[name]
+        if spread["max"] is not None:
+            figures.add_row(name, f"p50 {spread['p50']:.2f}, max {spread['max']:.2f}")
+    for name in ("settle_s", "chunks", "chunks_lost", "chunks_repeated", "owner_changes", "reconnects"):
+        value = result[name]
+        figures.add_row(name, f"{value:.2f}" if isinstance(value, float) else str(value))
+    for name in ("faults", "deeds"):
+        figures.add_row(name, ", ".join(f"{key} {count}" for key, count in result[name].items()))
+    lines = [Text(message, style="red") for message in result["messages"]]
+    lines += [Text(f"left out: {name}: {reason}") for name, reason in result["left_out"].items()]
+    return Group(held, figures, *lines)

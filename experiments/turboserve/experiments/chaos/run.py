@@ -1,0 +1,251 @@
+"""One run: a stack of its own, clients that watch, the plan's faults, and then the checks."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import nats
+
+from turboserve.bench.report import percentile
+from turboserve.cli.stack.background import BackgroundStack
+from turboserve.experiments.chaos import chunklog
+from turboserve.experiments.chaos.invariants import (
+    Owned,
+    Violations,
+    check_capacity,
+    check_log,
+    check_oldest,
+    takeovers,
+)
+from turboserve.experiments.chaos.plan import WORKER, Fault, FaultKind, Plan
+from turboserve.experiments.chaos.process_faults import ProcessFaults
+from turboserve.experiments.chaos.simulated_clients import TRANSIENT_ERRORS, SimulatedClient, with_retry
+from turboserve.experiments.chaos.surroundings import Surroundings
+from turboserve.tasks import stop
+
+UP = (sys.executable, "-m", "turboserve.experiments.chaos.up")
+FIRST_CHUNK_S = 120.0
+SETTLE_S = 90.0
+"""Time after the last fault within which every session must play on."""
+SETTLED_CHUNKS = 3
+LOOK_S = 1.0
+ROOM_S = 6.0
+"""Time after which the store has noticed that the disk has room; less than the time to the next fault."""
+SILENCE_S = 8.0
+"""Silence of a log before its owner changes, by which the former owner had died (12 s) or was stopped."""
+SLOTS = 4
+"""Sessions per worker: the others must hold the sessions of a worker that dies."""
+
+
+@dataclass(frozen=True)
+class InjectedFault:
+    """A fault and its monotonic times."""
+
+    fault: Fault
+    began_s: float
+    ended_s: float
+
+    @property
+    def recovers_from_s(self) -> float:
+        """Time from which recovery counts: the end of a lasting fault, else the beginning."""
+        return self.ended_s if self.fault.lasts else self.began_s
+
+
+@dataclass
+class Run:
+    """Results of one run."""
+
+    violations: Violations = field(default_factory=Violations)
+    hits: list[InjectedFault] = field(default_factory=list)
+    """Faults that hit a process."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Groups of faults that are not possible on this machine, and why."""
+    oldest: dict[str, int] = field(default_factory=dict)
+    """Session → index of the oldest chunk that the last full disk left in its log; 0 if absent."""
+    missed: int = 0
+    clients: list[SimulatedClient] = field(default_factory=list)
+    chunks: int = 0
+    owners: int = 0
+    """Changes of owner in the log."""
+    takeovers: list[float] = field(default_factory=list)
+    settle_s: float | None = None
+
+    def report(self) -> dict[str, Any]:
+        waits = [(hit.fault, self._recovery(hit.recovers_from_s)) for hit in self.hits]
+        known = [(fault, wait) for fault, wait in waits if wait is not None]
+        actions: Counter[str] = sum((client.done for client in self.clients), Counter())
+        return {
+            "violations": dict(self.violations.counts),
+            "messages": self.violations.messages,
+            "recovery_s": _spread([wait for fault, wait in known if not fault.lasts]),
+            "playing_again_s": _spread([wait for fault, wait in known if fault.lasts]),
+            "worker_recovery_s": _spread([wait for fault, wait in known if fault.target == WORKER]),
+            "takeover_s": _spread(self.takeovers),
+            "settle_s": self.settle_s,
+            "chunks_lost": sum(client.viewer.player.lost for client in self.clients),
+            "chunks_repeated": sum(client.viewer.player.repeated for client in self.clients),
+            "chunks": self.chunks,
+            "owner_changes": self.owners,
+            "reconnects": sum(client.viewer.connections for client in self.clients) - len(self.clients),
+            "stall_s": sum(client.viewer.player.stall_s for client in self.clients),
+            "faults": dict(sorted(Counter(_name(hit.fault) for hit in self.hits).items())),
+            "faults_missed": self.missed,
+            "left_out": self.left_out,
+            "deeds": dict(sorted(actions.items())),
+            "timeline": [
+                {"fault": fault.describe(), "recovery_s": None if wait is None else round(wait, 3)}
+                for fault, wait in waits
+            ],
+        }
+
+    def _recovery(self, at_s: float) -> float | None:
+        """Return the time until all clients that wanted to play had a new chunk."""
+        waits = [wait for client in self.clients if (wait := client.wait_after(at_s)) is not None]
+        return max(waits, default=None)
+
+
+async def run_scenario(
+    plan: Plan, seconds: float, surroundings: Surroundings, workers: int, schedulers: int, sessions: int
+) -> Run:
+    """Start a stack in `surroundings`, carry out the plan, check. Raises StackStartError.
+
+    Leaves nothing running.
+    """
+    stack = BackgroundStack(
+        surroundings.data,
+        *("--workers", str(workers), "--schedulers", str(schedulers)),
+        environment={
+            "TURBOSERVE_WORKER_MAX_SESSIONS": str(SLOTS),
+            "TURBOSERVE_CHUNKS_KEPT": "100000",
+            **surroundings.environment,
+        },
+        command=UP,
+    )
+    await asyncio.to_thread(stack.start)
+    try:
+        async with httpx.AsyncClient(base_url=stack.url) as api:
+            return await _run_faults(plan, seconds, stack, ProcessFaults(stack, surroundings), api, sessions)
+    finally:
+        await asyncio.to_thread(stack.stop)
+
+
+async def _run_faults(
+    plan: Plan,
+    seconds: float,
+    stack: BackgroundStack,
+    process_faults: ProcessFaults,
+    api: httpx.AsyncClient,
+    sessions: int,
+) -> Run:
+    run = Run()
+    watches: list[asyncio.Task[None]] = []
+    try:
+        for number in range(sessions):
+            client = await SimulatedClient.begin(number, api)
+            run.clients.append(client)
+            watches.append(asyncio.create_task(client.watch()))
+        for client in run.clients:
+            await client.viewer.until(lambda client=client: bool(client.seen), FIRST_CHUNK_S, "first chunk")  # type: ignore[misc]
+        watches.append(asyncio.create_task(_watch_capacity(api, run.violations)))
+        began_s = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for client in run.clients:
+                actions = [action for action in plan.actions if action.session == client.number]
+                group.create_task(client.live(actions, began_s))
+            for fault in plan.faults:
+                group.create_task(_inject(run, stack, process_faults, fault, began_s))
+            group.create_task(asyncio.sleep(seconds))
+        await _settle(run, api)
+        await _check(run, stack)
+        for client in run.clients:
+            await client.end()
+        return run
+    finally:
+        process_faults.wake_all()
+        await stop(*watches)
+
+
+async def _inject(
+    run: Run, stack: BackgroundStack, process_faults: ProcessFaults, fault: Fault, began_s: float
+) -> None:
+    await asyncio.sleep(max(began_s + fault.at_s - time.monotonic(), 0.0))
+    fills = fault.kind is FaultKind.DISK_FULL
+    if fills:
+        before = f"before the disk is full at {fault.at_s:.0f} s"
+        check_oldest(await _oldest(run, stack), run.oldest, before, run.violations)
+    at_s = time.monotonic()
+    if await process_faults.hit(fault):
+        run.hits.append(InjectedFault(fault, at_s, time.monotonic()))
+        run.hits.sort(key=lambda hit: hit.began_s)
+    else:
+        run.missed += 1
+    if fills:
+        await asyncio.sleep(ROOM_S)
+        run.oldest = await _oldest(run, stack)
+
+
+async def _oldest(run: Run, stack: BackgroundStack) -> dict[str, int]:
+    """Return `chunklog.oldest` of all sessions; retries until the broker answers. Raises TimeoutError."""
+    sessions = [client.viewer.session for client in run.clients]
+    async with asyncio.timeout(SETTLE_S):
+        while True:
+            with suppress(nats.errors.Error, OSError):
+                return await chunklog.oldest(stack.record.nats_url, sessions)
+            await asyncio.sleep(LOOK_S)
+
+
+async def _settle(run: Run, api: httpx.AsyncClient) -> None:
+    """Check, after the faults, that every session plays again."""
+    began_s = time.monotonic()
+
+    async def one(client: SimulatedClient) -> None:
+        name = client.viewer.session
+        wanted = client.viewer.player.chunks + SETTLED_CHUNKS
+        try:
+            await client.resume()
+            left_s = max(began_s + SETTLE_S - time.monotonic(), 1.0)
+            await client.viewer.until(lambda: client.viewer.player.chunks >= wanted, left_s, "chunks")
+            row = await with_retry(client.viewer.get)
+            if row["phase"] not in ("active", "migrating"):
+                run.violations.add("converges_after_faults", f"{name} is {row['phase']}: {row.get('reason')}")
+        except TRANSIENT_ERRORS as error:
+            run.violations.add("converges_after_faults", f"{name}: {error}")
+
+    await asyncio.gather(*(one(client) for client in run.clients))
+    run.settle_s = time.monotonic() - began_s
+
+
+async def _check(run: Run, stack: BackgroundStack) -> None:
+    seen = {client.viewer.session: list(client.seen) for client in run.clients}
+    log = await chunklog.read(stack.record.nats_url)
+    for session, chunks in seen.items():
+        entries = log.get(session, [])
+        check_log(session, entries, chunks, run.violations, first=run.oldest.get(session, 0))
+        run.takeovers += takeovers(entries, SILENCE_S)
+        owners = sum(isinstance(entry, Owned) for entry in entries)
+        run.chunks += len(entries) - owners
+        run.owners += max(owners - 1, 0)
+
+
+async def _watch_capacity(api: httpx.AsyncClient, found: Violations) -> None:
+    while True:
+        with suppress(*TRANSIENT_ERRORS):
+            answer = await api.get("/v1/workers", timeout=2.0)
+            if answer.is_success:
+                check_capacity(answer.json()["workers"], found)
+        await asyncio.sleep(LOOK_S)
+
+
+def _name(fault: Fault) -> str:
+    return fault.kind.value if fault.lasts else f"{fault.kind.value} {fault.target}"
+
+
+def _spread(values: list[float]) -> dict[str, float | None]:
+    return {"p50": percentile(values, 0.5), "max": max(values, default=None)}

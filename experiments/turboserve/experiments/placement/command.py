@@ -1,0 +1,110 @@
+"""Placement: time per decision by number of workers, and distance from an exhaustive oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from turboserve.bench.placement import LOAD, NOISE, SLOTS, Samples, measure
+from turboserve.bench.report import percentile
+from turboserve.experiments.placement.gap import gaps_percent
+from turboserve.scheduler.placement import (
+    PLACEMENTS,
+    Assigner,
+    MinMax,
+    MinMaxRebalancer,
+    NeverMigrates,
+    Rebalancer,
+    Weights,
+)
+
+WORKERS = (4, 8, 16, 32, 64, 256, 1024, 4096)
+EVENTS = ("arrival", "departure", "rebalance")
+
+
+def run(
+    most: Annotated[int, typer.Option(min=4, help="Workers in the largest cluster.")] = WORKERS[-1],
+    events: Annotated[int, typer.Option(min=10, help="Arrivals and departures in each cluster.")] = 1000,
+    instances: Annotated[int, typer.Option(min=1, help="Random clusters for the oracle.")] = 400,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+) -> dict[str, Any]:
+    """Measure decision time by event and number of workers, and the distance from an exhaustive oracle.
+
+    Decisions use the index that the scheduler keeps. The baselines are measured in the same run.
+    """
+    rebalancer = MinMaxRebalancer()
+    samples = {n: measure(n, events, seed, MinMax(rebalancer), rebalancer) for n in WORKERS if n <= most}
+    eta = rebalancer.weights.eta
+    seeds = range(seed, seed + instances)
+    ours, strict = (
+        gap(seeds, MinMax(rebalancer), rebalancer, eta)
+        for rebalancer in (
+            MinMaxRebalancer(Weights(migrations_at_once=1000, spreads=spreads)) for spreads in (True, False)
+        )
+    )
+    return {
+        "definitions": {
+            "decision": "the event put into the index, the session assigned, migrations proposed and applied",
+            "decision_s": "processor time of the deciding thread",
+            "decision_wall_s": "by the clock: with whatever else the machine does meanwhile",
+            "rebalance": "a worker joins, or one is draining",
+            "oracle_gap_percent": f"of L + {eta:g} * sum of migration costs, over the exhaustive oracle's",
+            "oracle_gap_objective_only_percent": "without migrations beyond that objective (spreads)",
+        },
+        "scene": {"slots": SLOTS, "load": LOAD, "profile_noise": NOISE, "instances": instances},
+        "decision_s": {event: by_workers(samples, event, "cpu_s") for event in EVENTS},
+        "decision_wall_s": {event: by_workers(samples, event, "wall_s") for event in EVENTS},
+        "moves": {event: {str(n): s.migrations[event] for n, s in samples.items()} for event in EVENTS},
+        "oracle_gap_percent": ours,
+        "oracle_gap_objective_only_percent": strict,
+        "baselines": {
+            name if name != "min-max" else "min-max, no moves": {
+                "oracle_gap_percent": gap(seeds, PLACEMENTS.make(name), NeverMigrates(), eta)
+            }
+            for name in PLACEMENTS.names
+        },
+    }
+
+
+def by_workers(samples: Mapping[int, Samples], event: str, clock: str) -> dict[str, dict[str, float | None]]:
+    """Return p50, p99 and max in seconds by number of workers, and the number of decisions."""
+    found: dict[str, dict[str, float | None]] = {}
+    for workers, of in samples.items():
+        seconds = getattr(of, clock)[event]
+        found[str(workers)] = {
+            "p50": percentile(seconds, 0.5),
+            "p99": percentile(seconds, 0.99),
+            "max": max(seconds),
+            "decisions": len(seconds),
+        }
+    return found
+
+
+def gap(seeds: range, assigner: Assigner, rebalancer: Rebalancer, eta: float) -> dict[str, float]:
+    """Return the mean and worst gap over the instances, the share of optima, and the migrations per
+    instance."""
+    percent, migrations = gaps_percent(seeds, assigner, rebalancer, eta)
+    return {
+        "mean": sum(percent) / len(percent),
+        "max": max(percent),
+        "optimal_share": sum(p < 1e-6 for p in percent) / len(percent),
+        "moves": migrations / len(percent),
+    }
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Format the times in milliseconds by number of workers, then the gaps."""
+    shown = Table("workers", *(f"{event}: p50, p99 (ms)" for event in EVENTS), box=box.SIMPLE)
+    for workers in result["decision_s"][EVENTS[0]]:
+        cells = (result["decision_s"][event][workers] for event in EVENTS)
+        shown.add_row(workers, *(f"{c['p50'] * 1e3:.3f}, {c['p99'] * 1e3:.3f}" for c in cells))
+    shown.add_section()
+    gaps = {"min-max": result["oracle_gap_percent"]}
+    gaps |= {name: of["oracle_gap_percent"] for name, of in result["baselines"].items()}
+    for name, of in gaps.items():
+        shown.add_row(name, f"over the oracle: {of['mean']:.2f} %", f"at most {of['max']:.2f} %", "")
+    return shown

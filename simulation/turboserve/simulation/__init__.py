@@ -1,0 +1,1 @@
+"""The services' own processes on virtual time, against servers in memory: faults, users, invariants."""

@@ -1,0 +1,223 @@
+"""A simulation without faults: declared latencies, any number of workers and sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
+from turboserve.gateway.settings import Settings as GatewaySettings
+from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.simulation.faults import CALM
+from turboserve.simulation.names import INVARIANTS
+from turboserve.simulation.null_logging import quiet
+from turboserve.simulation.runtime.broker import Network
+from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.simulation.scenario import percentiles
+from turboserve.simulation.settings import GATHER, PLACEMENT, Scale
+from turboserve.simulation.users import Clients
+from turboserve.simulation.world import World
+from turboserve.state_store.settings import Settings as StoreSettings
+from turboserve.worker.settings import Settings as WorkerSettings
+
+LATENCY_S = 0.0
+"""Latency of each message between a process and the broker: negligible against a chunk's time."""
+STATEMENT_S = 0.002
+"""Latency of each statement of the state store."""
+PLAYHEAD_S = 1.25
+"""Time between two reports of one session's playhead: the longest that the gateway's settings accept."""
+REPORT_S = 1.0
+"""Time between two reports of one viewer."""
+HEARTBEAT_S = 2.0
+"""Time between two heartbeats of a worker: a quarter of the lease."""
+TICK_S = 0.5
+"""Time between two ticks in which a worker retries failed actions. Without faults there are none."""
+ARRIVE_WITHIN_S = 60.0
+"""Time within which all sessions arrive if no file of arrivals is given."""
+PROMPT_EVERY_S = 30.0
+"""Mean time between two prompts of one session."""
+
+
+@dataclass(frozen=True)
+class SessionArrival:
+    """Time at which one session is created, and how long it plays."""
+
+    arrives_s: float
+    plays_s: float
+
+
+@dataclass(frozen=True)
+class CalmScale(Scale):
+    """Shipped settings, with these exceptions.
+
+    There are four gateways and no limits of tenants and streams. Playheads, viewers and workers report at the
+    intervals above.
+    """
+
+    gateways: int = 4
+    report_s: float = REPORT_S
+    every_forward: bool = False
+    """Whether the engine takes one step per forward pass; otherwise it takes one per chunk."""
+
+    def gateway(self) -> GatewaySettings:
+        return self._of(GatewaySettings, playhead_interval_s=PLAYHEAD_S, stream_limit=100_000)
+
+    def scheduler(self) -> SchedulerSettings:
+        return self._of(SchedulerSettings, placement=self.placement)
+
+    def store(self) -> StoreSettings:
+        # One tenant owns all sessions.
+        return self._of(
+            StoreSettings,
+            max_sessions=100_000,
+            tenant_sessions=0,
+            tenant_suspended=0,
+            tenant_creations_per_minute=0,
+        )
+
+    def autoscaler(self) -> AutoscalerSettings:
+        return self._pool()
+
+    def worker(self, name: str, slot: str) -> WorkerSettings:
+        return super().worker(name, slot).model_copy(update={"worker_tick_s": TICK_S})
+
+    def profile(self, load_s: float) -> DeviceProfile:
+        """Return the profile of a worker's device: real time with all slots taken."""
+        most = self.slots
+        return DeviceProfile(
+            forward_s={1: 0.03, most + 1: 0.1},
+            load_s=load_s,
+            slots=most,
+            host_states=most,
+            chunk_at_once=not self.every_forward,
+        )
+
+
+class CalmUsers(Clients):
+    """Clients that create each session at its time, watch and prompt it, and end it when it has played."""
+
+    def __init__(self, world: World, arrivals: list[SessionArrival]) -> None:
+        super().__init__(world)
+        self.first_chunk_s: list[float] = []
+        """Time from the request for a session to its first chunk."""
+        self.refused = 0
+        for number, arrival in enumerate(arrivals, 1):
+            self._spawn(self._plays(number, arrival))
+
+    async def _plays(self, seed: int, arrival: SessionArrival) -> None:
+        world, loop = self._world, self._world.loop
+        await asyncio.sleep(arrival.arrives_s)
+        began = loop.time()
+        record = await self.create(seed, attempts=10)
+        if record is None:
+            self.refused += 1
+            return
+        viewer = self.watch(record.id)
+        viewer.on_first = lambda: self.first_chunk_s.append(loop.time() - began)
+        until = began + arrival.plays_s
+        while True:
+            pause_s = world.random.expovariate(1.0 / PROMPT_EVERY_S)
+            if loop.time() + pause_s >= until:
+                break
+            await asyncio.sleep(pause_s)
+            await self.ask(lambda g: g.sessions.prompt(TENANT, record.id, "a blue square", None))
+        await asyncio.sleep(max(0.0, until - loop.time()))
+        self.leave(viewer)
+        await self.ask(lambda g: g.sessions.end(TENANT, record.id))
+        self.forget(viewer)
+
+
+def read_arrivals(path: Path) -> list[SessionArrival]:
+    """Read rows of `arrives_s,plays_s`. Raises ValueError if a value is not a number."""
+    with path.open(newline="") as file:
+        return [
+            SessionArrival(float(row["arrives_s"]), float(row["plays_s"])) for row in csv.DictReader(file)
+        ]
+
+
+def run_calm(
+    seed: int,
+    workers: int,
+    slots: int,
+    sessions: int,
+    seconds: float,
+    arrivals: Path | None = None,
+    keep_lines: bool = False,
+    every_forward: bool = False,
+    placement: str = PLACEMENT,
+    gather: str = GATHER,
+) -> dict[str, Any]:
+    """Simulate `seconds` of virtual time. Returns the counts, the violations and the cost."""
+    scale = CalmScale(
+        workers=workers,
+        most_workers=workers,
+        slots=slots,
+        times={"heartbeat_s": HEARTBEAT_S},
+        every_forward=every_forward,
+        placement=placement,
+        gather=gather,
+    )
+    world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S))
+    world.postgres.behavior.statement_s = STATEMENT_S
+    if arrivals is None:
+        chance = world.random
+        coming = [SessionArrival(chance.uniform(0.0, ARRIVE_WITHIN_S), seconds) for _ in range(sessions)]
+    else:
+        coming = read_arrivals(arrivals)
+    began, began_cpu = time.monotonic(), time.process_time()
+    with quiet(world):
+        users = CalmUsers(world, coming)
+        world.begin()
+        world.loop.advance(seconds)
+        wall_s, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
+        checker, log = world.checker, world.checker.log
+        result = {
+            "mode": "calm",
+            "seed": seed,
+            "virtual_s": seconds,
+            "placement": placement,
+            "gather": gather,
+            "engine_step": "forward" if every_forward else "chunk",
+            "workers": workers,
+            "sessions": len(coming),
+            "refused": users.refused,
+            "violations": dict.fromkeys(INVARIANTS, 0) | dict(checker.violations),
+            "messages": list(checker.messages),
+            "digest": world.trace.digest,
+            "counts": world.counts() | {"viewed": users.viewed},
+            "first_chunk_s": percentiles(users.first_chunk_s),
+            "events": world.loop.callbacks,
+            "wall_s": wall_s,
+            "cpu_s": cpu_s,
+            "events_per_s": world.loop.callbacks / wall_s,
+            "events_per_cpu_s": world.loop.callbacks / max(cpu_s, 1e-9),
+            "chunks_per_cpu_s": log.chunks / max(cpu_s, 1e-9),
+        }
+        if keep_lines:
+            print("\n".join(world.trace.lines or ()))
+        world.close()
+    return result
+
+
+def calm_table(result: Mapping[str, Any]) -> RenderableType:
+    """Format the counts, the cost and the violations."""
+    shown = Table("", "", box=box.SIMPLE, show_header=False)
+    for name in ("virtual_s", "workers", "sessions", "refused", "events", "wall_s", "cpu_s"):
+        shown.add_row(name, f"{result[name]:g}")
+    for name, count in result["counts"].items():
+        shown.add_row(name, str(count))
+    shown.add_row("events per CPU second", f"{result['events_per_cpu_s']:.0f}")
+    shown.add_row("chunks per CPU second", f"{result['chunks_per_cpu_s']:.0f}")
+    notes = [f"{name}: {count}" for name, count in result["violations"].items() if count]
+    return Group(shown, Text("\n".join([*notes, *result["messages"]]) or "no invariant was violated"))

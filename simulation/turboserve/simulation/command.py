@@ -1,0 +1,197 @@
+"""The services' own processes on virtual time, with faults or in calm mode: the invariants of the design."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from turboserve.policies import UnknownPolicyError
+from turboserve.scheduler.placement import PLACEMENTS
+from turboserve.simulation.calm import calm_table, run_calm
+from turboserve.simulation.names import INVARIANTS
+from turboserve.simulation.scenario import SETTLE_S, ScenarioOutcome, percentiles, run_scenario, scale_of
+from turboserve.simulation.settings import GATHER, PLACEMENT
+from turboserve.worker.engine.gather import GATHER_POLICIES
+
+TWICE_EVERY = 20
+"""Every seed divisible by this number runs twice; the two traces must be equal."""
+SHOWN = 20
+"""Maximum number of failing seeds in the result."""
+
+
+class SimulationMode(StrEnum):
+    """What is simulated."""
+
+    FAULTS = "faults"
+    """Many seeds, each with its own selection of faults."""
+    CALM = "calm"
+    """One deployment of any size without faults."""
+
+
+def run(
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds are played, one after the other.")] = 200,
+    first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Only this one.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Print every line of the run.")] = False,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Virtual seconds under faults.")] = 25.0,
+    mode: Annotated[
+        SimulationMode, typer.Option(help="Many seeds with faults, or one calm deployment.")
+    ] = SimulationMode.FAULTS,
+    workers: Annotated[int, typer.Option(min=1, help="Calm: workers at least.")] = 8,
+    sessions: Annotated[int, typer.Option(min=1, help="Calm: sessions that play at once.")] = 50,
+    slots: Annotated[int, typer.Option(min=1, help="Calm: sessions on one worker.")] = 8,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Calm: virtual minutes.")] = 5.0,
+    arrivals: Annotated[
+        str | None,
+        typer.Option(help="Calm: a CSV file of sessions, `arrives_s,plays_s` each, instead of --sessions."),
+    ] = None,
+    every_forward: Annotated[
+        bool, typer.Option("--every-forward", help="Calm: an engine step for each forward, not each chunk.")
+    ] = False,
+    placement: Annotated[str, typer.Option(help="The schedulers' placement policy.")] = PLACEMENT,
+    gather: Annotated[str, typer.Option(help="The workers' gather policy.")] = GATHER,
+) -> dict[str, Any]:
+    """Run the services' own processes on virtual time, against servers in memory.
+
+    With faults, processes crash at every step and the network is bad; the design's invariants are checked
+    after each event.
+    """
+    try:
+        PLACEMENTS.check(placement)
+        GATHER_POLICIES.check(gather)
+    except UnknownPolicyError as error:
+        raise typer.BadParameter(str(error)) from error
+    if mode is SimulationMode.CALM:
+        file = None if arrivals is None else Path(arrivals)
+        return run_calm(
+            seed or first,
+            workers,
+            slots,
+            sessions,
+            60.0 * minutes,
+            file,
+            keep_lines=trace,
+            every_forward=every_forward,
+            placement=placement,
+            gather=gather,
+        )
+    chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
+    began, began_cpu = time.monotonic(), time.process_time()
+    outcomes: list[ScenarioOutcome] = []
+    unequal: list[int] = []
+    for each in chosen:
+        scale = replace(scale_of(each), placement=placement, gather=gather)
+        outcome = run_scenario(each, seconds=seconds, scale=scale, keep_lines=trace)
+        if (
+            each % TWICE_EVERY == 0
+            and run_scenario(each, seconds=seconds, scale=scale).digest != outcome.digest
+        ):
+            unequal.append(each)
+        if trace:
+            print("\n".join(outcome.lines))
+        outcomes.append(outcome)
+        if each % TWICE_EVERY == 0:
+            # Each run freezes the garbage of the runs before it, so no automatic collection finds that.
+            gc.collect()
+    wall_s, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
+    options = "".join(
+        f" {option} {chosen}"
+        for option, chosen, shipped in (("--placement", placement, PLACEMENT), ("--gather", gather, GATHER))
+        if chosen != shipped
+    )
+    return summary(outcomes, unequal, seconds, wall_s, cpu_s, options)
+
+
+def summary(
+    outcomes: list[ScenarioOutcome],
+    unequal: list[int],
+    seconds: float,
+    wall_s: float,
+    cpu_s: float,
+    options: str = "",
+) -> dict[str, Any]:
+    """Sum up the outcomes of all seeds.
+
+    Args:
+        unequal: Seeds whose second run gave another trace.
+        options: Further options of the command that replays a seed.
+    """
+    violations = Counter(dict.fromkeys(INVARIANTS, 0))
+    for outcome in outcomes:
+        violations.update(outcome.violations)
+    violations["deterministic"] += len(unequal)
+    twice = [outcome for outcome in outcomes if outcome.seed % TWICE_EVERY == 0]
+    events = sum(outcome.events for outcome in outcomes)
+    events_with_repeats = events + sum(outcome.events for outcome in twice)
+    settled = [outcome.settled_s for outcome in outcomes if outcome.settled_s is not None]
+    return {
+        "mode": SimulationMode.FAULTS.value,
+        "seeds": len(outcomes),
+        "violations": dict(violations),
+        "failing": _failing(outcomes, unequal, f"--seconds {seconds:g}{options}"),
+        "failing_seeds": len({o.seed for o in outcomes if o.violations} | set(unequal)),
+        "digest": outcomes[0].digest if len(outcomes) == 1 else None,
+        "played_twice": len(twice),
+        "events": events,
+        "counts": dict(sum((Counter(outcome.counts) for outcome in outcomes), Counter())),
+        "settle_s": {
+            **percentiles(settled),
+            "max": max(settled, default=None),
+            "bound": SETTLE_S,
+        },
+        "seeds_per_s": len(outcomes) / wall_s,
+        "events_per_s": events / wall_s,
+        "events_per_cpu_s": events_with_repeats / max(cpu_s, 1e-9),
+        "cpu_s": cpu_s,
+        "seeds_per_cpu_s": len(outcomes) / max(cpu_s, 1e-9),
+    }
+
+
+def _failing(outcomes: Iterable[ScenarioOutcome], unequal: list[int], options: str) -> list[dict[str, Any]]:
+    found = [
+        {
+            "seed": outcome.seed,
+            "replay": f"turboserve bench simulate --seed {outcome.seed} {options} --trace",
+            "violations": outcome.violations | ({"deterministic": 1} if outcome.seed in unequal else {}),
+            "messages": list(outcome.messages),
+        }
+        for outcome in outcomes
+        if outcome.violations or outcome.seed in unequal
+    ]
+    return found[:SHOWN]
+
+
+def table(result: Mapping[str, Any]) -> RenderableType:
+    """Format the violations by invariant, then the commands that replay the failing seeds."""
+    if result["mode"] == SimulationMode.CALM.value:
+        return calm_table(result)
+    shown = Table("invariant", "violations", "what it says", box=box.SIMPLE)
+    for name, count in result["violations"].items():
+        shown.add_row(name, str(count), INVARIANTS[name])
+    settle, counts = result["settle_s"], result["counts"]
+    notes = [
+        f"{result['seeds']} seeds, {result['events']} events, {result['seeds_per_s']:.1f} seeds/s, "
+        f"{result['seeds_per_cpu_s']:.1f} by CPU time; "
+        + ", ".join(f"{name} {count}" for name, count in counts.items()),
+    ]
+    if settle["max"] is not None:
+        notes.append(
+            f"everything ran again {settle['p50']:.1f} s (median) after the last fault, "
+            f"at most {settle['max']:.1f} s; the bound is {settle['bound']:g} s"
+        )
+    for one in result["failing"]:
+        notes.append(f"seed {one['seed']}: {'; '.join(one['messages'][:2]) or 'two runs differ'}")
+        notes.append(f"  replay: {one['replay']}")
+    return Group(shown, Text("\n".join(notes)))

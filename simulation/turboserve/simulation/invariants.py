@@ -1,0 +1,274 @@
+"""The design's invariants, each with a name, checked at the events that can violate them."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.messages import Command as PoolCommand
+from turboserve.autoscaler.messages import Drain, Launch, Release
+from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
+from turboserve.contracts.sessions import Activity, Phase, SessionRecord
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.messages import BeginMigration, Place, SendFeedback
+from turboserve.scheduler.messages import Command as SchedulerCommand
+from turboserve.simulation.log_checks import LogChecks
+from turboserve.simulation.names import INVARIANTS, brief
+from turboserve.simulation.viewer import SimulatedViewer
+from turboserve.subjects import EVENT, WORKER_EVENT
+
+if TYPE_CHECKING:
+    from turboserve.simulation.runtime.rows.tables import Table
+    from turboserve.simulation.world import World
+
+MESSAGES = 20
+"""Maximum number of violations that get a message."""
+
+
+class Checker:
+    """Watches one world. A violation is counted and noted, and the run continues."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.violations: Counter[str] = Counter()
+        self.messages: list[str] = []
+        self.gone: set[str] = set()
+        """Workers whose phase `gone` is committed."""
+        self.device_deaths: Counter[str] = Counter()
+        """Session → number of devices that failed with it."""
+        self.log = LogChecks(self)
+        self.drains = self.migrations = self.resizes = self.placements = 0
+        self._committed: dict[str, deque[str]] = {}
+        """Subject → ids of its committed events that the log has not accepted yet."""
+        self._logged: set[str] = set()
+        """Ids of events that the log has accepted."""
+        self.note = world.trace.note
+
+    def fail(self, name: str, message: str) -> None:
+        assert name in INVARIANTS, name
+        self.violations[name] += 1
+        line = f"{name}: {message}"
+        self.note("VIOLATION", line)
+        if len(self.messages) < MESSAGES:
+            self.messages.append(f"{self._world.loop.time():.3f} s: {line}")
+
+    def seed_of(self, session: str) -> int | None:
+        entry = self._world.postgres.tables.sessions.rows.get(session)
+        return None if entry is None else entry.record.seed
+
+    # Rows
+
+    def committed(self, table: Table[Any, Any], key: Any, before: Any, after: Any) -> None:
+        """Check a committed row."""
+        if table.name == "sessions" and after is not None:
+            self._session(None if before is None else before.record, after.record)
+        elif table.name == "workers" and after is not None:
+            self._worker(None if before is None else before.record, after.record)
+        elif table.name == "outbox" and before is None:
+            self._committed.setdefault(after.subject, deque()).append(after.event_id)
+        elif table.name == "outbox" and after is None and before.event_id not in self._logged:
+            self.fail("events_complete", f"{before.event_id} of {before.subject} was never logged")
+
+    def lost(self, table: Table[Any, Any], key: Any, after: Any, before: Any) -> None:
+        """Check a commit that a crash of the database reverted."""
+        if table.name == "sessions" and after is not None:
+            if before is None or before.record.epoch != after.record.epoch:
+                self.fail("epochs_increase", f"{key}: a crash took epoch {after.record.epoch} back")
+        elif table.name == "outbox" and before is None and after is not None:
+            waiting = self._committed.get(after.subject, ())
+            if after.event_id in waiting:
+                waiting.remove(after.event_id)  # type: ignore[union-attr]
+
+    def _session(self, before: SessionRecord | None, after: SessionRecord) -> None:
+        self.note(
+            f"row {after.id} v{after.version} {after.phase} {after.activity} e{after.epoch} {after.worker}"
+            f" own={after.own_revision} next={after.next_chunk} target={after.target}"
+        )
+        if before is not None:
+            self._owner(before, after)
+        else:
+            self._admitted(after)
+        if after.phase.holds_slot and (before is None or _slots(before) != _slots(after)):
+            for worker in {after.worker, after.target} - {None}:
+                self._room(str(worker))
+        failed = after.phase is Phase.FAILED and (before is None or before.phase is not Phase.FAILED)
+        if failed and not self._is_poisoned(before, after):
+            self.fail("converges_after_faults", f"{after.id} failed: {after.reason}")
+
+    def _is_poisoned(self, before: SessionRecord | None, after: SessionRecord) -> bool:
+        """Return whether enough devices failed with the session that the store may give it up."""
+        owner = None if before is None else self._world.workers.get(str(before.worker))
+        deaths = self.device_deaths[after.id] + (owner is not None and owner.device_lost)
+        return str(after.reason).startswith("poisoned") and deaths >= self._world.scale.store().poison_workers
+
+    def _admitted(self, record: SessionRecord) -> None:
+        """Check an admission: the pool at its largest must have a slot for each session that wants to run."""
+        wanted = sum(
+            row.phase.holds_slot
+            or row.phase is Phase.REQUESTED
+            or (row.phase is Phase.SUSPENDED and row.activity is Activity.WATCHING)
+            for row in self._world.records()
+        )
+        slots = self._world.most_slots()
+        if wanted > slots:
+            self.fail("capacity", f"{record.id} is admitted as number {wanted} where there are {slots} slots")
+
+    def _owner(self, before: SessionRecord, after: SessionRecord) -> None:
+        if after.version < before.version:
+            self.fail("epochs_increase", f"{after.id} goes back from version {before.version}")
+        changed = after.worker != before.worker
+        placed = after.phase is Phase.ACTIVE and before.phase not in (Phase.ACTIVE, Phase.MIGRATING)
+        if after.epoch < before.epoch or after.epoch > before.epoch + 1:
+            self.fail("epochs_increase", f"{after.id}: {before.epoch} → {after.epoch}")
+        elif (changed or placed) and after.epoch != before.epoch + 1:
+            self.fail("epochs_increase", f"{after.id}: another owner under epoch {after.epoch}")
+        if after.epoch == before.epoch + 1:
+            kind = self._world.decision_of(after)
+            self.placements += kind in ("place", "resume", "recover")
+            if kind == "migrated":
+                self._flipped(before, after)
+
+    def _flipped(self, before: SessionRecord, after: SessionRecord) -> None:
+        """Check a committed migration: the target must have the state that ends the log."""
+        self.migrations += 1
+        worker = self._world.worker(after.worker)
+        if worker is None:
+            return
+        source = self._world.workers[str(before.worker)]
+        if worker.weights != source.weights:
+            self.fail(
+                "verified_before_flip", f"{after.id} migrates from {source.weights} to {worker.weights}"
+            )
+        log = self.log.of(after.id)
+        state = worker.state(after.id)
+        if state is None:
+            self.fail(
+                "verified_before_flip", f"{after.id} migrates to {after.worker}, which does not hold it"
+            )
+            return
+        log.migrated = (after.epoch, state.number)
+        # A source that took over from itself and has made no chunk yet may have begun without its context.
+        other = (
+            log.last is not None
+            and log.last.header.epoch == before.epoch
+            and log.last.contents.number != state.number
+        )
+        made = 0 if log.last is None else log.last.header.index + 1
+        if (state.next_chunk != made and not log.fresh) or other:
+            self.fail("verified_before_flip", f"{after.id} migrates with {state}, the log ends otherwise")
+
+    def _room(self, worker: str) -> None:
+        capacity = self._world.capacity.get(worker)
+        used = self._world.slots_used(worker)
+        if capacity is not None and used > capacity:
+            self.fail("capacity", f"{worker} is given {used} of {capacity}")
+
+    def _worker(self, before: WorkerRecord | None, after: WorkerRecord) -> None:
+        if after.phase is not WorkerPhase.GONE or (before is not None and before.phase is WorkerPhase.GONE):
+            return
+        # From now on its sessions may be assigned to other workers.
+        self.note("gone", after.id)
+        self.gone.add(after.id)
+        worker = self._world.worker(after.id)
+        if worker is not None and worker.generating:
+            self.fail("one_executor", f"{after.id} is taken for dead while its lease holds")
+        if self._world.workers[after.id].device_lost:
+            self.device_deaths.update(row.id for row in self._world.records() if row.worker == after.id)
+
+    def event_logged(self, event: Event) -> None:
+        """Check an event that the event log has accepted."""
+        subject = _subject(event)
+        self.note("event", subject, type(event).__name__)
+        self._logged.add(event.id)
+        waiting = self._committed.get(subject)
+        if not waiting:
+            # A repeat of an event from before a crash of the database, or from before a log was lost.
+            return
+        if waiting[0] == event.id:
+            waiting.popleft()
+        elif event.id in waiting:
+            self.fail("events_complete", f"{subject}: {event.id} comes before {waiting[0]}")
+            while waiting.popleft() != event.id:
+                pass
+
+    # Workers
+
+    def begins_chunk(self, worker: str, session: str) -> None:
+        """Check that the worker whose engine begins a chunk is not declared gone."""
+        if worker in self.gone:
+            self.fail("one_executor", f"{worker} generates {session} after it was taken for dead")
+
+    # Commands
+
+    def scheduler_report(self, name: str, core: Scheduler, commands: list[SchedulerCommand]) -> None:
+        leaders = self._world.leaders()
+        if len(leaders) > 1:
+            self.fail("one_leader", f"{leaders} lead at once")
+        for command in commands:
+            if not isinstance(command, SendFeedback):
+                self.note(name, brief(command))
+            if isinstance(command, Place | BeginMigration):
+                worker = core.view.workers[command.worker]
+                if worker.load > worker.capacity:
+                    self.fail(
+                        "capacity", f"the scheduler gives {worker.id} {worker.load} of {worker.capacity}"
+                    )
+
+    def pool_report(self, pool: Pool, commands: list[PoolCommand]) -> None:
+        for command in commands:
+            if not isinstance(command, Launch | Drain | Release):
+                continue
+            self.note("autoscaler", type(command).__name__, command.member, command.worker)
+            if isinstance(command, Release) and command.worker is not None:
+                self._released(command.worker, command.reason)
+            if isinstance(command, Drain):
+                self.drains += 1
+                self._shrinks(pool, command.worker)
+
+    def resized(self, pool: Pool, size: int, reason: str, heard_at: float | None, stale_s: float) -> None:
+        """Check a decision of the controller that the pool shall have `size` workers."""
+        now = self._world.loop.time()
+        self.note("autoscaler resizes", pool.target, size, reason)
+        self.resizes += 1
+        if size < pool.target and (heard_at is None or now - heard_at > stale_s):
+            self.fail("stale_metrics_never_shrink", f"to {size}, last heard at {heard_at}: {reason}")
+
+    def _released(self, name: str, reason: str) -> None:
+        worker = self._world.worker(name)
+        entry = self._world.postgres.tables.workers.rows.get(name)
+        if worker is None or entry is None or entry.record.phase is WorkerPhase.GONE:
+            return
+        held = [row.id for row in self._world.records() if row.worker == name and not row.phase.ended]
+        if held:
+            self.fail("scale_in_harmless", f"{name} is released ({reason}) and holds {held}")
+
+    def _shrinks(self, pool: Pool, name: str) -> None:
+        """Check a drain: the pool may drain only the workers beyond its target."""
+        wanted = sum(slot.wanted for slot in pool.members.values())
+        draining = next((slot for slot in pool.members.values() if slot.worker == name), None)
+        if wanted < pool.target or (draining is not None and draining.wanted):
+            self.fail("stale_metrics_never_shrink", f"{name} is drained, {wanted} of {pool.target} stay")
+
+    def delivered(self, viewer: SimulatedViewer, index: int, fragment: bytes) -> None:
+        """Check a chunk that a viewer received."""
+        self.log.delivered(viewer, index, fragment)
+
+    def unlogged(self) -> str | None:
+        """Describe committed events that the log does not have; None if there are none."""
+        for subject, waiting in self._committed.items():
+            if waiting:
+                return f"{len(waiting)} events of {subject} are not in the log"
+        return None
+
+
+def _slots(record: SessionRecord) -> tuple[bool, str | None, str | None]:
+    """Return what determines whose slots the session takes."""
+    return record.phase.holds_slot, record.worker, record.target
+
+
+def _subject(event: Event) -> str:
+    if isinstance(event, WorkerJoined | WorkerLeft):
+        return WORKER_EVENT.of(event.worker.id)
+    return EVENT.of(event.record.id)

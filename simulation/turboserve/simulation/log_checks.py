@@ -1,0 +1,150 @@
+"""Invariants of the chunk log and of what viewers receive from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from turboserve.contracts.chunks import ChunkHeader, Ownership
+from turboserve.contracts.events import event_from_bytes
+from turboserve.simulation.runtime.broker.stream import Stored, Stream
+from turboserve.simulation.runtime.device.contents import LOST, ChunkContents, begin, link
+from turboserve.simulation.viewer import SimulatedViewer
+from turboserve.subjects import CANARY_EVENTS, CHUNK, EVENTS, OWN
+
+if TYPE_CHECKING:
+    from turboserve.simulation.invariants import Checker
+
+
+CHUNKS_KEPT = 1_000
+"""Newest chunks per session that are compared with what viewers receive: more than the log keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A chunk that the log accepted."""
+
+    header: ChunkHeader
+    contents: ChunkContents
+
+
+@dataclass
+class SessionLog:
+    """Entries of one session that the log has accepted."""
+
+    chunks: dict[int, Accepted] = field(default_factory=dict)
+    indices: dict[bytes, int] = field(default_factory=dict)
+    """Fragment → the index of its chunk."""
+    last: Accepted | None = None
+    owner: Ownership | None = None
+    fresh: bool = False
+    """Whether the stream was lost since the last chunk."""
+    migrated: tuple[int, int] | None = None
+    """Epoch under which the session was migrated, and the number of the migrated state."""
+
+
+class LogChecks:
+    """Checks each entry that the broker accepts, and each chunk that a viewer receives."""
+
+    def __init__(self, checker: Checker) -> None:
+        self._checker = checker
+        self.sessions: dict[str, SessionLog] = {}
+        self.chunks = 0
+
+    def of(self, session: str) -> SessionLog:
+        found = self.sessions.get(session)
+        if found is None:
+            found = self.sessions[session] = SessionLog()
+        return found
+
+    def streams_lost(self) -> None:
+        """Note that the broker restarted without its streams."""
+        for log in self.sessions.values():
+            log.fresh, log.owner = True, None
+
+    def appended(self, stream: Stream, stored: Stored) -> None:
+        """Check an entry that the broker has accepted."""
+        if CHUNK.takes(stored.subject):
+            self._chunk(CHUNK.token(stored.subject), stored)
+        elif OWN.takes(stored.subject):
+            self._fence(OWN.token(stored.subject), Ownership.from_bytes(stored.data))
+        elif stream.name == EVENTS and not CANARY_EVENTS.takes(stored.subject):
+            self._checker.event_logged(event_from_bytes(stored.data))
+
+    def _fence(self, session: str, ownership: Ownership) -> None:
+        log = self.of(session)
+        self._checker.note(OWN.of(session), f"e{ownership.epoch}", ownership.worker)
+        if log.owner is not None and log.owner.epoch >= ownership.epoch:
+            self._checker.fail(
+                "epochs_increase", f"own of {session}: {log.owner.epoch}, then {ownership.epoch}"
+            )
+        log.owner = ownership
+
+    def _chunk(self, session: str, stored: Stored) -> None:
+        header = ChunkHeader.of_entry(session, stored.headers, len(stored.data))
+        contents = ChunkContents.of_payload(stored.data)
+        log = self.of(session)
+        last = log.last
+        self.chunks += 1
+        self._checker.note(
+            stored.subject, f"#{header.index} e{header.epoch} {header.worker} c{header.control_seq}"
+        )
+        owner = log.owner
+        wrote = header.epoch, header.worker, CHUNK.by(session, header.worker)
+        if owner is None or (owner.epoch, owner.worker, stored.subject) != wrote:
+            self._checker.fail(
+                "one_executor",
+                f"{header.worker} at {header.epoch} wrote chunk {header.index} of {session}, "
+                f"which is {owner and (owner.worker, owner.epoch)}'s",
+            )
+        following = 0 if last is None else last.header.index + 1
+        contiguous = header.index == following or (log.fresh and header.index <= following)
+        if not contiguous:
+            self._checker.fail("chunks_contiguous", f"{session}: {header.index} where {following} is due")
+        accepted = Accepted(header, contents)
+        self._chained(log, accepted, log.chunks.get(header.index - 1))
+        log.last, log.fresh = accepted, False
+        log.chunks[header.index] = accepted
+        log.indices[contents.to_bytes()] = header.index
+        old = log.chunks.pop(header.index - CHUNKS_KEPT, None)
+        if old is not None:
+            log.indices.pop(old.contents.to_bytes(), None)
+
+    def _chained(self, log: SessionLog, chunk: Accepted, last: Accepted | None) -> None:
+        header, contents = chunk.header, chunk.contents
+        migrated, log.migrated = log.migrated, None
+        if migrated is not None and migrated[0] == header.epoch and migrated[1] != contents.parent:
+            self._checker.fail(
+                "verified_before_flip", f"{header.session}: {header.index} is made from another state"
+            )
+        if header.index == 0:
+            seed = self._checker.seed_of(header.session)
+            if seed is not None and contents.parent != begin(seed):
+                self._checker.fail("chunks_contiguous", f"{header.session} does not begin at its beginning")
+        elif last is not None and contents.parent not in self._parents(header, last):
+            self._checker.fail(
+                "chunks_contiguous", f"{header.session}: {header.index} is not made from the one before"
+            )
+
+    @staticmethod
+    def _parents(header: ChunkHeader, last: Accepted) -> set[int]:
+        """Return the numbers of the states from which the chunk may be made.
+
+        These are the state of the chunk before it and, under a new owner that found no latents, a state
+        without context.
+        """
+        rebuilt = {link(LOST, header.index)} if header.epoch != last.header.epoch else set()
+        return {last.contents.number} | rebuilt
+
+    def index_of(self, session: str, fragment: bytes) -> int:
+        """Return the index of the chunk with this fragment; -1 if the log never accepted it."""
+        return self.of(session).indices.get(fragment, -1)
+
+    def delivered(self, viewer: SimulatedViewer, index: int, fragment: bytes) -> None:
+        """Check a chunk that a viewer received."""
+        accepted = self.of(viewer.session).chunks.get(index)
+        stands = accepted is not None and accepted.contents.to_bytes() == fragment
+        if not stands or viewer.next not in (None, index):
+            self._checker.fail(
+                "client_sees_prefix", f"{viewer.name} of {viewer.session} gets {index}, not {viewer.next}"
+            )

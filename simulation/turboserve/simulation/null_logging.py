@@ -1,0 +1,88 @@
+"""Log lines of simulated services: unexpected errors are violations, other lines are dropped.
+
+Also sets the GC.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from turboserve.simulation.runtime.device.faults import is_device_error
+from turboserve.simulation.runtime.process import current
+
+if TYPE_CHECKING:
+    from turboserve.simulation.world import World
+
+RARELY = (70_000, 10, 20)
+"""Thresholds of the collector of cyclic garbage."""
+
+
+@contextmanager
+def quiet(world: World) -> Iterator[None]:
+    """Drop the services' log lines, and count unexpected errors as violations.
+
+    Log lines are for operators, and thousands of runs have too many of them. A log line with a traceback is
+    an error that the service's code did not expect, thus a violation. Device errors are excepted: the run
+    injects them.
+
+    Cyclic garbage is rare here, so the collector runs a hundred times less often than Python's default.
+    """
+
+    def unexpected(event: str, exc_info: Any) -> None:
+        process, error = current(), _error(exc_info)
+        if (process is None or process.alive) and not is_device_error(error):
+            name = "the world" if process is None else process.name
+            world.checker.fail("no_core_fails", f"{name}: {event}: {error!r}")
+
+    class Quiet(_BaseLogger):
+        def error(self, event: str, **fields: Any) -> None:
+            if fields.get("exc_info"):
+                unexpected(event, fields["exc_info"])
+
+        def exception(self, event: str, **fields: Any) -> None:
+            unexpected(event, fields.get("exc_info", True))
+
+    before = structlog.get_config()
+    # Structlog creates a logger for each line, so creation must be cheap.
+    structlog.configure(
+        processors=[],
+        wrapper_class=Quiet,  # type: ignore[arg-type]
+        context_class=dict,
+        logger_factory=lambda *_: None,
+        cache_logger_on_first_use=False,
+    )
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*RARELY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+        structlog.configure(**before)
+
+
+class _BaseLogger:
+    """Drops log lines below the level error."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Accept the arguments with which structlog creates a logger."""
+
+    def debug(self, event: str, **fields: Any) -> None: ...
+
+    info = warning = debug
+
+
+def _error(exc_info: Any) -> BaseException | None:
+    if isinstance(exc_info, BaseException):
+        return exc_info
+    if isinstance(exc_info, tuple):
+        error: BaseException | None = exc_info[1]
+        return error
+    return sys.exc_info()[1]

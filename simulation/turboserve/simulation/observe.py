@@ -1,0 +1,48 @@
+"""Observed cores: the product's own instances, whose decisions are also shown to the checker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from turboserve.autoscaler.messages import Command as PoolCommand
+from turboserve.autoscaler.messages import Event as PoolEvent
+from turboserve.autoscaler.messages import SizeWanted
+from turboserve.autoscaler.shell import Shell
+from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.messages import Command, Event
+
+if TYPE_CHECKING:
+    from turboserve.simulation.invariants import Checker
+
+
+def scheduler(core: Scheduler, name: str, checker: Checker) -> Scheduler:
+    """Show the checker what `core` decides."""
+    handle = core.handle
+
+    def observed(event: Event, now: float) -> list[Command]:
+        commands = handle(event, now)
+        if commands:
+            checker.scheduler_report(name, core, commands)
+        return commands
+
+    core.handle = observed  # type: ignore[method-assign]
+    return core
+
+
+def autoscaler(shell: Shell, checker: Checker) -> None:
+    """Show the checker what the pool's core and its controller decide."""
+    pool = shell.pool
+    handle = pool.handle
+
+    def observed(event: PoolEvent, now: float) -> list[PoolCommand]:
+        control = shell.control
+        if isinstance(event, SizeWanted) and control is not None and control.orders is not None:
+            hearing = control.controller.advisor.feedback_monitor
+            stale_s = control.controller.policy.stale_s
+            checker.resized(pool, event.size, event.reason, hearing.heard_at, stale_s)
+        commands = handle(event, now)
+        if commands:
+            checker.pool_report(pool, commands)
+        return commands
+
+    pool.handle = observed  # type: ignore[method-assign]

@@ -1,0 +1,320 @@
+"""A backend without tensors: states are numbers, and each computation takes its declared time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from turboserve.simulation.runtime.device.clock import DeviceClock, VirtualStreamExecutor
+from turboserve.simulation.runtime.device.contents import LOST, Embedding, Latents, VirtualState, begin, link
+from turboserve.simulation.runtime.device.faults import DeviceFaults
+from turboserve.simulation.runtime.device.pages import (
+    VirtualBuffer,
+    pages_of_tensors,
+    restore,
+    state_size,
+    tensors_of,
+)
+from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.worker.engine.decoding import Decoded, Decoding
+from turboserve.worker.engine.errors import HostPoolFullError
+from turboserve.worker.engine.hostpool import Extent, HostPool
+from turboserve.worker.engine.pool import SlabPool
+from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.rebuilding import check_rebuild, plan_rebuild
+from turboserve.worker.engine.ring import KVRing
+from turboserve.worker.engine.session import Session, Undecoded
+from turboserve.worker.engine.slab import Slab, SlabLayout
+from turboserve.worker.engine.snapshot import Snapshot, header_of, state_fingerprint
+from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
+from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.state_pages import Page
+from turboserve.worker.engine.stream_executor import Wakeup
+from turboserve.worker.engine.streams import DEVICE_LOST
+from turboserve.worker.engine.transfer import Transfer, TransferDirection
+from turboserve.worker.engine.work import ChunkWork, Work
+
+DTYPE = torch.float32
+_fingerprint = cache(state_fingerprint)
+_COMPUTED = cast(Tensor, Embedding())
+"""Result of a forward. Its contents are never read."""
+_NOTHING: Any = None
+
+
+class VirtualReplica:
+    """See `backend.Replica`."""
+
+    def __init__(
+        self,
+        profile: DeviceProfile,
+        clock: DeviceClock,
+        loop: asyncio.AbstractEventLoop,
+        faults: DeviceFaults,
+    ) -> None:
+        self._profile, self._clock, self._loop, self._faults = profile, clock, loop, faults
+
+    def backend(self, options: EngineOptions) -> VirtualBackend:
+        """See `Replica.backend`."""
+        return VirtualBackend(self._profile, options, self._clock, self._loop, self._faults)
+
+
+class VirtualChunk(ChunkWork):
+    """A chunk's forwards, which are only counted."""
+
+    def __init__(self, state: VirtualState, profile: DeviceProfile, frames: int) -> None:
+        self.session = state.session
+        self.index = state.next_chunk
+        self.done = 0
+        self.denoising, self.total = (
+            (1, 1) if profile.chunk_at_once else (profile.denoising, profile.denoising + 1)
+        )
+        self.forwards = profile.denoising + 1 if profile.chunk_at_once else 1
+        """Number of real forwards that each of these stands for."""
+        self.clean: Tensor | None = None
+        self._frames = frames
+        self._parent = state.number
+
+    def advance(self, flow: Tensor) -> None:
+        """See `Work.advance`."""
+        self.done += 1
+        if self.done == self.denoising:
+            self.clean = Latents(self._parent, link(self._parent, self.index), self.index).tensor
+
+
+class VirtualPass:
+    """Forwards over known latents: a recache or a replay (`work.Work`)."""
+
+    forwards = 1
+
+    def __init__(self, session: str, frames: int, total: int) -> None:
+        self.session, self._frames = session, frames
+        self.done, self.total = 0, total
+
+    @property
+    def frames(self) -> int:
+        """See `Work.frames`."""
+        return self._frames
+
+    def row(self) -> Any:
+        """Raise NotImplementedError: a virtual device computes no rows."""
+        raise NotImplementedError("a virtual device computes no rows")
+
+    def advance(self, flow: Tensor) -> None:
+        """See `Work.advance`."""
+        self.done += 1
+
+
+class VirtualTransfer(Transfer):
+    """A state on its way between device and host, which takes its declared time."""
+
+    def __init__(
+        self,
+        session: str,
+        way: TransferDirection,
+        snapshot: Snapshot,
+        extent: Extent | None,
+        seconds: float,
+        clock: DeviceClock,
+    ) -> None:
+        super().__init__(session, way, snapshot, extent, {}, {})
+        self._seconds, self._clock = seconds, clock
+
+    def run(self) -> None:
+        """See `Job.run`."""
+        self._clock.advance(self._seconds)
+
+
+class _Text:
+    """See `spec.TextEncoder`."""
+
+    weight_bytes = 0
+    workspace_bytes = 0
+
+    def __init__(self, backend: VirtualBackend, profile: LatencyProfile) -> None:
+        self._backend, self._profile = backend, profile
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """See `TextEncoder.encode`."""
+        self._backend.compute(self._profile(len(prompts)))
+        return cast(Tensor, [Embedding() for _ in prompts])
+
+
+class VirtualBackend:
+    """See `backend.Backend`."""
+
+    def __init__(
+        self,
+        profile: DeviceProfile,
+        options: EngineOptions,
+        clock: DeviceClock,
+        loop: asyncio.AbstractEventLoop,
+        faults: DeviceFaults,
+    ) -> None:
+        """Create a backend. Raises `BudgetTooSmallError`."""
+        self.config, self.fingerprint = profile.config, _fingerprint(profile.config, profile.weights)
+        self.device = torch.device("cpu")
+        self.text = _Text(self, LatencyProfile(profile.text_s))
+        self.pool = SlabPool(SlabLayout.of(self.config, DTYPE), options.slab_bytes, self.device)
+        self.host = HostPool(options.host_bytes, pinned=False)
+        self.state_host_bytes = state_size(profile)
+        self._forward = LatencyProfile(profile.forward_s)
+        self._recache = LatencyProfile(profile.recache_s)
+        self._decode = LatencyProfile(profile.decode_s)
+        self._profile, self._clock, self._loop, self._faults = profile, clock, loop, faults
+        self._copy_s = self.state_host_bytes / profile.host_bytes_per_s
+
+    def compute(self, seconds: float) -> None:
+        """Let the time of a computation pass. Raises `DEVICE_LOST` if the device is lost."""
+        if self._faults.lost:
+            raise DEVICE_LOST[0]("the virtual device is lost")
+        self._clock.advance(seconds * self._faults.slowdown)
+
+    def executor(self, name: str, wakeup: Wakeup) -> VirtualStreamExecutor[Any]:
+        """See `Backend.executor`."""
+        return VirtualStreamExecutor(self._clock, self._loop, wakeup)
+
+    # States
+
+    def fresh(self, spec: SessionSpec, slab: Slab) -> VirtualState:
+        """See `Backend.fresh`."""
+        return VirtualState(
+            spec.session,
+            slab,
+            cast(KVRing, _NOTHING),
+            _NOTHING,
+            spec.seed,
+            spec.prompt,
+            number=begin(spec.seed),
+        )
+
+    def check(self, rebuild: Rebuild) -> None:
+        """See `Backend.check`."""
+        check_rebuild(rebuild, self.config)
+
+    def rebuild(self, session: Session, rebuild: Rebuild) -> None:
+        """See `Backend.rebuild`.
+
+        Without the newest chunk's latents, the session continues from another state.
+        """
+        state = _virtual(session.state)
+        kept = _latents(rebuild.latents, self.config.frames_per_chunk)
+        follows = kept[-1].index == rebuild.next_chunk - 1
+        state.number = kept[-1].number if follows else link(LOST, rebuild.next_chunk)
+        plan_rebuild(session, rebuild.next_chunk, [each.tensor for each in kept], None, self.config)
+        session.undecoded.append(Undecoded(kept[-1].tensor, None))
+
+    def leave(self, session: Session) -> Transfer:
+        """See `Backend.leave`."""
+        state = _virtual(session.state)
+        size = self.state_host_bytes
+        if self._faults.host_full():
+            raise HostPoolFullError(size, 0, self.host.limit_bytes, 0)
+        extent = self.host.take(size)
+        snapshot = Snapshot(header_of(state, self.fingerprint), tensors_of(state, self._profile))
+        return VirtualTransfer(
+            session.name, TransferDirection.LEAVING, snapshot, extent, self._copy_s, self._clock
+        )
+
+    def arrive(self, snapshot: Snapshot, slab: Slab, extent: Extent | None) -> tuple[SessionState, Transfer]:
+        """See `Backend.arrive`."""
+        state = restore(snapshot.header, snapshot.tensors["numbers"], slab)
+        return state, VirtualTransfer(
+            snapshot.session, TransferDirection.ARRIVING, snapshot, extent, self._copy_s, self._clock
+        )
+
+    # A session's forwards
+
+    def chunk(self, state: SessionState) -> ChunkWork:
+        """See `Backend.chunk`."""
+        return VirtualChunk(_virtual(state), self._profile, self.config.frames_per_chunk)
+
+    def recache(self, state: SessionState) -> Work:
+        """See `Backend.recache`."""
+        frames = min(len(state.recent) * self.config.frames_per_chunk, self.config.window_frames)
+        return VirtualPass(state.session, frames, 1)
+
+    def replay(self, state: SessionState, parts: list[tuple[int, Tensor]]) -> Work:
+        """See `Backend.replay`."""
+        return VirtualPass(state.session, self.config.frames_per_chunk, len(parts))
+
+    def set_prompt(self, state: SessionState, prompt: str, text: Tensor) -> None:
+        """See `Backend.set_prompt`."""
+        state.prompt, state.text = prompt, text
+
+    def finish(self, state: SessionState, chunk: ChunkWork) -> None:
+        """See `Backend.finish`."""
+        latents = cast(Latents, chunk.clean)
+        _virtual(state).number = latents.number
+        state.remember(latents.tensor, self.config)
+
+    # Computing
+
+    def forward(self, works: Sequence[Work]) -> list[Tensor]:
+        """See `Backend.forward`."""
+        passes = [cast("VirtualChunk | VirtualPass", work) for work in works]
+        self._harm(each.session for each in passes)
+        for each in passes:
+            self._faults.on_forward(each.session)
+        if passes[0].frames > self.config.frames_per_chunk:
+            self.compute(self._recache(len(passes)))
+        else:
+            self.compute(self._forward(len(passes)) * max(each.forwards for each in passes))
+        return [_COMPUTED] * len(passes)
+
+    def decode(self, batch: Sequence[Decoding]) -> list[Decoded]:
+        """See `Backend.decode`."""
+        self._harm(each.session.name for each in batch)
+        self.compute(self._decode(len(batch)))
+        return [Decoded(each.item.latents, each.item.latents, {}) for each in batch]
+
+    def _harm(self, sessions: Any) -> None:
+        if self._faults.failing:
+            for session in sessions:
+                if session in self._faults.failing:
+                    raise RuntimeError(f"the virtual device fails for {session}")
+
+    # Migrations
+
+    def pages_in_use(self, session: Session) -> list[Page]:
+        """See `Backend.pages_in_use`."""
+        state = _virtual(session.state)
+        return pages_of_tensors(tensors_of(state, self._profile), (state.number, state.next_chunk))
+
+    def pages_quiesced(self, session: Session) -> tuple[dict[str, Any], list[Page]]:
+        """See `Backend.pages_quiesced`."""
+        return header_of(_virtual(session.state), self.fingerprint), self.pages_in_use(session)
+
+    def pages_of(self, snapshot: Snapshot) -> tuple[dict[str, Any], list[Page]]:
+        """See `Backend.pages_of`."""
+        return dict(snapshot.header), pages_of_tensors(snapshot.tensors, snapshot.next_chunk)
+
+    def receive_buffer(self, *, on_host: bool) -> VirtualBuffer:
+        """See `Backend.receive_buffer`."""
+        if not on_host:
+            return VirtualBuffer(self.pool.acquire(), None, self.fingerprint, self._profile)
+        size = self.state_host_bytes
+        if self._faults.host_full():
+            raise HostPoolFullError(size, 0, self.host.limit_bytes, 0)
+        return VirtualBuffer(None, self.host.take(size), self.fingerprint, self._profile)
+
+
+def _virtual(state: SessionState) -> VirtualState:
+    assert isinstance(state, VirtualState)
+    return state
+
+
+def _latents(kept: Tensor, frames: int) -> list[Latents]:
+    """Return the latents of each chunk.
+
+    `kept` is either the engine's `Latents`, or int64 [3·n, 1, 1, 1] from the hot store.
+    """
+    ours: object = kept
+    if isinstance(ours, Latents):
+        return [ours]
+    numbers = kept.reshape(-1, frames).tolist()
+    return [Latents(*(int(each) for each in row)) for row in numbers]

@@ -1,0 +1,107 @@
+"""Connections between simulated workers, with the part of asyncio's streams that a migration uses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from turboserve.simulation.runtime.process import Process
+
+if TYPE_CHECKING:
+    from turboserve.simulation.runtime.device.network import TransferFabric
+
+PORT = 4711
+
+
+class Pipe:
+    """One direction of a connection."""
+
+    def __init__(self, fabric: TransferFabric, reader: asyncio.StreamReader) -> None:
+        self.fabric, self.reader = fabric, reader
+        self.shutdown_connections: Callable[[], None] = lambda: None
+        """Breaks both directions."""
+        self.silent = False
+        self._closed = self._unread = False
+        self._free_at = 0.0
+
+    def send(self, data: bytes) -> None:
+        fabric = self.fabric
+        if fabric.chance(fabric.faults.breaks):
+            if fabric.chance(fabric.faults.silent):
+                self.silent = True
+            else:
+                self.shutdown_connections()
+        if not self.silent and not self._closed:
+            self._later(lambda: self.reader.feed_data(data))
+
+    def finish(self) -> None:
+        """Send the end of the stream."""
+        if not self._closed and not self.silent:
+            self._closed = True
+            self._later(self.reader.feed_eof)
+
+    def reset(self) -> None:
+        """Break the connection, as its reader sees it."""
+        if not self._closed:
+            self._closed = True
+            self.reader.set_exception(ConnectionResetError("the connection was reset"))
+
+    def read_no_more(self) -> None:
+        """Drop what is still on its way, because the reading side has closed its socket."""
+        self._unread = True
+        if not self.reader.at_eof() and self.reader.exception() is None:
+            self.reader.feed_eof()
+
+    def _later(self, arrive: Callable[[], None]) -> None:
+        loop = self.fabric.loop
+        delay = self.fabric.random.expovariate(1.0 / self.fabric.delay_s) if self.fabric.delay_s else 0.0
+        self._free_at = max(self._free_at, loop.time() + delay)
+        loop.call_at(self._free_at, self._arrive, arrive, context=Context())
+
+    def _arrive(self, arrive: Callable[[], None]) -> None:
+        if not self._unread and self.reader.exception() is None:
+            arrive()
+
+
+class PipeWriter:
+    """See `channel.ByteWriter`.
+
+    Closing needs no living process: the kernel closes a dead process's sockets.
+    """
+
+    def __init__(self, pipe: Pipe, back: Pipe, process: Process, peer: str) -> None:
+        self._pipe, self._back, self._process, self._peer = pipe, back, process, peer
+        self._closed = False
+
+    @property
+    def transport(self) -> PipeWriter:
+        return self
+
+    def write(self, data: bytes) -> None:
+        self._process.check_alive()
+        if not self._closed:
+            self._pipe.send(data)
+
+    async def drain(self) -> None:
+        error = self._back.reader.exception()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pipe.finish()
+            self._back.read_no_more()
+
+    def abort(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pipe.reset()
+
+    async def wait_closed(self) -> None:
+        return
+
+    def get_extra_info(self, name: str) -> Any:
+        return (self._peer, PORT) if name == "peername" else None

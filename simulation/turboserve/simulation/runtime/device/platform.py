@@ -1,0 +1,86 @@
+"""The platform of a simulated worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from turboserve.clock import Clock
+from turboserve.simulation.runtime.device.backend import DTYPE, VirtualReplica
+from turboserve.simulation.runtime.device.clock import DeviceClock
+from turboserve.simulation.runtime.device.faults import DeviceFaults
+from turboserve.simulation.runtime.device.network import MemoryNetwork, TransferFabric
+from turboserve.simulation.runtime.device.pages import state_size
+from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.simulation.runtime.device.runner import VirtualEncoder, VirtualEngineRunner, VirtualPackager
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.service.host_platform import PACKAGER_LIMIT
+from turboserve.worker.service.packaged_chunks import ToLoop
+from turboserve.worker.service.packager import ChunkPackager
+from turboserve.worker.service.ports import Device, Loaded
+from turboserve.worker.settings import Settings
+
+
+@dataclass
+class VirtualPlatform:
+    """See `ports.Platform`."""
+
+    profile: DeviceProfile
+    settings: Settings
+    clock: Clock
+    fabric: TransferFabric
+    host: str
+    """The worker's own host name in the fabric: lower-case letters, digits and hyphens."""
+    on_leave: Callable[[str], None]
+    """Ends the process; it should not return."""
+    pid: int = 1
+    device: str = "cpu"
+    faults: DeviceFaults = field(default_factory=DeviceFaults)
+
+    async def load(self) -> Loaded:
+        """See `Platform.load`."""
+        await asyncio.sleep(self.profile.load_s)
+        profile, settings = self.profile, self.settings
+        self._clock = DeviceClock(self.clock)
+        options = EngineOptions(
+            slab_bytes=profile.slots * SlabLayout.of(profile.config, DTYPE).total_bytes,
+            host_bytes=profile.host_states * state_size(profile),
+            max_lead_s=settings.max_lead_s,
+            max_batch=profile.slots,
+            decode_batch=profile.decode_batch,
+            policy=settings.gather_policy,
+            overlap=True,
+        )
+        replica = VirtualReplica(profile, self._clock, asyncio.get_running_loop(), self.faults)
+        engine = Engine(replica, options, clock=self._clock, profiles=profile.stages())
+        return Loaded(engine, profile.chunk_s())
+
+    def run(self, engine: Engine, deliver: Callable[[ToLoop], None]) -> Device:
+        """See `Platform.run`."""
+        loop, settings, config = asyncio.get_running_loop(), self.settings, engine.config
+        clock, seconds = DeviceClock(self.clock), self.profile.package_s
+        convert = ChunkPackager(VirtualEncoder(config, seconds, clock), config.fps, clock, engine.package)
+        limit = PACKAGER_LIMIT * engine.slots
+        packager = VirtualPackager(convert, deliver, loop, clock, seconds, limit)
+        runner = VirtualEngineRunner(
+            engine,
+            packager,
+            loop,
+            self._clock,
+            self.faults,
+            settings.migration_idle_window_s,
+            settings.migration_idle_window_timeout_s,
+        )
+        self.runner = runner
+        return Device(runner, packager)
+
+    def network(self, engine: Engine) -> MemoryNetwork:
+        """See `Platform.network`."""
+        return MemoryNetwork(self.fabric, self.host, engine.fingerprint)
+
+    def leave(self, reason: str) -> None:
+        """See `Platform.leave`."""
+        self.on_leave(reason)

@@ -1,0 +1,292 @@
+"""Steps the engine and packages its chunks on a virtual loop, with timers where production has threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from turboserve import logs
+from turboserve.simulation.runtime.device.clock import DeviceClock
+from turboserve.simulation.runtime.device.contents import INIT, ChunkContents, Latents
+from turboserve.simulation.runtime.device.faults import DeviceFaults
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.events import ChunkReady, Event
+from turboserve.worker.media import EncodedChunk
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.service import commands
+from turboserve.worker.service.engine_driver import IDLE_S, EngineCall, EngineCommand, EngineDriver
+from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk, ToLoop
+from turboserve.worker.service.packager import ChunkPackager
+
+JUST_AFTER_S = 1e-4
+
+log = logs.get("engine")
+T = TypeVar("T")
+
+
+class VirtualEncoder:
+    """See `packager.ChunkEncoder`. Returns a chunk's contents after the time that encoding takes."""
+
+    latents_dtype = Latents.dtype
+
+    def __init__(self, config: ModelConfig, seconds: float, clock: DeviceClock) -> None:
+        self._config, self._seconds, self._clock = config, seconds, clock
+
+    def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> EncodedChunk:
+        """See `ChunkEncoder.encode`."""
+        self._clock.advance(self._seconds)
+        latents = _latents(ready)
+        return EncodedChunk(
+            init=INIT,
+            fragment=ChunkContents(latents.parent, latents.number).to_bytes(),
+            codec="avc1.virtual",
+            width=2,
+            height=2,
+            frames=self._config.pixel_frames(ready.index),
+        )
+
+    def latents(self, ready: ChunkReady) -> tuple[bytes, tuple[int, ...]]:
+        """See `ChunkEncoder.latents`."""
+        return _latents(ready).to_bytes(), Latents.shape
+
+
+class VirtualPackager:
+    """See `ports.Packager`."""
+
+    def __init__(
+        self,
+        packager: ChunkPackager,
+        deliver: Callable[[ToLoop], None],
+        loop: asyncio.AbstractEventLoop,
+        clock: DeviceClock,
+        seconds: float,
+        limit: int,
+    ) -> None:
+        """Create a packager.
+
+        Args:
+            clock: The clock that the packager's encoder advances.
+            seconds: Time of one chunk.
+            limit: Number of waiting items above which the engine waits.
+        """
+        self._packager, self._deliver, self._loop, self._clock = packager, deliver, loop, clock
+        self._seconds, self._limit = seconds, limit
+        self._queue: deque[tuple[float, FromEngine]] = deque()
+        """Waiting items, each with the time at which the packager has done it."""
+        self._free_at = 0.0
+        self._timer: asyncio.Handle | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.alive = False
+
+    def start(self) -> None:
+        """See `ports.Packager.start`."""
+        self.alive = True
+
+    def put(self, item: FromEngine) -> None:
+        """Queue an item from the engine, in the engine's order."""
+        self._free_at = max(self._free_at, self._loop.time())
+        if isinstance(item, GeneratedChunk):
+            self._free_at += self._seconds
+        self._queue.append((self._free_at, item))
+        self._empty.clear()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._queue[0][0], self._done)
+
+    @property
+    def room_at(self) -> float:
+        """Time at which the engine may continue: at once, or when no more than the limit waits."""
+        return self._queue[-self._limit][0] if len(self._queue) > self._limit else 0.0
+
+    async def end(self, timeout_s: float) -> None:
+        """See `ports.Packager.end`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return
+        self.alive = False
+
+    def _done(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self._queue and self._queue[0][0] <= now:
+            done_at, item = self._queue.popleft()
+            # The encoder advances the clock to `done_at`.
+            self._clock.now = done_at - self._seconds
+            self._deliver(self._packager.convert(item))
+        if not self._queue:
+            self._empty.set()
+        elif self._timer is None:
+            self._timer = self._loop.call_at(self._queue[0][0], self._done)
+
+
+class VirtualEngineRunner:
+    """See `ports.EngineRunner`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        packager: VirtualPackager,
+        loop: asyncio.AbstractEventLoop,
+        clock: DeviceClock,
+        faults: DeviceFaults,
+        quiet_s: float,
+        patience_s: float,
+    ) -> None:
+        """`clock` is the engine's; for `quiet_s` and `patience_s`, see `EngineDriver`."""
+        self.engine = engine
+        self._driver = EngineDriver(engine, packager.put, clock, quiet_s, patience_s)
+        self._packager, self._loop, self._clock, self._faults = packager, loop, clock, faults
+        self._commands: deque[EngineCommand] = deque()
+        self._next: asyncio.Handle | None = None
+        """The next turn; None while a step is under way."""
+        self._rested_until = 0.0
+        """Time of the next turn while the runner waits for it."""
+        self._stopping = False
+        self._ended = asyncio.Event()
+        self.turns = 0
+        self.failure: BaseException | None = None
+        self.device_error_sessions: tuple[str, ...] = ()
+        self.alive = False
+        engine.when_done(self._wake)
+
+    @property
+    def generating(self) -> bool:
+        """Whether the lease permits a step now, by the engine's own view."""
+        return self.alive and not self._stopping and self._loop.time() < self._driver.generate_until
+
+    def start(self) -> None:
+        """See `EngineRunner.start`."""
+        self.alive = True
+        self._next = self._loop.call_soon(self._turn)
+
+    def submit(self, command: EngineCommand) -> None:
+        """See `EngineRunner.submit`."""
+        if isinstance(command, commands.SetPlayhead) and self._rests and not self._commands:
+            self._move_playhead(command)
+            return
+        self._commands.append(command)
+        self._wake()
+
+    def call(self, function: Callable[[Engine], T]) -> Future[T]:
+        """See `EngineRunner.call`."""
+        future: Future[T] = Future()
+        self.submit(EngineCall(function, future))
+        return future
+
+    def adopt(self, session: str, run: int, adopt: Callable[[Engine], None]) -> Future[None]:
+        """See `EngineRunner.adopt`."""
+
+        def adopted(engine: Engine) -> None:
+            adopt(engine)
+            self._driver.has_come(session, run)
+
+        return self.call(adopted)
+
+    async def end(self, timeout_s: float) -> None:
+        """See `EngineRunner.end`."""
+        self._stopping = True
+        self._wake()
+        if self.alive:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._ended.wait()
+            except TimeoutError:
+                return
+
+    def _wake(self) -> None:
+        """Start a turn soon. If a step is under way, the turn follows the step."""
+        next_turn = self._next
+        if next_turn is not None and isinstance(next_turn, asyncio.TimerHandle):
+            next_turn.cancel()
+            self._rested_until = 0.0
+            self._next = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Run rounds of the engine's loop, up to one that takes time or has no work."""
+        self._next, self._rested_until = None, 0.0
+        if not self.alive:
+            return
+        now = self._loop.time()
+        if now < self._faults.stalled_until:
+            # The time is checked repeatedly, because the fault may be withdrawn.
+            self._next = self._loop.call_at(min(now + IDLE_S, self._faults.stalled_until), self._turn)
+            return
+        self._clock.catch_up()
+        try:
+            self._rounds(now)
+        except Exception as error:
+            self.alive, self.failure = False, error
+            self.device_error_sessions = self._driver.device_error_sessions(error)
+            log.warning("engine failed", error=repr(error))
+
+    def _rounds(self, now: float) -> None:
+        while True:
+            self.turns += 1
+            while self._commands:
+                self._driver.carry_out(self._commands.popleft())
+            if self._stopping:
+                self.alive = False
+                self._ended.set()
+                return
+            if self._packager.room_at > now:
+                self._next = self._loop.call_at(self._packager.room_at, self._turn)
+                return
+            events = self._driver.step()
+            if self._clock.now > now:
+                # The step is under way, and nothing interrupts it.
+                self._loop.call_at(self._clock.now, self._stepped, events)
+                return
+            for event in events:
+                self._driver.stamp(event)
+            if self._commands:
+                continue
+            idle_s = self._driver.idle_s(rested=not events)
+            if idle_s > 0:
+                self._rest_until(now + idle_s)
+                return
+
+    @property
+    def _rests(self) -> bool:
+        """Whether the runner waits for a command or for the time at which a session is due."""
+        return self._rested_until > self._loop.time() >= self._faults.stalled_until and self.alive
+
+    def _rest_until(self, when: float) -> None:
+        self._rested_until = when
+        # Work that is due at a time is done just after it.
+        self._next = self._loop.call_at(when + JUST_AFTER_S, self._turn)
+
+    def _move_playhead(self, command: commands.SetPlayhead) -> None:
+        """Carry out a change of a playhead without a whole round.
+
+        It is the most frequent command and concerns one session; a round would find no other work.
+        """
+        self._clock.catch_up()
+        self.turns += 1
+        self._driver.carry_out(command)
+        now, engine = self._loop.time(), self.engine
+        if not self._driver.generating:
+            return
+        if engine.has_work_for(command.session, now):
+            self._wake()
+            return
+        due = engine.next_due(now, command.session)
+        if due is not None and due < self._rested_until and self._next is not None:
+            self._next.cancel()
+            self._rest_until(due)
+
+    def _stepped(self, events: list[Event]) -> None:
+        self._clock.catch_up()
+        for event in events:
+            self._driver.stamp(event)
+        self._turn()
+
+
+def _latents(ready: ChunkReady) -> Latents:
+    latents: object = ready.latents
+    assert isinstance(latents, Latents)
+    return latents

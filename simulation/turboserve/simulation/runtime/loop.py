@@ -1,0 +1,318 @@
+"""An asyncio event loop on virtual time.
+
+Unmodified service code (`asyncio.sleep`, `asyncio.timeout`, task groups, queues) runs on it. Each callback
+belongs to the process in whose context it was scheduled. Callbacks of one process run in the order in which
+they were scheduled, as on an event loop of its own. The seed determines which process runs next. Time does
+not pass while any process has a callback to run; otherwise it jumps to the next timer, so no run waits for
+real time.
+
+There is no I/O and there are no threads. Calls that need them raise `RuntimeError`, except `run_in_executor`,
+which calls its function on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from contextvars import Context, copy_context
+from typing import Any, TypeVar
+
+from turboserve.simulation.runtime.handles import VirtualFuture, VirtualHandle, VirtualTask, VirtualTimer
+from turboserve.simulation.runtime.process import (
+    Process,
+    ProcessDeadError,
+    current,
+    enter,
+    process_of,
+    unwind,
+)
+
+T = TypeVar("T")
+
+
+TASKS_KEPT = 32
+"""Ended tasks are discarded above twice the number of tasks left by the last discard, plus this many."""
+
+
+class DeadlockError(RuntimeError):
+    """The awaited future can no longer be resolved: no callback is ready and no timer is set."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """The event loop of one world.
+
+    The same seed and the same code give the same run, callback by callback.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+        """Source of every random choice, directly or through generators seeded from it."""
+        self.world = Process("world")
+        """Owner of everything outside the processes: the in-memory servers, the faults, the clients."""
+        self.callbacks = 0
+        """Number of callbacks that have run."""
+        self.before_callback: Callable[[Process], None] | None = None
+        """Called before each callback of a living process; faults may freeze or kill the process here."""
+        self._now = 0.0
+        self._timers: list[tuple[float, int, VirtualTimer]] = []
+        self._frozen: list[tuple[float, int, Process]] = []
+        self._order = itertools.count()
+        self._runnable: list[Process] = []
+        self._running: Process | None = None
+        self._doomed: list[Process] = []
+        self._generators: dict[int, Process] = {}
+        self._processes: dict[Process, None] = {self.world: None}
+        self.set_task_factory(self._new_task)  # type: ignore[arg-type]
+
+    # Time
+
+    def time(self) -> float:
+        """Return the virtual seconds since the loop was created."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Run everything that happens within the next `seconds` of virtual time."""
+        self.run_until_complete(asyncio.sleep(seconds))
+
+    # Scheduling
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        if context is None:
+            context = copy_context()
+        process = process_of(context) or self.world
+        handle = VirtualHandle(callback, args, self, context, process)
+        if process.alive:
+            if not process.ready:
+                self._runnable.append(process)
+            process.ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        context = copy_context() if context is None else context
+        process = process_of(context) or self.world
+        timer = VirtualTimer(when, callback, args, self, context, process)
+        if process.alive:
+            heapq.heappush(self._timers, (when, next(self._order), timer))
+        return timer
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if context is None:
+            context = copy_context()
+        process = process_of(context) or self.world
+        timer = VirtualTimer(self._now + delay, callback, args, self, context, process)
+        if process.alive:
+            heapq.heappush(self._timers, (timer._when, next(self._order), timer))
+        return timer
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Call `func` on the loop, in its turn: there are no threads."""
+        future: asyncio.Future[T] = self.create_future()
+
+        def call() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.call_soon(call)
+        return future
+
+    # Processes
+
+    def spawn(
+        self, process: Process, work: Coroutine[Any, Any, T], name: str | None = None
+    ) -> asyncio.Task[T]:
+        """Run `work` as a task of `process`. Raises `ProcessDeadError` if the process was killed."""
+        if not process.alive:
+            work.close()
+            raise ProcessDeadError(process.name)
+        context = copy_context()
+        context.run(enter, process)
+        return context.run(self.create_task, work, name=name)
+
+    def freeze(self, process: Process, seconds: float) -> None:
+        """Freeze as with SIGSTOP, and SIGCONT after `seconds`.
+
+        Callbacks wait, timers fire late, time passes.
+        """
+        process.frozen_until = max(process.frozen_until, self._now + seconds)
+
+    def kill(self, process: Process) -> None:
+        """Kill as with `kill -9`: no code of the process runs after this call.
+
+        The ports of the process must call `Process.check_alive`.
+        """
+        if not process.alive:
+            return
+        process.alive = False
+        process.ready.clear()
+        self._doomed.append(process)
+        if self._running is None:
+            self._discard_process()
+
+    def close(self) -> None:
+        """Kill every process and close the loop."""
+        for process in list(self._processes):
+            self.kill(process)
+        self._processes.clear()
+        super().close()
+
+    # Inside
+
+    def _enqueue(self, handle: asyncio.Handle) -> None:
+        process: Process = handle.process  # type: ignore[attr-defined]
+        if not process.alive:
+            return
+        if not process.ready:
+            self._runnable.append(process)
+        process.ready.append(handle)
+
+    def _run_once(self) -> None:
+        """Run callbacks until the loop is stopped; when none is ready, jump to the time of the next timer."""
+        while not self._stopping:  # type: ignore[attr-defined]
+            process = self._next_process()
+            if process is None:
+                self._jump()
+                continue
+            ready = process.ready
+            handle = ready.popleft()
+            if not ready:
+                self._runnable.remove(process)
+            if handle._cancelled:
+                continue
+            if self.before_callback is not None:
+                self.before_callback(process)
+                if not process.alive:
+                    continue
+                if process.frozen_until > self._now:
+                    process.ready.appendleft(handle)
+                    if process not in self._runnable:
+                        self._runnable.append(process)
+                    continue
+            self.callbacks += 1
+            self._running = process
+            try:
+                handle._run()
+            finally:
+                self._running = None
+                if self._doomed:
+                    self._discard_process()
+
+    def _next_process(self) -> Process | None:
+        """Draw a process with a ready callback. A frozen process waits for the end of its freeze."""
+        runnable = self._runnable
+        while runnable:
+            count = len(runnable)
+            index = int(self.random.random() * count) if count > 1 else 0
+            process = runnable[index]
+            if process.alive and process.frozen_until <= self._now:
+                return process
+            del runnable[index]
+            if process.alive:
+                heapq.heappush(self._frozen, (process.frozen_until, next(self._order), process))
+        return None
+
+    def _jump(self) -> None:
+        if self._stopping:  # type: ignore[attr-defined]
+            return
+        timers, frozen = self._timers, self._frozen
+        while timers and (timers[0][2]._cancelled or not timers[0][2].process.alive):
+            heapq.heappop(timers)
+        when = timers[0][0] if timers else math.inf
+        if frozen and frozen[0][0] < when:
+            when = frozen[0][0]
+        if when == math.inf:
+            raise DeadlockError(f"nothing is left to happen at {self._now:.6f} s")
+        if when > self._now:
+            self._now = when
+        now = self._now
+        while frozen and frozen[0][0] <= now:
+            process = heapq.heappop(frozen)[2]
+            if process.alive and process.ready:
+                self._runnable.append(process)
+        while timers and timers[0][0] <= now:
+            timer = heapq.heappop(timers)[2]
+            timer._scheduled = False
+            if not timer._cancelled:
+                self._enqueue(timer)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Do nothing: a cancelled timer leaves the queue when its time comes."""
+
+    def _new_task(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        context = options.pop("context", None) or copy_context()
+        process = process_of(context) or self.world
+        task = VirtualTask(next(self._order), work, loop=self, context=context, **options)
+        if not process.alive:
+            # The task was created while a killed process unwinds. It never runs.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            work.close()
+            return task
+        tasks = process.tasks
+        tasks[task] = context
+        if len(tasks) > process.tasks_limit:
+            for ended in [each for each in tasks if each.done()]:
+                del tasks[ended]
+            process.tasks_limit = 2 * len(tasks) + TASKS_KEPT
+        self._processes[process] = None
+        return task
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return VirtualFuture(loop=self)
+
+    def number(self) -> int:
+        """Return the next number of the loop's sequence."""
+        return next(self._order)
+
+    def _discard_process(self) -> None:
+        """Unwind the coroutines of killed processes, with their ports closed.
+
+        Otherwise Python unwinds them when it collects them, and prints the exceptions that they raise then.
+        """
+        while self._doomed:
+            process = self._doomed.pop()
+            for task, context in process.tasks.items():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                context.run(unwind, task.get_coro(), process)
+            process.tasks.clear()
+            self._processes.pop(process, None)
+
+    def _asyncgen_firstiter_hook(self, agen: Any) -> None:
+        self._generators[id(agen)] = current() or self.world
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        """Close a dropped async generator in its own process, if the process still lives."""
+        process = self._generators.pop(id(agen), self.world)
+        if process.alive and not self.is_closed():
+            self.spawn(process, agen.aclose())
+
+    # Not available on a virtual loop
+
+    def _process_events(self, event_list: object) -> None:
+        raise RuntimeError("a virtual loop has no I/O")
+
+    def _write_to_self(self) -> None:
+        """Do nothing: there are no threads to wake."""

@@ -1,0 +1,50 @@
+"""Rows of tenants."""
+
+from __future__ import annotations
+
+from turboserve.simulation.runtime.rows.locks import LockMode
+from turboserve.simulation.runtime.rows.session import Session
+from turboserve.state_store.core.tenants import Tenant
+
+
+class MemoryTenants:
+    """`TenantRepository` in one session of the server."""
+
+    def __init__(self, session: Session) -> None:
+        self._db, self._rows = session, session.tables.tenants
+
+    async def lock(self, tenant: str) -> Tenant:
+        def lock() -> Tenant | None:
+            return self._db.lock(self._rows, tenant, LockMode.UPDATE)
+
+        def insert() -> None:
+            self._db.insert_if_absent(self._rows, tenant, Tenant(tenant))
+
+        row = await self._db.execute(lock)
+        if row is None:
+            await self._db.execute(insert)
+            row = await self._db.execute(lock)
+        assert row is not None
+        return row
+
+    async def write(self, tenant: Tenant) -> None:
+        def run() -> None:
+            if self._db.lock(self._rows, tenant.id, LockMode.NO_KEY_UPDATE) is not None:
+                self._db.update(self._rows, tenant.id, tenant)
+
+        await self._db.execute(run)
+
+    async def delete_unused(self, before: float) -> int:
+        def unused(tenant: Tenant | None) -> bool:
+            if tenant is None or tenant.stored_bytes:
+                return False
+            return tenant.creations_full_at < before and tenant.prompts_full_at < before
+
+        def run() -> int:
+            deleted = 0
+            for name in sorted(name for name, tenant in self._db.all(self._rows) if unused(tenant)):
+                if unused(self._db.lock(self._rows, name)):
+                    deleted += self._db.delete(self._rows, name)
+            return deleted
+
+        return await self._db.execute(run)

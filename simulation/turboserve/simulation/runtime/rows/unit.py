@@ -1,0 +1,90 @@
+"""All repositories over one session."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from turboserve.simulation.runtime.rows.admission import MemoryAdmission
+from turboserve.simulation.runtime.rows.changes import MemoryChanges, MemoryFence
+from turboserve.simulation.runtime.rows.controls import MemoryControls
+from turboserve.simulation.runtime.rows.cost import MemoryCorrections, MemoryRentals
+from turboserve.simulation.runtime.rows.deployment import (
+    MemoryClocks,
+    MemoryLeaders,
+    MemoryOutbox,
+    MemoryPools,
+)
+from turboserve.simulation.runtime.rows.progress import MemoryProgress
+from turboserve.simulation.runtime.rows.session import Session
+from turboserve.simulation.runtime.rows.sessions import MemorySessions
+from turboserve.simulation.runtime.rows.tenants import MemoryTenants
+from turboserve.simulation.runtime.rows.workers import MemoryWorkers
+
+
+class MemoryUnitOfWork:
+    """`UnitOfWork` in memory. Each repository is created at its first use."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    async def make_durable(self) -> None:
+        await self.session.execute(self._make_durable)
+
+    def _make_durable(self) -> None:
+        self.session.durable = True
+
+    @cached_property
+    def admission(self) -> MemoryAdmission:
+        return MemoryAdmission(self.session)
+
+    @cached_property
+    def changes(self) -> MemoryChanges:
+        return MemoryChanges(self.session)
+
+    @cached_property
+    def clocks(self) -> MemoryClocks:
+        return MemoryClocks(self.session)
+
+    @cached_property
+    def controls(self) -> MemoryControls:
+        return MemoryControls(self.session)
+
+    @cached_property
+    def corrections(self) -> MemoryCorrections:
+        return MemoryCorrections(self.session)
+
+    @cached_property
+    def fence(self) -> MemoryFence:
+        return MemoryFence(self.session)
+
+    @cached_property
+    def leaders(self) -> MemoryLeaders:
+        return MemoryLeaders(self.session)
+
+    @cached_property
+    def outbox(self) -> MemoryOutbox:
+        return MemoryOutbox(self.session)
+
+    @cached_property
+    def pools(self) -> MemoryPools:
+        return MemoryPools(self.session)
+
+    @cached_property
+    def progress(self) -> MemoryProgress:
+        return MemoryProgress(self.session)
+
+    @cached_property
+    def rentals(self) -> MemoryRentals:
+        return MemoryRentals(self.session)
+
+    @cached_property
+    def sessions(self) -> MemorySessions:
+        return MemorySessions(self.session)
+
+    @cached_property
+    def tenants(self) -> MemoryTenants:
+        return MemoryTenants(self.session)
+
+    @cached_property
+    def workers(self) -> MemoryWorkers:
+        return MemoryWorkers(self.session)

@@ -1,0 +1,96 @@
+"""Rows of workers."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from turboserve.contracts.sessions import Phase
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.simulation.runtime.rows.locks import LockMode
+from turboserve.simulation.runtime.rows.session import Session
+from turboserve.simulation.runtime.rows.tables import WorkerEntry
+from turboserve.state_store.ports.records import GONE_LISTED, WORKER_COUNTED
+
+_NOTHING = dict.fromkeys(WORKER_COUNTED, 0)
+
+
+def _stored(record: WorkerRecord) -> WorkerRecord:
+    """Return the record without the values that no column keeps."""
+    if record.sessions or record.suspended or record.incoming:
+        return record.model_copy(update=_NOTHING)
+    return record
+
+
+class MemoryWorkers:
+    """`WorkerRepository` in one session of the server."""
+
+    def __init__(self, session: Session) -> None:
+        self._db, self._rows = session, session.tables.workers
+
+    async def get(self, worker: str, *, lock: bool = False) -> WorkerRecord | None:
+        def run() -> WorkerRecord | None:
+            if lock:
+                entry = self._db.lock(self._rows, worker, LockMode.UPDATE)
+            else:
+                entry = self._db.get(self._rows, worker)
+            return None if entry is None else entry.record
+
+        return await self._db.execute(run)
+
+    async def insert(self, record: WorkerRecord) -> bool:
+        entry = WorkerEntry(_stored(record))
+        return await self._db.execute(lambda: self._db.insert_if_absent(self._rows, record.id, entry))
+
+    async def write(self, record: WorkerRecord, *, gone_at: float | None = None) -> None:
+        entry = WorkerEntry(_stored(record), gone_at)
+
+        def run() -> None:
+            if self._db.lock(self._rows, record.id, LockMode.NO_KEY_UPDATE) is not None:
+                self._db.update(self._rows, record.id, entry)
+
+        await self._db.execute(run)
+
+    async def page(self, *, include_gone: bool) -> list[WorkerRecord]:
+        def run() -> list[WorkerRecord]:
+            entries = [entry for _, entry in self._db.all(self._rows)]
+            listed = [entry for entry in entries if entry.record.phase is not WorkerPhase.GONE]
+            if include_gone:
+                gone = [entry for entry in entries if entry.record.phase is WorkerPhase.GONE]
+                listed += heapq.nlargest(GONE_LISTED, gone, key=_gone_at)
+            records = sorted(
+                (entry.record for entry in listed), key=lambda record: (record.started_at, record.id)
+            )
+            return [self._counted(record) for record in records]
+
+        return await self._db.execute(run)
+
+    def _counted(self, record: WorkerRecord) -> WorkerRecord:
+        sessions = self._db.tables.sessions
+        phases = [entry.record.phase for _, entry in self._db.find(sessions, "worker", record.id)]
+        update = {
+            "sessions": sum(phase.holds_slot for phase in phases),
+            "suspended": sum(phase is Phase.SUSPENDED for phase in phases),
+            "incoming": len(self._db.find(sessions, "target", record.id)),
+        }
+        return record.model_copy(update=update) if any(update.values()) else record
+
+    async def delete_gone(self, gone_before: float) -> int:
+        sessions = self._db.tables.sessions
+
+        def run() -> int:
+            due = [
+                worker
+                for worker, entry in self._db.all(self._rows)
+                if entry.gone_at is not None
+                and entry.gone_at < gone_before
+                and not self._db.find(sessions, "worker", worker)
+            ]
+            return sum(self._db.delete(self._rows, worker) for worker in due)
+
+        return await self._db.execute(run)
+
+
+def _gone_at(entry: WorkerEntry) -> float:
+    # The order of `order by gone_at desc`, which puts nulls first.
+    return math.inf if entry.gone_at is None else entry.gone_at

@@ -1,0 +1,143 @@
+"""One seed from beginning to end: faults, calm, the end of every session, the violations found."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from turboserve.simulation.faults import Faults, draw
+from turboserve.simulation.null_logging import quiet
+from turboserve.simulation.settings import Scale
+from turboserve.simulation.settled import held_memory, unsettled
+from turboserve.simulation.users import Users
+from turboserve.simulation.world import World
+
+SETTLE_S = 60.0
+"""Bound of invariant 5, in a world whose timeouts are half of the shipped ones."""
+STEADY_S = 3.0
+WATCHED_S = 30.0
+"""Time for which the pool is watched under constant load, for one seed in `WATCH_EVERY`."""
+WATCH_EVERY = 8
+RESIZES = 3
+"""Maximum number of changes of the pool's size in that time: what idle sessions release, and no more."""
+END_S = 30.0
+LOOK_S = 0.5
+WORKERS = (1, 2, 3)
+"""Choices for the minimum number of workers."""
+GROWTH = (0, 1, 2)
+"""Choices for the number of workers that the maximum adds to the minimum."""
+SLOTS = (1, 2, 3)
+GATEWAYS = (1, 2, 2, 3)
+STORES = (1, 1, 2)
+
+
+@dataclass(frozen=True)
+class ScenarioOutcome:
+    """Result of one seed."""
+
+    seed: int
+    violations: dict[str, int]
+    messages: tuple[str, ...]
+    digest: str
+    events: int
+    """Number of callbacks that ran."""
+    settled_s: float | None
+    """Virtual time from the last fault until everything ran again; None if it did not."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Counts of what took place: migrations committed, chunks accepted, workers launched, and so on."""
+    lines: tuple[str, ...] = ()
+
+
+def percentiles(values: list[float]) -> dict[str, float | None]:
+    """Return the median and the 99th percentile of `values`, interpolated; None for no values."""
+    return {f"p{share}": float(np.percentile(values, share)) if values else None for share in (50, 99)}
+
+
+def scale_of(seed: int) -> Scale:
+    """Draw the size of this seed's deployment."""
+    chance = random.Random(f"scale {seed}")
+    workers = chance.choice(WORKERS)
+    return Scale(
+        workers=workers,
+        most_workers=workers + chance.choice(GROWTH),
+        slots=chance.choice(SLOTS),
+        gateways=chance.choice(GATEWAYS),
+        stores=chance.choice(STORES),
+    )
+
+
+def run_scenario(
+    seed: int,
+    *,
+    seconds: float = 25.0,
+    faults: Faults | None = None,
+    scale: Scale | None = None,
+    keep_lines: bool = False,
+) -> ScenarioOutcome:
+    """Run `seconds` of virtual time under faults, wait for the world to settle, then end every session."""
+    climate = draw(random.Random(f"climate {seed}")) if faults is None else faults
+    world = World(seed, climate, scale or scale_of(seed), keep_lines)
+    with quiet(world):
+        users = Users(world)
+        world.begin()
+        world.loop.advance(seconds)
+        users.stop()
+        world.injector.stop()
+        world.mark_calm()
+        settled_s = settle(world, users)
+        if seed % WATCH_EVERY == 0:
+            _watch(world)
+        end(world, users)
+        outcome = ScenarioOutcome(
+            seed,
+            dict(world.checker.violations),
+            tuple(world.checker.messages),
+            world.trace.digest,
+            world.loop.callbacks,
+            settled_s,
+            world.counts(),
+            tuple(world.trace.lines or ()),
+        )
+        world.close()
+    return outcome
+
+
+def settle(world: World, users: Users) -> float | None:
+    began, loop = world.loop.time(), world.loop
+    since: float | None = None
+    trouble: str | None = None
+    while loop.time() - began < SETTLE_S + STEADY_S:
+        loop.advance(LOOK_S)
+        trouble = unsettled(world, users)
+        if trouble is not None:
+            since = None
+        elif since is None:
+            since = loop.time()
+        elif loop.time() - since >= STEADY_S:
+            return since - began
+    world.checker.fail("converges_after_faults", f"not within {SETTLE_S:g} s: {trouble}")
+    return None
+
+
+def _watch(world: World) -> None:
+    """Check that the pool's size settles while no session begins or ends."""
+    before = world.checker.resizes
+    world.loop.advance(WATCHED_S)
+    resizes = world.checker.resizes - before
+    if resizes > RESIZES:
+        world.checker.fail("bounded_scaling", f"{resizes} changes in {WATCHED_S:g} s of constant load")
+
+
+def end(world: World, users: Users) -> None:
+    began = world.loop.time()
+    users.end_all()
+    trouble: str | None = None
+    while world.loop.time() - began < END_S:
+        world.loop.advance(LOOK_S)
+        alive = sum(not record.phase.ended for record in world.records())
+        trouble = f"{alive} sessions do not end" if alive else held_memory(world)
+        if trouble is None:
+            return
+    world.checker.fail("memory_returns", f"not within {END_S:g} s: {trouble}")

@@ -1,0 +1,135 @@
+"""A service's processes. Each runs the service's own code, and restarts some time after its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from turboserve import ids
+from turboserve.config import Settings
+from turboserve.contracts.errors import UnavailableError
+from turboserve.service import Runtime, run_service
+from turboserve.simulation.hosts import HostClock, SeededRandomness
+from turboserve.simulation.runtime.device.faults import is_device_error
+from turboserve.simulation.runtime.process import Process
+
+if TYPE_CHECKING:
+    from turboserve.simulation.world import World
+
+T = TypeVar("T")
+
+
+class ConnectionLostError(Exception):
+    """The process that was to answer has ended."""
+
+
+class ServiceProcess:
+    """One process of a service, from its start to its end."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        kind: str,
+        settings: Settings,
+        start: Callable[[ServiceProcess, Runtime], Awaitable[None]],
+        skew_s: float = 0.0,
+        life: int = 1,
+    ) -> None:
+        """Create the process; `begin` starts it.
+
+        Each method may be called at any time: the process runs until it ends by itself or is killed.
+
+        Args:
+            kind: The service's name, by which it connects to the broker.
+            start: As `service.run` takes it.
+            life: The number of this process among those of its name.
+        """
+        self.world, self.name, self.kind, self.settings = world, name, kind, settings
+        self.process = Process(f"{name}#{life}")
+        self.clock = HostClock(world.loop, skew_s)
+        self.runtime: Runtime | None = None
+        """None until the process is connected."""
+        self._start = start
+        self._waiting: dict[asyncio.Future[Any], None] = {}
+        self._seed = world.random.getrandbits(64)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.alive
+
+    @property
+    def frozen(self) -> bool:
+        return self.process.frozen_until > self.world.loop.time()
+
+    def begin(self) -> None:
+        self.world.trace.note("start", self.name)
+        self.world.loop.spawn(self.process, self._live(), "main")
+
+    def stop(self) -> None:
+        """Stop the process as with SIGTERM."""
+        if self.runtime is None:
+            self.kill("terminated while it connected")
+        elif self.alive:
+            self.runtime.stopping.set()
+
+    def kill(self, why: str) -> None:
+        """End the process, as with SIGKILL or by its own exit."""
+        if not self.alive:
+            return
+        self.world.trace.note("end", self.name, why)
+        self.world.loop.kill(self.process)
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting:
+            if not future.done():
+                future.set_exception(ConnectionLostError(self.name))
+        self.world.ended(self, why)
+
+    def freeze(self, seconds: float) -> None:
+        self.world.trace.note("freeze", self.name, f"{seconds:.3f}")
+        self.world.loop.freeze(self.process, seconds)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Run `work` in the process. Returns its outcome; ConnectionLostError if the process ends first."""
+        answer: asyncio.Future[T] = self.world.loop.create_future()
+        task = self.world.loop.spawn(self.process, work)
+        self._waiting[answer] = None
+
+        def done(task: asyncio.Task[T]) -> None:
+            self._waiting.pop(answer, None)
+            if answer.done():
+                if not task.cancelled():
+                    task.exception()
+            elif task.cancelled():
+                answer.set_exception(ConnectionLostError(self.name))
+            elif (error := task.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(task.result())
+
+        task.add_done_callback(done)
+        return answer
+
+    async def _live(self) -> None:
+        """Run what the process's `__main__` runs."""
+        ids.use_source(SeededRandomness(self.clock, self._seed))
+        status = 1
+        try:
+            bus = await self.world.connect(self)
+            runtime = self.runtime = Runtime(self.kind, self.settings, bus, self.clock)
+            status = await run_service(runtime, self._started)
+            if runtime._failed is not None:
+                self._failed(runtime._failed)
+        except Exception as error:
+            self._failed(error)
+        self.kill(f"exit {status}")
+
+    async def _started(self, runtime: Runtime) -> None:
+        await self._start(self, runtime)
+
+    def _failed(self, error: BaseException) -> None:
+        # A process without its broker, database or device ends and is started again. Any other error is a
+        # violation. Errors of a killed process that is being unwound do not count.
+        if self.alive and not (isinstance(error, UnavailableError) or is_device_error(error)):
+            self.world.checker.fail("no_core_fails", f"{self.name}: {error!r}")

@@ -1,0 +1,114 @@
+"""Settings of the services in a run under faults: timeouts of about half of the shipped ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.broker_accounts import worker_user
+from turboserve.config import Settings
+from turboserve.gateway.settings import Settings as GatewaySettings
+from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.state_store.settings import Settings as StoreSettings
+from turboserve.subjects import identity_of
+from turboserve.worker.settings import Settings as WorkerSettings
+
+S = TypeVar("S", bound=Settings)
+
+PLACEMENT = str(SchedulerSettings.model_fields["placement"].default)
+"""The placement policy that ships as the default."""
+GATHER = str(WorkerSettings.model_fields["gather_policy"].default)
+"""The gather policy that ships as the default."""
+NO_VARIABLES = "TURBOSERVE_SIMULATED_"
+"""Prefix of the environment variables that are read. None exist, so a run depends on its parameters alone."""
+PASSWORD = "simulated"
+"""Password of workers' identities. The in-memory broker does not check it."""
+TIMES = {
+    "request_deadline_s": 3.0,
+    "canary_timeout_s": 5.0,
+    "heartbeat_s": 1.0,
+    "lease_s": 4.0,
+    "worker_timeout_s": 6.0,
+    "migration_timeout_s": 8.0,
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Size of a deployment."""
+
+    workers: int = 2
+    """Number of workers at the start, and the minimum."""
+    most_workers: int = 3
+    slots: int = 2
+    """Maximum number of sessions on one worker."""
+    gateways: int = 2
+    schedulers: int = 2
+    stores: int = 1
+    placement: str = PLACEMENT
+    """The schedulers' placement policy."""
+    gather: str = GATHER
+    """The workers' gather policy."""
+    report_s: float = 0.5
+    """Time between two reports of one viewer's playhead."""
+    times: dict[str, float] = field(default_factory=lambda: dict(TIMES))
+    """Settings that all services share."""
+
+    def gateway(self) -> GatewaySettings:
+        return self._of(GatewaySettings)
+
+    def scheduler(self) -> SchedulerSettings:
+        return self._of(
+            SchedulerSettings,
+            placement=self.placement,
+            idle_after_s=10.0,
+            resync_s=6.0,
+            migration_cooldown_s=4.0,
+        )
+
+    def store(self) -> StoreSettings:
+        return self._of(StoreSettings, idle_guard_s=1.0)
+
+    def autoscaler(self) -> AutoscalerSettings:
+        return self._pool(
+            pool_ready_timeout_s=12.0,
+            pool_drain_deadline_s=20.0,
+            pool_release_grace_s=3.0,
+            scale_in_cooldown_s=6.0,
+            scale_in_window_s=6.0,
+            scale_peak_window_s=6.0,
+            scale_out_cooldown_s=2.0,
+            scale_stale_s=4.0,
+        )
+
+    def worker(self, name: str, slot: str) -> WorkerSettings:
+        return self._of(
+            WorkerSettings,
+            worker_id=name,
+            pool_member=slot,
+            worker_max_sessions=self.slots,
+            gather_policy=self.gather,
+            device="cpu",
+            nats_user=worker_user(identity_of(name)),
+            nats_password=PASSWORD,
+        )
+
+    def profile(self, load_s: float) -> DeviceProfile:
+        """Return the profile of each worker's device."""
+        return DeviceProfile(load_s=load_s, slots=self.slots, host_states=2 * self.slots, chunk_at_once=True)
+
+    def _pool(self, **more: Any) -> AutoscalerSettings:
+        return self._of(
+            AutoscalerSettings,
+            pool_size=self.workers,
+            pool_min=self.workers,
+            pool_max=self.most_workers,
+            pool_model="toyworld",
+            worker_identities={f"wk{number}": PASSWORD for number in range(2 * self.most_workers)},
+            **more,
+        )
+
+    def _of(self, kind: type[S], **more: Any) -> S:
+        return kind(_env_prefix=NO_VARIABLES, **{**self.times, **more})  # type: ignore[call-arg]

@@ -1,0 +1,144 @@
+"""A worker on a virtual device, with the accessors that the checks use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor
+
+from turboserve.service import Runtime
+from turboserve.simulation.runtime.device.backend import VirtualChunk, VirtualPass
+from turboserve.simulation.runtime.device.contents import number_of
+from turboserve.simulation.runtime.device.platform import VirtualPlatform
+from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.simulation.service import ServiceProcess
+from turboserve.worker.engine.work import Work
+from turboserve.worker.service import app
+from turboserve.worker.service.worker import Worker
+from turboserve.worker.settings import Settings
+
+if TYPE_CHECKING:
+    from turboserve.simulation.world import World
+
+
+@dataclass(frozen=True)
+class HeldState:
+    """A session's state as a worker holds it."""
+
+    next_chunk: int
+    number: int
+    """Number of the state; see `device.contents`."""
+    on_host: bool
+
+
+class VirtualWorker:
+    """One worker's platform; its process runs the worker's own composition."""
+
+    def __init__(self, world: World, name: str, profile: DeviceProfile) -> None:
+        self.name, self.profile = name, profile
+        self.service: ServiceProcess | None = None
+        self.worker: Worker | None = None
+        """None while the worker loads its model."""
+        self._world = world
+        self._platform: VirtualPlatform | None = None
+
+    async def start(self, service: ServiceProcess, runtime: Runtime) -> None:
+        """Run what the worker's process runs."""
+        settings = service.settings
+        assert isinstance(settings, Settings)
+        platform = VirtualPlatform(
+            self.profile,
+            settings,
+            runtime.clock,
+            self._world.fabric,
+            self.name.replace("_", "-"),
+            self._leave,
+        )
+        platform.faults.host_full = self._host_full
+        self._platform = platform
+        self.worker = await app.compose(runtime, settings, platform)
+        engine = self.worker.engine
+        forward = engine.backend.forward
+
+        def observed(works: Sequence[Work]) -> list[Tensor]:
+            for work in works:
+                session = cast(VirtualChunk | VirtualPass, work).session
+                self._world.checker.begins_chunk(self.name, session)
+            return forward(works)
+
+        engine.backend.forward = observed  # type: ignore[method-assign]
+
+    def state(self, session: str) -> HeldState | None:
+        """Return the session's state on this worker; None if the worker does not hold it."""
+        if self.worker is None:
+            return None
+        engine = self.worker.engine
+        active = engine.sessions.get(session)
+        if active is not None:
+            return HeldState(active.state.next_chunk, number_of(active), False)
+        if not engine.knows(session):
+            return None
+        snapshot = engine.snapshot(session)
+        return HeldState(snapshot.next_chunk, _number(snapshot.tensors["numbers"]), True)
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Sessions whose states it sends to other workers."""
+        return () if self.worker is None else tuple(self.worker._migrations._source._open)
+
+    def held(self) -> dict[str, int]:
+        """Count the memory and entries in use, by kind."""
+        if self.worker is None:
+            return {}
+        engine, table = self.worker.engine, self.worker.table
+        return {
+            "slabs": engine.slots - engine.free_slots,
+            "host bytes": engine.host_bytes_used,
+            "sessions": len(table.entries),
+            "chunks": table.unpublished,
+            "copies": len(self.copies),
+        }
+
+    def lose_device(self) -> None:
+        """Make every use of the device fail."""
+        if self._platform is not None:
+            self._platform.faults.lost = True
+
+    def repair_device(self) -> None:
+        """Repair the device, unless its loss has already ended the worker."""
+        if self._platform is not None and (self.worker is None or self.worker.alive):
+            self._platform.faults.lost = False
+
+    @property
+    def device_lost(self) -> bool:
+        return self._platform is not None and self._platform.faults.lost
+
+    @property
+    def weights(self) -> str:
+        """Weights of its model."""
+        return self.profile.weights
+
+    def _leave(self, reason: str) -> None:
+        assert self.service is not None
+        self.service.kill(f"declared gone: {reason}")
+
+    def _host_full(self) -> bool:
+        return self._world.fault_random.random() < self._world.faults.host_full
+
+    @property
+    def alive(self) -> bool:
+        return self.service is not None and self.service.alive
+
+    @property
+    def generating(self) -> bool:
+        """Whether the worker's engine would begin a step now, by the worker's own view."""
+        if self._platform is None or self.worker is None or not self.alive:
+            return False
+        return self._platform.runner.generating
+
+
+def _number(page: Tensor) -> int:
+    """Return the first of the packed numbers; see `device.pages`."""
+    return int.from_bytes(bytes(page[:8].tolist()), "little", signed=True)

@@ -1,0 +1,293 @@
+"""One simulated deployment: the services' processes, their servers, users, faults, and the checks."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from dataclasses import replace
+from typing import Any
+
+from turboserve.autoscaler import app as autoscaler
+from turboserve.autoscaler.shell import Shell as AutoscalerShell
+from turboserve.bus import Bus
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.gateway.app import start_gateway
+from turboserve.gateway.context import Gateway
+from turboserve.scheduler import app as scheduler
+from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.lead import Lead
+from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.service import Runtime
+from turboserve.simulation import observe
+from turboserve.simulation.faults import CALM, Faults
+from turboserve.simulation.injector import FaultInjector
+from turboserve.simulation.invariants import Checker
+from turboserve.simulation.provider import Machines, SimulatedProvider
+from turboserve.simulation.runtime.broker import FaultyNetwork, MemoryClient, Network
+from turboserve.simulation.runtime.hot import MemoryHotStore
+from turboserve.simulation.runtime.process import current
+from turboserve.simulation.runtime.rows.database import MemoryDatabase
+from turboserve.simulation.servers import Servers
+from turboserve.simulation.service import ServiceProcess
+from turboserve.simulation.settings import Scale
+from turboserve.simulation.trace import EventTrace
+from turboserve.simulation.virtual_worker import VirtualWorker
+from turboserve.state_store.composition import compose
+
+RESTART_S = (0.1, 2.0)
+"""Bounds of the time between the end of a service's process and the next start, in seconds."""
+START_S = (0.5, 2.0)
+"""Bounds of the time for which a worker loads its model, in seconds."""
+
+
+class World(Servers):
+    """The parts of one run. `FaultInjector` injects faults, `Users` use the services, `Checker` checks."""
+
+    def __init__(
+        self,
+        seed: int,
+        faults: Faults,
+        scale: Scale,
+        keep_lines: bool = False,
+        network: Network | None = None,
+    ) -> None:
+        """Without `network`, messages have the delays and losses of `faults`."""
+        self.seed, self.faults, self.scale = seed, faults, scale
+        super().__init__(seed, faults, network)
+        self._context = Context()
+        self.random = random.Random(f"world {seed}")
+        """Random choices of users, processes and the provider."""
+        self.fault_random = random.Random(f"faults {seed}")
+        self.trace = EventTrace(self.loop, keep_lines)
+        self.checker = Checker(self)
+        self.broker.jetstream.on_append = self.checker.log.appended
+        self.postgres.on_commit = self.checker.committed
+        self.postgres.on_lost = self.checker.lost
+        self.loop.set_exception_handler(self._callback_failed)
+        self.capacity: dict[str, int] = {}
+        """Worker → its slots."""
+        self.workers: dict[str, VirtualWorker] = {}
+        self.weights = 1
+        """Number of the checkpoint that workers load from now on."""
+        self.machines = Machines(self._launch)
+        self._services: dict[str, ServiceProcess] = {}
+        """The newest process of each service, by name."""
+        self._gateways: dict[ServiceProcess, Gateway] = {}
+        self._leads: dict[ServiceProcess, Lead] = {}
+        self.autoscaler: AutoscalerShell | None = None
+        """Shell of the autoscaler's newest process."""
+        self.restarts = True
+        """Whether ended services are started again."""
+        self.made_when_calm: dict[str, int] = {}
+        """Session → chunks in the log when the faults stopped."""
+        self._clients: dict[ServiceProcess, MemoryClient] = {}
+        self._incarnations: dict[str, int] = {}
+        """Number of processes that each service has had."""
+        self.injector = FaultInjector(self)
+
+    def _callback_failed(self, _loop: object, context: dict[str, Any]) -> None:
+        """Report a callback that raised.
+
+        Reports of unretrieved exceptions are ignored: their time depends on Python's collector, not on the
+        seed.
+        """
+        if "handle" in context:
+            process = current()
+            name = "the world" if process is None else process.name
+            self.checker.fail("no_core_fails", f"{name}: {context['message']}: {context.get('exception')!r}")
+
+    def begin(self) -> None:
+        """Start all services."""
+        scale = self.scale
+        for kind, count in (
+            ("state-store", scale.stores),
+            ("scheduler", scale.schedulers),
+            ("autoscaler", 1),
+            ("gateway", scale.gateways),
+        ):
+            for number in range(1, count + 1):
+                self._start(f"{kind}-{number}", kind)
+
+    def later(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
+        """Call `action` after `seconds`, in no process."""
+        self.loop.call_later(seconds, action, *args, context=self._context)
+
+    # Services
+
+    def _start(self, name: str, kind: str) -> None:
+        starts: dict[str, Callable[[ServiceProcess, Runtime], Awaitable[None]]] = {
+            "state-store": self._state_store,
+            "scheduler": self._scheduler,
+            "autoscaler": self._autoscaler,
+            "gateway": self._gateway,
+        }
+        settings = getattr(self.scale, "store" if kind == "state-store" else kind)()
+        life = self._incarnations[name] = self._incarnations.get(name, 0) + 1
+        service = ServiceProcess(self, name, kind, settings, starts[kind], self._skew(), life)
+        self._services[name] = service
+        self._begin(service)
+
+    def _begin(self, service: ServiceProcess) -> None:
+        service.begin()
+        self.injector.began(service)
+
+    def _skew(self) -> float:
+        return self.random.uniform(-self.faults.skew_s, self.faults.skew_s)
+
+    async def _state_store(self, service: ServiceProcess, runtime: Runtime) -> None:
+        settings = self.scale.store()
+        database = MemoryDatabase(self.postgres, deadline_s=settings.transaction_deadline_s)
+        await compose(runtime, settings, database, MemoryHotStore(self.hot))
+
+    async def _scheduler(self, service: ServiceProcess, runtime: Runtime) -> None:
+        def core(settings: SchedulerSettings) -> Scheduler:
+            return observe.scheduler(scheduler.core_of(settings), service.process.name, self.checker)
+
+        self._leads[service] = await scheduler.start(runtime, self.scale.scheduler(), core)
+
+    async def _autoscaler(self, service: ServiceProcess, runtime: Runtime) -> None:
+        shell = await autoscaler.start(runtime, self.scale.autoscaler(), SimulatedProvider(self))
+        self.autoscaler = shell
+        observe.autoscaler(shell, self.checker)
+
+    async def _gateway(self, service: ServiceProcess, runtime: Runtime) -> None:
+        gateway = await start_gateway(runtime, self.scale.gateway())
+        runtime.on_stop(gateway.streams.close)
+        self._gateways[service] = gateway
+
+    async def connect(self, service: ServiceProcess) -> Bus:
+        """Connect the service's bus. Runs in the service's process."""
+
+        async def connect(servers: object = None, **options: Any) -> MemoryClient:
+            client = self._clients[service] = await self.broker.connect(servers, **options)
+            return client
+
+        return await Bus.connect(service.kind, service.settings, connect)
+
+    def ended(self, service: ServiceProcess, why: str) -> None:
+        """Handle the end of a process. A service is started again; only the autoscaler replaces a worker."""
+        self._gateways.pop(service, None)
+        self._leads.pop(service, None)
+        self._clients.pop(service, None)
+        if service.kind == "worker":
+            self.machines.exited(service.name, why, self.loop)
+            return
+        if not self.restarts:
+            return
+        delay_s = self.random.uniform(*RESTART_S)
+        self.later(delay_s, self._start, service.name, service.kind)
+
+    # Workers
+
+    def _launch(self, slot: str, name: str) -> ServiceProcess:
+        faults, chance = self.faults, self.random
+        load_s = chance.uniform(*START_S)
+        if chance.random() < faults.never_ready:
+            load_s = math.inf
+        profile = replace(self.scale.profile(load_s), weights=f"checkpoint {self.weights}")
+        worker = VirtualWorker(self, name, profile)
+        service = ServiceProcess(
+            self, name, "worker", self.scale.worker(name, slot), worker.start, self._skew()
+        )
+        worker.service = service
+        if chance.random() < faults.crash_at_start:
+            self.later(0.1, service.kill, "cannot start")
+        self.workers[name] = worker
+        self.capacity[name] = self.scale.slots
+        self._begin(service)
+        return service
+
+    def worker(self, name: str | None) -> VirtualWorker | None:
+        """Return the worker of this id, if its process lives."""
+        worker = self.workers.get(str(name))
+        return worker if worker is not None and worker.alive else None
+
+    # Faults
+
+    def mute(self, service: ServiceProcess, seconds: float) -> None:
+        """Drop the acknowledgements of the service's appends, which still arrive."""
+        client = self._clients.get(service)
+        if client is not None and isinstance(self.network, FaultyNetwork):
+            self.network.mute(client, self.loop.time() + seconds)
+
+    def lose_device(self, service: ServiceProcess) -> None:
+        """Make every use of the worker's device fail from now on."""
+        self.trace.note("device lost", service.name)
+        self.workers[service.name].lose_device()
+
+    def change_weights(self) -> None:
+        """Make workers that start from now on load another checkpoint."""
+        self.weights += 1
+        self.trace.note("checkpoint", self.weights)
+
+    def restart_broker(self) -> None:
+        """Restart the broker on another disk, without its streams."""
+        self.trace.note("streams are lost")
+        self.checker.log.streams_lost()
+        self.broker.start(lost_streams=True)
+
+    def repair(self) -> None:
+        """Repair servers and network. Frozen processes resume when their freeze ends."""
+        self.trace.note("faults stop")
+        self.faults = CALM
+        for worker in self.workers.values():
+            worker.repair_device()
+        super().repair()
+
+    # Looking
+
+    def service(self, name: str) -> ServiceProcess:
+        """Return the newest process of a service."""
+        return self._services[name]
+
+    def gateways(self) -> list[tuple[ServiceProcess, Gateway]]:
+        """Return the gateways that serve, each with its process."""
+        return list(self._gateways.items())
+
+    def running(self) -> list[ServiceProcess]:
+        """Return the processes that live."""
+        machines = [machine.worker for machine in self.machines.living()]
+        return [service for service in (*self._services.values(), *machines) if service.alive]
+
+    def leaders(self) -> list[str]:
+        """Return the names of the schedulers that may decide now."""
+        return [service.name for service, lead in self._leads.items() if lead.role == "leader"]
+
+    def most_slots(self) -> int:
+        """Return the slots of the pool at its largest, or of all workers not known to be gone, if more."""
+        workers = self.postgres.tables.workers.rows.values()
+        known = sum(entry.record.phase is not WorkerPhase.GONE for entry in workers)
+        return max(known, self.scale.most_workers) * self.scale.slots
+
+    def free_slots(self) -> int:
+        """Count the free slots of living workers that accept sessions."""
+        return sum(
+            max(0, entry.record.capacity - self.slots_used(name))
+            for name, entry in self.postgres.tables.workers.rows.items()
+            if entry.record.phase is WorkerPhase.READY and self.worker(name) is not None
+        )
+
+    def mark_calm(self) -> None:
+        """Record how many chunks each session has when the faults stop."""
+        self.restarts = True
+        self.made_when_calm = {
+            session: 0 if log.last is None else log.last.header.index + 1
+            for session, log in self.checker.log.sessions.items()
+        }
+
+    def counts(self) -> dict[str, int]:
+        """Count what took place in this run."""
+        return {
+            "sessions": len(self.postgres.tables.sessions.rows),
+            "chunks": self.checker.log.chunks,
+            "placements": self.checker.placements,
+            "moves": self.checker.migrations,
+            "workers": len(self.workers),
+            "kills": self.injector.kills,
+        }
+
+    def close(self) -> None:
+        """End every process."""
+        self.loop.close()

@@ -1,0 +1,51 @@
+"""Shared parts of tests with planted faults: the search for a fault, and some of the plants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from turboserve.scheduler.placement import Choice, Cluster, Demand, MinMax
+from turboserve.simulation.faults import Faults
+from turboserve.simulation.runtime.broker.stream import Stream
+from turboserve.simulation.scenario import run_scenario
+
+SHORT_S = 10.0
+BUSY = Faults(crash={"worker": 0.05}, cut={"worker": 0.1}, freeze={"worker": 0.1}, late_request=0.1)
+
+
+def violations(seeds: Iterable[int], faults: Faults | None = None, seconds: float = SHORT_S) -> set[str]:
+    """Return the invariants violated in any of these seeds. Stops at the first seed with a violation."""
+    for seed in seeds:
+        outcome = run_scenario(seed, seconds=seconds, faults=faults)
+        if outcome.violations:
+            return set(outcome.violations)
+    return set()
+
+
+def without_fence(prefix: str) -> Callable[..., float]:
+    """Return a `Stream._check` that ignores the expected sequence of messages on `prefix`."""
+    check = Stream._check
+
+    def checked(self: Stream, subject: str, headers: Mapping[str, str]) -> float:
+        if subject.startswith(prefix):
+            headers = {name: value for name, value in headers.items() if "Expected" not in name}
+        return check(self, subject, headers)
+
+    return checked
+
+
+def all_on_the_first(self: MinMax, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
+    """Replace `MinMax.assign`: assign every session to the first worker."""
+    names = [candidate.worker for candidate in cluster.candidates()]
+    return [Choice(demand.session, names[0] if names else None, "the first") for demand in demands]
+
+
+def patched(target: Any, name: str, before: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls `before` with the original method and its arguments."""
+    original = getattr(target, name)
+
+    def method(*args: Any, **options: Any) -> Any:
+        return before(original, *args, **options)
+
+    return method

@@ -1,0 +1,258 @@
+"""The worker's service code on the virtual loop, with a virtual device, an in-memory broker and network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from tests.simulation.worker_world import PROFILE, WorkerWorld
+from turboserve.contracts.sessions import Phase
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.ids import SystemRandomness, use_source
+from turboserve.simulation.runtime.device.contents import begin
+from turboserve.simulation.runtime.device.platform import VirtualPlatform
+from turboserve.worker.service.ports import Platform
+
+
+@pytest.fixture(autouse=True)
+def randomness() -> Iterator[None]:
+    """Restore the system's randomness: a world's ids come from its seed, those of later tests do not."""
+    yield
+    use_source(SystemRandomness())
+
+
+@pytest.fixture
+def world() -> Iterator[WorkerWorld]:
+    world = WorkerWorld()
+    world.call(world.serve())
+    yield world
+    world.close()
+
+
+def joined(world: WorkerWorld, *workers: str) -> None:
+    for worker in workers:
+        world.start(worker)
+    world.until(
+        lambda: all(name in world.loads and world.loads[name].phase is WorkerPhase.READY for name in workers),
+        "they join",
+    )
+
+
+def follows(world: WorkerWorld, session: str) -> None:
+    """Check that every chunk is made from the state of the chunk before."""
+    chunks = world.chunks(session)
+    assert chunks[0][1].parent == begin(world.rows[session].seed)
+    for (_, before), (header, after) in pairwise(chunks):
+        assert after.parent == before.number, header
+
+
+def play(world: WorkerWorld, session: str, chunks: int) -> None:
+    """Watch until the log has `chunks` chunks."""
+    deadline = world.loop.time() + 120.0
+    while len(made := world.chunks(session)) < chunks:
+        assert world.loop.time() < deadline, f"{len(made)} of {chunks} chunks"
+        world.call(world.watch(session, made[-1][0].start_s if made else 0.0))
+        world.run(0.5)
+
+
+def test_a_platform_is_what_the_worker_asks_for(world: WorkerWorld) -> None:
+    platform: Platform = world.start("wrk_a").platform
+    assert isinstance(platform, VirtualPlatform)
+
+
+def test_a_session_s_chunks_are_in_the_log_as_they_were_made(world: WorkerWorld) -> None:
+    joined(world, "wrk_a")
+    world.call(world.place("ses_1", "wrk_a"))
+    play(world, "ses_1", 12)
+    follows(world, "ses_1")
+    header, _ = world.chunks("ses_1")[5]
+    assert (header.worker, header.epoch, header.frames) == ("wrk_a", 1, 12)
+    assert world.loads["wrk_a"].capacity == 2
+
+
+def test_a_worker_that_starts_is_known_meanwhile(world: WorkerWorld) -> None:
+    world.start("wrk_a")
+    world.run(0.5)
+    assert world.loads["wrk_a"].phase is WorkerPhase.STARTING
+    world.run(2.0)
+    assert world.loads["wrk_a"].phase is WorkerPhase.READY
+
+
+def test_another_worker_goes_on_from_the_latents_of_one_that_was_killed(world: WorkerWorld) -> None:
+    joined(world, "wrk_a", "wrk_b")
+    world.call(world.place("ses_1", "wrk_a"))
+    play(world, "ses_1", 8)
+    world.loop.kill(world.lives["wrk_a"].process)
+    made = len(world.chunks("ses_1"))
+    world.call(world.place("ses_1", "wrk_b"))
+    play(world, "ses_1", made + 4)
+    follows(world, "ses_1")
+    assert {header.worker for header, _ in world.chunks("ses_1")[made:]} == {"wrk_b"}
+
+
+def test_lost_latents_show_in_the_chunk_that_follows(world: WorkerWorld) -> None:
+    joined(world, "wrk_a", "wrk_b")
+    world.call(world.place("ses_1", "wrk_a"))
+    play(world, "ses_1", 8)
+    world.loop.kill(world.lives["wrk_a"].process)
+    world.latents.clear()
+    made = len(world.chunks("ses_1"))
+    world.call(world.place("ses_1", "wrk_b"))
+    play(world, "ses_1", made + 2)
+    chunks = world.chunks("ses_1")
+    assert chunks[made][1].parent != chunks[made - 1][1].number
+    assert chunks[made + 1][1].parent == chunks[made][1].number
+
+
+def test_a_frozen_worker_is_fenced_and_makes_nothing_more_than_its_lease_allows(world: WorkerWorld) -> None:
+    joined(world, "wrk_a", "wrk_b")
+    world.call(world.place("ses_1", "wrk_a"))
+    play(world, "ses_1", 6)
+    world.loop.freeze(world.lives["wrk_a"].process, 15.0)
+    world.call(world.place("ses_1", "wrk_b"))
+    play(world, "ses_1", 20)
+    world.run(15.0)
+    epochs = [header.epoch for header, _ in world.chunks("ses_1")]
+    assert epochs == sorted(epochs)
+    assert set(epochs) == {1, 2}
+
+
+def test_a_migration_carries_the_state_to_its_target(world: WorkerWorld) -> None:
+    joined(world, "wrk_a", "wrk_b")
+    world.call(world.place("ses_1", "wrk_a"))
+    play(world, "ses_1", 6)
+    world.call(world.migrate("ses_1", "wrk_b"))
+    world.until(lambda: world.rows["ses_1"].worker == "wrk_b", "it migrates")
+    play(world, "ses_1", 16)
+    follows(world, "ses_1")
+    workers = [header.worker for header, _ in world.chunks("ses_1")]
+    assert set(workers) == {"wrk_a", "wrk_b"}
+    assert world.fabric.wires == {}
+    world.run(3.0)
+    source = world.lives["wrk_a"].worker
+    assert source is not None
+    assert source.engine.free_slots == PROFILE.slots
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_migration_that_breaks_anywhere_loses_and_repeats_nothing(seed: int, suspended: bool) -> None:
+    world = WorkerWorld(seed)
+    world.call(world.serve())
+    joined(world, "wrk_a", "wrk_b")
+    world.call(world.place("ses_1", "wrk_a"))
+    play(world, "ses_1", 5)
+    if suspended:
+        world.change("ses_1", phase=Phase.SUSPENDED)
+        world.call(world.handle("ses_1", "wrk_a"))
+        world.run(3.0)
+    faults = world.fabric.faults
+    faults.breaks, faults.corrupts, faults.stalls = 0.1, 0.2, 0.1
+    here, there = "wrk_a", "wrk_b"
+    for _ in range(4):
+        world.call(world.migrate("ses_1", there))
+        world.run(30.0)
+        if world.rows["ses_1"].worker == there:
+            here, there = there, here
+        else:
+            phase = Phase.SUSPENDED if suspended else Phase.ACTIVE
+            world.change("ses_1", phase=phase, target=None, migration=None)
+            world.call(world.handle("ses_1", here))
+            world.call(world.handle("ses_1", there))
+    faults.breaks = faults.corrupts = faults.stalls = 0.0
+    world.run(10.0)
+    if suspended:
+        world.call(world.place("ses_1", here))
+    play(world, "ses_1", len(world.chunks("ses_1")) + 5)
+    follows(world, "ses_1")
+    idle = world.lives[there].worker
+    assert idle is not None
+    assert (idle.engine.free_slots, idle.engine.host_bytes_used) == (PROFILE.slots, 0)
+    assert world.fabric.wires == {}
+    world.close()
+
+
+def test_a_lost_device_ends_the_process(world: WorkerWorld) -> None:
+    joined(world, "wrk_a")
+    world.call(world.place("ses_1", "wrk_a"))
+    play(world, "ses_1", 3)
+    life = world.lives["wrk_a"]
+    life.faults.lost = True
+    world.until(lambda: life.status is not None, "it ends")
+    assert life.status == 1
+
+
+def test_a_session_for_which_computing_fails_ends_alone(world: WorkerWorld) -> None:
+    joined(world, "wrk_a")
+    world.call(world.place("ses_1", "wrk_a"))
+    world.call(world.place("ses_2", "wrk_a", seed=3))
+    play(world, "ses_2", 3)
+    world.lives["wrk_a"].faults.failing.add("ses_1")
+    world.call(world.watch("ses_1", 2.0))
+    world.until(lambda: "ses_1" in world.failed, "it fails")
+    play(world, "ses_2", 12)
+    follows(world, "ses_2")
+    assert "fails for ses_1" in world.failed["ses_1"]
+
+
+def test_a_slow_device_takes_as_many_times_as_long_and_says_when_it_begins(world: WorkerWorld) -> None:
+    joined(world, "wrk_a")
+    faults = world.lives["wrk_a"].faults
+    begun: list[str] = []
+    faults.on_forward = begun.append
+    faults.slowdown = 4.0
+    world.call(world.place("ses_1", "wrk_a"))
+    play(world, "ses_1", 2)
+    slow, usual = world.chunks("ses_1")[1][0].compute_s, sum(PROFILE.chunk_s().values())
+    assert slow > 3 * usual
+    assert begun.count("ses_1") >= 2 * (PROFILE.denoising + 1)
+    faults.slowdown = 1.0
+    play(world, "ses_1", 12)
+    assert world.chunks("ses_1")[-1][0].compute_s < slow / 2
+    follows(world, "ses_1")
+
+
+def test_an_engine_that_stands_still_ends_the_process(world: WorkerWorld) -> None:
+    joined(world, "wrk_a")
+    life = world.lives["wrk_a"]
+    life.faults.stalled_until = math.inf
+    world.run(100.0)
+    assert life.status is None
+    world.until(lambda: life.status is not None, "it is found stuck")
+    assert life.status == 1
+
+
+def test_a_worker_that_is_stopped_sends_its_final_report(world: WorkerWorld) -> None:
+    joined(world, "wrk_a")
+    world.call(world.place("ses_1", "wrk_a"))
+    play(world, "ses_1", 4)
+    life = world.lives["wrk_a"]
+    assert life.runtime is not None
+    life.runtime.stopping.set()
+    world.until(lambda: life.status is not None, "it ends")
+    assert life.status == 0
+    assert "wrk_a" in world.gone
+    follows(world, "ses_1")
+
+
+@pytest.mark.parametrize("chunk_at_once", [False, True])
+def test_the_same_seed_gives_the_same_log(chunk_at_once: bool) -> None:
+    def played(seed: int) -> list[object]:
+        world = WorkerWorld(seed, replace(PROFILE, chunk_at_once=chunk_at_once))
+        world.call(world.serve())
+        joined(world, "wrk_a", "wrk_b")
+        world.call(world.place("ses_1", "wrk_a"))
+        world.call(world.place("ses_2", "wrk_a"))
+        world.fabric.faults.breaks = 0.1
+        world.call(world.migrate("ses_1", "wrk_b"))
+        play(world, "ses_2", 20)
+        chunks = [*world.chunks("ses_1"), *world.chunks("ses_2")]
+        callbacks = world.loop.callbacks
+        world.close()
+        return [callbacks, *chunks]
+
+    assert played(4) == played(4)
