@@ -44,7 +44,7 @@ from websockets.asyncio.client import connect
 
 HERE = Path(__file__).resolve().parents[1]
 EXCLUDED = ("/model/", "/contracts/")
-RECORDER = '''
+RECORDER = """
 import os, sys, threading, time
 
 service = next((word.split(".")[1] for word in sys.orig_argv if word.startswith("turboserve.")), None)
@@ -78,7 +78,7 @@ if service is not None:
     threading.Thread(target=write, daemon=True).start()
     threading.setprofile(record)
     sys.setprofile(record)
-'''
+"""
 """A module `sitecustomize`, which Python imports at the start of each process."""
 
 
@@ -130,7 +130,7 @@ def recorded_stack(tree: Path, port: int) -> Iterator[Path]:
         records.mkdir()
         recorder = RECORDER.format(tree=f"{tree}/", folder=str(records))
         (modules / "sitecustomize.py").write_text(recorder)
-        command = [tree / ".venv/bin/turboserve", "up", "--port", str(port), "--data", f"{scratch}/data"]
+        command = [f"{tree}/.venv/bin/turboserve", "up", "--port", str(port), "--data", f"{scratch}/data"]
         environment = {**os.environ, "PYTHONPATH": str(modules)}
         with Path(scratch, "log").open("w") as log:
             stack = subprocess.Popen(command, cwd=scratch, env=environment, stdout=log, stderr=log)
@@ -147,7 +147,9 @@ async def one_session(api: httpx.AsyncClient, url: str) -> Window:
     created = await api.post("/v1/sessions", json={"prompt": "a red circle moving left", "seed": 7})
     created.raise_for_status()
     session = created.json()["id"]
-    async with connect(f"{url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream", max_size=None) as socket:
+    async with connect(
+        f"{url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream", max_size=None
+    ) as socket:
         announced = ""
         while announced != "chunk":
             message = await socket.recv()
@@ -197,7 +199,7 @@ def read(records: Path) -> Calls:
 
 
 def of_session(calls: Calls, baseline: Window, window: Window) -> dict[Function, float]:
-    """The functions that run for the session of `window`, with the seconds from its begin to their first call."""
+    """The functions that run for the session of `window`; the seconds from its begin to their first call."""
     parts = list(baseline.parts(window.end - window.begin))
     found = {}
     for function, times in calls.items():
@@ -208,12 +210,14 @@ def of_session(calls: Calls, baseline: Window, window: Window) -> dict[Function,
 
 
 def path(calls: Calls, baseline: Window, windows: list[Window]) -> dict[Function, float]:
-    """The functions that run for every session but at most one, and their median first call, in that order."""
+    """The functions that run for all sessions but at most one, by their median first call in seconds."""
     found: dict[Function, list[float]] = defaultdict(list)
     for window in windows:
         for function, at in of_session(calls, baseline, window).items():
             found[function].append(at)
-    often = {function: sorted(at)[len(at) // 2] for function, at in found.items() if len(at) >= len(windows) - 1}
+    often = {
+        function: sorted(at)[len(at) // 2] for function, at in found.items() if len(at) >= len(windows) - 1
+    }
     return dict(sorted(often.items(), key=lambda entry: entry[1]))
 
 
@@ -223,7 +227,8 @@ def hops(functions: dict[Function, float]) -> list[Hop]:
     for function, at in functions.items():
         first.setdefault((function.service, function.file), at)
     return [
-        Hop(service, [file for _, file in group]) for service, group in groupby(first, key=lambda entry: entry[0])
+        Hop(service, [file for _, file in group])
+        for service, group in groupby(first, key=lambda entry: entry[0])
     ]
 
 
@@ -238,7 +243,9 @@ def main() -> None:
     options = parser.parse_args()
     tree = options.tree.resolve()
     with recorded_stack(tree, options.port) as records:
-        baseline, windows = asyncio.run(scene(f"http://127.0.0.1:{options.port}", options.sessions, options.quiet_s))
+        baseline, windows = asyncio.run(
+            scene(f"http://127.0.0.1:{options.port}", options.sessions, options.quiet_s)
+        )
         time.sleep(1.0)
         calls = read(records)
     functions = path(calls, baseline, windows)

@@ -27,7 +27,7 @@ from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
 from turboserve.state_store.hot import guard
-from turboserve.state_store.hot.playheads import since_key
+from turboserve.state_store.hot.session_state import since_key
 from turboserve.state_store.settings import Settings
 
 PATIENCE_S = 60.0

@@ -21,9 +21,8 @@ from turboserve.contracts.requests import GetLatents
 from turboserve.experiments.chaos.small_disk import SmallDisk, why_not
 from turboserve.state_store.hot import guard
 from turboserve.state_store.hot.guard import HotStoreGuard
-from turboserve.state_store.hot.latents import Latents
-from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.hot.redis import RedisStore
+from turboserve.state_store.hot.session_state import Latents, Playheads
 from turboserve.state_store.settings import Settings
 
 DISK_BYTES = 32 << 20

@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.simulate_scene import Scene, scene
 from turboserve.bus import Bus
 from turboserve.contracts.requests import WorkerGone
-from turboserve.state_store.core.leases import Leases
+from turboserve.state_store.core.workers import Leases
 from turboserve.subjects import WORKER_GONE
 from turboserve.worker.service.lease import Lease
 

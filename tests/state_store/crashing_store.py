@@ -15,14 +15,11 @@ from sqlalchemy import func, select
 
 from turboserve.state_store import tables
 from turboserve.state_store.__main__ import main
-from turboserve.state_store.publish.assignments import Assignments
-from turboserve.state_store.publish.fence import Fence
-from turboserve.state_store.repository.controls import SqlControls
-from turboserve.state_store.repository.fence import SqlFence
-from turboserve.state_store.repository.outbox import SqlOutbox
-from turboserve.state_store.repository.progress import SqlProgress
-from turboserve.state_store.repository.rentals import SqlRentals
-from turboserve.state_store.service.post_commit import PostCommit
+from turboserve.state_store.publish.fence import Assignments, Fence
+from turboserve.state_store.repository.cost import SqlRentals
+from turboserve.state_store.repository.progress import SqlFence, SqlOutbox, SqlProgress
+from turboserve.state_store.repository.sessions import SqlControls
+from turboserve.state_store.service.transactions import PostCommit
 
 MANY_GPUS = 500
 

@@ -7,7 +7,7 @@ import pytest
 from turboserve.contracts.errors import ForbiddenError
 from turboserve.contracts.requests import FailSession, GetLatents, Renew, SessionRef, WorkerGone
 from turboserve.contracts.workers import LoadReport, WorkerPhase
-from turboserve.state_store.core.callers import check
+from turboserve.state_store.endpoints import check
 from turboserve.subjects import Caller
 
 SCHEDULER, AUTOSCALER = Caller("scheduler"), Caller("autoscaler")

@@ -7,7 +7,7 @@ import pytest
 from turboserve.contracts.errors import ConflictError
 from turboserve.contracts.workers import LoadReport, WorkerRecord
 from turboserve.state_store.core import workers
-from turboserve.state_store.core.leases import Leases
+from turboserve.state_store.core.workers import Leases
 
 LEASE_S, TIMEOUT_S = 8.0, 12.0
 LIMIT_S = 10.0

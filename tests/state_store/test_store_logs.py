@@ -21,17 +21,14 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Assignment
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.hot.guard import HotStoreGuard
-from turboserve.state_store.hot.latents import Latents
-from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.hot.redis import RedisStore
-from turboserve.state_store.log_status import LogStatus
-from turboserve.state_store.publish.assignments import Assignments
-from turboserve.state_store.publish.canaries import Canaries
-from turboserve.state_store.publish.fence import Fence
+from turboserve.state_store.hot.session_state import Latents, Playheads
+from turboserve.state_store.publish.canaries import Canaries, LogStatus
+from turboserve.state_store.publish.fence import Assignments, Fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import ROWS, Retention
-from turboserve.state_store.service.post_commit import PostCommit
 from turboserve.state_store.service.sessions import Sessions
+from turboserve.state_store.service.transactions import PostCommit
 from turboserve.state_store.settings import Settings
 
 WINDOW_S = 0.2

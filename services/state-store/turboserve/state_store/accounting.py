@@ -14,7 +14,7 @@ from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.core.sessions import settle_prompts
-from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import LogProgress
 from turboserve.subjects import ANY_CHUNK, CHUNK, CHUNKS, OWN

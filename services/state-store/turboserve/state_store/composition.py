@@ -13,28 +13,24 @@ from turboserve.service import Runtime
 from turboserve.state_store import metrics
 from turboserve.state_store.accounting import Accounting
 from turboserve.state_store.availability import migrate_with_retry, watch
-from turboserve.state_store.core.leases import Leases
-from turboserve.state_store.endpoints import serve
+from turboserve.state_store.core.workers import Leases
+from turboserve.state_store.endpoints import serve, serve_pools
 from turboserve.state_store.hot.guard import HotStoreGuard
-from turboserve.state_store.hot.latents import Latents
-from turboserve.state_store.hot.playheads import TTL_S, Playheads
+from turboserve.state_store.hot.session_state import TTL_S, Latents, Playheads
 from turboserve.state_store.leader import lead
 from turboserve.state_store.log_histories import LogHistories
 from turboserve.state_store.log_space import LogSpace
-from turboserve.state_store.log_status import LogStatus
-from turboserve.state_store.pool_endpoints import serve_pools
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.hot import HotStore
-from turboserve.state_store.publish.assignments import Assignments
-from turboserve.state_store.publish.canaries import Canaries
-from turboserve.state_store.publish.fence import Fence
+from turboserve.state_store.publish.canaries import Canaries, LogStatus
+from turboserve.state_store.publish.fence import Assignments, Fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import Retention
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.pools import Pools
-from turboserve.state_store.service.post_commit import PostCommit
 from turboserve.state_store.service.session_migrations import SessionMigrations
 from turboserve.state_store.service.sessions import Sessions
+from turboserve.state_store.service.transactions import PostCommit
 from turboserve.state_store.service.workers import Workers
 from turboserve.state_store.settings import Settings
 from turboserve.state_store.streams import Streams
@@ -100,6 +96,14 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
         clock,
         sessions,
         SessionMigrations(database, post_commit, clock, settings),
-        Workers(database, post_commit, playheads, clock, leases, lambda: bus.connection, settings.poison),
+        Workers(
+            database,
+            post_commit,
+            playheads,
+            clock,
+            leases,
+            partial(getattr, bus, "connection"),
+            settings.poison,
+        ),
         Leaders(database),
     )

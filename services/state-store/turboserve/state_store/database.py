@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any
 
 import asyncpg
@@ -16,7 +17,11 @@ from turboserve import logs
 from turboserve.contracts.errors import ConflictError, UnavailableError
 from turboserve.state_store.migrate import migrate
 from turboserve.state_store.ports.database import LOCK_ANSWER_S, LOCK_SILENCE_S, StatementError, unavailable
-from turboserve.state_store.repository.unit import SqlUnitOfWork
+from turboserve.state_store.repository.admission import SqlAdmission, SqlTenants
+from turboserve.state_store.repository.cost import SqlCorrections, SqlRentals
+from turboserve.state_store.repository.deployment import SqlClocks, SqlLeaders, SqlPools, SqlWorkers
+from turboserve.state_store.repository.progress import SqlFence, SqlOutbox, SqlProgress
+from turboserve.state_store.repository.sessions import SqlChanges, SqlControls, SqlSessions
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import set_error, tracer
 
@@ -42,6 +47,37 @@ _PROBE_SPILL = text(
 log = logs.get("postgres")
 _trace = tracer("state_store")
 _ATTRIBUTES = {"db.system.name": "postgresql", "db.operation.name": "TRANSACTION"}
+
+
+class SqlUnitOfWork:
+    """`UnitOfWork` in SQL: all repositories on one connection."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.connection = connection
+        self.admission = SqlAdmission(connection)
+        self.changes = SqlChanges(connection)
+        self.clocks = SqlClocks(connection)
+        self.controls = SqlControls(connection)
+        self.fence = SqlFence(connection)
+        self.leaders = SqlLeaders(connection)
+        self.outbox = SqlOutbox(connection)
+        self.pools = SqlPools(connection)
+        self.progress = SqlProgress(connection)
+        self.sessions = SqlSessions(connection)
+        self.tenants = SqlTenants(connection)
+        self.workers = SqlWorkers(connection)
+
+    # Sessions do not need the repositories of cost.
+    @cached_property
+    def corrections(self) -> SqlCorrections:
+        return SqlCorrections(self.connection)
+
+    @cached_property
+    def rentals(self) -> SqlRentals:
+        return SqlRentals(self.connection)
+
+    async def make_durable(self) -> None:
+        await self.connection.execute(text("set local synchronous_commit = on"))
 
 
 class PostgresDatabase:

@@ -9,14 +9,15 @@ from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.base import Contract
-from turboserve.contracts.errors import ConflictError, TurboServeError
+from turboserve.contracts.errors import ConflictError, ForbiddenError, TurboServeError
+from turboserve.contracts.requests import FailSession, GetLatents, Renew, WorkerGone
 from turboserve.state_store import metrics
-from turboserve.state_store.core.callers import check
 from turboserve.state_store.service.leaders import Leaders
+from turboserve.state_store.service.pools import Pools
 from turboserve.state_store.service.session_migrations import SessionMigrations
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.workers import Workers
-from turboserve.subjects import Caller, Endpoint
+from turboserve.subjects import Caller, Endpoint, identity_of
 
 Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
@@ -88,3 +89,37 @@ def answering(
             metrics.request_time.record(clock.monotonic() - started, {"endpoint": name})
 
     return run
+
+
+def check(caller: Caller, request: Contract) -> None:
+    """Raise ForbiddenError for a request that this caller may not make.
+
+    A scheduler that declares a worker gone has to name its term and the renewal that it read, so that the
+    state store can refuse a scheduler that does not lead or is mistaken. A worker with its own broker user
+    may only make requests for workers of its identity.
+    """
+    if isinstance(request, WorkerGone) and caller.role == "scheduler":
+        for field in ("term", "renewed_at"):
+            if getattr(request, field) is None:
+                raise ForbiddenError(f"{field}: required from a scheduler", field=field)
+    if caller.role == "worker" and caller.id is not None:
+        worker = _worker_of(request)
+        if worker is not None and identity_of(worker) != caller.id:
+            raise ForbiddenError(
+                f"worker: {worker} does not begin with {caller.id}_", field="worker", limit=caller.id
+            )
+
+
+def _worker_of(request: Contract) -> str | None:
+    """Return the worker that the request is made for."""
+    if isinstance(request, Renew):
+        return request.load.worker
+    return request.worker if isinstance(request, FailSession | GetLatents) else None
+
+
+async def serve_pools(bus: Bus, clock: Clock, pools: Pools) -> None:
+    """Answer all endpoints of pools."""
+    await bus.serve(subjects.REPORT_POOL, answering(clock, subjects.REPORT_POOL, pools.report))
+    await bus.serve(subjects.ORDER_POOL, answering(clock, subjects.ORDER_POOL, pools.order))
+    await bus.serve(subjects.CORRECT_COST, answering(clock, subjects.CORRECT_COST, pools.correct))
+    await bus.serve(subjects.GET_COST, answering(clock, subjects.GET_COST, pools.cost))

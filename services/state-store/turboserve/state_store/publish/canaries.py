@@ -8,7 +8,7 @@ from turboserve import ids, logs
 from turboserve.bus import Bus, append
 from turboserve.clock import Clock
 from turboserve.contracts.canaries import Canary, SpaceLevel
-from turboserve.contracts.errors import DeadlineError, LogFullError, TurboServeError
+from turboserve.contracts.errors import DeadlineError, LogFullError, LogUnavailableError, TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CANARIES, Log
@@ -96,3 +96,27 @@ class Canaries:
             self._late.discard(stream)
             self.without_room.discard(stream)
             self._acked_at[stream] = self._clock.monotonic()
+
+
+class LogStatus:
+    """The state of the log, for admission."""
+
+    def __init__(self, canaries: Canaries, settings: Settings) -> None:
+        self._canaries, self._retry_s = canaries, settings.admission_retry_s
+
+    @property
+    def level(self) -> SpaceLevel:
+        return self._canaries.space
+
+    def require(self) -> None:
+        """Raise LogUnavailableError while the log could not store the video of another session."""
+        for stream, reason in self._canaries.refused_by().items():
+            raise LogUnavailableError(
+                f"the stream {stream} accepts no appends: {reason}",
+                field=stream,
+                retry_after_s=self._retry_s,
+            )
+        if self.level is SpaceLevel.FULL:
+            raise LogUnavailableError(
+                "the log has no room for another session", field="log_space", retry_after_s=self._retry_s
+            )

@@ -1,15 +1,31 @@
-"""Counts sessions and capacity for admission."""
+"""Counts sessions and capacity for admission, and keeps the rows of tenants."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Double, Select, Text, and_, bindparam, exists, func, not_, or_, select, text
+from sqlalchemy import (
+    Double,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    not_,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import WorkerPhase
-from turboserve.state_store.core.tenants import TenantUse
+from turboserve.state_store.core.tenants import Tenant, TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.ports.records import AdmissionCounts
 from turboserve.state_store.repository.sessions import LIVE
@@ -101,3 +117,27 @@ class SqlAdmission:
         here = or_(sessions.c.worker == worker, sessions.c.target == worker)
         query = select(func.count()).where(here, LIVE, _HOLDS, sessions.c.id != besides)
         return int((await self._db.execute(query)).scalar_one())
+
+
+class SqlTenants:
+    """`TenantRepository` in one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._db = connection
+
+    async def lock(self, tenant: str) -> Tenant:
+        query = select(tenants).where(tenants.c.id == tenant).with_for_update()
+        row = (await self._db.execute(query)).mappings().first()
+        if row is None:
+            # This waits if another transaction inserts the row at the same time.
+            await self._db.execute(insert(tenants).values(id=tenant).on_conflict_do_nothing())
+            row = (await self._db.execute(query)).mappings().one()
+        return Tenant(**row)
+
+    async def write(self, tenant: Tenant) -> None:
+        values = asdict(tenant)
+        await self._db.execute(update(tenants).where(tenants.c.id == values.pop("id")).values(values))
+
+    async def delete_unused(self, before: float) -> int:
+        full = (tenants.c.creations_full_at < before, tenants.c.prompts_full_at < before)
+        return (await self._db.execute(delete(tenants).where(tenants.c.stored_bytes == 0, *full))).rowcount

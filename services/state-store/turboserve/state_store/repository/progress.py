@@ -1,18 +1,19 @@
-"""The progress of sessions in the log, and the rows and chunks whose retention is over."""
+"""What rows know of the logs: progress, fences, waiting events; and rows whose retention is over."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import ARRAY, BigInteger, Double, Text, and_, cast, delete, func, select, update
+from sqlalchemy import ARRAY, BigInteger, Double, Text, and_, cast, delete, func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from turboserve.contracts.events import Event
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.core.tenants import ROW_BYTES
-from turboserve.state_store.ports.records import LogProgress
+from turboserve.state_store.ports.records import LogProgress, PendingEvent, outbox_values
 from turboserve.state_store.repository.sessions import COLUMNS, record_of
-from turboserve.state_store.tables import controls, cursors, sessions, tenants
+from turboserve.state_store.tables import controls, cursors, outbox, sessions, tenants
 
 
 class SqlProgress:
@@ -107,3 +108,72 @@ class SqlProgress:
             query = update(tenants).where(tenants.c.id == row["tenant"]).values(stored_bytes=left)
             await self._db.execute(query)
         return (await self._db.execute(delete(sessions).where(these))).rowcount
+
+
+class SqlFence:
+    """`FenceRepository` in one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._db = connection
+
+    async def store(self, session: str, epoch: int, revision: int) -> SessionRecord | None:
+        query = (
+            update(sessions)
+            .where(sessions.c.id == session, sessions.c.epoch == epoch)
+            .values(own_revision=revision, fence_revision=revision)
+            .returning(*COLUMNS)
+        )
+        row = (await self._db.execute(query)).mappings().first()
+        return None if row is None else record_of(row)
+
+    async def store_seen(self, session: str, epoch: int, revision: int) -> None:
+        query = update(sessions).where(sessions.c.id == session, sessions.c.epoch == epoch)
+        await self._db.execute(query.values(fence_revision=revision))
+
+    async def reopen(self, session: str, epoch: int, stored: int, actual: int) -> bool:
+        done = await self._db.execute(
+            update(sessions)
+            .where(sessions.c.id == session, sessions.c.epoch == epoch, sessions.c.own_revision == stored)
+            .values(own_revision=None, fence_revision=actual, version=sessions.c.version + 1)
+        )
+        return done.rowcount == 1
+
+    async def missing(self, limit: int) -> Sequence[str]:
+        query = (
+            select(sessions.c.id)
+            .where(sessions.c.own_revision.is_(None), text("epoch > 0"), sessions.c.purged_at.is_(None))
+            .order_by(sessions.c.updated_at)
+            .limit(limit)
+        )
+        return (await self._db.execute(query)).scalars().all()
+
+    async def settled(self) -> Sequence[tuple[str, int, int]]:
+        query = select(sessions.c.id, sessions.c.epoch, sessions.c.own_revision).where(
+            sessions.c.ended_at.is_(None), sessions.c.own_revision.is_not(None)
+        )
+        return [(row.id, row.epoch, row.own_revision) for row in await self._db.execute(query)]
+
+
+class SqlOutbox:
+    """`OutboxRepository` in one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._db = connection
+
+    async def add(self, events: Iterable[Event]) -> None:
+        values = [outbox_values(event) for event in events]
+        if values:
+            await self._db.execute(insert(outbox).values(values))
+
+    async def oldest(self, limit: int) -> Sequence[PendingEvent]:
+        query = select(outbox).order_by(outbox.c.number).limit(limit)
+        return [PendingEvent(**row) for row in (await self._db.execute(query)).mappings()]
+
+    async def remove(self, numbers: Iterable[int]) -> None:
+        # The statement sets this itself, so that the removal needs no transaction around it.
+        loose = func.set_config("synchronous_commit", "off", True) == "off"
+        await self._db.execute(delete(outbox).where(outbox.c.number.in_(list(numbers)), loose))
+
+    async def backlog(self) -> tuple[int, float | None]:
+        count, since = (await self._db.execute(select(func.count(), func.min(outbox.c.created_at)))).one()
+        return int(count), since

@@ -1,19 +1,21 @@
-"""Reads rows of sessions."""
+"""Reads and writes rows of sessions, their prompts, and the decisions about them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import CTE, Insert, Update, and_, case, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.requests import CreateSession, ListSessions
-from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.sessions import Decision, Phase, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
-from turboserve.state_store.ports.records import SESSION_FIELDS, SessionRow
-from turboserve.state_store.tables import sessions, workers
+from turboserve.state_store.core.change import Change
+from turboserve.state_store.ports.records import SESSION_CHANGING, SESSION_FIELDS, SessionRow, outbox_values
+from turboserve.state_store.tables import controls, decisions, outbox, sessions, workers
 
 COLUMNS = tuple(sessions.c[name] for name in SESSION_FIELDS)
 LIVE = sessions.c.ended_at.is_(None)
@@ -105,3 +107,128 @@ class SqlSessions:
             Incoming(record=record_of(row), source=tuple(row["transfer"] or ()))
             for row in (await self._db.execute(query)).mappings()
         ]
+
+
+class SqlChanges:
+    """`ChangeRepository` in one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._db = connection
+
+    async def create(self, change: Change) -> None:
+        record = change.record
+        values = record.model_dump(mode="json", include=set(SESSION_FIELDS)) | {"first_prompt": record.prompt}
+        await self._db.execute(_with_events(insert(sessions).values(values), [], change.events))
+
+    async def write(self, change: Change, *, migration_key: str | None = None) -> None:
+        record = change.record
+        values: dict[str, Any] = record.model_dump(mode="json", include=set(SESSION_CHANGING))
+        if record.phase.ended:
+            values["ended_at"] = record.updated_at
+        if record.migration is None or migration_key is not None:
+            values["migration_key"] = migration_key
+        row = update(sessions).where(sessions.c.id == record.id).values(values)
+        parts = []
+        if change.decision is not None:
+            decision = change.decision.model_dump(mode="json")
+            parts.append(insert(decisions).values(version=record.version, **decision).cte("decision"))
+        await self._db.execute(_with_events(row, parts, change.events))
+
+
+def _with_events(row: Insert | Update, parts: list[CTE], events: Sequence[SessionEvent]) -> Insert | Update:
+    """Build a statement that writes the row, `parts` and the events, numbered in the order of `events`."""
+    if not events:
+        return row.add_cte(*parts)
+    values = [outbox_values(event) for event in events]
+    return insert(outbox).values(values[0] if len(values) == 1 else values).add_cte(row.cte("row"), *parts)
+
+
+def _receipt(row: RowMapping) -> PromptReceipt:
+    return PromptReceipt.model_validate({**row, "control_seq": row["seq"]})
+
+
+class SqlControls:
+    """`ControlRepository` in one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._db = connection
+
+    async def insert_prompt(self, receipt: PromptReceipt) -> None:
+        values = receipt.model_dump(exclude={"control_seq"}) | {"seq": receipt.control_seq}
+        await self._db.execute(insert(controls).values(kind="prompt", **values))
+
+    async def prompt(self, prompt_id: str) -> PromptReceipt | None:
+        row = (
+            (await self._db.execute(select(controls).where(controls.c.prompt_id == prompt_id)))
+            .mappings()
+            .first()
+        )
+        return None if row is None else _receipt(row)
+
+    async def settle_prompts(
+        self, session: str, control_seq: int, chunk_index: int, now: float
+    ) -> list[PromptReceipt]:
+        unsettled = and_(
+            controls.c.session == session,
+            controls.c.seq <= control_seq,
+            controls.c.applied_at.is_(None),
+            controls.c.superseded_by.is_(None),
+        )
+        newest = select(func.max(controls.c.seq)).where(unsettled).scalar_subquery()
+        applied = controls.c.seq == newest
+        query = (
+            update(controls)
+            .where(unsettled)
+            .values(
+                applied_at=case((applied, now)),
+                chunk_index=case((applied, chunk_index)),
+                superseded_by=case((~applied, newest)),
+            )
+            .returning(controls)
+        )
+        rows = (await self._db.execute(query)).mappings().all()
+        return sorted((_receipt(row) for row in rows), key=lambda receipt: receipt.control_seq)
+
+    async def decided(self, record: SessionRecord, version: int, worker: str) -> bool:
+        query = select(decisions.c.version).where(
+            decisions.c.session == record.id,
+            decisions.c.version == version,
+            decisions.c.epoch == record.epoch,
+            decisions.c.worker == worker,
+        )
+        return (await self._db.execute(query)).first() is not None
+
+    async def migrated(self, record: SessionRecord, migration: int) -> bool:
+        query = select(decisions.c.version).where(
+            decisions.c.session == record.id,
+            decisions.c.epoch == record.epoch,
+            decisions.c.kind == "migrated",
+            decisions.c.numbers["migration"].as_float() == float(migration),
+        )
+        return (await self._db.execute(query)).first() is not None
+
+    async def note(self, decision: Decision) -> None:
+        last = (
+            select(decisions)
+            .where(decisions.c.session == decision.session)
+            .order_by(decisions.c.number.desc())
+            .limit(1)
+        )
+        values = decision.model_dump(mode="json")
+        row = (await self._db.execute(last)).mappings().first()
+        same = ("epoch", "worker", "kind", "reason")
+        if row is not None and row["version"] is None and all(row[name] == values[name] for name in same):
+            query = update(decisions).where(decisions.c.number == row["number"])
+            await self._db.execute(query.values(numbers=decision.numbers, at=decision.at))
+        else:
+            await self._db.execute(insert(decisions).values(values))
+
+    async def decisions_of(self, session: str, limit: int) -> list[Decision]:
+        query = (
+            select(decisions)
+            .where(decisions.c.session == session)
+            .order_by(decisions.c.number.desc())
+            .limit(limit)
+        )
+        rows = (await self._db.execute(query)).mappings().all()
+        return [Decision.model_validate(dict(row)) for row in reversed(rows)]

@@ -10,9 +10,9 @@ from turboserve.contracts.errors import NoCapacityError, TenantLimitError
 from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.core import tenants
-from turboserve.state_store.log_status import LogStatus
 from turboserve.state_store.ports.database import UnitOfWork
 from turboserve.state_store.ports.records import AdmissionCounts
+from turboserve.state_store.publish.canaries import LogStatus
 from turboserve.state_store.settings import Settings
 
 

@@ -10,12 +10,9 @@ from turboserve.contracts.leading import (
     KeepLead,
     LeaderRecord,
     StepDown,
-    TermFenced,
 )
 from turboserve.state_store.core import leading as rules
-from turboserve.state_store.ports.database import Database, UnitOfWork
-
-SCHEDULER = "scheduler"
+from turboserve.state_store.ports.database import Database
 
 log = logs.get("leaders")
 
@@ -53,16 +50,3 @@ class Leaders:
             await db.leaders.write(after)
         log.info("leader stepped down", service=after.name, holder=request.holder, term=after.term)
         return after
-
-
-async def fenced(db: UnitOfWork, request: TermFenced) -> None:
-    """Hold the scheduler's term until this transaction ends. Raises StaleTermError if the sender's is old.
-
-    Call this before any other row is locked: all transactions that hold a term lock it first.
-    """
-    await in_term(db, request.term)
-
-
-async def in_term(db: UnitOfWork, term: int) -> None:
-    """As `fenced`, for a term without a request."""
-    rules.check(await db.leaders.share(SCHEDULER), term)

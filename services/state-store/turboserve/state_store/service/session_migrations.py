@@ -12,9 +12,7 @@ from turboserve.state_store.core import session_migrations as rules
 from turboserve.state_store.core.change import traced
 from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.ports.database import Database
-from turboserve.state_store.service.leaders import fenced
-from turboserve.state_store.service.post_commit import PostCommit
-from turboserve.state_store.service.rows import locked
+from turboserve.state_store.service.transactions import PostCommit, fenced, locked
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import traceparent
 

@@ -32,14 +32,11 @@ from turboserve.contracts.sessions import PromptReceipt, SessionRecord
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change, traced
 from turboserve.state_store.core.workers import Slots, gone
-from turboserve.state_store.hot.latents import Latents
-from turboserve.state_store.hot.playheads import Playheads
-from turboserve.state_store.log_status import LogStatus
+from turboserve.state_store.hot.session_state import Latents, Playheads
 from turboserve.state_store.ports.database import Database
+from turboserve.state_store.publish.canaries import LogStatus
 from turboserve.state_store.service.admission import Admission
-from turboserve.state_store.service.leaders import fenced
-from turboserve.state_store.service.post_commit import PostCommit
-from turboserve.state_store.service.rows import locked, visible
+from turboserve.state_store.service.transactions import PostCommit, fenced, locked, visible
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import traceparent
 

@@ -21,13 +21,11 @@ from turboserve.contracts.workers import LoadReport, Renewal, WorkerPhase, Worke
 from turboserve.state_store.core import device_errors, session_migrations
 from turboserve.state_store.core import workers as rules
 from turboserve.state_store.core.device_errors import PoisonLimits
-from turboserve.state_store.core.leases import Leases
-from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.core.workers import Leases
+from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.ports.records import SessionRow
-from turboserve.state_store.service.leaders import in_term
-from turboserve.state_store.service.post_commit import PostCommit
-from turboserve.state_store.service.rows import locked
+from turboserve.state_store.service.transactions import PostCommit, in_term, locked
 
 log = logs.get("workers")
 

@@ -1,27 +1,62 @@
-"""Steps after a commit, while the caller waits for a bounded time: events, fence, assignments."""
+"""Steps at the start of a transaction (term, lock of the row), and steps after its commit."""
 
 from __future__ import annotations
 
 import asyncio
 
 from turboserve import logs
-from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.errors import SessionNotFoundError, TurboServeError
+from turboserve.contracts.leading import TermFenced
+from turboserve.contracts.requests import SessionRef
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.core import leading
+from turboserve.state_store.hot.session_state import Playheads
+from turboserve.state_store.ports.database import UnitOfWork
 from turboserve.state_store.ports.records import SessionRow
-from turboserve.state_store.publish.assignments import Assignments
-from turboserve.state_store.publish.fence import Fence
+from turboserve.state_store.publish.fence import Assignments, Fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.tasks import BackgroundTasks
 
+SCHEDULER = "scheduler"
 FENCE_TIMEOUT_S = 1.0
 """Maximum seconds that a caller waits for the fence. The row is committed, and the steps continue anyway."""
 
 log = logs.get("post_commit")
 
 
+async def fenced(db: UnitOfWork, request: TermFenced) -> None:
+    """Hold the scheduler's term until this transaction ends. Raises StaleTermError if the sender's is old.
+
+    Call this before any other row is locked: all transactions that hold a term lock it first.
+    """
+    await in_term(db, request.term)
+
+
+async def in_term(db: UnitOfWork, term: int) -> None:
+    """As `fenced`, for a term without a request."""
+    leading.check(await db.leaders.share(SCHEDULER), term)
+
+
+async def locked(db: UnitOfWork, ref: SessionRef) -> SessionRow:
+    """Lock the row until the transaction ends, and return it. Raises SessionNotFoundError."""
+    row = await db.sessions.get_row(ref.session, lock=True)
+    visible(None if row is None else row.record, ref)
+    assert row is not None
+    return row
+
+
+def visible(record: SessionRecord | None, ref: SessionRef) -> SessionRecord:
+    """Return the record. Raises SessionNotFoundError if there is none, or it is another tenant's."""
+    if record is None or (ref.tenant is not None and record.tenant != ref.tenant):
+        raise SessionNotFoundError(f"there is no session {ref.session}", field="session")
+    return record
+
+
 class PostCommit:
-    """Steps after a commit. They cannot fail a request: a sweep repairs those that were interrupted."""
+    """Steps after a commit: events, fence, assignments. The caller waits for a bounded time.
+
+    They cannot fail a request: a sweep repairs those that were interrupted.
+    """
 
     def __init__(self, outbox: Outbox, fence: Fence, assignments: Assignments, playheads: Playheads) -> None:
         self._outbox, self._fence = outbox, fence

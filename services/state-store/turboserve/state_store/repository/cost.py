@@ -1,4 +1,4 @@
-"""Rentals, and the shares of sessions in them."""
+"""Rentals, the shares of sessions in them, and corrections."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from turboserve.contracts.cost import Cost, PoolCost, SessionCost
+from turboserve.contracts.cost import Correction, Cost, PoolCost, SessionCost
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.core.rentals import RentalRow
-from turboserve.state_store.repository import workers as worker_rows
+from turboserve.state_store.repository.deployment import record_of
 from turboserve.state_store.tables import cost_corrections, rentals, session_costs, sessions, workers
 
 LOCK = 0x7475_7262_0010
@@ -73,7 +73,7 @@ class SqlRentals:
         for row in (await self._db.execute(query)).mappings():
             values = {name: row[f"rental_{name}"] for name in _COLUMNS}
             rental = None if values["worker"] is None else RentalRow(**values)
-            found.append((rental, worker_rows.record_of(row)))
+            found.append((rental, record_of(row)))
         return found
 
     async def put(self, rows: Iterable[RentalRow]) -> None:
@@ -174,3 +174,47 @@ class SqlRentals:
         if session is not None:
             query = query.where(sessions.c.id == session)
         return [SessionCost.model_validate(dict(row)) for row in (await self._db.execute(query)).mappings()]
+
+
+_CORRECTION_COLUMNS = [cost_corrections.c[name] for name in Correction.model_fields]
+
+
+class SqlCorrections:
+    """`CorrectionRepository` in one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._db = connection
+
+    async def add(self, correction: Correction) -> Correction:
+        query = pg_insert(cost_corrections).values(**correction.model_dump())
+        await self._db.execute(query.on_conflict_do_nothing(index_elements=[cost_corrections.c.id]))
+        found = await self._db.execute(
+            select(*_CORRECTION_COLUMNS).where(cost_corrections.c.id == correction.id)
+        )
+        return Correction.model_validate(dict(found.mappings().one()))
+
+    async def total(self, session: str | None = None) -> Cost:
+        query = select(
+            func.coalesce(func.sum(cost_corrections.c.gpu_seconds), 0.0).label("gpu_seconds"),
+            func.coalesce(func.sum(cost_corrections.c.money), 0.0).label("money"),
+        )
+        if session is not None:
+            query = query.where(cost_corrections.c.session == session)
+        return Cost.model_validate(dict((await self._db.execute(query)).mappings().one()))
+
+    async def newest(self, tenant: str | None, limit: int) -> list[Correction]:
+        query = select(*_CORRECTION_COLUMNS).order_by(cost_corrections.c.number.desc()).limit(limit)
+        if tenant is not None:
+            query = query.join(sessions, sessions.c.id == cost_corrections.c.session).where(
+                sessions.c.tenant == tenant
+            )
+        return [Correction.model_validate(dict(row)) for row in (await self._db.execute(query)).mappings()]
+
+    async def share(self, session: str) -> Cost | None:
+        given = select(session_costs.c.gpu_seconds, session_costs.c.money)
+        query = given.where(session_costs.c.session == session)
+        row = (await self._db.execute(query)).mappings().first()
+        if row is not None:
+            return Cost.model_validate(dict(row))
+        known = (await self._db.execute(select(sessions.c.id).where(sessions.c.id == session))).first()
+        return None if known is None else Cost(gpu_seconds=0.0, money=0.0)
