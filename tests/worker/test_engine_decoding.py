@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.events import ChunkReady, SessionFailed
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.session import Undecoded
+from turboserve.worker.engine.session import DecoderContext
 from turboserve.worker.engine.spec import Decoder, Rebuild, SessionSpec
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
@@ -109,7 +109,7 @@ def queued(driver: Any, names: str, chunks: int = 1) -> None:
     for name in names:
         session = driver.engine.sessions[name]
         chunk = driver.engine.config.latent_shape
-        session.undecoded.append(Undecoded(torch.full(chunk, float(ord(name))), None))
+        session.undecoded.append(DecoderContext(torch.full(chunk, float(ord(name)))))
 
 
 PAYS = LatencyProfile({1: 0.10, 2: 0.11, 3: 0.12, 4: 0.13})

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.events import ChunkReady, SessionEnded, SessionFailed, Suspended, SuspendRefused
+from turboserve.worker.engine.session import Transferring
 from turboserve.worker.engine.spec import Control, SessionSpec
 from turboserve.worker.engine.stream_executor import StreamExecutor, Wakeup
 from turboserve.worker.engine.transfer import Transfer
@@ -197,7 +198,7 @@ def test_others_compute_while_a_session_leaves_and_returns(
         driver.engine.admit(spec(name), driver.now)
     driver.chunks("a", 2)
     driver.engine.suspend("a")
-    steps_until(driver, lambda: driver.engine.sessions["a"].transfer is not None)
+    steps_until(driver, lambda: isinstance(driver.engine.sessions["a"].activity, Transferring))
     assert len(driver.chunks("b", 3)) == 3
     assert driver.engine.free_slots == 0
     gated_transfers.open.set()

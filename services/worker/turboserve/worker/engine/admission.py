@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from turboserve.worker.engine.backend import Backend, JobExecutor, ReceiveBuffer
 from turboserve.worker.engine.errors import DuplicateSessionError, UnknownSessionError
 from turboserve.worker.engine.hostpool import Extent
-from turboserve.worker.engine.session import Playhead, Session
+from turboserve.worker.engine.session import QUIESCED, RUNNING, STARTING, Playhead, Session, Transferring
 from turboserve.worker.engine.slab import Slab
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.spec import EngineOptions, SessionSpec
@@ -17,8 +17,7 @@ from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.stream_executor import Wakeup
 from turboserve.worker.engine.transfer import Transfer, TransferDirection
 
-_Seated = tuple[SessionState, Transfer | None]
-"""A state on its slab, and the transfer that still has to fill the slab."""
+T = TypeVar("T", bound=Transfer | None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +74,8 @@ class SessionTable:
             self._suspended[name] = _Suspended(None, snapshot, extent)
             return
         state = buffer.state(header, names)
-        session = Session(state, self._options.max_lead_s, Playhead(reported_at_s=now))
+        session = Session(state, self._options.max_lead_s, Playhead(reported_at_s=now), QUIESCED)
         session.delivered = state.next_chunk
-        session.announced = session.quiesced = True
         self.sessions[name] = session
 
     def release(self, buffer: ReceiveBuffer) -> None:
@@ -105,13 +103,14 @@ class SessionTable:
             self._backend.rebuild(session, spec.rebuild)
         session.delivered = state.next_chunk
         self.sessions[spec.session] = session
-        self._begin(session, transfer)
+        if transfer is not None:
+            self._transfer(session, transfer)
         return session
 
     def suspend(self, session: Session) -> None:
         """Begin to move a session at a chunk boundary to the host. Raises `HostPoolFullError` or
         `HostMemoryUnavailableError`; then the session is as before."""
-        self._begin(session, self._backend.leave(session))
+        self._transfer(session, self._backend.leave(session))
 
     def resume(self, name: str) -> Session:
         """Begin to bring a suspended session back. Raises `UnknownSessionError` or `SlabsExhaustedError`."""
@@ -121,21 +120,19 @@ class SessionTable:
         session = suspended.session or Session(state, self._options.max_lead_s, Playhead())
         session.state, session.delivered = state, state.next_chunk
         session.suspending = False
-        session.announced = False
-        session.due_at_s = None
         del self._suspended[name]
         self.sessions[name] = session
-        self._begin(session, transfer)
+        self._transfer(session, transfer)
         return session
 
     def transferred(self, transfer: Transfer) -> Session | None:
         """Record a finished transfer. Returns its session, or None if the session was evicted meanwhile."""
         session = self.sessions.get(transfer.session)
-        if session is None or session.transfer is not transfer:
+        if session is None or _transfer_of(session) is not transfer:
             return None
-        session.transfer = None
-        failed = transfer.error is not None
-        if transfer.extent is not None and (failed or transfer.way is TransferDirection.ARRIVING):
+        arrived, failed = transfer.way is TransferDirection.ARRIVING, transfer.error is not None
+        session.activity = STARTING if arrived else RUNNING
+        if transfer.extent is not None and (failed or arrived):
             self.host.give_back(transfer.extent)
         elif transfer.extent is not None:
             self._drop(session)
@@ -148,30 +145,34 @@ class SessionTable:
             self.host.give_back(self._suspended.pop(name).extent)
             return
         session = self.active(name)
-        if session.transfer is not None:
-            session.transfer.give_up()
-            if session.transfer.extent is not None:
-                self.host.give_back(session.transfer.extent)
-            session.transfer = None
+        transfer = _transfer_of(session)
+        if transfer is not None:
+            transfer.give_up()
+            if transfer.extent is not None:
+                self.host.give_back(transfer.extent)
         self._drop(session)
 
     def _drop(self, session: Session) -> None:
         del self.sessions[session.name]
         self.pool.release(session.state.slab)
         session.state.forget()
-        session.work = None
+        session.task = None
         session.undecoded.clear()
 
-    def _begin(self, session: Session, transfer: Transfer | None) -> None:
-        session.transfer = transfer
-        if transfer is not None:
-            self.transfers.submit(transfer)
+    def _transfer(self, session: Session, transfer: Transfer) -> None:
+        session.activity = Transferring(transfer)
+        self.transfers.submit(transfer)
 
-    def _seated(self, build: Callable[[Slab], _Seated]) -> _Seated:
-        """Return the result of `build` for a free slab. The slab is released if `build` fails."""
+    def _seated(self, build: Callable[[Slab], tuple[SessionState, T]]) -> tuple[SessionState, T]:
+        """Return the result of `build` for a free slab: a state on it, and the transfer that still has to
+        fill the slab. The slab is released if `build` fails."""
         slab = self.pool.acquire()
         try:
             return build(slab)
         except BaseException:
             self.pool.release(slab)
             raise
+
+
+def _transfer_of(session: Session) -> Transfer | None:
+    return session.activity.transfer if isinstance(session.activity, Transferring) else None

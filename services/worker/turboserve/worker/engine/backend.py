@@ -158,7 +158,7 @@ class Backend(Protocol):
         """The work that computes the newest latents again under a new prompt."""
         ...
 
-    def replay(self, state: SessionState, parts: list[tuple[int, Tensor]]) -> Work:
+    def replay(self, state: SessionState, parts: Sequence[tuple[int, Tensor]]) -> Work:
         """The work of clean passes over kept latents. `parts`: first frame and latents of each."""
         ...
 

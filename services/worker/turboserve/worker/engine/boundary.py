@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import assert_never
 
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import Backend
@@ -16,7 +17,21 @@ from turboserve.worker.engine.events import (
     SuspendRefused,
 )
 from turboserve.worker.engine.pacing import Pacing
-from turboserve.worker.engine.session import PendingControl, Session
+from turboserve.worker.engine.session import (
+    QUIESCED,
+    RUNNING,
+    STARTING,
+    ChunkTask,
+    ContextTask,
+    PendingControl,
+    QuiescedAtBoundary,
+    Running,
+    Session,
+    Starting,
+    Task,
+    Transferring,
+)
+from turboserve.worker.engine.spec import Control
 
 
 class Boundary:
@@ -31,31 +46,35 @@ class Boundary:
 
     def cross(self, session: Session, now: float) -> Sequence[Event]:
         """Finish completed work and begin what is due."""
-        if session.transfer is not None or session.quiesced:
-            return ()
+        match session.activity:
+            case Running() | Starting():
+                pass
+            case Transferring() | QuiescedAtBoundary():
+                return ()
+            case _:
+                assert_never(session.activity)
         events: list[Event] = []
-        if session.work is not None:
+        if session.task is not None:
             if session.forwarding:
                 return ()
-            events += self._finish(session)
-        if session.work is None and session.controls:
-            events += self._apply_controls(session)
-        if session.work is not None:
-            session.due_at_s = now
+            events += self._finish(session, session.task)
+        if session.controls:
+            events += self._apply_controls(session, now)
+        if session.task is not None:
             return events
         if session.warming or session.state.text is None or session.controls:
             # The next chunk must not begin before a control whose prompt still waits for its embedding.
             return events
-        if not session.announced:
-            session.announced = True
+        if isinstance(session.activity, Starting):
+            session.activity = RUNNING
             events.append(SessionReady(session.name, session.state.next_chunk))
         if session.suspending:
             # The decoder's cache is part of the state: nothing of the session may be in the decode executor.
             return events if session.busy else events + self._suspend(session)
         if session.quiesce_request is not None and self._stops(session, now):
             if not session.busy:
-                number = 0 if session.quiesce_request is None else session.quiesce_request.number
-                session.quiesce_request, session.quiesced = None, True
+                number = session.quiesce_request.number
+                session.quiesce_request, session.activity = None, QUIESCED
                 events.append(SessionQuiesced(session.name, session.state.next_chunk, number))
             return events
         if self._due(session, now):
@@ -64,36 +83,43 @@ class Boundary:
 
     def pending(self, session: Session, now: float) -> bool:
         """Whether `cross` would do something."""
-        if session.quiesced:
-            return False
-        if session.transfer is not None or session.work is not None:
-            return session.transfer is None and not session.forwarding
+        match session.activity:
+            case Running() | Starting():
+                pass
+            case Transferring() | QuiescedAtBoundary():
+                return False
+            case _:
+                assert_never(session.activity)
+        if session.task is not None:
+            return not session.forwarding
         if session.controls and all(pending.ready for pending in session.controls):
             return True
         if session.warming or session.state.text is None or session.controls:
             return False
-        if not session.announced or session.suspending:
-            return not session.announced or not session.busy
+        if isinstance(session.activity, Starting):
+            return True
+        if session.suspending:
+            return not session.busy
         if session.quiesce_request is not None and self._stops(session, now):
             return not session.busy
         return self._due(session, now)
 
-    def _finish(self, session: Session) -> Sequence[Event]:
-        chunk = session.chunk
-        session.work = None
-        if chunk is not None:
-            self._backend.finish(session.state, chunk)
-            session.state.next_chunk += 1
-        session.due_at_s = session.started_at_s = None
-        if not session.applying:
-            return ()
-        applied, session.applying = session.applying, []
-        return [ControlApplied(session.name, c.control_seq, session.state.next_chunk) for c in applied]
+    def _finish(self, session: Session, task: Task) -> Sequence[Event]:
+        session.task = None
+        match task:
+            case ChunkTask():
+                self._backend.finish(session.state, task.work)
+                session.state.next_chunk += 1
+                return ()
+            case ContextTask():
+                return _applied(session, task.applies)
+            case _:
+                assert_never(task)
 
-    def _apply_controls(self, session: Session) -> Sequence[Event]:
+    def _apply_controls(self, session: Session, now: float) -> Sequence[Event]:
         """Apply all waiting controls at once: only the last of several prompts is worth a recache."""
         if not all(pending.ready for pending in session.controls):
-            return []
+            return ()
         pending = list(session.controls)
         session.controls.clear()
         for each in pending:
@@ -107,15 +133,18 @@ class Boundary:
         prompts = [each for each in pending if each.text is not None]
         # The first prompt starts the session. It is not a change that a viewer waits for.
         first = session.state.text is None
-        session.applying = [each.control for each in (pending[1:] if first else pending)]
+        applies = [each.control for each in (pending[1:] if first else pending)]
         if prompts:
             self._set_prompt(session, prompts[-1])
-        if prompts and session.replay:
-            session.work = self._backend.replay(session.state, session.replay)
-            session.replay = []
+        if prompts and isinstance(session.activity, Starting) and session.activity.replay:
+            replay = self._backend.replay(session.state, session.activity.replay)
+            session.activity = STARTING
+            session.task = ContextTask(replay, now, "replay", applies)
         elif prompts and session.state.recent:
-            session.work = self._backend.recache(session.state)
-        return [] if session.work is not None else self._finish(session)
+            session.task = ContextTask(self._backend.recache(session.state), now, "recache", applies)
+        else:
+            return _applied(session, applies)
+        return ()
 
     def _set_prompt(self, session: Session, pending: PendingControl) -> None:
         assert pending.text is not None
@@ -135,7 +164,7 @@ class Boundary:
         return quiet and not self._pacing.may_generate(session, now)
 
     def _due(self, session: Session, now: float) -> bool:
-        if session.work is not None or session.state.text is None:
+        if session.task is not None or session.state.text is None:
             return False
         if session.controls or session.paused or session.ended:
             return False
@@ -149,8 +178,7 @@ class Boundary:
         if reason is not None:
             session.ended = True
             return [SessionEnded(session.name, reason)]
-        session.due_at_s = now
-        session.work = self._backend.chunk(session.state)
+        session.task = ChunkTask(self._backend.chunk(session.state), now)
         return []
 
     def _past_the_end(self, session: Session) -> str | None:
@@ -167,3 +195,7 @@ class Boundary:
         except (HostPoolFullError, HostMemoryUnavailableError) as error:
             return [SuspendRefused(session.name, str(error))]
         return []
+
+
+def _applied(session: Session, controls: Iterable[Control]) -> Sequence[Event]:
+    return [ControlApplied(session.name, each.control_seq, session.state.next_chunk) for each in controls]

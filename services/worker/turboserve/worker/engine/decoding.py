@@ -12,7 +12,7 @@ from turboserve.worker.engine.events import ChunkReady, ChunkTimings, Event
 from turboserve.worker.engine.gather import GatherPolicy
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.session import Session, Undecoded
+from turboserve.worker.engine.session import Session, Undecoded, UndecodedChunk
 from turboserve.worker.engine.stages import Clock, Fail, Stage, StageOutcome
 
 
@@ -119,27 +119,27 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
             session.in_decode_executor = False
             session.undecoded.popleft()
             session.state.decoder_cache = decoded.cache
-            if item.index is not None and item.timings is not None:
+            if isinstance(item, UndecodedChunk):
                 session.delivered = item.index + 1
                 timings = replace(item.timings, ready_s=outcome.item.ready_s, decode_s=outcome.item.seconds)
-                events.append(self._ready(session, item.index, item.control_seq, decoded, timings))
+                events.append(self._ready(session, item, decoded, timings))
         return events
 
     def observe(self, batch: list[Decoding], seconds: float) -> None:
         """See `Stage.observe`. A first chunk has fewer frames, and the warming of a decoder has more latents
         than a chunk: neither tells how long a chunk takes."""
-        if all(each.item.index is not None and each.cache is not None for each in batch):
+        if all(isinstance(each.item, UndecodedChunk) and each.cache is not None for each in batch):
             self.profile.observe(len(batch), seconds)
 
     def _ready(
-        self, session: Session, index: int, control_seq: int, decoded: Decoded, timings: ChunkTimings
+        self, session: Session, item: UndecodedChunk, decoded: Decoded, timings: ChunkTimings
     ) -> ChunkReady:
         return ChunkReady(
             session=session.name,
-            index=index,
+            index=item.index,
             latents=decoded.latents,
             frames=decoded.frames,
-            control_seq=control_seq,
-            media_start_s=self._config.media_start(index),
+            control_seq=item.control_seq,
+            media_start_s=self._config.media_start(item.index),
             timings=timings,
         )

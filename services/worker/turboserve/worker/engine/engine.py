@@ -11,7 +11,14 @@ import torch
 from turboserve.worker.engine.backend import Backend, ReceiveBuffer
 from turboserve.worker.engine.errors import UnknownSessionError
 from turboserve.worker.engine.pipeline import Pipeline
-from turboserve.worker.engine.session import PendingControl, QuiesceRequest, Session
+from turboserve.worker.engine.session import (
+    RUNNING,
+    PendingControl,
+    QuiescedAtBoundary,
+    QuiesceRequest,
+    Session,
+    Transferring,
+)
 from turboserve.worker.engine.snapshot import Snapshot, state_fingerprint
 from turboserve.worker.engine.spec import Control, Decoder, EngineOptions, SessionSpec, TextEncoder
 from turboserve.worker.engine.state_pages import Page
@@ -163,7 +170,9 @@ class Engine(Pipeline):
     def unquiesce(self, session: str) -> None:
         """Continue the session, or withdraw the request to quiesce it. Raises `UnknownSessionError`."""
         held = self._table.active(session)
-        held.quiesce_request, held.quiesced = None, False
+        held.quiesce_request = None
+        if isinstance(held.activity, QuiescedAtBoundary):
+            held.activity = RUNNING
 
     def pages(self, session: str) -> Sequence[Page]:
         """Pages of an active session that no current work writes to. Raises `UnknownSessionError`.
@@ -172,7 +181,7 @@ class Engine(Pipeline):
         contents.
         """
         held = self._table.active(session)
-        return [] if held.transfer is not None else self.backend.pages_in_use(held)
+        return [] if isinstance(held.activity, Transferring) else self.backend.pages_in_use(held)
 
     def export_session(self, session: str) -> tuple[Mapping[str, Any], Sequence[Page]]:
         """Header and all pages of a quiesced or suspended session. Raises `UnknownSessionError`.
@@ -182,7 +191,7 @@ class Engine(Pipeline):
         held = self._table.sessions.get(session)
         if held is None:
             return self.backend.pages_of(self.snapshot(session))
-        if not held.quiesced:
+        if not isinstance(held.activity, QuiescedAtBoundary):
             raise UnknownSessionError(session, "quiesced")
         return self.backend.pages_quiesced(held)
 

@@ -8,10 +8,11 @@ stall.
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 from turboserve.worker.engine.gather import Candidate
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.session import Session
+from turboserve.worker.engine.session import DecoderContext, Session, UndecodedChunk
 from turboserve.worker.engine.spec import EngineOptions
 from turboserve.worker.model.config import ModelConfig
 
@@ -65,7 +66,7 @@ class Pacing:
 
     def due_at(self, session: Session, now: float) -> float | None:
         """Time at which an idle session's next chunk becomes due by playing; None if it does not."""
-        if session.work is not None or session.paused or session.ended or not session.playhead.playing:
+        if session.task is not None or session.paused or session.ended or not session.playhead.playing:
             return None
         if session.held_up:
             return None
@@ -78,16 +79,17 @@ class Pacing:
     def slack(self, session: Session, now: float) -> float:
         """Playout slack P in seconds."""
         if session.delivered == 0:
-            due = session.due_at_s
-            if session.undecoded and session.undecoded[0].timings is not None:
+            due = None if session.task is None else session.task.due_at_s
+            if session.undecoded and isinstance(session.undecoded[0], UndecodedChunk):
                 due = session.undecoded[0].timings.due_s
             return _FIRST_CHUNK_SLACK * self.chunk_seconds - (0.0 if due is None else now - due)
         return self._generated(session) - self.playhead(session, now)
 
     def candidate(self, session: Session, now: float) -> Candidate:
         """The session's next forward, for a gather policy."""
-        work = session.work
-        assert work is not None
+        task = session.task
+        assert task is not None
+        work = task.work
         left = work.total - work.done
         slack = self.slack(session, now)
         running = work.done > 0
@@ -97,7 +99,7 @@ class Pacing:
             frames=work.frames,
             step=work.done,
             steps_left=left,
-            waiting_s=max(0.0, now - session.due_at_s) if session.due_at_s is not None else 0.0,
+            waiting_s=max(0.0, now - task.due_at_s),
             slack_s=slack,
             credit_s=slack - remaining - self.chunk_seconds,
         )
@@ -108,7 +110,13 @@ class Pacing:
         left_s = self.slack(session, now) - self._package(1)
         # A decoder that must be warmed belongs to a session that lost its worker: its viewer has waited
         # longest.
-        waiting_s = math.inf if item.timings is None else max(0.0, now - item.timings.denoised_s)
+        match item:
+            case UndecodedChunk():
+                waiting_s = max(0.0, now - item.timings.denoised_s)
+            case DecoderContext():
+                waiting_s = math.inf
+            case _:
+                assert_never(item)
         return Candidate(
             session=session.name,
             frames=item.latents.shape[0],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import JobExecutor, Replica
@@ -20,7 +20,7 @@ from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.profile_file import STAGES
-from turboserve.worker.engine.session import Session
+from turboserve.worker.engine.session import ChunkTask, ContextTask, Session
 from turboserve.worker.engine.spec import EngineOptions
 from turboserve.worker.engine.stages import Clock, ForwardStage, TextStage
 from turboserve.worker.engine.stream_executor import Wakeup
@@ -189,7 +189,7 @@ class Pipeline:
         return (
             session.forwarding
             or (session.decodable and self._decodes.load < DECODE_EXECUTOR_DEPTH)
-            or (session.transfer is None and any(not pending.ready for pending in session.controls))
+            or session.encoding
             or self._boundary.pending(session, now)
         )
 
@@ -247,14 +247,23 @@ class Pipeline:
         outcomes = self.forward.run(batch) if batch else []
         if self.records_steps:
             for session in batch:
-                self._record(session.stage, session, began)
+                self._record(session, began)
         events = self.forward.scatter(outcomes, self._fail) if batch else None
         self._step_of = ()
         return events
 
-    def _record(self, stage: str, session: Session, began: float) -> None:
-        if stage:
-            session.steps.append(Step(stage, began, self._clock(), self._step_of))
+    def _record(self, session: Session, began: float) -> None:
+        """Record the forward of the session's task, except the pass over a chunk's clean latents."""
+        match session.task:
+            case ChunkTask(work=work):
+                if work.clean is None:
+                    session.steps.append(Step("denoise", began, self._clock(), self._step_of))
+            case ContextTask(stage=stage):
+                session.steps.append(Step(stage, began, self._clock(), self._step_of))
+            case None:
+                pass
+            case _:
+                assert_never(session.task)
 
     def _scatter_decoded(self, job: DecodeBatch) -> list[Event]:
         if job.seconds is not None:
@@ -286,4 +295,4 @@ def _same(session: Session) -> Session:
 
 
 def _due(session: Session) -> float:
-    return inf if session.due_at_s is None else session.due_at_s
+    return inf if session.task is None else session.task.due_at_s

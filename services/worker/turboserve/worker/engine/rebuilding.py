@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from turboserve.worker.engine.errors import InvalidRebuildError
-from turboserve.worker.engine.session import Session
+from turboserve.worker.engine.session import Session, Starting
 from turboserve.worker.engine.spec import Rebuild
 from turboserve.worker.model.config import ModelConfig
 
@@ -38,9 +38,9 @@ def plan_rebuild(
     state = session.state
     state.next_chunk = next_chunk
     first = state.first_frame(config) - len(parts) * config.frames_per_chunk
-    if sink is not None and first >= config.sink_size:
-        session.replay.append((0, sink))
+    replay = [(0, sink)] if sink is not None and first >= config.sink_size else []
     for part in parts:
-        session.replay.append((first, part))
+        replay.append((first, part))
         state.remember(part, config)
         first += config.frames_per_chunk
+    session.activity = Starting(tuple(replay))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, assert_never
 
 from torch import Tensor
 
@@ -48,17 +50,27 @@ class PendingControl:
         return self.control.prompt is None or self.text is not None
 
 
-@dataclass(frozen=True, eq=False)
-class Undecoded:
-    """Clean latents that wait for the session's decoder, or are in it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class UndecodedChunk:
+    """Clean latents of a chunk that wait for the session's decoder, or are in it."""
 
     latents: Tensor
     """[F, C, H, W]"""
-    index: int | None
-    """Index of the chunk. None: latents of an earlier run of the session, which only warm its decoder."""
-    control_seq: int = 0
-    timings: ChunkTimings | None = None
+    index: int
+    control_seq: int
+    timings: ChunkTimings
     """Timings of the chunk, except the end of its decoding."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderContext:
+    """Clean latents of an earlier run of the session, which only warm its decoder. They come first."""
+
+    latents: Tensor
+    """[F, C, H, W]"""
+
+
+Undecoded = UndecodedChunk | DecoderContext
 
 
 @dataclass(frozen=True)
@@ -84,44 +96,119 @@ class QuiesceRequest:
         return self.quiet_s * left_s / self.patience_s if left_s > 0 else 0.0
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
+class Transferring:
+    """The state is transferred to the slab or to the host: nothing else happens to the session."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Starting:
+    """The slab is the session's, but its prompt, its context or its decoder's cache is not complete."""
+
+    replay: tuple[tuple[int, Tensor], ...] = ()
+    """First frame and latents of each clean pass that rebuilds the session under its first prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """`SessionReady` was sent: the session generates each chunk when it is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuiescedAtBoundary:
+    """The session generates nothing until it is unquiesced. `SessionQuiesced` was sent, or it arrived so."""
+
+
+STARTING, RUNNING, QUIESCED = Starting(), Running(), QuiescedAtBoundary()
+Activity = Running | Starting | Transferring | QuiescedAtBoundary
+"""What an active session does. Arriving: `Transferring` → `Starting` → `Running`. Leaving: `Running` →
+`Transferring`, after which the session is suspended, or runs on if the transfer failed."""
+
+
+@dataclass(slots=True, eq=False)
+class ChunkTask:
+    """The forwards of the session's current chunk."""
+
+    work: ChunkWork
+    due_at_s: float
+    """When the task became due, monotonic seconds on the engine's clock."""
+    started_at_s: float | None = None
+    """When the first forward was gathered."""
+
+
+@dataclass(slots=True, eq=False)
+class ContextTask:
+    """Forwards that compute the session's context again, before its next chunk."""
+
+    work: Work
+    due_at_s: float
+    """See `ChunkTask`."""
+    stage: Literal["recache", "replay"]
+    applies: Sequence[Control]
+    """Controls that take effect with the end of the task."""
+    started_at_s: float | None = None
+    """See `ChunkTask`."""
+
+
+Task = ChunkTask | ContextTask
+
+
+@dataclass(eq=False, slots=True)
 class Session:
-    """One admitted session. `work` is None exactly at a chunk boundary."""
+    """One active session. `task` is None exactly at a chunk boundary."""
 
     state: SessionState
     max_lead_s: float
     playhead: Playhead
+    activity: Activity = STARTING
+    task: Task | None = None
     delivered: int = 0
     """Index after the last chunk that was decoded and delivered."""
-    work: Work | None = None
     undecoded: deque[Undecoded] = field(default_factory=deque)
     """Latents in the order of the video; the first is in the decode executor if `in_decode_executor`."""
     in_decode_executor: bool = False
-    transfer: Transfer | None = None
-    """Set while the state is transferred to the host or back: nothing else happens to the session."""
     controls: deque[PendingControl] = field(default_factory=deque)
-    applying: list[Control] = field(default_factory=list)
-    """Controls that the recache in `work` applies."""
-    announced: bool = False
-    """Whether `SessionReady` was sent."""
     paused: bool = False
     ended: bool = False
     """Whether `SessionEnded` was sent."""
     suspending: bool = False
+    """Whether the state is to move to the host at the next boundary."""
     quiesce_request: QuiesceRequest | None = None
-    quiesced: bool = False
-    """Whether the session is quiesced: `SessionQuiesced` was sent, or the session was imported quiesced."""
-    replay: list[tuple[int, Tensor]] = field(default_factory=list)
-    """First frame and latents of each clean pass that a rebuild has not started yet."""
-    due_at_s: float | None = None
-    """When the current or next chunk became due; None while it is not due."""
-    started_at_s: float | None = None
     steps: list[Step] = field(default_factory=list)
     """Batches that computed for the session since the latents of its last chunk were clean."""
     unpaced_until: int = 0
     """Chunks before this one are due wherever the viewer is."""
     isolated_until: int = 0
     """Chunks before this one are computed in separate batches, while nothing else computes."""
+
+    @property
+    def name(self) -> str:
+        """The session's name."""
+        return self.state.session
+
+    @property
+    def work(self) -> Work | None:
+        """The forwards of the current task."""
+        return None if self.task is None else self.task.work
+
+    @property
+    def chunk(self) -> ChunkWork | None:
+        """The current chunk."""
+        return self.task.work if isinstance(self.task, ChunkTask) else None
+
+    @property
+    def forwarding(self) -> bool:
+        """Whether the session waits for a forward."""
+        return self.task is not None and self.task.work.done < self.task.work.total
+
+    @property
+    def encoding(self) -> bool:
+        """Whether a prompt waits for its embedding, and the session may compute."""
+        if not self.controls or isinstance(self.activity, Transferring):
+            return False
+        return any(not pending.ready for pending in self.controls)
 
     @property
     def isolated(self) -> bool:
@@ -131,30 +218,7 @@ class Session:
     @property
     def waits(self) -> bool:
         """Whether the session waits for a batch of any stage, or is in one."""
-        prompts = self.transfer is None and any(not pending.ready for pending in self.controls)
-        return self.forwarding or bool(self.undecoded) or prompts
-
-    @property
-    def stage(self) -> str:
-        """What the next forward computes, as in `Step.stage`; empty for the pass over clean latents."""
-        if self.chunk is not None:
-            return "denoise" if self.chunk.clean is None else ""
-        return "recache" if self.applying else "replay"
-
-    @property
-    def name(self) -> str:
-        """The session's name."""
-        return self.state.session
-
-    @property
-    def chunk(self) -> ChunkWork | None:
-        """The current chunk."""
-        return self.work if isinstance(self.work, ChunkWork) else None
-
-    @property
-    def forwarding(self) -> bool:
-        """Whether the session waits for a forward."""
-        return self.work is not None and self.work.done < self.work.total
+        return self.forwarding or bool(self.undecoded) or self.encoding
 
     @property
     def decodable(self) -> bool:
@@ -164,15 +228,22 @@ class Session:
     @property
     def warming(self) -> bool:
         """Whether the session's decoder is not yet ready for the next chunk."""
-        return bool(self.undecoded) and any(each.index is None for each in self.undecoded)
+        return bool(self.undecoded) and isinstance(self.undecoded[0], DecoderContext)
 
     @property
     def busy(self) -> bool:
         """Whether anything of the session is being computed, decoded or transferred."""
-        return self.work is not None or bool(self.undecoded) or self.transfer is not None
+        return self.task is not None or bool(self.undecoded) or isinstance(self.activity, Transferring)
 
     @property
     def held_up(self) -> bool:
         """Whether the next chunk must wait: for a stream executor, or because the session is quiesced."""
-        lanes = self.transfer is not None or self.warming or len(self.undecoded) >= MAX_UNDECODED
-        return lanes or self.quiesced
+        if self.warming or len(self.undecoded) >= MAX_UNDECODED:
+            return True
+        match self.activity:
+            case Running() | Starting():
+                return False
+            case Transferring() | QuiescedAtBoundary():
+                return True
+            case _:
+                assert_never(self.activity)

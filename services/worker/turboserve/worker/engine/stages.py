@@ -19,7 +19,7 @@ from turboserve.worker.engine.events import ChunkTimings, Event
 from turboserve.worker.engine.gather import GatherPolicy
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.session import PendingControl, Session, Undecoded
+from turboserve.worker.engine.session import ChunkTask, PendingControl, Session, Task, UndecodedChunk
 from turboserve.worker.engine.spec import TextEncoder
 from turboserve.worker.engine.streams import DEVICE_LOST, settle
 
@@ -132,7 +132,7 @@ class TextStage(Stage[Prompted, Prompted, Tensor]):
         return [
             Prompted(session, pending)
             for session in sessions
-            if session.transfer is None
+            if session.encoding
             for pending in session.controls
             if not pending.ready
         ]
@@ -202,25 +202,25 @@ class ForwardStage(Stage[Session, Session, Tensor]):
         by_name = {session.name: session for session in waiting}
         batch = [by_name[candidate.session] for candidate in chosen]
         for session in batch:
-            if session.started_at_s is None:
-                session.started_at_s = now
+            if session.task is not None and session.task.started_at_s is None:
+                session.task.started_at_s = now
         return batch
 
     def compute(self, batch: list[Session]) -> list[Tensor]:
         """See `Stage.compute`. Flows [F, C, H, W]."""
-        return self._backend.forward([session.work for session in batch if session.work is not None])
+        return self._backend.forward([session.task.work for session in batch if session.task is not None])
 
     def scatter(self, outcomes: list[StageOutcome[Session, Tensor]], fail: Fail) -> list[Event]:
         """See `Stage.scatter`."""
         events: list[Event] = []
         for outcome in outcomes:
             session = outcome.item
-            if outcome.error is not None or outcome.result is None or session.work is None:
+            if outcome.error is not None or outcome.result is None or session.task is None:
                 events.append(fail(session, outcome.error))
                 continue
             try:
-                session.work.advance(outcome.result)
-                self._denoised(session)
+                session.task.work.advance(outcome.result)
+                self._denoised(session, session.task)
             except DEVICE_LOST:
                 raise
             except Exception as error:
@@ -230,23 +230,25 @@ class ForwardStage(Stage[Session, Session, Tensor]):
 
     def observe(self, batch: list[Session], seconds: float) -> None:
         """See `Stage.observe`. A recache of a partly filled window tells nothing about full windows."""
-        frames = 0 if batch[0].work is None else batch[0].work.frames
+        frames = 0 if batch[0].task is None else batch[0].task.work.frames
         if frames == self._frames_per_chunk:
             self.profile.observe(len(batch), seconds)
         elif frames == self._window_frames:
             self.recache_profile.observe(len(batch), seconds)
 
-    def _denoised(self, session: Session) -> None:
+    def _denoised(self, session: Session, task: Task) -> None:
         """Queue a chunk's decoding as soon as its latents are clean, before its last forward."""
-        chunk = session.chunk
-        if chunk is None or chunk.clean is None or chunk.done != chunk.denoising:
+        if not isinstance(task, ChunkTask):
+            return
+        chunk = task.work
+        if chunk.clean is None or chunk.done != chunk.denoising:
             return
         timings = ChunkTimings(
-            due_s=session.due_at_s or 0.0,
-            started_s=session.started_at_s or 0.0,
+            due_s=task.due_at_s,
+            started_s=task.started_at_s or 0.0,
             denoised_s=self._clock(),
             ready_s=0.0,
             steps=tuple(session.steps),
         )
         session.steps.clear()
-        session.undecoded.append(Undecoded(chunk.clean, chunk.index, session.state.control_seq, timings))
+        session.undecoded.append(UndecodedChunk(chunk.clean, chunk.index, session.state.control_seq, timings))

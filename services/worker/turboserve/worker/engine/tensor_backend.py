@@ -16,7 +16,7 @@ from turboserve.worker.engine.rebuilding import check_rebuild, plan_rebuild
 from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer, allocate_host, host_bytes, own_limit
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.rows import RowsForward
-from turboserve.worker.engine.session import Session, Undecoded
+from turboserve.worker.engine.session import DecoderContext, Session
 from turboserve.worker.engine.slab import Slab, SlabLayout
 from turboserve.worker.engine.snapshot import Snapshot, parts, prepare
 from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
@@ -78,7 +78,7 @@ class TensorBackend:
         sink = None if rebuild.sink is None else rebuild.sink.to(self.device)
         parts = torch.split(latents, self.config.frames_per_chunk)
         plan_rebuild(session, rebuild.next_chunk, parts, sink, self.config)
-        session.undecoded.append(Undecoded(latents, None))
+        session.undecoded.append(DecoderContext(latents))
 
     @torch.inference_mode()
     def leave(self, session: Session) -> Transfer:
@@ -112,7 +112,7 @@ class TensorBackend:
         """See `Backend.recache`."""
         return RecacheWork(state, self.config, self._schedule)
 
-    def replay(self, state: SessionState, parts: list[tuple[int, Tensor]]) -> Work:
+    def replay(self, state: SessionState, parts: Sequence[tuple[int, Tensor]]) -> Work:
         """See `Backend.replay`."""
         return ReplayWork(state, self.config, self._schedule, parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -142,7 +142,11 @@ class ReplayWork:
     """
 
     def __init__(
-        self, state: SessionState, config: ModelConfig, schedule: Schedule, parts: list[tuple[int, Tensor]]
+        self,
+        state: SessionState,
+        config: ModelConfig,
+        schedule: Schedule,
+        parts: Sequence[tuple[int, Tensor]],
     ) -> None:
         """`parts`: first frame and latents [F, C, H, W] of each pass, in order."""
         self.done = 0

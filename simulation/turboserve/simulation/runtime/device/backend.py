@@ -28,7 +28,7 @@ from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.rebuilding import check_rebuild, plan_rebuild
 from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.session import Session, Undecoded
+from turboserve.worker.engine.session import DecoderContext, Session
 from turboserve.worker.engine.slab import Slab, SlabLayout
 from turboserve.worker.engine.snapshot import Snapshot, header_of, state_fingerprint
 from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
@@ -206,7 +206,7 @@ class VirtualBackend:
         follows = kept[-1].index == rebuild.next_chunk - 1
         state.number = kept[-1].number if follows else link(LOST, rebuild.next_chunk)
         plan_rebuild(session, rebuild.next_chunk, [each.tensor for each in kept], None, self.config)
-        session.undecoded.append(Undecoded(kept[-1].tensor, None))
+        session.undecoded.append(DecoderContext(kept[-1].tensor))
 
     def leave(self, session: Session) -> Transfer:
         """See `Backend.leave`."""
@@ -238,7 +238,7 @@ class VirtualBackend:
         frames = min(len(state.recent) * self.config.frames_per_chunk, self.config.window_frames)
         return VirtualPass(state.session, frames, 1)
 
-    def replay(self, state: SessionState, parts: list[tuple[int, Tensor]]) -> Work:
+    def replay(self, state: SessionState, parts: Sequence[tuple[int, Tensor]]) -> Work:
         """See `Backend.replay`."""
         return VirtualPass(state.session, self.config.frames_per_chunk, len(parts))
 
