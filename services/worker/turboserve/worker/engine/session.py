@@ -201,7 +201,10 @@ class Session:
     @property
     def forwarding(self) -> bool:
         """Whether the session waits for a forward."""
-        return self.task is not None and self.task.work.done < self.task.work.total
+        if self.task is None:
+            return False
+        work = self.task.work
+        return work.done < work.total
 
     @property
     def encoding(self) -> bool:
