@@ -20,7 +20,7 @@ from turboserve.scheduler.messages import (
     SessionChanged,
     WorkerChanged,
 )
-from turboserve.scheduler.view_models import SessionView
+from turboserve.scheduler.session_view import SessionView, Waiting
 
 TENANTS = ("ta", "tb", "tc")
 MODELS = ("ma", "mb")
@@ -28,8 +28,13 @@ MODELS = ("ma", "mb")
 
 def waiting(name: str, tenant: str, since: float, model: str = "ma") -> SessionView:
     view = SessionView(session(name, tenant=tenant, model=model), 1, 0.0)
-    view.waiting_since = since
+    view.waiting = Waiting(since)
     return view
+
+
+def since_of(view: SessionView) -> float:
+    assert view.waiting is not None
+    return view.waiting.since
 
 
 queues = st.lists(
@@ -68,7 +73,7 @@ def test_no_tenant_gets_ahead_of_one_that_waits_by_more_than_one_slot(
 def test_within_a_tenant_who_waited_longest_comes_first(sessions: list[SessionView]) -> None:
     order = in_fair_order(sessions, {}, {})
     for share in {share_of(view) for view in sessions}:
-        own = [(view.waiting_since, view.id) for view in order if share_of(view) == share]
+        own = [(since_of(view), view.id) for view in order if share_of(view) == share]
         assert own == sorted(own)
 
 

@@ -26,6 +26,7 @@ from turboserve.scheduler.messages import (
 )
 from turboserve.scheduler.placement import MigrationKind
 from turboserve.scheduler.policy import Policy
+from turboserve.scheduler.worker_view import Draining
 
 
 def test_a_migration_from_proposal_to_commit() -> None:
@@ -240,7 +241,7 @@ def test_a_migration_to_a_worker_that_is_to_be_emptied_is_given_up_before_the_co
 
 def test_a_state_that_is_there_when_its_target_comes_to_be_emptied_is_committed() -> None:
     bench = migrating()
-    bench.core.view.workers["b"].draining = True
+    bench.core.view.workers["b"].process = Draining(WorkerPhase.DRAINING)
     bench.verified()
     bench.store(CommitMigration)
     assert bench.none(AbandonMigration)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from turboserve.contracts.sessions import Phase
-from turboserve.scheduler import liveness
 from turboserve.scheduler.placement import Cluster, SessionState, WorkerState
+from turboserve.scheduler.session_view import SessionView
 from turboserve.scheduler.view import View
-from turboserve.scheduler.view_models import SessionView, WorkerView
+from turboserve.scheduler.worker_view import WorkerView
 
 LOOK_S = 0.2
 """Listening time between two checks of all workers for silence, in seconds."""
@@ -76,7 +76,8 @@ class ClusterProjection:
             self._timed_sessions.discard(name)
             self._cluster.drop_session(name)
             return
-        timed = session.not_before > now or session.refusals or session.migration_failures
+        backs_off = session.retry is not None and session.retry.not_before > now
+        timed = backs_off or session.refusals or session.migration_failures
         (self._timed_sessions.add if timed else self._timed_sessions.discard)(name)
         self._cluster.put_session(session_state(self._view, session, now, self._sizes))
 
@@ -89,7 +90,7 @@ def worker_state(worker: WorkerView, now: float, listened: float, timeout_s: flo
         weights_digest=worker.weights_digest,
         ready=worker.ready and worker.full_until <= now,
         draining=worker.draining,
-        suspect=liveness.is_suspect(worker, listened, timeout_s),
+        suspect=worker.is_suspect(listened, timeout_s),
         chunk_latency_s=worker.chunk_latency_s,
         host=worker.host,
     )
@@ -122,8 +123,7 @@ def is_movable(view: View, session: SessionView, now: float) -> bool:
     """
     source = view.workers.get(session.record.worker or "")
     return (
-        session.is_free(now)
-        and not session.must_read
+        session.may_change(now)
         and session.record.migration is None
         and view.kind(session) is None
         and source is not None

@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
-from turboserve.scheduler import deciding, liveness, operator_requests
+from turboserve.scheduler import deciding, operator_requests
 from turboserve.scheduler.cluster_projection import ClusterProjection
 from turboserve.scheduler.fairness import Share, in_fair_order, share_of
 from turboserve.scheduler.feedback import Feedback
@@ -49,8 +50,9 @@ from turboserve.scheduler.pending_query import PendingQuery
 from turboserve.scheduler.placement import Cluster, Links, NeverMigrates, Placement, Rebalancer
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.refusals import note_refusals
+from turboserve.scheduler.session_view import SessionView, Waiting
 from turboserve.scheduler.view import View
-from turboserve.scheduler.view_models import SessionView
+from turboserve.scheduler.worker_view import Declaring, ListeningTime, Undeclared
 
 
 class Scheduler:
@@ -73,7 +75,7 @@ class Scheduler:
         self.migrations = Migrations(rebalancer or NeverMigrates(), links, self.policy)
         self.view = View()
         self.picture = ClusterProjection(self.view, self.policy.worker_timeout_s, self.policy.target_chunk_s)
-        self.listening = liveness.ListeningTime()
+        self.listening = ListeningTime()
         self.decisions = 0
         self.synced = False
         """Whether the first listing has filled the view. The core decides nothing before that."""
@@ -151,14 +153,14 @@ class Scheduler:
         listened = self.listening.now
         lease_s = self.policy.lease_s
         for worker in self.view.workers.values():
-            due = not worker.declaring and worker.declare_after <= now
-            timeout_s = self.policy.silence_limit(worker.phase)
-            if due and liveness.is_dead(worker, listened, timeout_s, lease_s):
-                worker.declaring = True
+            due = isinstance(worker.declaration, Undeclared) and worker.declaration.until <= now
+            timeout_s = self.policy.silence_limit(worker.process.phase)
+            if due and worker.is_dead(listened, timeout_s, lease_s):
+                worker.declaration = Declaring()
                 reason = f"silent for {listened - worker.heard_at:.1f} s, limit {timeout_s:g} s"
                 self._send(DeclareGone(self.view.stamp(), worker.id, reason, worker.renewed_at))
-        self._look.wanted = liveness.wants_look(
-            self.view.workers.values(), listened, self.policy.worker_timeout_s
+        self._look.wanted = any(
+            worker.wants_look(listened, self.policy.worker_timeout_s) for worker in self.view.workers.values()
         )
         if self._look.due(now):
             self._send(ListWorkers(self._ask(self._look, now)))
@@ -175,8 +177,7 @@ class Scheduler:
                 record.activity is Activity.WATCHING
                 and record.phase in (Phase.ACTIVE, Phase.REQUESTED)
                 and self.listening.now - session.watched_at >= self.policy.idle_after_s
-                and session.is_free(now)
-                and not session.must_read
+                and session.may_change(now)
             ):
                 self._send(SuspendIdle(self._take(session), session.id, record.version))
 
@@ -209,7 +210,7 @@ class Scheduler:
         for record in records:
             known = self.view.workers.get(record.id)
             if known is not None:
-                liveness.note_look(known, record.renewed_at, asked_at, self.listening.now)
+                known.looked(record.renewed_at, asked_at, self.listening.now)
             self._row_of_worker(record)
         listed = {record.id for record in records}
         for worker in list(self.view.workers.values()):
@@ -251,7 +252,7 @@ class Scheduler:
                 session = self.view.sessions.get(command.session)
                 if session is None or session.ticket != event.ticket:
                     return
-                session.ticket = None
+                session.command_answered()
                 surprised = settle_session(
                     self.view, self.policy, session, command, event, now, self.listening.now
                 )
@@ -268,11 +269,11 @@ class Scheduler:
         ripe = []
         for name in sorted(self.view.wanting):
             session = self.view.sessions[name]
-            if session.waiting_since is None and self.view.kind(session) is not None:
-                session.waiting_since = now
-            if not session.is_free(now):
+            if session.waiting is None and self.view.kind(session) is not None:
+                session.waiting = Waiting(since=now)
+            if not session.may_send(now):
                 continue
-            if session.must_read:
+            if session.in_doubt:
                 self._send(ReadSession(self._take(session), session.id))
             else:
                 ripe.append(session)
@@ -298,8 +299,8 @@ class Scheduler:
                 self._served[share_of(session)] = self.decisions
                 self.view.reserve(session, choice.worker)
                 self._send(Place(self._take(session), session.record.version, decision, other_weights))
-            elif session.noted != choice.reason:
-                session.noted = choice.reason
+            elif session.waiting is not None and session.waiting.noted != choice.reason:
+                session.waiting = replace(session.waiting, noted=choice.reason)
                 self._commands.append(RecordDecision(decision))
 
     def _in_order(self, ripe: list[SessionView]) -> list[SessionView]:
@@ -318,8 +319,9 @@ class Scheduler:
         self._send(command)
 
     def _take(self, session: SessionView) -> int:
-        session.ticket = self.view.stamp()
-        return session.ticket
+        ticket = self.view.stamp()
+        session.command_sent(ticket)
+        return ticket
 
     def _ask(self, question: PendingQuery, now: float) -> int:
         ticket = self.view.stamp()

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from turboserve.contracts.sessions import Decision, Phase
 from turboserve.scheduler.placement import Choice, Demand
-from turboserve.scheduler.view_models import SessionView
+from turboserve.scheduler.session_view import SessionView
 
 
 def weights_needed(
@@ -23,8 +23,7 @@ def weights_needed(
     On other weights the session continues from its latents: its video may change its look, but it plays.
     """
     digest = session.record.weights_digest
-    waited_s = 0.0 if session.waiting_since is None else now - session.waiting_since
-    return digest if (session.record.model, digest) in served and waited_s < limit_s else None
+    return digest if (session.record.model, digest) in served and session.waited_s(now) < limit_s else None
 
 
 def demand_of(session: SessionView, kind: str, weights_digest: str | None, now: float) -> Demand:
@@ -59,7 +58,6 @@ def decision_of(session: SessionView, kind: str, choice: Choice, other_weights: 
 
     `other_weights`: the worker's weights differ from those that made the session's chunks.
     """
-    waited_s = 0.0 if session.waiting_since is None else now - session.waiting_since
     return Decision(
         session=session.id,
         epoch=session.record.epoch + (choice.worker is not None),
@@ -67,5 +65,5 @@ def decision_of(session: SessionView, kind: str, choice: Choice, other_weights: 
         kind="wait" if choice.worker is None else kind,
         reason=f"{_cause(session, kind)}: {choice.reason}"
         + (f"; no worker has its weights {session.record.weights_digest}" if other_weights else ""),
-        numbers={**choice.numbers, "waited_s": waited_s},
+        numbers={**choice.numbers, "waited_s": session.waited_s(now)},
     )

@@ -6,7 +6,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from turboserve.scheduler.view_models import SessionView
+from turboserve.scheduler.session_view import SessionView
 
 Share = tuple[str, str]
 """Model and tenant: tenants share the slots of one model."""
@@ -57,4 +57,5 @@ def in_fair_order(
 
 
 def _waited(session: SessionView) -> tuple[float, float, str]:
-    return session.waiting_since or 0.0, session.record.created_at, session.id
+    since = 0.0 if session.waiting is None else session.waiting.since
+    return since, session.record.created_at, session.id

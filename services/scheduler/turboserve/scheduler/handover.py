@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from turboserve.contracts.sessions import Activity, Decision
 from turboserve.scheduler.messages import Release
 from turboserve.scheduler.migrations import Take
+from turboserve.scheduler.session_view import SessionView
 from turboserve.scheduler.view import View
-from turboserve.scheduler.view_models import SessionView, WorkerView
+from turboserve.scheduler.worker_view import WorkerView
 
 
 def hand_over(view: View, now: float, at_once: int, take: Take) -> Iterator[Release]:
@@ -22,7 +23,7 @@ def hand_over(view: View, now: float, at_once: int, take: Take) -> Iterator[Rele
     and at most `at_once` suspended ones are released.
     """
     for worker in view.workers.values():
-        if not worker.draining or worker.gone:
+        if not worker.draining:
             continue
         serving = [w for w in view.workers.values() if w.ready and w.model == worker.model]
         if not serving:
@@ -52,7 +53,7 @@ def _mark(view: View, worker: WorkerView, now: float, room: int) -> None:
 
 def _can_leave(session: SessionView, now: float) -> bool:
     """Whether the session's row is certain and it is not migrating."""
-    return session.is_free(now) and not session.must_read and session.record.migration is None
+    return session.may_change(now) and session.record.migration is None
 
 
 def _is_idle(session: SessionView, now: float) -> bool:

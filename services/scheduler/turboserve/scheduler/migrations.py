@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import assert_never
 
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.contracts.workers import NO_STATE, MigrationReport, MigrationStage
@@ -21,8 +22,14 @@ from turboserve.scheduler.messages import AbandonMigration, BeginMigration, Comm
 from turboserve.scheduler.placement import Cluster, Links, Migration, MigrationKind, Rebalancer
 from turboserve.scheduler.placement.links import kind_between
 from turboserve.scheduler.policy import Policy
+from turboserve.scheduler.session_view import (
+    AwaitingLimit,
+    Copying,
+    MigrationProgress,
+    SessionView,
+    Uncommittable,
+)
 from turboserve.scheduler.view import View
-from turboserve.scheduler.view_models import SessionView
 
 Take = Callable[[SessionView], int]
 """Returns the ticket of a session's next command."""
@@ -48,55 +55,63 @@ class Migrations:
         self._note_ends(view, now)
         for name in sorted(view.migrating):
             session = view.sessions[name]
-            if session.migration_seen != session.record.migration:
-                session.migration_seen, session.migration_since = session.record.migration, listened
-                session.migration_timeout_s = session.migration_abandon_reason = None
-            if session.is_free(now) and not session.must_read:
-                step = self._step(view, session, listened, take)
+            progress = session.migration
+            if progress is None or progress.migration != session.record.migration:
+                assert session.record.migration is not None
+                session.migration = progress = AwaitingLimit(session.record.migration, since=listened)
+            if session.may_change(now):
+                step = self._step(view, session, progress, listened, take)
                 if step is not None:
                     yield step
 
-    def _step(self, view: View, session: SessionView, listened: float, take: Take) -> Step | None:
+    def _step(
+        self, view: View, session: SessionView, progress: MigrationProgress, listened: float, take: Take
+    ) -> Step | None:
         record = session.record
-        assert record.migration is not None
         assert record.target is not None
         report = _report(view, record)
-        if report is not None and report.limit_s and session.migration_timeout_s is None:
-            most_s = self._policy.migration_timeout_max_s
-            session.migration_since = listened
-            session.migration_timeout_s = min(report.limit_s, most_s) + self._policy.migration_margin_s
+        if isinstance(progress, AwaitingLimit) and report is not None and report.limit_s:
+            timeout_s = min(report.limit_s, self._policy.migration_timeout_max_s)
+            timeout_s += self._policy.migration_margin_s
+            session.migration = progress = Copying(progress.migration, listened, timeout_s)
         verified = report is not None and report.stage is MigrationStage.VERIFIED
-        if report is not None and verified and session.migration_abandon_reason is None:
+        if report is not None and verified and not isinstance(progress, Uncommittable):
             return CommitMigration(
                 take(session),
                 session.id,
-                record.migration,
+                progress.migration,
                 record.target,
                 report.next_chunk,
                 report.digest,
                 {"bytes_copied": report.bytes_copied, "seconds": report.seconds},
             )
-        reason = self._why_not(view, session, report, listened)
+        reason = self._why_not(view, record, progress, report, listened)
         if reason is None:
             return None
         empty = report is not None and report.stage is MigrationStage.FAILED and report.code == NO_STATE
-        return AbandonMigration(take(session), session.id, record.migration, reason, release=empty)
+        return AbandonMigration(take(session), session.id, progress.migration, reason, release=empty)
 
     def _why_not(
-        self, view: View, session: SessionView, report: MigrationReport | None, listened: float
+        self,
+        view: View,
+        record: SessionRecord,
+        progress: MigrationProgress,
+        report: MigrationReport | None,
+        listened: float,
     ) -> str | None:
         """Return why to abandon the migration; None if it continues.
 
         The loss of the source is no reason for a session with a slot: it is recovered by a new placement.
         """
-        record = session.record
-        limit_s = (
-            self._policy.migration_timeout_s
-            if session.migration_timeout_s is None
-            else session.migration_timeout_s
-        )
-        if session.migration_abandon_reason is not None:
-            return session.migration_abandon_reason
+        match progress:
+            case Uncommittable(reason=reason):
+                return reason
+            case AwaitingLimit(since=since):
+                timeout_s = self._policy.migration_timeout_s
+            case Copying(since=since, timeout_s=timeout_s):
+                pass
+            case _:
+                assert_never(progress)
         if report is not None and report.stage is MigrationStage.FAILED:
             return report.reason or "the target says that it failed"
         if view.is_gone(record.target or ""):
@@ -106,8 +121,8 @@ class Migrations:
             return f"{record.target} is draining"
         if record.phase is Phase.SUSPENDED and view.is_gone(record.worker or ""):
             return f"{record.worker} is gone, with the state"
-        if listened - session.migration_since >= limit_s:
-            return f"its state was not verified within {limit_s:g} s"
+        if listened - since >= timeout_s:
+            return f"its state was not verified within {timeout_s:g} s"
         return None
 
     def _note_ends(self, view: View, now: float) -> None:

@@ -27,8 +27,9 @@ from turboserve.scheduler.messages import (
 )
 from turboserve.scheduler.migrations import Migrations, Take
 from turboserve.scheduler.placement import Candidate, Choice, Demand, Placement
+from turboserve.scheduler.session_view import SessionView
 from turboserve.scheduler.view import View
-from turboserve.scheduler.view_models import SessionView, WorkerView
+from turboserve.scheduler.worker_view import WorkerView
 
 RETRY_S = 0.5
 
@@ -148,7 +149,7 @@ def named(view: View, session: SessionView, name: str) -> Choice:
             limit=worker.weights_digest,
         )
     if not worker.ready:
-        phase = "draining" if worker.draining else worker.phase.value
+        phase = "draining" if worker.draining else worker.process.phase.value
         raise NoCapacityError(f"worker {name} is {phase}", field="worker", limit=phase, retry_after_s=1.0)
     if record.phase.holds_slot and worker.load >= worker.capacity:
         raise NoCapacityError(

@@ -13,8 +13,9 @@ from turboserve.scheduler.messages import (
     SuspendIdle,
 )
 from turboserve.scheduler.policy import Policy
+from turboserve.scheduler.session_view import InDoubt, Retry, SessionView, Settled, Uncommittable
 from turboserve.scheduler.view import View
-from turboserve.scheduler.view_models import SessionView
+from turboserve.scheduler.worker_view import Undeclared
 
 
 def settle_declaration(view: View, policy: Policy, command: DeclareGone, event: Answered, now: float) -> None:
@@ -23,8 +24,7 @@ def settle_declaration(view: View, policy: Policy, command: DeclareGone, event: 
     if event.refused in (None, Refused.NOT_FOUND, Refused.WORKER_GONE):
         view.drop_worker(command.worker)
     elif worker is not None:
-        worker.declaring = False
-        worker.declare_after = now + policy.retry_s
+        worker.declaration = Undeclared(until=now + policy.retry_s)
 
 
 def settle_session(
@@ -43,7 +43,7 @@ def settle_session(
     refused = event.refused
     surprised = False
     if event.record is not None:
-        session.must_read, session.failures = False, 0
+        session.row_state, session.retry = Settled(), None
         if view.put_session(event.record, listened) is None:
             return False
         surprised = session.record.worker is not None and not view.knows(session.record.worker)
@@ -57,19 +57,22 @@ def settle_session(
     elif isinstance(command, Place | BeginMigration | CommitMigration) and refused is Refused.WORKER_GONE:
         view.drop_worker(command.worker)
         # The store has ended all migrations to a gone worker, so the row has changed.
-        session.must_read = isinstance(command, CommitMigration)
+        if isinstance(command, CommitMigration):
+            session.row_state = InDoubt()
     elif refused is Refused.STALE_STATE:
-        session.migration_abandon_reason = "the log has a later chunk than the state that was copied"
+        if session.migration is not None:
+            reason = "the log has a later chunk than the state that was copied"
+            session.migration = Uncommittable(session.migration.migration, reason)
     else:
         if refused is not Refused.CONFLICT:
-            session.failures += 1
-            session.not_before = now + policy.retry_after(session.failures)
+            failures = 1 if session.retry is None else session.retry.failures + 1
+            session.retry = Retry(failures, not_before=now + policy.retry_after(failures))
         if refused is not Refused.NOT_SENT:
-            session.must_read = True
+            session.row_state = InDoubt()
     if isinstance(command, SuspendIdle) and refused is not None:
         # The store may know of a viewer that the view does not, so the idle time starts again.
         session.watched_at = listened
-    if not session.must_read:
+    if not session.in_doubt:
         view.release(session)
     view.settle(session)
     return surprised

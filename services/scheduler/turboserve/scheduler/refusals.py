@@ -5,7 +5,7 @@ from __future__ import annotations
 from turboserve.contracts.workers import LoadReport, WorkerPhase
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.view import View
-from turboserve.scheduler.view_models import WorkerView
+from turboserve.scheduler.worker_view import WorkerView
 
 
 def note_refusals(view: View, policy: Policy, worker: WorkerView, report: LoadReport, now: float) -> None:

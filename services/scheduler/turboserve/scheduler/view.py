@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
+from typing import assert_never
 
 from cachetools import FIFOCache
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 from turboserve.scheduler.fairness import Share, share_of
-from turboserve.scheduler.view_models import SessionView, WorkerView
+from turboserve.scheduler.session_view import Migrating, MigratingSuspended, Placing, SessionView
+from turboserve.scheduler.worker_view import Serving, WorkerView
 
 REMEMBERED = 10_000
 """Number of ids of ended sessions, and of gone workers, that are kept against late messages."""
@@ -73,7 +75,7 @@ class View:
                 id=record.id,
                 model=record.model,
                 capacity=record.capacity,
-                phase=record.phase,
+                process=Serving(record.phase),
                 heard_at=listened,
                 looked_at=listened,
                 renewed_at=record.renewed_at,
@@ -86,8 +88,8 @@ class View:
             for session in self.sessions.values():
                 if record.id in (session.record.worker, session.record.target):
                     self._count(session.record)
-        self._drains(worker, record.phase, record.started_at)
-        worker.phase, worker.capacity = record.phase, record.capacity
+        worker.reported(record.phase, record.started_at)
+        worker.capacity = record.capacity
         worker.host, worker.provides_state = record.host, bool(record.transfer)
         worker.weights_digest = record.weights_digest
         worker.measured(record.chunk_latency_s)
@@ -99,8 +101,8 @@ class View:
         if worker is None:
             return None
         worker.heard_at = heard_at
-        self._drains(worker, report.phase, report.started_at)
-        worker.phase, worker.capacity = report.phase, report.capacity
+        worker.reported(report.phase, report.started_at)
+        worker.capacity = report.capacity
         worker.host, worker.provides_state = report.host, bool(report.transfer)
         # A late report from the loading phase has no digest and must not remove the known one.
         worker.weights_digest = report.weights_digest or worker.weights_digest
@@ -108,21 +110,13 @@ class View:
         worker.measured(report.chunk_latency_s)
         return worker
 
-    @staticmethod
-    def _drains(worker: WorkerView, phase: WorkerPhase, started_at: float) -> None:
-        """Update `draining`. A drain lasts until the process ends; a new process under the same id serves."""
-        if started_at > worker.started_at:
-            worker.started_at, worker.draining = started_at, phase is WorkerPhase.DRAINING
-        elif phase is WorkerPhase.DRAINING and started_at in (0.0, worker.started_at):
-            worker.draining = True
-
     def drop_worker(self, worker: str) -> None:
         """Remove a gone worker for good. Its sessions that need another worker join `wanting`."""
         self._gone[worker] = None
         view = self.workers.pop(worker, None)
         if view is None:
             return
-        view.gone = True
+        self.changed_workers.add(worker)
         for session in [*view.used, *view.holding, *view.reserved, *view.incoming]:
             self.settle(self.sessions.get(session))
 
@@ -187,25 +181,34 @@ class View:
             self._tally(view.record, -1)
 
     def reserve(self, session: SessionView, worker: str) -> None:
+        """Note a decided placement on `worker`, with a slot reserved there."""
         self.release(session)
-        session.reserved_on = worker
+        session.pending = Placing(worker)
         self.workers[worker].reserved.add(session.id)
 
     def begin_migration(self, session: SessionView, target: str) -> None:
         """Note a decided migration to `target`. A session that holds a slot gets one reserved there."""
+        self.release(session)
         if session.record.phase.holds_slot:
-            self.reserve(session, target)
-        session.begun_to = target
+            session.pending = Migrating(target)
+            self.workers[target].reserved.add(session.id)
+        else:
+            session.pending = MigratingSuspended(target)
         self.beginning.add(session.id)
 
     def release(self, session: SessionView) -> None:
-        """Give back the session's reservation, if it has one."""
-        if session.reserved_on is not None:
-            worker = self.workers.get(session.reserved_on)
-            if worker is not None:
-                worker.reserved.discard(session.id)
-            session.reserved_on = None
-        session.begun_to = None
+        """Drop the session's unconfirmed decision, if there is one, with its reservation."""
+        match session.pending:
+            case None:
+                return
+            case Placing(worker) | Migrating(worker):
+                if worker in self.workers:
+                    self.workers[worker].reserved.discard(session.id)
+            case MigratingSuspended():
+                pass
+            case _:
+                assert_never(session.pending)
+        session.pending = None
         self.beginning.discard(session.id)
 
     def slots_besides(self, asking: Collection[SessionView]) -> Mapping[Share, int]:
@@ -244,11 +247,11 @@ class View:
         """Update `wanting` for one session."""
         if session is None or session.id not in self.sessions:
             return
-        if session.must_read or self.kind(session) is not None:
+        if session.in_doubt or self.kind(session) is not None:
             self.wanting.add(session.id)
         else:
             self.wanting.discard(session.id)
-            session.waiting_since, session.noted = None, None
+            session.waiting = None
 
     def _tally(self, record: SessionRecord, sign: int) -> None:
         if record.phase.holds_slot:
