@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.scheduler import test_scheduler_simulation
-from turboserve.scheduler.cluster_projection import session_state, worker_state
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import Event
+from turboserve.scheduler.projections import session_state, worker_state
 
 
 def compare(core: Scheduler, now: float) -> None:
     view, listened = core.view, core.listening.now
-    cluster = core.picture.cluster(now, listened)
+    cluster = core.projection.cluster(now, listened)
     assert cluster.workers.keys() == view.workers.keys()
     for name, worker in view.workers.items():
         known = cluster.workers[name]

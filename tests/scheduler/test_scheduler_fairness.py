@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.scheduler.test_scheduler_core import Bench, session, worker
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
-from turboserve.scheduler.fairness import in_fair_order, share_of
+from turboserve.scheduler.deciding import in_fair_order
 from turboserve.scheduler.messages import (
     Answered,
     Place,
@@ -56,11 +56,11 @@ def test_no_tenant_gets_ahead_of_one_that_waits_by_more_than_one_slot(
 ) -> None:
     order = in_fair_order(sessions, slots, served)
     assert sorted(view.id for view in order) == sorted(view.id for view in sessions)
-    left = Counter(share_of(view) for view in sessions)
+    left = Counter(view.share for view in sessions)
     has = Counter(slots)
     got: set[tuple[str, str]] = set()
     for view in order:
-        share = share_of(view)
+        share = view.share
         has[share] += 1
         left[share] -= 1
         got.add(share)
@@ -72,8 +72,8 @@ def test_no_tenant_gets_ahead_of_one_that_waits_by_more_than_one_slot(
 @given(queues)
 def test_within_a_tenant_who_waited_longest_comes_first(sessions: list[SessionView]) -> None:
     order = in_fair_order(sessions, {}, {})
-    for share in {share_of(view) for view in sessions}:
-        own = [(since_of(view), view.id) for view in order if share_of(view) == share]
+    for share in {view.share for view in sessions}:
+        own = [(since_of(view), view.id) for view in order if view.share == share]
         assert own == sorted(own)
 
 
@@ -108,10 +108,10 @@ def test_no_tenant_starves_while_another_always_has_a_thousand_waiting(capacity:
     turns, fair = [], False
     for turn in range(100):
         running.pop(draw.randrange(len(running)))
-        slots = Counter(share_of(view) for view in running)
+        slots = Counter(view.share for view in running)
         chosen = in_fair_order([*greedy[:9], modest[0]], slots, served)[0]
         running.append(chosen)
-        served[share_of(chosen)] = turn + 1
+        served[chosen.share] = turn + 1
         (greedy if chosen in greedy else modest).remove(chosen)
         turns.append(chosen.record.tenant)
         now = Counter(view.record.tenant for view in running)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from turboserve.scheduler.placement.demands import Candidate, Choice, Demand
 from turboserve.scheduler.placement.interface import Placement, why_not
-from turboserve.scheduler.placement.latency import LatencyCurve
+from turboserve.scheduler.placement.pool import LatencyCurve
+from turboserve.scheduler.placement.types import Candidate, Choice, Demand
 
 
 class _OneByOne(Placement):

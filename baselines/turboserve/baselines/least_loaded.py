@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turboserve.scheduler.placement.demands import Candidate, Choice, Demand
 from turboserve.scheduler.placement.interface import Placement, serving_by_kind, why_not
+from turboserve.scheduler.placement.types import Candidate, Choice, Demand
 
 
 class LeastLoaded(Placement):

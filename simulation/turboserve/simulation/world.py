@@ -16,8 +16,8 @@ from turboserve.contracts.workers import WorkerPhase
 from turboserve.gateway.app import start_gateway
 from turboserve.gateway.context import Gateway
 from turboserve.scheduler import app as scheduler
+from turboserve.scheduler.app import Lead
 from turboserve.scheduler.core import Scheduler
-from turboserve.scheduler.lead import Lead
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.service import Runtime
 from turboserve.simulation import observe

@@ -10,11 +10,10 @@ from turboserve.contracts.pool import LoadFeedback
 from turboserve.experiments.autoscale.outcome import ScalingOutcome
 from turboserve.experiments.autoscale.plant import Plant
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.demands import Demand
-from turboserve.scheduler.placement.migrations import Migration, MigrationKind, Rebalancer
+from turboserve.scheduler.placement.interface import Rebalancer
 from turboserve.scheduler.placement.minmax import MinMax
 from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
-from turboserve.scheduler.placement.states import SessionState, WorkerState
+from turboserve.scheduler.placement.types import Demand, Migration, MigrationKind, SessionState, WorkerState
 
 MODEL = "m"
 STATE_BYTES = 0

@@ -18,7 +18,8 @@ from turboserve.experiments.autoscale.outcome import ScalingOutcome
 from turboserve.experiments.autoscale.plant import Plant
 from turboserve.experiments.autoscale.sizers import Sizer
 from turboserve.experiments.autoscale.trace import Step, WorkloadTrace
-from turboserve.scheduler.placement.migrations import Migration, Rebalancer
+from turboserve.scheduler.placement.interface import Rebalancer
+from turboserve.scheduler.placement.types import Migration
 
 TICK_S = 1.0
 

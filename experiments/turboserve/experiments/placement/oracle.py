@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 
 from turboserve.scheduler.placement import Links, SessionState, WorkerState
-from turboserve.scheduler.placement.latency import LatencyCurve, slots
 from turboserve.scheduler.placement.links import kind_between
+from turboserve.scheduler.placement.pool import LatencyCurve, slots
 
 
 @dataclass(frozen=True)

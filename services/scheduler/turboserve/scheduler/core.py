@@ -9,16 +9,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
-from turboserve.contracts.sessions import Activity, Phase, SessionRecord
+from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
-from turboserve.scheduler import deciding, operator_requests
-from turboserve.scheduler.cluster_projection import ClusterProjection
-from turboserve.scheduler.fairness import Share, in_fair_order, share_of
-from turboserve.scheduler.feedback import Feedback
-from turboserve.scheduler.handover import hand_over
+from turboserve.scheduler import deciding
 from turboserve.scheduler.messages import (
     AllListed,
     Answered,
@@ -37,22 +32,20 @@ from turboserve.scheduler.messages import (
     Reply,
     SendFeedback,
     SessionChanged,
-    SuspendIdle,
     Tick,
     ViewersReported,
     WorkerChanged,
     WorkersListed,
 )
-from turboserve.scheduler.migrations import Migrations
-from turboserve.scheduler.operator_requests import OperatorRequests
-from turboserve.scheduler.outcomes import settle_declaration, settle_session
-from turboserve.scheduler.pending_query import PendingQuery
+from turboserve.scheduler.migrations import Migrations, hand_over
+from turboserve.scheduler.operator_requests import OperatorRequests, not_ready
+from turboserve.scheduler.outcomes import PendingQuery, note_refusals, settle_declaration, settle_session
 from turboserve.scheduler.placement import Cluster, Links, NeverMigrates, Placement, Rebalancer
 from turboserve.scheduler.policy import Policy
-from turboserve.scheduler.refusals import note_refusals
-from turboserve.scheduler.session_view import SessionView, Waiting
+from turboserve.scheduler.projections import ClusterProjection, Feedback
+from turboserve.scheduler.session_view import SessionView, Share, Waiting
 from turboserve.scheduler.view import View
-from turboserve.scheduler.worker_view import Declaring, ListeningTime, Undeclared
+from turboserve.scheduler.worker_view import ListeningTime
 
 
 class Scheduler:
@@ -74,7 +67,9 @@ class Scheduler:
         self.placement = placement
         self.migrations = Migrations(rebalancer or NeverMigrates(), links, self.policy)
         self.view = View()
-        self.picture = ClusterProjection(self.view, self.policy.worker_timeout_s, self.policy.target_chunk_s)
+        self.projection = ClusterProjection(
+            self.view, self.policy.worker_timeout_s, self.policy.target_chunk_s
+        )
         self.listening = ListeningTime()
         self.decisions = 0
         self.synced = False
@@ -119,7 +114,7 @@ class Scheduler:
                 if (asked_at := self._answer(self._listing, ticket)) is not None:
                     self._all_listed(event, asked_at)
             case MigrationRequested() if not self.synced:
-                self._send(Reply(event.request, error=operator_requests.not_ready()))
+                self._send(Reply(event.request, error=not_ready()))
             case MigrationRequested():
                 there = self._cluster(now).candidates()
                 for answer in self._operators.ask(event, self.view, self.placement, there, now, self._take):
@@ -151,14 +146,8 @@ class Scheduler:
         if not self.synced:
             return
         listened = self.listening.now
-        lease_s = self.policy.lease_s
-        for worker in self.view.workers.values():
-            due = isinstance(worker.declaration, Undeclared) and worker.declaration.until <= now
-            timeout_s = self.policy.silence_limit(worker.process.phase)
-            if due and worker.is_dead(listened, timeout_s, lease_s):
-                worker.declaration = Declaring()
-                reason = f"silent for {listened - worker.heard_at:.1f} s, limit {timeout_s:g} s"
-                self._send(DeclareGone(self.view.stamp(), worker.id, reason, worker.renewed_at))
+        for declare in deciding.declare_silent(self.view, self.policy, now, listened):
+            self._send(declare)
         self._look.wanted = any(
             worker.wants_look(listened, self.policy.worker_timeout_s) for worker in self.view.workers.values()
         )
@@ -166,20 +155,10 @@ class Scheduler:
             self._send(ListWorkers(self._ask(self._look, now)))
         if self._listing.older_than(self.policy.resync_s, now):
             self._listing.wanted = True
-        self._suspend_idle(now)
+        for suspend in deciding.suspend_idle(self.view, self.policy, now, listened, self._take):
+            self._send(suspend)
         for release in hand_over(self.view, now, self.policy.migrations_per_worker, self._take):
             self._send(release)
-
-    def _suspend_idle(self, now: float) -> None:
-        for session in self.view.sessions.values():
-            record = session.record
-            if (
-                record.activity is Activity.WATCHING
-                and record.phase in (Phase.ACTIVE, Phase.REQUESTED)
-                and self.listening.now - session.watched_at >= self.policy.idle_after_s
-                and session.may_change(now)
-            ):
-                self._send(SuspendIdle(self._take(session), session.id, record.version))
 
     # Reports and listings
 
@@ -263,7 +242,7 @@ class Scheduler:
     # Decisions
 
     def _cluster(self, now: float) -> Cluster:
-        return self.picture.cluster(now, self.listening.now)
+        return self.projection.cluster(now, self.listening.now)
 
     def _decide(self, now: float) -> None:
         ripe = []
@@ -279,7 +258,7 @@ class Scheduler:
                 ripe.append(session)
         if not ripe:
             return
-        ripe = self._in_order(ripe)
+        ripe = deciding.in_slot_order(self.view, ripe, self._served)
         kinds = [self.view.kind(session) or "place" for session in ripe]
         served = {(w.model, w.weights_digest) for w in self.view.workers.values() if w.ready}
         limit_s = self.policy.weights_wait_s
@@ -296,21 +275,12 @@ class Scheduler:
             decision = deciding.decision_of(session, kind, choice, other_weights, now)
             if choice.worker is not None:
                 self.decisions += 1
-                self._served[share_of(session)] = self.decisions
+                self._served[session.share] = self.decisions
                 self.view.reserve(session, choice.worker)
                 self._send(Place(self._take(session), session.record.version, decision, other_weights))
             elif session.waiting is not None and session.waiting.noted != choice.reason:
                 session.waiting = replace(session.waiting, noted=choice.reason)
                 self._commands.append(RecordDecision(decision))
-
-    def _in_order(self, ripe: list[SessionView]) -> list[SessionView]:
-        """Order sessions for slots: first those whose video was interrupted, then the others."""
-        slots = Counter(self.view.slots_besides(ripe))
-        interrupted = [session for session in ripe if session.record.phase.holds_slot]
-        others = [session for session in ripe if not session.record.phase.holds_slot]
-        first = in_fair_order(interrupted, slots, self._served)
-        slots.update(map(share_of, first))
-        return first + in_fair_order(others, slots, self._served)
 
     # Commands under way
 

@@ -1,12 +1,78 @@
-"""Builds placement demands from sessions that need a worker, and decisions from the placement's choices."""
+"""Decides which sessions get slots, which ones are suspended and which workers are declared gone."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from turboserve.contracts.sessions import Decision, Phase
+from turboserve.contracts.sessions import Activity, Decision, Phase
+from turboserve.scheduler.messages import DeclareGone, SuspendIdle
 from turboserve.scheduler.placement import Choice, Demand
-from turboserve.scheduler.session_view import SessionView
+from turboserve.scheduler.policy import Policy
+from turboserve.scheduler.session_view import SessionView, Share
+from turboserve.scheduler.view import View
+from turboserve.scheduler.worker_view import Declaring, Undeclared
+
+
+def in_fair_order(
+    sessions: Iterable[SessionView], slots: Mapping[Share, int], served: Mapping[Share, int]
+) -> list[SessionView]:
+    """Order the sessions for slots (max-min fairness by tenant).
+
+    Each next slot of a model goes to the tenant with the fewest slots of that model, including those that
+    this order gives it. Ties go to the tenant that got a slot longest ago, then to the tenant whose next
+    session has waited longest. Within a tenant, the session that has waited longest comes first; after a
+    restart of the scheduler, the session that was created first.
+
+    So of two tenants with waiting sessions, neither gets ahead of the other by more than one slot, and single
+    slots alternate between them, however many sessions wait. With one tenant, that is first come, first
+    served.
+
+    `slots`: slots of each tenant, without those of `sessions`. `served`: number of each tenant's last
+    placement; later placements have larger numbers. Cost: O(n log n).
+    """
+    queues: defaultdict[Share, list[SessionView]] = defaultdict(list)
+    for session in sessions:
+        queues[session.share].append(session)
+    for queue in queues.values():
+        queue.sort(key=_waited, reverse=True)
+    heap = [
+        (slots.get(share, 0), served.get(share, 0), _waited(queue[-1]), share)
+        for share, queue in queues.items()
+    ]
+    heapq.heapify(heap)
+    order: list[SessionView] = []
+    newest = max(served.values(), default=0)
+    while heap:
+        count, _, _, share = heap[0]
+        queue = queues[share]
+        order.append(queue.pop())
+        if queue:
+            heapq.heapreplace(heap, (count + 1, newest + len(order), _waited(queue[-1]), share))
+        else:
+            heapq.heappop(heap)
+    return order
+
+
+def in_slot_order(
+    view: View, sessions: Sequence[SessionView], served: Mapping[Share, int]
+) -> list[SessionView]:
+    """Order sessions for slots: first those whose video was interrupted, then the others.
+
+    `served`: see `in_fair_order`.
+    """
+    slots = Counter(view.slots_besides(sessions))
+    interrupted = [session for session in sessions if session.record.phase.holds_slot]
+    others = [session for session in sessions if not session.record.phase.holds_slot]
+    first = in_fair_order(interrupted, slots, served)
+    slots.update(session.share for session in first)
+    return first + in_fair_order(others, slots, served)
+
+
+def _waited(session: SessionView) -> tuple[float, float, str]:
+    since = 0.0 if session.waiting is None else session.waiting.since
+    return since, session.record.created_at, session.id
 
 
 def weights_needed(
@@ -67,3 +133,29 @@ def decision_of(session: SessionView, kind: str, choice: Choice, other_weights: 
         + (f"; no worker has its weights {session.record.weights_digest}" if other_weights else ""),
         numbers={**choice.numbers, "waited_s": session.waited_s(now)},
     )
+
+
+def suspend_idle(
+    view: View, policy: Policy, now: float, listened: float, take: Callable[[SessionView], int]
+) -> Iterator[SuspendIdle]:
+    """Suspend the sessions that have had no viewer for the policy's time. `listened`: listening time."""
+    for session in view.sessions.values():
+        record = session.record
+        if (
+            record.activity is Activity.WATCHING
+            and record.phase in (Phase.ACTIVE, Phase.REQUESTED)
+            and listened - session.watched_at >= policy.idle_after_s
+            and session.may_change(now)
+        ):
+            yield SuspendIdle(take(session), session.id, record.version)
+
+
+def declare_silent(view: View, policy: Policy, now: float, listened: float) -> Iterator[DeclareGone]:
+    """Declare silent workers gone whose leases are over. `listened`: listening time."""
+    for worker in view.workers.values():
+        due = isinstance(worker.declaration, Undeclared) and worker.declaration.until <= now
+        timeout_s = policy.silence_limit(worker.process.phase)
+        if due and worker.is_dead(listened, timeout_s, policy.lease_s):
+            worker.declaration = Declaring()
+            reason = f"silent for {listened - worker.heard_at:.1f} s, limit {timeout_s:g} s"
+            yield DeclareGone(view.stamp(), worker.id, reason, worker.renewed_at)

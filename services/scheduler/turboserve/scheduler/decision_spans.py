@@ -25,7 +25,6 @@ from turboserve.telemetry import context_from, links_to, tracer, tracing
 
 CONTINUED = frozenset({"place", "resume", "wait"})
 """Kinds of decisions that a user's request waits for. They belong to the trace of that request."""
-
 _trace = tracer("scheduler")
 
 

@@ -52,9 +52,7 @@ from turboserve.scheduler.messages import (
 
 Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
-
 log = logs.get("scheduler")
-
 LIVE_PHASES = tuple(phase for phase in Phase if not phase.ended)
 PAGE = 1_000
 

@@ -16,7 +16,6 @@ from turboserve.contracts.errors import (
     UnavailableError,
 )
 from turboserve.contracts.sessions import Decision, Phase
-from turboserve.scheduler import cluster_projection
 from turboserve.scheduler.messages import (
     Answered,
     BeginMigration,
@@ -27,6 +26,7 @@ from turboserve.scheduler.messages import (
 )
 from turboserve.scheduler.migrations import Migrations, Take
 from turboserve.scheduler.placement import Candidate, Choice, Demand, Placement
+from turboserve.scheduler.projections import is_movable
 from turboserve.scheduler.session_view import SessionView
 from turboserve.scheduler.view import View
 from turboserve.scheduler.worker_view import WorkerView
@@ -119,7 +119,7 @@ def session_of(view: View, asked: MigrationRequested, now: float) -> SessionView
         raise TransitionError(
             f"its worker {record.worker} does not transfer sessions to other workers", field="session"
         )
-    if not cluster_projection.is_movable(view, session, now):
+    if not is_movable(view, session, now):
         raise ConflictError(
             f"session {record.id} is being placed or read",
             field="session",

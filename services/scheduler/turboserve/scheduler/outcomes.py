@@ -1,7 +1,11 @@
-"""Applies the outcomes of commands to the view. If an outcome is in doubt, the row is read again."""
+"""Applies the outcomes of commands and the refusals of workers to the view.
+
+If an outcome is in doubt, the row is read again.
+"""
 
 from __future__ import annotations
 
+from turboserve.contracts.workers import LoadReport, WorkerPhase
 from turboserve.scheduler.messages import (
     Answered,
     BeginMigration,
@@ -15,7 +19,37 @@ from turboserve.scheduler.messages import (
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.session_view import InDoubt, Retry, SessionView, Settled, Uncommittable
 from turboserve.scheduler.view import View
-from turboserve.scheduler.worker_view import Undeclared
+from turboserve.scheduler.worker_view import Undeclared, WorkerView
+
+
+class PendingQuery:
+    """One kind of listing. At most one is under way, and two are at least `least_s` apart."""
+
+    def __init__(self, least_s: float) -> None:
+        self.wanted = False
+        self._least_s = least_s
+        self._ticket: int | None = None
+        self._asked_at: float | None = None
+        self._asked_listening = 0.0
+
+    def due(self, now: float) -> bool:
+        rested = self._asked_at is None or now - self._asked_at >= self._least_s
+        return self.wanted and self._ticket is None and rested
+
+    def older_than(self, seconds: float, now: float) -> bool:
+        """Whether the last listing was requested at least `seconds` ago; False if there was none."""
+        return self._asked_at is not None and now - self._asked_at >= seconds
+
+    def ask(self, ticket: int, now: float, listened: float) -> None:
+        self.wanted = False
+        self._ticket, self._asked_at, self._asked_listening = ticket, now, listened
+
+    def answered(self, ticket: int) -> float | None:
+        """End the listing; returns the listening time of its request, or None if `ticket` is another one."""
+        if ticket != self._ticket:
+            return None
+        self._ticket = None
+        return self._asked_listening
 
 
 def settle_declaration(view: View, policy: Policy, command: DeclareGone, event: Answered, now: float) -> None:
@@ -76,3 +110,37 @@ def settle_session(
         view.release(session)
     view.settle(session)
     return surprised
+
+
+def note_refusals(view: View, policy: Policy, worker: WorkerView, report: LoadReport, now: float) -> None:
+    """Apply the refusals in a worker's load report, and end those that the report no longer has."""
+    for refusal in report.refusals:
+        session = view.sessions.get(refusal.session)
+        if (
+            session is None
+            or session.record.worker != report.worker
+            or session.record.epoch != refusal.epoch
+            or session.refused_epoch == refusal.epoch
+        ):
+            continue
+        times = session.refusals.get(report.worker, (0, 0.0))[0] + 1
+        session.refusals[report.worker] = (times, now + policy.rest_after(times))
+        session.refused_epoch = refusal.epoch
+        view.settle(session)
+    if report.phase is not WorkerPhase.STARTING:
+        _take_back(view, worker, report)
+
+
+def _take_back(view: View, worker: WorkerView, report: LoadReport) -> None:
+    """End refusals that are not in this report. A worker repeats each refusal in every report while it lasts.
+
+    Do not call this for a worker that loads its model: a restarted worker may not have read its rows yet, so
+    a missing refusal proves nothing.
+    """
+    refused = {(refusal.session, refusal.epoch) for refusal in report.refusals}
+    for name in list(worker.used):
+        session = view.sessions[name]
+        epoch = session.refused_epoch
+        if epoch is not None and session.record.worker == worker.id and (name, epoch) not in refused:
+            session.refused_epoch = None
+            view.settle(session)

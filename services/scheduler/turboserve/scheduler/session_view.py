@@ -9,6 +9,9 @@ from typing import assert_never
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.scheduler.worker_view import ChangeTracked
 
+Share = tuple[str, str]
+"""Model and tenant: tenants share the slots of one model."""
+
 
 @dataclass(frozen=True)
 class Settled:
@@ -154,6 +157,10 @@ class SessionView(ChangeTracked):
     @property
     def id(self) -> str:
         return self.record.id
+
+    @property
+    def share(self) -> Share:
+        return self.record.model, self.record.tenant
 
     @property
     def ticket(self) -> int | None:

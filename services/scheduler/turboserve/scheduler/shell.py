@@ -1,6 +1,6 @@
 """The scheduler's shell: connects the core to the event log, load reports, playheads, clock and store.
 
-Each term in which this process leads has its own shell (see `lead`).
+Each term in which this process leads has its own shell (see `app`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
 )
 from turboserve.scheduler.operator_endpoint import OperatorEndpoint
-from turboserve.scheduler.releases import WorkerReleases
+from turboserve.scheduler.projections import WorkerReleases
 from turboserve.service import Runtime
 from turboserve.subjects import Caller
 from turboserve.tasks import BackgroundTasks

@@ -11,8 +11,7 @@ from cachetools import FIFOCache
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
-from turboserve.scheduler.fairness import Share, share_of
-from turboserve.scheduler.session_view import Migrating, MigratingSuspended, Placing, SessionView
+from turboserve.scheduler.session_view import Migrating, MigratingSuspended, Placing, SessionView, Share
 from turboserve.scheduler.worker_view import Serving, WorkerView
 
 REMEMBERED = 10_000
@@ -220,9 +219,9 @@ class View:
         for name in self.wanting:
             session = self.sessions[name]
             lost = session.record.phase.holds_slot and self.kind(session) is not None
-            slots[share_of(session)] += (session.reserved_on is not None) - lost
+            slots[session.share] += (session.reserved_on is not None) - lost
         for session in asking:
-            slots[share_of(session)] -= session.reserved_on is not None
+            slots[session.share] -= session.reserved_on is not None
         return slots
 
     def kind(self, session: SessionView) -> str | None:

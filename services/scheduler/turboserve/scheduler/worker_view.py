@@ -112,7 +112,7 @@ class WorkerView(ChangeTracked):
     capacity: int
     process: WorkerProcess
     heard_at: float
-    """Listening time (see `liveness`) of the worker's last report, or of its addition to the view."""
+    """Listening time (see `ListeningTime`) of the worker's last report, or of its addition to the view."""
     looked_at: float
     """Listening time at which the newest read of the worker's row was requested."""
     renewed_at: float

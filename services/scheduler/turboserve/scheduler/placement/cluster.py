@@ -1,12 +1,13 @@
-"""The workers and sessions that placement decides on, updated change by change."""
+"""The workers and sessions that placement decides on, and decisions tried out on them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Collection, Iterable, Iterator
+from math import inf
 
-from turboserve.scheduler.placement.demands import Candidate
-from turboserve.scheduler.placement.pool import NO_WORKER, Pool, PoolEntry
-from turboserve.scheduler.placement.states import SessionState, WorkerState
+from turboserve.scheduler.placement.pool import NO_WORKER, Item, Pool, PoolEntry, Ranking
+from turboserve.scheduler.placement.types import Candidate, SessionState, WorkerState
 
 PoolKey = tuple[str, str | None]
 """Model and digest of the weights."""
@@ -179,3 +180,78 @@ def _marks(session: SessionState) -> Iterator[tuple[str, str]]:
             yield target, "coming"
     if reserved is not None and (session.suspended or reserved not in (worker, target)):
         yield reserved, "coming"
+
+
+class _Cursor:
+    """Read position in one ranking.
+
+    The heap holds the items read so far, with updated keys for workers that got sessions.
+    """
+
+    __slots__ = ("heap", "position")
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.heap: list[Item] = []
+
+
+class TentativeAssignment:
+    """Counts sessions added to workers, and finds the next best target.
+
+    Rankings are read from their best item on and only as far as needed, so n additions take O(n log n) for
+    any number of workers. The cluster must not change meanwhile.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._entries = cluster.entries
+        self._cursors: dict[int, _Cursor] = {}
+        self.added: dict[str, int] = {}
+        """Worker → sessions added to it."""
+
+    def add(self, worker: str) -> None:
+        self.added[worker] = self.added.get(worker, 0) + 1
+
+    def level_s(self, entry: PoolEntry) -> float:
+        """Return a worker's chunk latency in seconds, with the added sessions and all migrations done."""
+        return entry.curve(entry.staying + self.added.get(entry.id, 0))
+
+    def best(
+        self, ranking: Ranking, limit_s: float = inf, excluded: Collection[str] = (), suspects: bool = False
+    ) -> PoolEntry | None:
+        """Return the best worker of `ranking`, with the added sessions counted; None if there is none.
+
+        The worker has room, is not in `excluded`, and its chunk latency with one more session is at most
+        `limit_s`. `suspects`: suspect workers may be chosen as a last resort; `limit_s` must then be inf.
+        """
+        cursor = self._cursors.setdefault(id(ranking), _Cursor())
+        aside: list[Item] = []
+        found: PoolEntry | None = None
+        while (item := self._first(cursor, ranking)) is not None:
+            suspect, latency_s, name = bool(item[0]), float(item[1]), str(item[-1])
+            if latency_s > limit_s or (suspect and not suspects):
+                break
+            if name not in excluded:
+                found = self._entries[name]
+                break
+            aside.append(heapq.heappop(cursor.heap))
+        for item in aside:
+            heapq.heappush(cursor.heap, item)
+        return found
+
+    def _first(self, cursor: _Cursor, ranking: Ranking) -> Item | None:
+        """Return the smallest item after updates; it is then the head of the heap. None if none is left."""
+        heap, items = cursor.heap, ranking.items
+        while True:
+            while heap and (count := self.added.get(str(heap[0][-1]))) is not None:
+                true = self._entries[str(heap[0][-1])].target_item(count)
+                if true == heap[0]:
+                    break
+                # Added sessions only raise the latency, so the updated item ranks further back.
+                heapq.heappop(heap)
+                if true is not None:
+                    heapq.heappush(heap, true)
+            if cursor.position < len(items) and (not heap or items[cursor.position] < heap[0]):
+                heapq.heappush(heap, items[cursor.position])
+                cursor.position += 1
+                continue
+            return heap[0] if heap else None

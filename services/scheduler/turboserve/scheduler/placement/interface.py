@@ -1,4 +1,4 @@
-"""The interface of all assignment algorithms."""
+"""The interfaces of assignment and of rebalancing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.demands import Candidate, Choice, Demand
+from turboserve.scheduler.placement.types import Candidate, Choice, Demand, Migration
 
 
 class Assigner(Protocol):
@@ -57,3 +57,27 @@ def why_not(candidates: int, refused: bool, demand: Demand) -> str:
     if demand.weights_digest is not None:
         return f"all {candidates} workers with the weights {demand.weights_digest} are full"
     return f"all {candidates} workers that serve {demand.model} are full"
+
+
+class Rebalancer(Protocol):
+    """Proposes migrations (TurboServe, 5.2.1: migration-aware min-max rebalancing).
+
+    - The result depends only on the arguments: the same cluster and time give the same migrations in the same
+      order.
+    - Proposals count on migrations under way (`SessionState.target`). A caller that begins a migration puts
+      the session with its target into the cluster before the next call.
+    - Each session is in at most one migration.
+    - A target is ready, not suspect and of the session's model. For an active session it has a free slot even
+      if no migration under way ever ends.
+    - All migrations of one call may begin at once. They are in the order in which to begin them if not all
+      can: drains first, and active sessions before suspended ones.
+    """
+
+    def propose(self, cluster: Cluster, now: float) -> list[Migration]: ...
+
+
+class NeverMigrates:
+    """Proposes no migrations; for a scheduler without rebalancing."""
+
+    def propose(self, cluster: Cluster, now: float) -> list[Migration]:
+        return []

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 from math import nextafter
 
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.descent import Stage, stages
 from turboserve.scheduler.placement.links import Links
-from turboserve.scheduler.placement.migrations import Migration, MigrationKind
-from turboserve.scheduler.placement.plan import Plan, Planner, Step
-from turboserve.scheduler.placement.spreading import spread
-from turboserve.scheduler.placement.suspended_drain import drain_suspended
-from turboserve.scheduler.placement.weights import Weights
+from turboserve.scheduler.placement.plan import Plan, Planner, Stage, Step, stages
+from turboserve.scheduler.placement.pool import Item, PoolEntry
+from turboserve.scheduler.placement.types import Migration, MigrationKind, SessionState, Weights
 
 TRIES = 8
 """Maximum number of limits tried within one stage. Their plans differ only in how near the migrations are."""
@@ -24,12 +22,11 @@ class MinMaxRebalancer:
     single migration gains, so this rebalancer weighs sets of migrations:
 
     1. For each limit that L′ could reach, it plans the cheapest set that brings all workers below the limit.
-       `descent` leaves out limits that cannot pay.
+       `stages` leaves out limits that cannot pay.
     2. It proposes the set with the largest Γ = L − L′ − η Σ κ, if that exceeds `Weights.least_gain` of L. The
        migrations of a set share Γ.
     3. If the set is larger than `Weights.migrations_at_once`, the rest follows in later decisions, where the
-      rest
-       gains more than before.
+       rest gains more than before.
     """
 
     def __init__(self, weights: Weights | None = None, links: Links | None = None) -> None:
@@ -147,4 +144,153 @@ def _balance(step: Step, base: Plan, best: Plan, gain_s: float, eta: float) -> M
         ),
         kind=MigrationKind.BALANCE,
         numbers={**_numbers(step, best, base.latency_s, eta), "migrations_together": together},
+    )
+
+
+def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: Weights) -> list[Migration]:
+    """Propose up to `most` migrations on top of `plan`, and count them in `plan`.
+
+    If many workers share the bottleneck, L falls only after as many migrations, which may cost more than they
+    gain. But each of them makes chunks faster for all sessions that remain on its source. So Γ is taken over
+    the two workers of a migration: the source's latency now, minus the worse of both latencies afterwards.
+
+    The source is the worker that stays slowest after losing a session. The target must stay at least as fast
+    as the source becomes. So no such migration is worth undoing, and profile noise causes none.
+    """
+    sources = _Sources(cluster, planner, plan)
+    migrations: list[Migration] = []
+    for _ in range(weights.horizon):
+        source = sources.first() if len(migrations) < most else None
+        if source is None:
+            break
+        there = plan.sessions_on(source)
+        before_s, after_s = source.curve(there), source.curve(there - 1)
+        session = sources.session(source)
+        excluded = session.excluded if session is not None else ()
+        target = plan.tentative.best(planner.pool.targets, after_s, excluded)
+        if target is None and not excluded:
+            break
+        if session is None or target is None:
+            sources.skip()
+            continue
+        cost_s = planner.cost_s(session, source, target)
+        gain_s = before_s - after_s - weights.eta * cost_s
+        if gain_s <= weights.least_gain * before_s:
+            sources.skip()
+            continue
+        plan.tentative.add(target.id)
+        sources.take(source, session)
+        numbers = {
+            "source_latency_s": before_s,
+            "source_latency_after_s": after_s,
+            "target_latency_s": plan.level_s(target),
+            "source_sessions": there,
+            "target_sessions": plan.sessions_on(target),
+            "cost_s": cost_s,
+            "eta": weights.eta,
+            "state_bytes": session.state_bytes,
+        }
+        reason = (
+            f"chunks on {source.id} take {after_s:.3g} s instead of {before_s:.3g} s then, and "
+            f"{numbers['target_latency_s']:.3g} s on {target.id}, which has more slack"
+        )
+        migrations.append(
+            Migration(session.id, source.id, target.id, gain_s, cost_s, reason, MigrationKind.SPREAD, numbers)
+        )
+    return migrations
+
+
+class _Sources:
+    """Source workers in the order of `Pool.spare`, updated as sessions are taken from them."""
+
+    def __init__(self, cluster: Cluster, planner: Planner, plan: Plan) -> None:
+        self._entries = cluster.entries
+        self._planner = planner
+        self._plan = plan
+        self._gone = {step.session.id for step in plan.steps}
+        self._heap: list[Item] = []
+        self._position = 0
+
+    def first(self) -> PoolEntry | None:
+        items, heap = self._planner.pool.spare.items, self._heap
+        # Sessions that the plan takes from a worker only move that worker further back.
+        while self._position < len(items) and (not heap or items[self._position] < heap[0]):
+            entry = self._entries[str(items[self._position][-1])]
+            self._position += 1
+            self._push(entry)
+        return self._entries[str(heap[0][-1])] if heap else None
+
+    def session(self, entry: PoolEntry) -> SessionState | None:
+        """Return the worker's session that is cheapest to migrate; None if there is none."""
+        return next((s for s in self._planner.movable(entry) if s.id not in self._gone), None)
+
+    def skip(self) -> None:
+        """Drop the first worker as a source."""
+        heapq.heappop(self._heap)
+
+    def take(self, entry: PoolEntry, session: SessionState) -> None:
+        """Take `session` from `entry`, which must be the first worker."""
+        self._gone.add(session.id)
+        self._plan.taken[entry.id] = self._plan.taken.get(entry.id, 0) + 1
+        heapq.heappop(self._heap)
+        self._push(entry)
+
+    def _push(self, entry: PoolEntry) -> None:
+        left = self._plan.sessions_on(entry) - 1
+        if left > 0:
+            heapq.heappush(self._heap, (-entry.curve(left), entry.id))
+
+
+def drain_suspended(cluster: Cluster, planner: Planner, eta: float) -> list[Migration]:
+    """Propose one migration per suspended session, to the worker with the fewest sessions per slot.
+
+    Suspended sessions count in that number, because each is resumed on its worker if there is room then. They
+    need no slot, only host memory.
+    """
+    workers_by_load = [(float(item[0]), str(item[-1])) for item in planner.pool.suspended_ranking.items]
+    migrations: list[Migration] = []
+    for name in sorted(planner.pool.draining):
+        source = cluster.entries[name]
+        if source.state.suspect:
+            continue
+        for session in (cluster.sessions[suspended] for suspended in sorted(source.suspended)):
+            # A session that is still migrating to this worker must arrive first.
+            if not session.movable or session.target is not None or session.worker != name:
+                continue
+            target = _take(cluster, workers_by_load, session)
+            if target is not None:
+                migrations.append(_migration(planner, session, source, target, eta))
+    return migrations
+
+
+def _take(
+    cluster: Cluster, workers_by_load: list[tuple[float, str]], session: SessionState
+) -> PoolEntry | None:
+    aside = []
+    found: PoolEntry | None = None
+    while workers_by_load and found is None:
+        load, name = heapq.heappop(workers_by_load)
+        entry = cluster.entries[name]
+        if name not in session.excluded:
+            found = entry
+            load += 1 / entry.slots
+        aside.append((load, name))
+    for item in aside:
+        heapq.heappush(workers_by_load, item)
+    return found
+
+
+def _migration(
+    planner: Planner, session: SessionState, source: PoolEntry, target: PoolEntry, eta: float
+) -> Migration:
+    cost_s = planner.cost_s(session, source, target)
+    return Migration(
+        session=session.id,
+        source=source.id,
+        target=target.id,
+        gain_s=-eta * cost_s,
+        cost_s=cost_s,
+        reason=f"{source.id} is draining; {target.id} has the fewest sessions for its size",
+        kind=MigrationKind.DRAIN,
+        numbers={"cost_s": cost_s, "eta": eta, "state_bytes": session.state_bytes},
     )

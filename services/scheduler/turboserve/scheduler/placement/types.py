@@ -1,0 +1,164 @@
+"""What placement reads and returns: workers, sessions, demands, choices, migrations, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One worker that is not gone."""
+
+    id: str
+    model: str
+    capacity: int
+    """Slots that the worker's memory and its own limit allow. The target chunk latency may allow fewer."""
+    weights_digest: str | None = None
+    """Digest of the weights. Sessions migrate only between workers of equal weights. None: not known."""
+    ready: bool = True
+    """Whether the worker may get sessions: serving, not draining, not being declared gone, not reported
+    full."""
+    draining: bool = False
+    """Whether all sessions of the worker, suspended ones too, must go to other workers."""
+    suspect: bool = False
+    """Whether the worker's report is overdue. The worker then gets sessions only as a last resort, and the
+    rebalancer proposes no migration to or from it."""
+    chunk_latency_s: Mapping[int, float] = field(default_factory=dict)
+    """Measured profile L(b): seconds of a chunk by sessions in the batch. Empty: not measured."""
+    host: str = ""
+    """The worker's machine, `HOST` or `NODE/HOST` (see `links`). Empty: not known, far from all others."""
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """One session that has not ended."""
+
+    id: str
+    model: str
+    worker: str | None = None
+    """Owner by the session's row. The owner of a suspended session holds its state in host memory."""
+    suspended: bool = False
+    """Whether the session holds only host memory on `worker`, and no slot."""
+    target: str | None = None
+    """Target of the session's migration, from the decision until the row shows the end. The session counts at
+    source and target; unless it is suspended, it has a slot at both."""
+    reserved: str | None = None
+    """Worker with a slot reserved for the session by a decision that is not confirmed yet."""
+    state_bytes: int = 0
+    """Bytes that a migration of the session transfers. 0: not known; only the fixed cost counts."""
+    weights_digest: str | None = None
+    """Digest of the weights that made the session's state. None: no state yet, or not known."""
+    movable: bool = True
+    """Whether a migration may begin. False while a command is under way or the row is in doubt."""
+    rests_until: float = 0.0
+    """The session is not migrated for balance before this time (clock of `now` in `Rebalancer.propose`),
+    because a migration of it has just ended. A drain does not wait for this time."""
+    excluded: frozenset[str] = frozenset()
+    """Workers that have refused the session, or to which a migration of it has failed."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One worker that may get sessions."""
+
+    worker: str
+    model: str
+    capacity: int
+    """K: number of slots."""
+    load: int
+    """Number of sessions that hold a slot or have one reserved."""
+    suspect: bool = False
+    """Whether the worker's report is overdue, so that it is only a last resort."""
+    chunk_latency_s: Mapping[int, float] = field(default_factory=dict)
+    """Measured profile L(b): seconds of a chunk by batch size. It may be empty."""
+    leaving: int = 0
+    """Number of sessions in `load` that migrate to another worker."""
+    weights_digest: str | None = None
+
+    def serves(self, demand: Demand) -> bool:
+        """Whether the worker has the session's model and, if the session needs certain weights, these."""
+        return self.model == demand.model and demand.weights_digest in (None, self.weights_digest)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One session that needs a worker."""
+
+    session: str
+    model: str
+    kind: str
+    """Why the session needs a worker: place, resume, recover, rebuild or migrate."""
+    holder: str | None = None
+    """Worker with the session's state in host memory. To resume the session there needs no transfer."""
+    counted_on: str | None = None
+    """The candidate whose `load` already includes the session."""
+    excluded: frozenset[str] = frozenset()
+    """Workers that must not get the session: they have refused it, or a migration to them has failed."""
+    weights_digest: str | None = None
+    """Weights that the session's worker must have. None: any weights will do."""
+
+    @property
+    def kind_of_worker(self) -> tuple[str, str | None]:
+        """Model and weights. Demands with equal values have the same serving candidates."""
+        return self.model, self.weights_digest
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A placement's answer for one session: a worker (None: the session waits), the reason, the numbers."""
+
+    session: str
+    worker: str | None
+    reason: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+class MigrationKind(StrEnum):
+    """Why a session should migrate."""
+
+    BALANCE = "balance"
+    """The worst chunk latency of the model falls by more than the migration costs."""
+    SPREAD = "spread"
+    """Too many workers share the bottleneck for it to fall. The migration relieves one of them, and the
+    target stays no slower than the source becomes. So new workers get sessions."""
+    DRAIN = "drain"
+    """The session's worker is draining. The migration is proposed whatever it gains."""
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A proposal to migrate one session."""
+
+    session: str
+    source: str
+    target: str
+    gain_s: float
+    """Γ = L − L′ − η κ, seconds; positive except for drains. Migrations that lower the bottleneck only
+    together share their gain equally. For a spread, L is taken over source and target."""
+    cost_s: float
+    """κ: expected seconds of the transfer, by the α–β model."""
+    reason: str
+    """A sentence for the decision log."""
+    kind: MigrationKind = MigrationKind.BALANCE
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """Latencies, sessions and bytes behind the proposal, for the decision log."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Minimum gain and maximum number of migrations."""
+
+    eta: float = 0.1
+    """η: seconds of bottleneck latency that one second of transfer must save. It is small, since a migration
+    hardly interrupts the session (7.5)."""
+    least_gain: float = 0.01
+    """Minimum gain of a migration, relative to the latency that it lowers. Less is noise of the profiles."""
+    migrations_at_once: int = 8
+    """Maximum number of sessions of one pool that migrate at the same time, without drains."""
+    horizon: int = 128
+    """Maximum number of migrations in a plan. A plan with more than `migrations_at_once` takes several
+    decisions."""
+    spreads: bool = True
+    """Whether sessions also migrate if the overall bottleneck stays and only the source becomes faster."""
