@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turboserve.gateway.serving.connection import Deadlines, FrameBudget, Overdue, Progress, Stage
+from turboserve.gateway.serving.guard import Deadlines, FrameBudget, Overdue, Progress, Stage
 
 DEADLINES = Deadlines(head_s=10, body_s=20, write_s=30, close_s=2)
 

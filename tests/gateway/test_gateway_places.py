@@ -10,9 +10,9 @@ import pytest
 from fastapi import FastAPI
 
 from turboserve.contracts.errors import TenantLimitError
+from turboserve.gateway.context import Streams
 from turboserve.gateway.problems.errors import TooManyStreamsError
 from turboserve.gateway.problems.handlers import install
-from turboserve.gateway.stream.registry import Streams
 from turboserve.gateway.stream.response import LiveResponse
 
 

@@ -27,8 +27,8 @@ from tests.helpers.pool_harness import Pool
 from tests.helpers.ports import free_ports
 from turboserve.bench.edge import attacks
 from turboserve.gateway.serving.guard import READ_BYTES
+from turboserve.gateway.serving.protocols import BURST_S
 from turboserve.gateway.serving.settings import ServerSettings
-from turboserve.gateway.serving.websocket import BURST_S
 
 MEGABYTE = 1_000_000
 PATIENCE_S = 60.0

@@ -31,7 +31,7 @@ from turboserve.contracts.requests import Done, DrainWorker, GetLatents
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION, SchemaVersion, SchemaVersionError, stamped
 from turboserve.contracts.workers import Playhead
-from turboserve.gateway.events.follow import follow_events
+from turboserve.gateway.events.session_events import follow_events
 from turboserve.subjects import Caller
 
 MAJOR, MINOR = SCHEMA_VERSION

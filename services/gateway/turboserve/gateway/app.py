@@ -6,23 +6,25 @@ from collections.abc import Callable
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.gateway import openapi
-from turboserve.gateway.auth.authenticator import Authenticator
-from turboserve.gateway.auth.middleware import Authenticate, without_query_key
-from turboserve.gateway.auth.service import Keys
-from turboserve.gateway.context import Gateway
+from turboserve.gateway.auth.middleware import Authenticate
+from turboserve.gateway.auth.service import Authenticator, Keys
+from turboserve.gateway.context import Gateway, Streams
 from turboserve.gateway.cost.endpoints import router as cost
 from turboserve.gateway.events.endpoints import router as events
-from turboserve.gateway.head import HeadAsGet
 from turboserve.gateway.health.endpoints import router as health
-from turboserve.gateway.limits import BodyLimit
-from turboserve.gateway.media_type import JsonOnly
-from turboserve.gateway.origin.middleware import OriginCheck
-from turboserve.gateway.origin.rules import HostRules, OriginRules
+from turboserve.gateway.middleware import (
+    Application,
+    BodyLimit,
+    BrowserHeaders,
+    HeadAsGet,
+    JsonOnly,
+    OriginCheck,
+)
+from turboserve.gateway.origin_rules import HostRules, OriginRules
 from turboserve.gateway.page import endpoints as page_endpoints
 from turboserve.gateway.pools.endpoints import router as pools
 from turboserve.gateway.pools.snapshots import PoolSnapshots
@@ -32,7 +34,6 @@ from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
 from turboserve.gateway.stream.chunks import ChunkLog
 from turboserve.gateway.stream.endpoints import router as stream
-from turboserve.gateway.stream.registry import Streams
 from turboserve.gateway.timeline.service import TimelineService
 from turboserve.gateway.workers.endpoints import router as workers
 from turboserve.service import Runtime
@@ -84,7 +85,7 @@ async def start_gateway(runtime: Runtime, settings: Settings) -> Gateway:
 
 def create_app(gateway: Gateway) -> FastAPI:
     """Create the ASGI application that serves `gateway`."""
-    app = _Application(
+    app = Application(
         title="TurboServe",
         version=VERSION,
         summary="Streaming video generation: sessions, live video, controls.",
@@ -119,40 +120,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         hosts=HostRules(gateway.settings.allowed_hosts, gateway.settings.gateway_host),
         origins=OriginRules(gateway.settings.cors_origins),
     )
-    app.add_middleware(_BrowserHeaders, embeddable=bool(gateway.settings.cors_origins))
+    app.add_middleware(BrowserHeaders, embeddable=bool(gateway.settings.cors_origins))
     app.add_middleware(HeadAsGet)
     openapi.install(app, keys_needed=bool(gateway.keys))
     return app
-
-
-class _Application(FastAPI):
-    """FastAPI that removes the API key from the query first: its telemetry runs before any middleware."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket"):
-            scope = without_query_key(scope)
-        await super().__call__(scope, receive, send)
-
-
-class _BrowserHeaders:
-    """ASGI middleware: adds security headers for browsers to every HTTP response.
-
-    Browsers then trust the Content-Type, show no response in a frame, and give no response to a page of
-    another origin, not even as an image or a video, unless responses are `embeddable`.
-    """
-
-    def __init__(self, app: ASGIApp, embeddable: bool) -> None:
-        self._app = app
-        self._headers = [
-            (b"x-content-type-options", b"nosniff"),
-            (b"x-frame-options", b"DENY"),
-            (b"cross-origin-resource-policy", b"cross-origin" if embeddable else b"same-origin"),
-        ]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
-            await send(message)
-
-        await self._app(scope, receive, marked if scope["type"] == "http" else send)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turboserve.gateway.auth.service import Keys
-from turboserve.gateway.origin.rules import ANY, is_loopback
+from turboserve.gateway.origin_rules import ANY, is_loopback
 from turboserve.gateway.settings import Settings
 
 KEYLESS = (

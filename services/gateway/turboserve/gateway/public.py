@@ -1,4 +1,7 @@
-"""Types of the public schemas: request bodies refuse unknown fields, and times are RFC 3339 in UTC."""
+"""What the whole public API shares: types of its schemas, and which of its responses last.
+
+Request bodies refuse unknown fields, and times are RFC 3339 in UTC.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Plai
 
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 _FORM = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
+_LASTING = ("/stream", "/stream.mp4", "/events")
 
 
 class PublicInput(BaseModel):
@@ -61,3 +65,8 @@ Timestamp = Annotated[
 """A time in an answer or event: RFC 3339, UTC, microseconds. Made of the Unix seconds of a bus contract."""
 InputTime = Annotated[AwareDatetime, BeforeValidator(_read), WithJsonSchema(_SCHEMA)]
 """A time in a request body: RFC 3339 with an offset, not before 1970."""
+
+
+def takes_head(path: str) -> bool:
+    """Return whether the response at `path` is finite. Only finite responses support HEAD."""
+    return not path.endswith(_LASTING)

@@ -13,7 +13,7 @@ from turboserve.config import Seconds
 from turboserve.contracts.base import Id, is_id
 from turboserve.gateway.auth import key_file, key_list
 from turboserve.gateway.auth.hashing import KeySet
-from turboserve.gateway.origin.rules import is_loopback, parse_host, parse_origin
+from turboserve.gateway.origin_rules import is_loopback, parse_host, parse_origin
 from turboserve.gateway.serving.settings import ServerSettings
 
 KEYLESS = "set TURBOSERVE_ALLOW_KEYLESS=1 to allow this"

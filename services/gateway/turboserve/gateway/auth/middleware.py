@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 from urllib.parse import unquote_plus
 
+from fastapi import Depends, Query, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from turboserve.contracts.errors import TurboServeError, UnauthorizedError
-from turboserve.gateway.auth.authenticator import Authenticator
-from turboserve.gateway.auth.service import Identity, Keys, bearer
-from turboserve.gateway.head import takes_head
+from turboserve.gateway.auth.service import Authenticator, Identity, Keys, bearer
 from turboserve.gateway.problems.handlers import problem_response
+from turboserve.gateway.public import takes_head
 
 REVOKED_CODE = 4401
 _ADMISSION = "turboserve.admission"
 """Key of the ASGI scope. The value is an Identity, or the error that a WebSocket's endpoint sends."""
 _QUERY_KEY = "turboserve.access_token"
 """Key of the ASGI scope. The value is the API key that the query contained, or None."""
+_scheme = HTTPBearer(
+    auto_error=False, scheme_name="apiKey", description="An API key. Required if the gateway has keys."
+)
 
 
 class Authenticate:
@@ -137,3 +143,37 @@ def _key(scope: Scope) -> str | None:
 def _address(scope: Scope) -> str | None:
     client = scope.get("client")
     return str(client[0]) if client else None
+
+
+def _identity(
+    connection: HTTPConnection,
+    _credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_scheme)],
+) -> Identity:
+    return admitted(connection.scope)
+
+
+def _tenant(identity: Annotated[Identity, Depends(_identity)]) -> str:
+    return identity.tenant
+
+
+def _stream_tenant(
+    identity: Annotated[Identity, Depends(_identity)],
+    # The middleware reads this parameter. It is declared here for OpenAPI.
+    _access_token: Annotated[
+        str | None,
+        Query(
+            alias="access_token",
+            description="The API key, for clients that cannot set the header Authorization.",
+            examples=["KEY"],
+        ),
+    ] = None,
+) -> str:
+    return identity.tenant
+
+
+Caller = Annotated[Identity, Depends(_identity)]
+"""The sender's identity, from the Authorization header."""
+Tenant = Annotated[str, Depends(_tenant)]
+"""The sender's tenant, from the Authorization header."""
+StreamTenant = Annotated[str, Depends(_stream_tenant)]
+"""The sender's tenant, from the Authorization header or `?access_token=`."""

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends
 
 from turboserve.contracts.errors import TurboServeError
-from turboserve.gateway.auth.dependency import Caller
+from turboserve.gateway.auth.middleware import Caller
 from turboserve.gateway.auth.service import Identity
 
 

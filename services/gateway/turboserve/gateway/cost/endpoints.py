@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 
 from turboserve.contracts.base import Id
 from turboserve.contracts.cost import CorrectCost, GetCost
-from turboserve.gateway.auth.dependency import Caller
+from turboserve.gateway.auth.middleware import Caller
 from turboserve.gateway.auth.operator import Operator
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.cost.schemas import Correction, CostReport, NewCorrection

@@ -11,14 +11,13 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.responses import Response
 
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.gateway.aio import or_silence
-from turboserve.gateway.auth.dependency import StreamTenant
+from turboserve.gateway.auth.middleware import StreamTenant
 from turboserve.gateway.context import Gateway, gateway_of
-from turboserve.gateway.events.follow import follow_events, known_position, newest_event
-from turboserve.gateway.events.schemas import public_event
+from turboserve.gateway.events.session_events import follow_events, known_position, newest_event, public_event
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.sessions.parameters import SessionId
 from turboserve.gateway.stream.response import LiveResponse
+from turboserve.tasks import or_silence
 
 router = APIRouter(prefix="/v1/sessions", tags=["events"])
 

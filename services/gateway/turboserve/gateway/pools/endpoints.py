@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path
 
 from turboserve.contracts.errors import InvalidInputError, NotFoundError, UnavailableError
 from turboserve.contracts.pool import OrderPool
-from turboserve.gateway.auth.dependency import Caller, Tenant
+from turboserve.gateway.auth.middleware import Caller, Tenant
 from turboserve.gateway.auth.operator import Operator
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.pools.errors import PoolNotManagedError

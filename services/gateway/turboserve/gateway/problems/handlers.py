@@ -11,10 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from turboserve.contracts.errors import NotFoundError, TurboServeError
-from turboserve.gateway.head import takes_head
 from turboserve.gateway.problems.errors import MalformedRequestError, MethodNotAllowedError
 from turboserve.gateway.problems.schemas import MEDIA_TYPE, problem_of
 from turboserve.gateway.problems.validation import invalid_input
+from turboserve.gateway.public import takes_head
 
 PATH_SHOWN = 200
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 
 from turboserve.contracts.base import Text
 from turboserve.contracts.sessions import Phase
-from turboserve.gateway.auth.dependency import Caller, Tenant
+from turboserve.gateway.auth.middleware import Caller, Tenant
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.sessions.parameters import SessionId

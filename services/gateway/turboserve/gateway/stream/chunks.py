@@ -19,9 +19,9 @@ from turboserve.bus import Bus, Entry, Owners, follow, next_entry
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
-from turboserve.gateway.aio import answered, until
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
 from turboserve.subjects import CHUNK
+from turboserve.tasks import answered, until
 
 REMEMBERED = 65_536
 STEPS = 500

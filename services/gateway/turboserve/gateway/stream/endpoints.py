@@ -9,10 +9,9 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
-from turboserve.gateway.auth.dependency import StreamTenant
-from turboserve.gateway.auth.middleware import admitted
+from turboserve.gateway.auth.middleware import StreamTenant, admitted
 from turboserve.gateway.context import Gateway, gateway_of
-from turboserve.gateway.events.follow import known_position
+from turboserve.gateway.events.session_events import known_position
 from turboserve.gateway.problems.errors import UpgradeRequiredError
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.sessions.parameters import SessionId

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from turboserve.gateway.stream.registry import Streams
+from turboserve.gateway.context import Streams
 from turboserve.tasks import stop
 
 

@@ -16,7 +16,7 @@ from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.events.schemas import EventBase, public_event
+from turboserve.gateway.events.session_events import EventBase, public_event
 from turboserve.gateway.problems.errors import ChunkGoneError, MalformedRequestError
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.public import timestamp

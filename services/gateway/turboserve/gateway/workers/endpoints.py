@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
-from turboserve.gateway.auth.dependency import Tenant
+from turboserve.gateway.auth.middleware import Tenant
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.workers.schemas import Model, ModelList, Worker, WorkerList

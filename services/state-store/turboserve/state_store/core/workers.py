@@ -15,6 +15,9 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 from turboserve.state_store.core.change import event_id
 
+TICK_S = 0.001
+"""Minimum time between a renewal and the one before it, seconds."""
+
 
 @dataclass(frozen=True)
 class Slots:
@@ -107,10 +110,6 @@ def phase_after(current: WorkerPhase, reported: WorkerPhase) -> WorkerPhase:
 def of_earlier_incarnation(record: WorkerRecord | None, load: LoadReport) -> bool:
     """Return whether the report is of a process that another process with the same id has replaced."""
     return record is not None and 0 < load.started_at < record.started_at
-
-
-TICK_S = 0.001
-"""Minimum time between a renewal and the one before it, seconds."""
 
 
 def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> WorkerRecord:

@@ -39,6 +39,8 @@ _CORRECTED = (
     .subquery("corrected")
 )
 
+_CORRECTION_COLUMNS = [cost_corrections.c[name] for name in Correction.model_fields]
+
 
 def _row(row: RowMapping) -> RentalRow:
     return RentalRow(**{name: row[name] for name in _COLUMNS})
@@ -174,9 +176,6 @@ class SqlRentals:
         if session is not None:
             query = query.where(sessions.c.id == session)
         return [SessionCost.model_validate(dict(row)) for row in (await self._db.execute(query)).mappings()]
-
-
-_CORRECTION_COLUMNS = [cost_corrections.c[name] for name in Correction.model_fields]
 
 
 class SqlCorrections:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from turboserve.gateway.aio import or_silence, until
+from turboserve.tasks import or_silence, until
 
 
 class Source:

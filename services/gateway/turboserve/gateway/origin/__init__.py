@@ -1,1 +1,0 @@
-"""Checks of Host and Origin: which pages of which sites may call the gateway."""
