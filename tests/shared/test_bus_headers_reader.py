@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nats.js import api
 
-from turboserve.bus import Bus, Entry, append, headers_reader, read_headers
+from turboserve.bus import Bus, Entry, append, read_headers, reader
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
 pytestmark = pytest.mark.usefixtures("patient_reads")
@@ -102,8 +102,8 @@ async def test_messages_that_are_lost_on_the_way_are_read_again(
     admin: Bus, store: Bus, monkeypatch: pytest.MonkeyPatch, lost: set[int]
 ) -> None:
     """Also the last ones, which no later message reveals. Messages before a gap are not read twice."""
-    monkeypatch.setattr(headers_reader, "FETCH_S", 0.3)
-    monkeypatch.setattr(headers_reader, "ANSWER_S", 0.3)
+    monkeypatch.setattr(reader, "FETCH_S", 0.3)
+    monkeypatch.setattr(reader, "ANSWER_S", 0.3)
     whole = store.client.subscribe
 
     async def subscribe(subject: str, cb: Any, **options: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from nats.js import api
 
 from tests.helpers.followers import acquainted
-from turboserve.bus import Bus, append, follow, headers_reader, last_entry, read, read_headers
+from turboserve.bus import Bus, append, follow, last_entry, read, read_headers, reader
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 from turboserve.tasks import stop
 
@@ -152,7 +152,7 @@ async def test_a_reader_of_many_subjects_goes_on_with_a_new_stream_that_is_longe
 async def test_a_reader_of_headers_goes_on_with_a_new_stream_that_is_longer_than_its_place(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(headers_reader, "FETCH_S", 0.5)
+    monkeypatch.setattr(reader, "FETCH_S", 0.5)
     found: list[str] = []
 
     async def read_on() -> None:

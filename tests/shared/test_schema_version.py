@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.helpers.other_versions import of_version
 from turboserve import subjects
 from turboserve.bus import Bus, append
-from turboserve.bus.client import ERROR_HEADER
+from turboserve.bus.requests import ERROR_HEADER
 from turboserve.contracts.base import Contract
 from turboserve.contracts.chunks import HEADER, ChunkHeader, LatentsHeader
 from turboserve.contracts.errors import (

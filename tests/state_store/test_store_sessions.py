@@ -9,7 +9,7 @@ import pytest
 
 from tests.state_store.state_store_harness import Harness, Store, until
 from turboserve import subjects
-from turboserve.bus.client import ERROR_HEADER
+from turboserve.bus.requests import ERROR_HEADER
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import (
     ConflictError,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import nats
 from nats.aio.msg import Msg as NatsMsg
@@ -15,46 +13,29 @@ from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from opentelemetry import trace
-from pydantic import ValidationError
 
 from turboserve import logs
 from turboserve.bus.incarnations import StreamIncarnations
-from turboserve.bus.port import BrokerClient, Connect
+from turboserve.bus.port import BrokerClient, Connect, broker_user, open_client
+from turboserve.bus.requests import ERROR_HEADER, META_HEADER, RequestServer, incompatible, span_attributes
 from turboserve.bus.unreadable import UNREADABLE, skip
 from turboserve.config import Settings
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import (
     DeadlineError,
     ErrorBody,
-    ForbiddenError,
     IncompatibleVersionError,
-    InvalidInputError,
     TurboServeError,
     UnavailableError,
     error_from,
 )
-from turboserve.contracts.requests import CreateSession, NoteDecision
-from turboserve.contracts.sessions import Decision
-from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION, SchemaVersionError
-from turboserve.sampling import PERIODIC
-from turboserve.subjects import ADMIN, Caller, Endpoint, Topic, inbox_prefix
-from turboserve.tasks import BackgroundTasks
+from turboserve.contracts.versions import SchemaVersionError
+from turboserve.subjects import Caller, Endpoint, Topic
 from turboserve.telemetry import QUIET, context_of, inject_context, set_error, tracer, tracing, within
 
-ERROR_HEADER = "Ts-Error"
 INCOMPATIBLE_S = 60.0
 """A service is not ready for this long after it found another MAJOR schema version, seconds. A load balancer
 sends no request to a gateway that is not ready, so no answer may come that ends the state earlier."""
-META_HEADER = "Ts-Meta"
-OTHER_ACCOUNT = "_R_."
-"""Prefix of the reply subjects that the broker makes for requests from other accounts."""
-COMPLAIN_S = 5.0
-"""Interval of log lines while the broker is unreachable, seconds."""
-
-SESSION = "turboserve.session.id"
-"""Attribute of spans about one session."""
-INTERNAL = 500
-"""Status from which on an error is the server's own failure."""
 
 Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
@@ -86,65 +67,15 @@ class Bus:
         self._incompatible: dict[str, tuple[float, str]] = {}
         """Services of another MAJOR schema version → when their last answer showed this, and the reason."""
         self._deadline_s = settings.request_deadline_s
-        self._requests = BackgroundTasks()
+        self._server = RequestServer(client)
         self._jetstreams: dict[float, JetStreamContext] = {}
         """JetStream clients by timeout, seconds."""
 
     @classmethod
     async def connect(cls, service: str, settings: Settings, connect: Connect = nats.connect) -> Bus:
         """Connect as `service`. Retries until the broker is reachable."""
-
-        async def disconnected() -> None:
-            log.warning("broker disconnected")
-
-        async def reconnected() -> None:
-            log.info("broker reconnected")
-
-        closed = asyncio.Event()
-
-        async def ended() -> None:
-            closed.set()
-
-        monotonic = asyncio.get_running_loop().time
-        complained_at = -COMPLAIN_S
-
-        async def failed(error: Exception) -> None:
-            # The client retries forever, several times a second.
-            nonlocal complained_at
-            if isinstance(error, OSError) and monotonic() >= complained_at + COMPLAIN_S:
-                complained_at = monotonic()
-                log.warning(
-                    "broker not reachable", url=_without_password(settings.nats_url), error=repr(error)
-                )
-            elif "permissions violation" in str(error).lower():
-                # A message that the broker refuses is lost, and nothing else reports it.
-                log.warning("broker refuses", error=str(error))
-            else:
-                log.debug("broker error", error=repr(error))
-
-        while True:
-            try:
-                client = await connect(
-                    settings.nats_url.split(","),
-                    name=service,
-                    user=broker_user(service, settings) if settings.nats_password else None,
-                    password=settings.nats_password.get_secret_value() if settings.nats_password else None,
-                    inbox_prefix=inbox_prefix(broker_user(service, settings)).encode(),
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.2,
-                    connect_timeout=2,
-                    ping_interval=5,
-                    max_outstanding_pings=2,
-                    disconnected_cb=disconnected,
-                    reconnected_cb=reconnected,
-                    error_cb=failed,
-                    closed_cb=ended,
-                )
-                return cls(client, service, settings, closed)
-            except (TimeoutError, OSError, nats.errors.Error) as error:
-                url = _without_password(settings.nats_url)
-                log.warning("broker not reachable yet", url=url, error=repr(error))
-                await asyncio.sleep(0.5)
+        client, closed = await open_client(service, settings, connect)
+        return cls(client, service, settings, closed)
 
     @property
     def connected(self) -> bool:
@@ -172,7 +103,7 @@ class Bus:
     async def close(self) -> None:
         """Finish the requests that are being answered, then close the connection."""
         self.incarnations.close()
-        await self._requests.wait(2.0)
+        await self._server.wait(2.0)
         try:
             await asyncio.wait_for(self.client.drain(), 3.0)
         except (TimeoutError, nats.errors.Error, OSError):
@@ -252,7 +183,7 @@ class Bus:
         try:
             answer = endpoint.response.from_bytes(data)
         except SchemaVersionError as error:
-            refusal = _incompatible(f"the answer to {endpoint.subject}", error)
+            refusal = incompatible(f"the answer to {endpoint.subject}", error)
             self.note_incompatible(endpoint.server, refusal)
             raise refusal from None
         self._compatible(endpoint.server)
@@ -286,7 +217,7 @@ class Bus:
         with _trace.start_as_current_span(
             f"request {endpoint.subject}",
             kind=trace.SpanKind.CLIENT,
-            attributes=_attributes(endpoint, "request", request) if tracing() else None,
+            attributes=span_attributes(endpoint, "request", request) if tracing() else None,
             **QUIET,
         ) as span:
             try:
@@ -332,7 +263,7 @@ class Bus:
         async def answer(request: Req, caller: Caller) -> tuple[Resp, bytes | None]:
             return await handler(request, caller), None
 
-        return await self._serve(endpoint, answer)
+        return await self._server.serve(endpoint, answer)
 
     async def serve_as_leader(
         self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req, Caller], Awaitable[Resp | None]]
@@ -346,7 +277,7 @@ class Bus:
         async def answer(request: Req, caller: Caller) -> tuple[Resp | None, bytes | None]:
             return await handler(request, caller), None
 
-        return await self._serve(endpoint, answer, queue="")
+        return await self._server.serve(endpoint, answer, queue="")
 
     async def serve_raw(
         self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req, Caller], Awaitable[tuple[Resp, bytes]]]
@@ -356,133 +287,4 @@ class Bus:
         async def answer(request: Req, caller: Caller) -> tuple[Resp, bytes | None]:
             return await handler(request, caller)
 
-        return await self._serve(endpoint, answer)
-
-    async def _serve(
-        self,
-        endpoint: Endpoint[Req, Resp],
-        handler: Callable[[Req, Caller], Awaitable[tuple[Resp | None, bytes | None]]],
-        queue: str | None = None,
-    ) -> Subscription:
-        async def run(raw: NatsMsg) -> None:
-            headers: dict[str, str] = {}
-            body = b""
-            problem: TurboServeError | None = None
-            with _trace.start_as_current_span(
-                f"process {endpoint.subject}",
-                context=context_of(raw.headers),
-                kind=trace.SpanKind.SERVER,
-                attributes=_attributes(endpoint, "process", None) if tracing() else None,
-                **QUIET,
-            ) as span:
-                try:
-                    caller = caller_of(endpoint, raw)
-                    try:
-                        request = endpoint.request.from_bytes(raw.data)
-                    except SchemaVersionError as error:
-                        skip(endpoint.subject, error)
-                        raise _incompatible(f"{endpoint.server} refuses {endpoint.subject}", error) from None
-                    if tracing() and (session := session_of(request)) is not None:
-                        span.set_attribute(SESSION, session)
-                    response, data = await handler(request, caller)
-                    if response is None:
-                        return
-                    if data is None:
-                        body = response.to_bytes()
-                    else:
-                        headers[META_HEADER], body = response.to_text(), data
-                except ValidationError as error:
-                    problem = _invalid(error)
-                except TurboServeError as error:
-                    problem = error
-                except Exception:
-                    log.exception("request failed", subject=endpoint.subject)
-                    problem = TurboServeError(f"{endpoint.server} failed at {endpoint.subject}")
-                if problem is not None:
-                    headers[ERROR_HEADER] = problem.body().to_text()
-                    set_error(span, problem, failed=problem.status >= INTERNAL)
-            try:
-                await self.client.publish(raw.reply, body, headers=headers or None)
-            except (nats.errors.Error, OSError) as error:
-                log.warning("reply not sent", subject=endpoint.subject, error=repr(error))
-
-        async def receive(raw: NatsMsg) -> None:
-            if not is_reply_subject(endpoint, raw):
-                log.warning("request without an inbox of its caller", subject=raw.subject, reply=raw.reply)
-                return
-            self._requests.create(run(raw))
-
-        group = endpoint.server if queue is None else queue
-        return await self.client.subscribe(endpoint.every, queue=group, cb=receive)
-
-
-def broker_user(service: str, settings: Settings) -> str:
-    """Return the broker user of `service`: from the settings, from the URL, or the service's name."""
-    if settings.nats_password is not None:
-        return settings.nats_user or service
-    return urlsplit(settings.nats_url.split(",")[0]).username or service
-
-
-def caller_of(endpoint: Endpoint[Any, Any], raw: NatsMsg) -> Caller:
-    """Return the sender of a request. Raises ForbiddenError unless it is one of the endpoint's callers.
-
-    The broker already lets each user publish only its own requests. This check protects a service at a broker
-    that is configured differently.
-    """
-    try:
-        caller = endpoint.caller_of(raw.subject)
-    except ValueError as error:
-        raise ForbiddenError(str(error), field="caller") from None
-    if caller.role not in (*endpoint.callers, ADMIN):
-        raise ForbiddenError(f"{endpoint.subject} is not for {caller.token}", field="caller")
-    return caller
-
-
-def is_reply_subject(endpoint: Endpoint[Any, Any], raw: NatsMsg) -> bool:
-    """Whether the answer to `raw` goes to its caller, and to no subject that another user may receive."""
-    if raw.reply.startswith(OTHER_ACCOUNT):
-        return True
-    try:
-        return raw.reply.startswith(f"{inbox_prefix(endpoint.caller_of(raw.subject).token)}.")
-    except ValueError:
-        return False
-
-
-def session_of(request: Contract) -> str | None:
-    """Return the session that a request is about; None: it is about no single session."""
-    match request:
-        case CreateSession(id=session) | NoteDecision(decision=Decision(session=session)):
-            return session
-        case _:
-            return getattr(request, "session", None)
-
-
-def _attributes(
-    endpoint: Endpoint[Any, Any], operation: str, request: Contract | None
-) -> dict[str, str | bool]:
-    """Attributes of a span, by OpenTelemetry's conventions of messaging."""
-    attributes: dict[str, str | bool] = {
-        "messaging.system": "nats",
-        "messaging.destination.name": endpoint.subject,
-        "messaging.operation.name": operation,
-        "messaging.operation.type": "send" if operation == "request" else "process",
-    }
-    if endpoint.periodic:
-        attributes[PERIODIC] = True
-    if request is not None and (session := session_of(request)) is not None:
-        attributes[SESSION] = session
-    return attributes
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"//[^@/,]*@", "//", url)
-
-
-def _incompatible(what: str, error: SchemaVersionError) -> IncompatibleVersionError:
-    return IncompatibleVersionError(f"{what}: {error}", field=MEMBER, limit=f"{SCHEMA_VERSION.major}.x")
-
-
-def _invalid(error: ValidationError) -> InvalidInputError:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"]) or None
-    return InvalidInputError(f"{where or 'request'}: {first['msg']}", field=where)
+        return await self._server.serve(endpoint, answer)

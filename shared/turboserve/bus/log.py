@@ -19,8 +19,9 @@ from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableEr
 from opentelemetry.trace import SpanKind
 
 from turboserve import logs
-from turboserve.bus.client import SESSION, Bus
+from turboserve.bus.client import Bus
 from turboserve.bus.incarnations import StreamPosition
+from turboserve.bus.requests import SESSION
 from turboserve.contracts.errors import (
     DeadlineError,
     FencedError,

@@ -14,7 +14,7 @@ from tests.helpers.hostile import NOT_DOCUMENTS, Hostile, attacks
 from tests.helpers.service_process import Service, connected, eventually, state_store
 from turboserve import subjects
 from turboserve.bus import Bus
-from turboserve.bus.client import ERROR_HEADER
+from turboserve.bus.requests import ERROR_HEADER
 from turboserve.cli.embedded import NatsServer
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ErrorBody, TurboServeError

@@ -16,7 +16,7 @@ from tests.helpers.attack_target import KEYS, Target
 from tests.helpers.broker_clients import connected_client, processed
 from tests.helpers.hostile import NOT_DOCUMENTS, Hostile, attacks
 from turboserve import subjects
-from turboserve.bus.client import META_HEADER
+from turboserve.bus.requests import META_HEADER
 from turboserve.contracts.chunks import HEADER
 from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION
 from turboserve.subjects import Topic

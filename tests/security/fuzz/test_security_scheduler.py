@@ -11,7 +11,7 @@ from tests.helpers.attack_target import Target
 from tests.helpers.hostile import NOT_DOCUMENTS, Hostile, attacks
 from tests.helpers.service_process import connected
 from turboserve.bus import Bus
-from turboserve.bus.client import ERROR_HEADER
+from turboserve.bus.requests import ERROR_HEADER
 from turboserve.contracts.errors import ErrorBody
 from turboserve.subjects import MIGRATE_SESSION
 

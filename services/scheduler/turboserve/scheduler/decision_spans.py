@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Link, Span
 
-from turboserve.bus.client import SESSION
+from turboserve.bus.requests import SESSION
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.scheduler.messages import (
     AbandonMigration,

@@ -10,7 +10,7 @@ from opentelemetry.trace import Link, SpanKind
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turboserve import logs
-from turboserve.bus.client import SESSION
+from turboserve.bus.requests import SESSION
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import SessionRecord

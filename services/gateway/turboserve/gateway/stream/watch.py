@@ -13,7 +13,7 @@ from typing import Self
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
 from turboserve import logs
-from turboserve.bus.client import SESSION
+from turboserve.bus.requests import SESSION
 from turboserve.contracts.errors import SessionNotFoundError, TransitionError, TurboServeError
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import Activity, SessionRecord

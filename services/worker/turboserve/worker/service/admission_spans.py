@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from opentelemetry.trace import Span
 
-from turboserve.bus.client import SESSION
+from turboserve.bus.requests import SESSION
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.telemetry import context_from, tracer
 from turboserve.worker.service.session_entry import Absent, DesiredState, SessionEntry

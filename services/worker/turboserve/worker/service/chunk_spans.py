@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span, set_span_in_context
 
-from turboserve.bus.client import SESSION
+from turboserve.bus.requests import SESSION
 from turboserve.sampling import PERIODIC
 from turboserve.telemetry import context_from, links_to, tracer
 from turboserve.worker.engine.events import ChunkReady, Step

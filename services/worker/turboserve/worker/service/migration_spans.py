@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from opentelemetry.trace import Span, set_span_in_context
 
-from turboserve.bus.client import SESSION
+from turboserve.bus.requests import SESSION
 from turboserve.telemetry import context_from, tracer
 from turboserve.worker.service.commands import FetchState
 
