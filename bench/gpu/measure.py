@@ -76,14 +76,20 @@ def main() -> int:
     """Run the measurements. Returns exit status 1 if a reference is not reproduced."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--golden", type=Path, nargs="*", default=[ROOT / "tests" / "data" / "golden"])
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--windows", type=int, nargs="+", default=[12, 21], help="latent frames")
+    parser.add_argument(
+        "--windows", type=int, nargs="+", default=[12, 21], help="window sizes, in latent frames"
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--chunks", type=int, default=4, help="of each session, where the engine decodes too")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="begin nothing after so many seconds")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
+    parser.add_argument(
+        "--chunks", type=int, default=4, help="number of chunks per session in the part `whole`"
+    )
+    parser.add_argument(
+        "--limit-s", type=float, default=math.inf, help="start no further part after this many seconds"
+    )
+    parser.add_argument("--tiny", action="store_true", help="use a tiny model, to check the script")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

@@ -58,7 +58,7 @@ def test_the_report_tells_the_gateways_share_from_the_brokers() -> None:
     assert report["prompt_visible_s"]["p50"] == 2.0
     assert (report["sessions"], report["chunks"], report["chunks_lost"]) == (1, 4, 0)
     json.dumps(report, allow_nan=False)
-    assert "the gateway's share, ms" in shown(report)
+    assert "latency added by the gateway, ms" in shown(report)
 
 
 def test_a_report_of_nothing_is_still_an_object() -> None:

@@ -81,7 +81,7 @@ def test_its_help_tells_its_options() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["nope"], 1, "no benchmark is called 'nope'; installed: autoscale, "),
+        (["nope"], 1, "unknown benchmark 'nope'; installed: autoscale, "),
         (["broken"], 1, "No module named 'bench_broken'"),
         (["count", "--sessions", "0"], 2, "--sessions"),
         (["count", "--sessions", "13"], 1, "take fewer"),

@@ -22,7 +22,7 @@ OTHER_SECRETS = {
     "HF_TOKEN": "hub-secret",
     "MY_DATABASE": "dsn-secret",
 }
-MISSPELT = "TURBOSERVE_API_KYES"
+MISSPELLED = "TURBOSERVE_API_KYES"
 SERVERS = ("nats", "redis", "postgres")
 LAUNCHED = {"TURBOSERVE_LIFELINE_FD", "TURBOSERVE_LIFELINE_PARENT", "TURBOSERVE_POOL_ID"}
 
@@ -35,7 +35,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]
         "TURBOSERVE_OPERATORS": "acme",
         "TURBOSERVE_PRICES": '{"*": 1.25}',
         "TURBOSERVE_WORKER_MAX_SESSIONS": "3",
-        MISSPELT: f"{API_KEY}=acme",
+        MISSPELLED: f"{API_KEY}=acme",
         **OTHER_SECRETS,
     }
     data = tmp_path_factory.mktemp("stack") / "data"
@@ -133,12 +133,12 @@ def test_settings_reach_those_who_declare_them(environments: Mapping[str, list[d
     assert having("TURBOSERVE_OPERATORS") == {"gateway"}
     assert having("TURBOSERVE_PRICES") == {"state-store"}
     assert having("TURBOSERVE_WORKER_MAX_SESSIONS") == {"autoscaler", "worker"}
-    assert having(MISSPELT) == set()
+    assert having(MISSPELLED) == set()
     assert having("PATH") == set(environments)
 
 
-def test_a_misspelt_variable_is_reported(stack: BackgroundStack) -> None:
-    assert any(MISSPELT in line and "misspelt" in line for line in stack.output.splitlines())
+def test_a_misspelled_variable_is_reported(stack: BackgroundStack) -> None:
+    assert any(MISSPELLED in line and "misspelled" in line for line in stack.output.splitlines())
     assert "TURBOSERVE_API_KEYS" not in stack.output
     assert API_KEY not in stack.output
     assert unread_variables(["TURBOSERVE_DATA", "TURBOSERVE_POOL_SIZE", "turboserve_model", "PATH"]) == []

@@ -250,7 +250,7 @@ def test_an_open_folder_that_is_no_stacks_is_refused_and_left_alone(tmp_path: Pa
     folder.mkdir()
     folder.chmod(0o755)
     (folder / "letter").write_text("x")
-    with pytest.raises(UnsafeFolderError, match="holds files that are no stack's"):
+    with pytest.raises(UnsafeFolderError, match="holds files of other programs"):
         secure(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
 

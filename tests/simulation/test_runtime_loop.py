@@ -325,5 +325,5 @@ def test_sets_of_tasks_have_the_same_order_in_every_run() -> None:
 
 
 def test_waiting_for_what_cannot_come_is_an_error_and_no_hang(loop: VirtualLoop) -> None:
-    with pytest.raises(DeadlockError, match="nothing is left"):
+    with pytest.raises(DeadlockError, match="no event is left"):
         loop.run_until_complete(asyncio.Event().wait())

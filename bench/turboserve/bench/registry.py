@@ -7,7 +7,7 @@ A distribution offers a benchmark under the entry-point group `turboserve.benchm
 
 The module has
 
-- a docstring, whose first line says what the benchmark measures. `turboserve bench` lists this line.
+- a docstring, whose first line states what the benchmark measures. `turboserve bench` lists this line.
 - `run(...) -> dict[str, Any]` (or a coroutine function). Its parameters are the command's options, annotated
   for typer. Its docstring is the command's help. Its result is written as JSON under the same keys. `run`
   raises `report.BenchError` or `typer.BadParameter` for errors that the user must correct, and leaves nothing
@@ -59,7 +59,7 @@ class UnknownBenchmarkError(LookupError):
     """No installed distribution offers a benchmark of this name."""
 
     def __init__(self, name: str, installed: list[str]) -> None:
-        super().__init__(f"no benchmark is called {name!r}; installed: {', '.join(installed)}")
+        super().__init__(f"unknown benchmark {name!r}; installed: {', '.join(installed)}")
 
 
 def benchmarks() -> dict[str, Benchmark]:

@@ -34,17 +34,21 @@ APPLIED_LIMIT_S = 30.0
 
 
 async def run(
-    sessions: Annotated[int, typer.Option(min=1, max=256, help="How many watch at once.")] = 4,
-    seconds: Annotated[float, typer.Option(min=2.0, help="How long each watches.")] = 60.0,
-    url: Annotated[str | None, typer.Option(help="The gateway; without it, the stack on --data.")] = None,
+    sessions: Annotated[int, typer.Option(min=1, max=256, help="Number of concurrent viewers.")] = 4,
+    seconds: Annotated[
+        float, typer.Option(min=2.0, help="Time that each viewer watches, in seconds.")
+    ] = 60.0,
+    url: Annotated[
+        str | None, typer.Option(help="URL of the gateway. The default is the stack of --data.")
+    ] = None,
     data: Annotated[
         Path, typer.Option(envvar="TURBOSERVE_DATA", help="Data directory of a running `turboserve up`.")
     ] = Path(".turboserve"),
 ) -> dict[str, Any]:
     """Watch a running stack with several virtual players: first chunk, chunk times, stalls, losses, prompts.
 
-    With a stack of `turboserve up`, the same chunks are also read straight from its broker, as a baseline for
-    what the gateway adds.
+    With a stack of `turboserve up`, the same chunks are also read directly from its broker, as a baseline for
+    the gateway's latency.
     """
     target = Target(url) if url is not None else Target.find(data)
     try:
@@ -70,16 +74,16 @@ def table(result: Mapping[str, Any]) -> Table:
         box=box.SIMPLE,
     )
     rows = {
-        "first chunk after POST, s": result["ttfc_s"],
-        "between chunks, s": result["interarrival_s"],
+        "POST → first chunk, s": result["ttfc_s"],
+        "interval between chunks, s": result["interarrival_s"],
         "worker → viewer, ms": _milli(result["gateway_overhead_s"]),
         "prompt → applied, s": result["prompt_applied_s"],
         "prompt → applied, chunks": result["prompt_applied_chunks"],
-        "prompt → on the screen, s": result["prompt_visible_s"],
+        "prompt → shown, s": result["prompt_visible_s"],
     }
     if result["baseline"] is not None:
-        rows["worker → broker's own reader, ms"] = _milli(result["baseline"]["broker_s"])
-        rows["the gateway's share, ms"] = _milli(result["baseline"]["gateway_share_s"])
+        rows["worker → reader at the broker, ms"] = _milli(result["baseline"]["broker_s"])
+        rows["latency added by the gateway, ms"] = _milli(result["baseline"]["gateway_share_s"])
     for name, figures in rows.items():
         shown.add_row(name, *(_number(figures.get(key)) for key in ("p50", "p95", "max")))
     for key in ("chunks", "chunks_lost", "chunks_repeated", "stalls", "stall_s"):
@@ -110,7 +114,7 @@ class Target:
             return cls(record["url"], record.get("nats_url"))
         except (OSError, ValueError, KeyError):
             raise BenchError(
-                f"no stack is running on {data.absolute()}: start one with `turboserve up`, or give its --url"
+                f"no stack is running on {data.absolute()}: start one with `turboserve up`, or set --url"
             ) from None
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from turboserve.cli.say import failure
+from turboserve.cli.errors import failure
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Write the results to this file, as one JSON object.")
@@ -85,7 +85,7 @@ def _listing() -> Any:
 
     from turboserve.bench.registry import benchmarks
 
-    listing = Table("benchmark", "what it measures", box=None, pad_edge=False)
+    listing = Table("benchmark", "measurement", box=None, pad_edge=False)
     for name, known in benchmarks().items():
         try:
             summary = known.summary

@@ -7,24 +7,25 @@ from typing import Annotated
 
 import typer
 
-from turboserve.cli.say import failure
+from turboserve.cli.errors import failure
 
 LONGEST_PROMPT = 2_000
 LONGEST_S = 600.0
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help='What to show, e.g. "a red circle moving left".')],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The MP4 file to write.")],
+    prompt: Annotated[str, typer.Argument(help='Prompt, e.g. "a red circle moving left".')],
+    output: Annotated[Path, typer.Option("--output", "-o", help="MP4 file to write.")],
     then: Annotated[
-        list[str] | None, typer.Option(help="A prompt to switch to; may be repeated; all last equally long.")
+        list[str] | None,
+        typer.Option(help="Prompt to switch to; may be repeated. All prompts get equal time."),
     ] = None,
     switch: Annotated[
         list[str] | None,
-        typer.Option(metavar="T:PROMPT", help="From second T on, follow this prompt; may be repeated."),
+        typer.Option(metavar="T:PROMPT", help="Switch to this prompt at second T; may be repeated."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.1, max=LONGEST_S, help="Length of the clip, seconds.")
+        float, typer.Option(min=0.1, max=LONGEST_S, help="Length of the clip, in seconds.")
     ] = 6.0,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the noise. The same seed gives the same clip.")

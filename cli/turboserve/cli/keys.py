@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from turboserve.cli.say import failure
+from turboserve.cli.errors import failure
 
 FILE = typer.Option("--file", envvar="TURBOSERVE_API_KEYS_FILE", help="The file of hashed keys.")
 
 app = typer.Typer(
-    help="Make, list and revoke the API keys in the file that TURBOSERVE_API_KEYS_FILE names.",
+    help="Create, list and revoke the API keys in the file that TURBOSERVE_API_KEYS_FILE names.",
     no_args_is_help=True,
 )
 
@@ -37,7 +37,7 @@ def add(
     except key_file.KeyFileError as error:
         raise failure(str(error)) from None
     kind = "operator's key" if operator else "key"
-    typer.echo(f"{kind} {record.id} of {tenant}, in {file}; this is the only time it is shown:", err=True)
+    typer.echo(f"{kind} {record.id} of {tenant}, in {file}; it is shown only once:", err=True)
     typer.echo(key)
 
 
@@ -53,7 +53,7 @@ def list_keys(file: Annotated[Path, FILE]) -> None:
         found = key_file.read(file)
     except key_file.KeyFileError as error:
         raise failure(str(error)) from None
-    table = Table("id", "tenant", "operator", "made")
+    table = Table("id", "tenant", "operator", "created")
     for key in found.keys:
         made = "–" if key.created_at is None else f"{key.created_at:%Y-%m-%d %H:%M} UTC"
         table.add_row(key.id, key.tenant, "yes" if key.operator else "no", made)
@@ -62,7 +62,7 @@ def list_keys(file: Annotated[Path, FILE]) -> None:
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `turboserve keys list` shows it.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="Key id, as in `turboserve keys list`.")],
     file: Annotated[Path, FILE],
 ) -> None:
     """Remove a key. Within two seconds, running gateways refuse the key and end the streams it has opened."""

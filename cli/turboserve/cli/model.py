@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from turboserve.cli.say import failure
+from turboserve.cli.errors import failure
 
-app = typer.Typer(help="Look after models.", no_args_is_help=True)
+app = typer.Typer(help="Check models.", no_args_is_help=True)
 
 
 class Dtype(StrEnum):
@@ -24,17 +24,19 @@ class Dtype(StrEnum):
 
 @app.callback()
 def model() -> None:
-    """Look after models."""
+    """Check models."""
 
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="A reference: weights, noise, prompts and expected latents.")],
+    file: Annotated[
+        Path, typer.Argument(help="Reference file: weights, noise, prompts and expected latents.")
+    ],
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest absolute error of a latent that still passes.")
     ] = 1e-4,
     device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
-    dtype: Annotated[Dtype, typer.Option(help="What to compute in.")] = Dtype.FLOAT32,
+    dtype: Annotated[Dtype, typer.Option(help="Data type of the computation.")] = Dtype.FLOAT32,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the result to this file, as one JSON object.")
     ] = None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from turboserve.cli.say import failure
+from turboserve.cli.errors import failure
 
 app = typer.Typer(help="Measure this machine, or replay traces.", no_args_is_help=True)
 
@@ -27,19 +27,21 @@ def profile() -> None:
 
 @app.command()
 def engine(
-    out: Annotated[Path, typer.Option(help="The file to write, for TURBOSERVE_PROFILE.")],
-    batch: Annotated[int, typer.Option(min=1, max=64, help="Largest batch.")] = 8,
-    repeats: Annotated[int, typer.Option(min=3, help="Runs of each size; the median counts.")] = 7,
-    model: Annotated[str | None, typer.Option(help="A preset; None: as TURBOSERVE_MODEL says.")] = None,
+    out: Annotated[Path, typer.Option(help="File to write, for TURBOSERVE_PROFILE.")],
+    batch: Annotated[int, typer.Option(min=1, max=64, help="Largest batch size.")] = 8,
+    repeats: Annotated[
+        int, typer.Option(min=3, help="Number of runs per size; the result is their median.")
+    ] = 7,
+    model: Annotated[str | None, typer.Option(help="Preset; the default is TURBOSERVE_MODEL.")] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="JSON with a model's sizes: measure those, with random weights."),
+        typer.Option(help="JSON file with a model's sizes, which is measured with random weights."),
     ] = None,
     random: Annotated[
-        bool, typer.Option(help="Random weights instead of the configured model's files.")
+        bool, typer.Option(help="Use random weights instead of the configured model's files.")
     ] = False,
     decoder: Annotated[
-        Decoder, typer.Option(help="Which public decoder, where weights are random.")
+        Decoder, typer.Option(help="Public decoder to measure if the weights are random.")
     ] = Decoder.WAN,
 ) -> None:
     """Measure the latency of the engine's stages by batch size.
@@ -68,23 +70,25 @@ def engine(
 
 @app.command()
 def autoscaler(
-    out: Annotated[Path, typer.Option(help="The table to write, as JSON.")],
+    out: Annotated[Path, typer.Option(help="JSON file to write the table to.")],
     trace: Annotated[
         list[Path] | None,
-        typer.Option(help="CSV with time_s,session,event; again for more. None: the family of Appendix A."),
+        typer.Option(
+            help="CSV with time_s,session,event; may be repeated. The default is the family of Appendix A."
+        ),
     ] = None,
-    levels: Annotated[int, typer.Option(min=1, max=64, help="Levels of volatility.")] = 5,
-    segment: Annotated[float, typer.Option(min=1, help="Length of a segment, seconds.")] = 60.0,
+    levels: Annotated[int, typer.Option(min=1, max=64, help="Number of volatility levels.")] = 5,
+    segment: Annotated[float, typer.Option(min=1, help="Length of a segment, in seconds.")] = 60.0,
     capacity: Annotated[
         int, typer.Option(min=1, max=64, help="Maximum number of sessions on one worker.")
     ] = 5,
     most: Annotated[int, typer.Option(min=1, help="Maximum number of workers.")] = 16,
-    start_up: Annotated[float, typer.Option(min=0, help="Start time of a worker, seconds.")] = 10.0,
+    start_up: Annotated[float, typer.Option(min=0, help="Start-up time of a worker, in seconds.")] = 10.0,
     lone_chunk: Annotated[
-        float, typer.Option(min=0.001, help="Time of a chunk on a worker with one session, L(1), seconds.")
+        float, typer.Option(min=0.001, help="Time of a chunk on a worker with one session, L(1), in seconds.")
     ] = 0.1336,
     latency_target: Annotated[
-        float, typer.Option(min=0.001, help="Maximum time of a chunk, seconds.")
+        float, typer.Option(min=0.001, help="Maximum time of a chunk, in seconds.")
     ] = 0.67,
     keep_target: Annotated[
         bool, typer.Option(help="Lower the table until no session is late in a replay of the traces.")

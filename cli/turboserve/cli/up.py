@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from pydantic import ValidationError
 
-from turboserve.cli.say import failure
+from turboserve.cli.errors import failure
 from turboserve.config import SettingsError
 
 DATA = typer.Option("--data", envvar="TURBOSERVE_DATA", help="Folder of the stack's data.")
@@ -19,7 +19,9 @@ def up(
     workers: Annotated[str, typer.Option(help="Number of workers, or a range such as 1..4.")] = "1",
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65_535, help="The gateway's port; without it 8080, or the next free one."),
+        typer.Option(
+            min=1, max=65_535, help="Port of the gateway. The default is 8080 or the next free port."
+        ),
     ] = None,
     schedulers: Annotated[
         int, typer.Option(min=1, max=8, help="Number of schedulers. One leads, the others stand by.")
@@ -48,7 +50,7 @@ def up(
 def status(
     data: Annotated[Path, DATA] = Path(".turboserve"),
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the whole record, passwords included.")
+        bool, typer.Option("--json", help="Print the whole record, including passwords.")
     ] = False,
 ) -> None:
     """Show the running stack: its address and its processes."""

@@ -41,24 +41,29 @@ class SimulationMode(StrEnum):
 
 
 def run(
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds are played, one after the other.")] = 200,
-    first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
-    seed: Annotated[int | None, typer.Option(min=0, help="Only this one.")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Print every line of the run.")] = False,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Virtual seconds under faults.")] = 25.0,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, run one after the other.")] = 200,
+    first: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Run this seed only.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Print every line of the trace.")] = False,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Virtual seconds with faults.")] = 25.0,
     mode: Annotated[
         SimulationMode, typer.Option(help="Many seeds with faults, or one calm deployment.")
     ] = SimulationMode.FAULTS,
-    workers: Annotated[int, typer.Option(min=1, help="Calm: workers at least.")] = 8,
-    sessions: Annotated[int, typer.Option(min=1, help="Calm: sessions that play at once.")] = 50,
-    slots: Annotated[int, typer.Option(min=1, help="Calm: sessions on one worker.")] = 8,
+    workers: Annotated[int, typer.Option(min=1, help="Calm: number of workers.")] = 8,
+    sessions: Annotated[int, typer.Option(min=1, help="Calm: number of concurrent sessions.")] = 50,
+    slots: Annotated[int, typer.Option(min=1, help="Calm: number of slots per worker.")] = 8,
     minutes: Annotated[float, typer.Option(min=0.1, help="Calm: virtual minutes.")] = 5.0,
     arrivals: Annotated[
         str | None,
-        typer.Option(help="Calm: a CSV file of sessions, `arrives_s,plays_s` each, instead of --sessions."),
+        typer.Option(
+            help="Calm: CSV file of sessions with the columns arrives_s,plays_s. Replaces --sessions."
+        ),
     ] = None,
     every_forward: Annotated[
-        bool, typer.Option("--every-forward", help="Calm: an engine step for each forward, not each chunk.")
+        bool,
+        typer.Option(
+            "--every-forward", help="Calm: one engine step per forward. The default is one per chunk."
+        ),
     ] = False,
     placement: Annotated[str, typer.Option(help="The schedulers' placement policy.")] = PLACEMENT,
     gather: Annotated[str, typer.Option(help="The workers' gather policy.")] = GATHER,
@@ -177,7 +182,7 @@ def table(result: Mapping[str, Any]) -> RenderableType:
     """Format the violations by invariant, then the commands that replay the failing seeds."""
     if result["mode"] == SimulationMode.CALM.value:
         return calm_table(result)
-    shown = Table("invariant", "violations", "what it says", box=box.SIMPLE)
+    shown = Table("invariant", "violations", "meaning", box=box.SIMPLE)
     for name, count in result["violations"].items():
         shown.add_row(name, str(count), INVARIANTS[name])
     settle, counts = result["settle_s"], result["counts"]
@@ -188,10 +193,12 @@ def table(result: Mapping[str, Any]) -> RenderableType:
     ]
     if settle["max"] is not None:
         notes.append(
-            f"everything ran again {settle['p50']:.1f} s (median) after the last fault, "
-            f"at most {settle['max']:.1f} s; the bound is {settle['bound']:g} s"
+            f"time from the last fault until everything runs: {settle['p50']:.1f} s (median), "
+            f"{settle['max']:.1f} s (maximum); the bound is {settle['bound']:g} s"
         )
     for one in result["failing"]:
-        notes.append(f"seed {one['seed']}: {'; '.join(one['messages'][:2]) or 'two runs differ'}")
+        notes.append(
+            f"seed {one['seed']}: {'; '.join(one['messages'][:2]) or 'the traces of two runs differ'}"
+        )
         notes.append(f"  replay: {one['replay']}")
     return Group(shown, Text("\n".join(notes)))

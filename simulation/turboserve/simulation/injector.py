@@ -151,7 +151,7 @@ class FaultInjector:
         self._perhaps(
             faults.postgres_full,
             during(
-                "disk of postgres full",
+                "postgres's disk full",
                 lambda: setattr(postgres, "disk_full", True),
                 lambda: setattr(postgres, "disk_full", False),
                 LONGEST_SERVER_S,

@@ -75,7 +75,7 @@ class Checker:
         """Check a commit that a crash of the database reverted."""
         if table.name == "sessions" and after is not None:
             if before is None or before.record.epoch != after.record.epoch:
-                self.fail("epochs_increase", f"{key}: a crash took epoch {after.record.epoch} back")
+                self.fail("epochs_increase", f"{key}: a crash lost epoch {after.record.epoch}")
         elif table.name == "outbox" and before is None and after is not None:
             waiting = self._committed.get(after.subject, ())
             if after.event_id in waiting:
@@ -104,7 +104,7 @@ class Checker:
         return str(after.reason).startswith("poisoned") and deaths >= self._world.scale.store().poison_workers
 
     def _admitted(self, record: SessionRecord) -> None:
-        """Check an admission: the pool at its largest must have a slot for each session that wants to run."""
+        """Check an admission: the pool at its largest must have a slot for each session that must run."""
         wanted = sum(
             row.phase.holds_slot
             or row.phase is Phase.REQUESTED
@@ -113,11 +113,11 @@ class Checker:
         )
         slots = self._world.most_slots()
         if wanted > slots:
-            self.fail("capacity", f"{record.id} is admitted as number {wanted} where there are {slots} slots")
+            self.fail("capacity", f"{record.id} is admitted as number {wanted} of {slots} slots")
 
     def _owner(self, before: SessionRecord, after: SessionRecord) -> None:
         if after.version < before.version:
-            self.fail("epochs_increase", f"{after.id} goes back from version {before.version}")
+            self.fail("epochs_increase", f"{after.id} has a version below {before.version}")
         changed = after.worker != before.worker
         placed = after.phase is Phase.ACTIVE and before.phase not in (Phase.ACTIVE, Phase.MIGRATING)
         if after.epoch < before.epoch or after.epoch > before.epoch + 1:
@@ -157,13 +157,16 @@ class Checker:
         )
         made = 0 if log.last is None else log.last.header.index + 1
         if (state.next_chunk != made and not log.fresh) or other:
-            self.fail("verified_before_flip", f"{after.id} migrates with {state}, the log ends otherwise")
+            self.fail(
+                "verified_before_flip",
+                f"{after.id} migrates with {state}, which is not the state at the end of the log",
+            )
 
     def _room(self, worker: str) -> None:
         capacity = self._world.capacity.get(worker)
         used = self._world.slots_used(worker)
         if capacity is not None and used > capacity:
-            self.fail("capacity", f"{worker} is given {used} of {capacity}")
+            self.fail("capacity", f"{worker} has {used} assigned of {capacity}")
 
     def _worker(self, before: WorkerRecord | None, after: WorkerRecord) -> None:
         if after.phase is not WorkerPhase.GONE or (before is not None and before.phase is WorkerPhase.GONE):
@@ -173,7 +176,7 @@ class Checker:
         self.gone.add(after.id)
         worker = self._world.worker(after.id)
         if worker is not None and worker.generating:
-            self.fail("one_executor", f"{after.id} is taken for dead while its lease holds")
+            self.fail("one_executor", f"{after.id} is declared dead while its lease is valid")
         if self._world.workers[after.id].device_lost:
             self.device_deaths.update(row.id for row in self._world.records() if row.worker == after.id)
 
@@ -198,14 +201,14 @@ class Checker:
     def begins_chunk(self, worker: str, session: str) -> None:
         """Check that the worker whose engine begins a chunk is not declared gone."""
         if worker in self.gone:
-            self.fail("one_executor", f"{worker} generates {session} after it was taken for dead")
+            self.fail("one_executor", f"{worker} generates {session} after it was declared dead")
 
     # Commands
 
     def scheduler_report(self, name: str, core: Scheduler, commands: list[SchedulerCommand]) -> None:
         leaders = self._world.leaders()
         if len(leaders) > 1:
-            self.fail("one_leader", f"{leaders} lead at once")
+            self.fail("one_leader", f"{leaders} lead at the same time")
         for command in commands:
             if not isinstance(command, SendFeedback):
                 self.note(name, brief(command))
@@ -213,7 +216,7 @@ class Checker:
                 worker = core.view.workers[command.worker]
                 if worker.load > worker.capacity:
                     self.fail(
-                        "capacity", f"the scheduler gives {worker.id} {worker.load} of {worker.capacity}"
+                        "capacity", f"the scheduler assigns {worker.load} of {worker.capacity} to {worker.id}"
                     )
 
     def pool_report(self, pool: Pool, commands: list[PoolCommand]) -> None:
@@ -233,7 +236,7 @@ class Checker:
         self.note("autoscaler resizes", pool.target, size, reason)
         self.resizes += 1
         if size < pool.target and (heard_at is None or now - heard_at > stale_s):
-            self.fail("stale_metrics_never_shrink", f"to {size}, last heard at {heard_at}: {reason}")
+            self.fail("stale_metrics_never_shrink", f"to {size}, last report at {heard_at}: {reason}")
 
     def _released(self, name: str, reason: str) -> None:
         worker = self._world.worker(name)
@@ -249,7 +252,9 @@ class Checker:
         wanted = sum(slot.wanted for slot in pool.members.values())
         draining = next((slot for slot in pool.members.values() if slot.worker == name), None)
         if wanted < pool.target or (draining is not None and draining.wanted):
-            self.fail("stale_metrics_never_shrink", f"{name} is drained, {wanted} of {pool.target} stay")
+            self.fail(
+                "stale_metrics_never_shrink", f"{name} is drained, and {wanted} of {pool.target} workers stay"
+            )
 
     def delivered(self, viewer: SimulatedViewer, index: int, fragment: bytes) -> None:
         """Check a chunk that a viewer received."""

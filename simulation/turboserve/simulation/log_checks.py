@@ -100,7 +100,9 @@ class LogChecks:
         following = 0 if last is None else last.header.index + 1
         contiguous = header.index == following or (log.fresh and header.index <= following)
         if not contiguous:
-            self._checker.fail("chunks_contiguous", f"{session}: {header.index} where {following} is due")
+            self._checker.fail(
+                "chunks_contiguous", f"{session}: chunk {header.index} in place of {following}"
+            )
         accepted = Accepted(header, contents)
         self._chained(log, accepted, log.chunks.get(header.index - 1))
         log.last, log.fresh = accepted, False
@@ -115,15 +117,20 @@ class LogChecks:
         migrated, log.migrated = log.migrated, None
         if migrated is not None and migrated[0] == header.epoch and migrated[1] != contents.parent:
             self._checker.fail(
-                "verified_before_flip", f"{header.session}: {header.index} is made from another state"
+                "verified_before_flip",
+                f"{header.session}: chunk {header.index} is generated from another state",
             )
         if header.index == 0:
             seed = self._checker.seed_of(header.session)
             if seed is not None and contents.parent != begin(seed):
-                self._checker.fail("chunks_contiguous", f"{header.session} does not begin at its beginning")
+                self._checker.fail(
+                    "chunks_contiguous",
+                    f"{header.session}: the first chunk is not generated from the initial state",
+                )
         elif last is not None and contents.parent not in self._parents(header, last):
             self._checker.fail(
-                "chunks_contiguous", f"{header.session}: {header.index} is not made from the one before"
+                "chunks_contiguous",
+                f"{header.session}: chunk {header.index} is not generated from the previous one",
             )
 
     @staticmethod

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 INVARIANTS = {
-    "one_executor": "1: every accepted chunk is its owner's, under the current epoch; no lease is outlived",
+    "one_executor": "1: every accepted chunk is from the owner, under the current epoch and within its lease",
     "epochs_increase": "2: epochs strictly increase, in the rows and in the log",
-    "chunks_contiguous": "3: accepted chunks are 0, 1, 2, …, each once, each made from the one before",
-    "verified_before_flip": "4: a session migrates only in the state that the log's end was made from",
-    "converges_after_faults": "5: once faults stop, every session runs, is suspended or has ended in time",
+    "chunks_contiguous": "3: accepted chunks are 0, 1, 2, …, each once, each generated from the previous one",
+    "verified_before_flip": "4: a session migrates only with the state after the last chunk in the log",
+    "converges_after_faults": "5: soon after the last fault, every session runs, is suspended or has ended",
     "capacity": "6: reserved plus used never exceeds a worker's capacity",
     "memory_returns": "7: device and host memory return to their baseline when sessions end",
-    "client_sees_prefix": "8: what a client sees is a prefix of the log",
+    "client_sees_prefix": "8: the chunks that a client receives are a prefix of the log",
     "scale_in_harmless": "9: scale-in never removes a worker that holds a session, and ends none",
     "stale_metrics_never_shrink": "10: lost or stale metrics never shrink the pool",
     "bounded_scaling": "11: under constant load the number of scaling actions is bounded",
     "deterministic": "12: same seed, same events, same decisions",
     "one_leader": "at most one scheduler leads at a time",
-    "no_core_fails": "no core and no shell raises what its callers do not expect",
+    "no_core_fails": "no core and no shell raises an unexpected exception",
     "events_complete": "every committed change of a session is in the event log, in the order of its commits",
 }
 
@@ -24,5 +24,7 @@ INVARIANTS = {
 def brief(command: object) -> str:
     """Return a short form of a command: its name and its main fields."""
     names = ("session", "worker", "migration", "reason")
-    told = (f"{name}={getattr(command, name)}" for name in names if getattr(command, name, None) is not None)
-    return " ".join((type(command).__name__, *told))
+    fields = (
+        f"{name}={getattr(command, name)}" for name in names if getattr(command, name, None) is not None
+    )
+    return " ".join((type(command).__name__, *fields))

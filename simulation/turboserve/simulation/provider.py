@@ -42,7 +42,7 @@ class Machines:
         self._watchers: list[tuple[OnExit, Context, float]] = []
 
     def launch(self, member: str, worker: str) -> None:
-        """Start a worker. Raises `LaunchError` if a worker lives in the pool member."""
+        """Start a worker. Raises `LaunchError` if the pool member has a living worker."""
         if any(machine.member == member for machine in self.living()):
             raise LaunchError(f"{member} is occupied")
         self.by_worker[worker] = Machine(member, self._launch(member, worker))
@@ -113,4 +113,4 @@ class SimulatedProvider(PoolProvider):
         world = self._world
         await asyncio.sleep(world.random.expovariate(1.0 / world.faults.delay_s))
         if world.random.random() < world.faults.provider_fails:
-            raise ProviderError("the provider fails", retry_after_s=0.5)
+            raise ProviderError("the provider failed", retry_after_s=0.5)

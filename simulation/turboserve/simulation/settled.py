@@ -23,7 +23,7 @@ def unsettled(world: World, users: Users) -> str | None:
     if (missing := world.checker.unlogged()) is not None:
         return missing
     if world.autoscaler is None:
-        return "there is no autoscaler"
+        return "no autoscaler runs"
     pool = world.autoscaler.pool
     ready = sum(slot.phase is PoolMemberPhase.READY for slot in pool.members.values())
     if ready != pool.target or not pool.adopted:
@@ -50,16 +50,16 @@ def _unsettled(world: World, users: Users, record: SessionRecord) -> str | None:
         if other is not worker and other.alive and other.state(record.id) is not None
     ]
     if elsewhere:
-        return f"{elsewhere} hold it as well"
+        return f"{elsewhere} also hold it"
     return _unwatched(world, users, record)
 
 
 def _waits(world: World, record: SessionRecord) -> str | None:
     """Check a session without a worker: it may wait only while all slots are taken and the pool is full."""
     if world.free_slots() > 0:
-        return f"it waits ({record.worker} had it), and there is room"
+        return f"it waits (last worker: {record.worker}) while slots are free"
     if world.autoscaler is None or world.autoscaler.pool.target < world.scale.most_workers:
-        return "it waits, and the pool could grow"
+        return "it waits while the pool can grow"
     return None
 
 
@@ -69,7 +69,7 @@ def _unwatched(world: World, users: Users, record: SessionRecord) -> str | None:
     last = world.checker.log.of(record.id).last
     made = 0 if last is None else last.header.index + 1
     if made <= world.made_when_calm.get(record.id, -1) + 1:
-        return "its video does not go on"
+        return "its video does not continue"
     if record.applied_control_seq < record.control_seq:
         return "its prompt is not applied"
     return None

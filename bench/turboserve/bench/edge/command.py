@@ -45,18 +45,24 @@ BEGINNINGS = {
 
 
 def run(
-    servers: Annotated[str, typer.Option(help="Which, joined by commas.")] = "gateway,uvicorn",
-    rounds: Annotated[int, typer.Option(min=1, max=50)] = 3,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Length of one measurement.")] = 4.0,
-    patience_s: Annotated[float, typer.Option(min=1.0, help="When half-open connections are counted.")] = 40,
+    servers: Annotated[
+        str, typer.Option(help="Servers to measure, separated by commas.")
+    ] = "gateway,uvicorn",
+    rounds: Annotated[
+        int, typer.Option(min=1, max=50, help="Number of rounds; the result is their median.")
+    ] = 3,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Length of one measurement, in seconds.")] = 4.0,
+    patience_s: Annotated[
+        float, typer.Option(min=1.0, help="Time until half-open connections are counted, in seconds.")
+    ] = 40,
 ) -> dict[str, Any]:
     """Attack HTTP servers on loopback, and measure how they deliver chunks without an attack.
 
-    `hypercorn` and `granian` are measured too if they are installed.
+    `hypercorn` and `granian` must be installed to be measured.
     """
     kinds = [name.strip() for name in servers.split(",") if name.strip()]
     if not kinds or set(kinds) - set(KINDS):
-        raise BenchError(f"--servers: any of {', '.join(KINDS)}")
+        raise BenchError(f"--servers: choose from {', '.join(KINDS)}")
     for kind in kinds:
         package = {"gateway": "uvicorn", "uvicorn-h11": "uvicorn"}.get(kind, kind)
         if importlib.util.find_spec(package) is None:

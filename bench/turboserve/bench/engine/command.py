@@ -25,16 +25,14 @@ LONG_WINDOW: dict[str, Any] = {"frames_per_chunk": 1, "local_attn_size": 240}
 
 
 def run(
-    sessions: Annotated[
-        str, typer.Option(help="Loads: numbers of viewers, with commas between.")
-    ] = "1,2,4,8",
-    chunks: Annotated[int, typer.Option(min=1, help="Chunks of each session, after two that warm up.")] = 8,
-    repeats: Annotated[int, typer.Option(min=3, help="Runs of what is timed alone.")] = 9,
+    sessions: Annotated[str, typer.Option(help="Numbers of viewers, separated by commas.")] = "1,2,4,8",
+    chunks: Annotated[int, typer.Option(min=1, help="Number of chunks per session, after 2 of warm-up.")] = 8,
+    repeats: Annotated[int, typer.Option(min=3, help="Number of runs of each comparison.")] = 9,
 ) -> dict[str, Any]:
     """Measure the engine with the shipped model on this machine.
 
-    Reports chunk latency, stalls and throughput by policy and number of viewers; the ring against copies;
-    decoding beside denoising; memory.
+    Reports chunk latency, stalls and throughput by policy and number of viewers; the KV ring against
+    copies; decoding concurrent with denoising; memory.
     """
     import torch
 
@@ -49,7 +47,7 @@ def run(
     except ValueError:
         loads = []
     if not loads or min(loads) < 1:
-        raise typer.BadParameter(f"--sessions: {sessions!r} is not numbers from 1 with commas between")
+        raise typer.BadParameter(f"--sessions: {sessions!r} must be numbers from 1, separated by commas")
     models = toyworld()
     policies: dict[str, Any] = {name: {} for name in POLICIES}
     for name in POLICIES:
@@ -71,21 +69,21 @@ def run(
     against = ring_vs_copy(models.transformer, text, repeats)
     by_batch = batches(models.transformer, text, (1, 2, 4), repeats)
     peak_bytes, expected_bytes, budget = peak_and_expected(models, MEMORY_SESSIONS, MEMORY_CHUNKS)
-    beside = compare(models, OVERLAP_SESSIONS, chunks, repeats)
+    all_cores = compare(models, OVERLAP_SESSIONS, chunks, repeats)
     with one_core():
-        alone = compare(models, OVERLAP_SESSIONS, chunks, repeats)
+        one_core_result = compare(models, OVERLAP_SESSIONS, chunks, repeats)
     return {
-        "clock": "seconds of the processor; where nothing is due, it moves on to when something is; "
-        "overlap: seconds of the wall",
+        "clock": "Processor seconds. While nothing is due, the clock advances to the next due time. "
+        "overlap: elapsed seconds.",
         "policies": policies,
         "chunk_s": {str(size): found.chunk_s for size, found in by_batch.items()},
         "forward_s": {str(size): found.forward_s for size, found in by_batch.items()},
         "naive_chunk_s": against["shipped"]["shift"]["copies_s"],
         "ring_vs_copy_speedup": against["shipped"]["shift"]["speedup"],
         "ring_vs_copy": against,
-        "overlap_speedup": beside.speedup,
-        "overlap_speedup_one_core": alone.speedup,
-        "overlap": {"all_cores": asdict(beside), "one_core": asdict(alone)},
+        "overlap_speedup": all_cores.speedup,
+        "overlap_speedup_one_core": one_core_result.speedup,
+        "overlap": {"all_cores": asdict(all_cores), "one_core": asdict(one_core_result)},
         "peak_bytes": peak_bytes,
         "expected_bytes": expected_bytes,
         "memory_sessions": MEMORY_SESSIONS,

@@ -87,7 +87,7 @@ def _flex(device: torch.device) -> Kernel:
     if device.type != "cuda":
 
         def refused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            raise RuntimeError("compiled for GPUs alone")
+            raise RuntimeError("compiled for GPUs only")
 
         return refused
     from torch.nn.attention.flex_attention import flex_attention

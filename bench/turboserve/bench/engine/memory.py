@@ -65,7 +65,7 @@ def peak_and_expected(
     """Measure an engine on a CPU. Returns the peak bytes, the bytes that the budget expects, and the budget.
 
     All sessions run at once for `chunks` chunks and change their prompts in between. Up to `decode_batch`
-    sessions are decoded at once. As many sessions as permitted are sent to another worker meanwhile, each
+    sessions are decoded at once. As many sessions as permitted migrate to another worker concurrently, each
     round for two chunks. Suspended sessions are excluded: the host pool has a size of its own.
     """
     budget = plan(models, 1 << 62, decode_batch)

@@ -1,4 +1,4 @@
-"""Decoding beside denoising against one after the other, by the wall clock and in the same run."""
+"""Concurrent decoding and denoising compared with sequential, in elapsed time and in the same run."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def seconds_per_chunk(
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Restrict this thread, and the threads that it starts meanwhile, to one core."""
+    """Restrict this thread, and the threads that it starts in this context, to one core."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:

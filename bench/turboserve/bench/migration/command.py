@@ -1,6 +1,6 @@
 """Migration of a playing session between two real workers: stall, bytes, throughput, equality of the video.
 
-A session plays in real time and is migrated to and fro between two workers.
+A session plays in real time and migrates back and forth between two workers.
 
 - **Stall** of a migration: how much later than usual the first chunk made at the target arrives. A chunk is
   due when the viewer's playhead comes within `max_lead` of its start. Usual is the median time from due to
@@ -43,20 +43,23 @@ SEED = 7
 
 def run(
     migrations: Annotated[
-        int, typer.Option("--moves", min=1, max=100, help="Migrations of each session.")
+        int, typer.Option("--moves", min=1, max=100, help="Number of migrations per session.")
     ] = 6,
-    backends: Annotated[str, typer.Option(help="Ways to copy state, joined by commas.")] = "gloo,nixl",
+    backends: Annotated[
+        str, typer.Option(help="Transfer backends, separated by commas: gloo, nixl, shm.")
+    ] = "gloo,nixl",
     padded_bytes: Annotated[
-        int, typer.Option(min=0, help="Size of the large state; 0: only toyworld's own.")
+        int,
+        typer.Option(min=0, help="Size of the large state in bytes; 0 measures toyworld's own state only."),
     ] = 1 << 30,
 ) -> dict[str, Any]:
-    """Migrate a playing session between two workers: stall, bytes, throughput, and if the video is the same.
+    """Migrate a playing session between two workers: stall, bytes, throughput, equality of the video.
 
     Starts servers, a state store and workers of its own.
     """
     chosen = [name.strip() for name in backends.split(",") if name.strip()]
     if not chosen or set(chosen) - {"gloo", "nixl", "shm"}:
-        raise BenchError("--backends: any of gloo, nixl, shm")
+        raise BenchError("--backends: choose from gloo, nixl, shm")
     if "nixl" in chosen and importlib.util.find_spec("nixl") is None:
         raise BenchError("--backends: nixl needs the worker's extra: pip install turboserve-worker[nixl]")
     found: dict[str, Any] = {}
@@ -72,14 +75,14 @@ def table(result: Mapping[str, Any]) -> Table:
     shown = Table(
         "state",
         "backend",
-        "stall p50 ms",
-        "stall max ms",
-        "of a chunk",
-        "viewer's ms",
-        "state MB",
-        "copied MB",
+        "stall p50, ms",
+        "stall max, ms",
+        "stall / chunk",
+        "viewer's stall, ms",
+        "state, MB",
+        "copied, MB",
         "Gbit/s",
-        "same video",
+        "identical video",
         box=box.SIMPLE,
     )
     for state, by_backend in result["states"].items():

@@ -131,7 +131,7 @@ async def _joined(bus: Bus, to: Processes) -> None:
             pass
         if asyncio.get_running_loop().time() > end:
             log = (to.logs / f"{WORKERS[0]}.log").read_text(errors="replace")[-2_000:]
-            raise BenchError(f"the workers do not serve within {START_LIMIT_S:g} s:\n{log}")
+            raise BenchError(f"the workers did not serve within {START_LIMIT_S:g} s:\n{log}")
         await asyncio.sleep(0.2)
 
 

@@ -1,4 +1,4 @@
-"""One session with a viewer, migrated to and fro, and the delay of each chunk."""
+"""One session with a viewer, migrated back and forth, and the delay of each chunk."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class WatchedSession:
         end = time.monotonic() + LIMIT_S
         while len(self.chunks) < count:
             if time.monotonic() > end:
-                raise BenchError(f"{len(self.chunks)} of {count} chunks within {LIMIT_S:g} s")
+                raise BenchError(f"only {len(self.chunks)} of {count} chunks within {LIMIT_S:g} s")
             await asyncio.sleep(0.02)
 
     async def migrate(self) -> MigrationReport:

@@ -33,7 +33,7 @@ class Measurement:
     """(session, chunk index) → wall time at which it came from the broker itself."""
 
     def report(self) -> dict[str, Any]:
-        """Return the JSON object: seconds unless a key says otherwise; null if nothing was measured."""
+        """Return the JSON object: seconds unless a key names another unit; null if nothing was measured."""
         players = [one.viewer.player for one in self.watched]
         chunks = sum(player.chunks for player in players)
         return {

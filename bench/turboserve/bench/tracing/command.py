@@ -11,9 +11,9 @@ MODES = ("off", "unsampled", "sampled")
 
 
 def run(
-    sessions: Annotated[int, typer.Option(min=1, help="Sessions of the worker.")] = 4,
-    chunks: Annotated[int, typer.Option(min=1, help="Chunks of each session in a block.")] = 2,
-    blocks: Annotated[int, typer.Option(min=3, help="Blocks of each mode, in turns.")] = 20,
+    sessions: Annotated[int, typer.Option(min=1, help="Number of sessions of the worker.")] = 4,
+    chunks: Annotated[int, typer.Option(min=1, help="Number of chunks per session in a block.")] = 2,
+    blocks: Annotated[int, typer.Option(min=3, help="Number of blocks per mode. The modes take turns.")] = 20,
 ) -> dict[str, Any]:
     """Measure what the spans of chunks cost a worker with the shipped model.
 
@@ -35,7 +35,7 @@ def run(
     off = statistics.median(found["off"])
     spans = {mode: worker.span_seconds(mode) for mode in MODES}
     return {
-        "clock": "seconds of the processor, all threads; medians of blocks",
+        "clock": "Processor seconds of all threads; medians of the blocks.",
         "chunk_s": {mode: statistics.median(values) for mode, values in found.items()},
         "paired_share": {
             mode: statistics.median(

@@ -137,7 +137,7 @@ class TracedWorker:
 
 
 def _publish(span: trace.Span) -> None:
-    """The span of the append, which the worker makes beside the engine."""
+    """The span of the append, which runs concurrently with the engine."""
     with trace.use_span(span), _trace.child("send chunk", kind=trace.SpanKind.PRODUCER):
         pass
     span.end()

@@ -45,13 +45,14 @@ def secure(path: Path) -> list[str]:
     if entries and not any(mark in entries for mark in MARKS):
         # Closing a home folder or a shared folder would do harm.
         raise UnsafeFolderError(
-            f"{path} is open to other users (mode {mode:04o}) and holds files that are "
-            "no stack's: use a new folder with --data"
+            f"{path} is open to other users (mode {mode:04o}) and holds files of "
+            "other programs: use a new folder with --data"
         )
     if entries and others & 0o022:
         raise UnsafeFolderError(
             f"other users may write to {path} (mode {mode:04o}), so nothing in it can "
-            "be trusted: use a new folder with --data, or close this one with `chmod 700` if it is as it was"
+            "be trusted: use a new folder with --data, or run `chmod 700` on this one if its files are "
+            "unchanged"
         )
     path.chmod(PRIVATE)
     return [*remarks, f"{path} was open to other users (mode {mode:04o}); now 0700"]
@@ -66,7 +67,7 @@ def check_way(path: Path) -> Iterator[str]:
         found = os.lstat(step)
         if found.st_uid not in (0, os.geteuid()):
             what = "a link" if stat.S_ISLNK(found.st_mode) else "a folder"
-            trouble = f"{step} is {what} of {user_name(found.st_uid)}, who may replace what lies behind it"
+            trouble = f"{step} is {what} of {user_name(found.st_uid)}, who may replace the folders below it"
             if stat.S_ISLNK(found.st_mode) or os.geteuid() != 0:
                 raise UnsafeFolderError(f"{trouble}: use another folder with --data")
             yield trouble
@@ -76,8 +77,8 @@ def check_way(path: Path) -> Iterator[str]:
         shared = found.st_mode & stat.S_IWGRP and not is_own_group(found.st_gid)
         if found.st_mode & stat.S_IWOTH or shared:
             raise UnsafeFolderError(
-                f"other users may write to {step} (mode {stat.S_IMODE(found.st_mode):04o}) and replace what "
-                f"lies in it: close it with `chmod go-w {step}`, or use another folder with --data"
+                f"other users may write to {step} (mode {stat.S_IMODE(found.st_mode):04o}) and replace its "
+                f"content: run `chmod go-w {step}`, or use another folder with --data"
             )
 
 

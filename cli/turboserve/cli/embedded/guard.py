@@ -224,7 +224,7 @@ def write_pid(path: str, pid: int) -> None:
 
 
 def lifeline() -> int | None:
-    """Return the lifeline's reading end. None: no descriptor was inherited, whatever the environment says."""
+    """Return the lifeline's reading end. None if no descriptor was inherited, also if the variable is set."""
     value = os.environ.get("TURBOSERVE_LIFELINE_FD", "")
     try:
         return int(value) if stat.S_ISFIFO(os.fstat(int(value)).st_mode) else None
@@ -234,8 +234,8 @@ def lifeline() -> int | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="guard", description="Run a server that ends with its supervisor.")
-    parser.add_argument("--lock", help="file locked while any process of this server lives")
-    parser.add_argument("--pid-file", help="where the server's process id is written")
+    parser.add_argument("--lock", help="file that is locked while any process of this server is alive")
+    parser.add_argument("--pid-file", help="file for the server's process id")
     parser.add_argument("--remove", action="append", default=[], help="file to remove once the lock is held")
     parser.add_argument("--stop-signal", type=int, default=int(signal.SIGTERM))
     parser.add_argument("--death-signal", type=int, default=int(signal.SIGKILL))

@@ -248,7 +248,7 @@ async def append(url: str) -> None:
             await jetstream.add_stream(PROBE_STREAM)
             await jetstream.publish(subject)
     except APIError as error:
-        raise ServerFullError(f"nats: it refuses to append: {error.description}") from error
+        raise ServerFullError(f"nats: append refused: {error.description}") from error
     except (TimeoutError, nats.errors.TimeoutError) as error:
         raise ServerUnhealthyError(
             f"nats: an append was not acknowledged in {APPEND_ANSWER_S:.0f} s"

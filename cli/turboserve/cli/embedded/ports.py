@@ -15,7 +15,9 @@ class PortTakenError(Exception):
     """Another program listens on the requested port. Choose another port."""
 
     def __init__(self, port: int) -> None:
-        super().__init__(f"port {port} on {HOST} is in use: stop what listens there or choose another")
+        super().__init__(
+            f"port {port} on {HOST} is in use: stop the process that listens there, or choose another port"
+        )
         self.port = port
 
 

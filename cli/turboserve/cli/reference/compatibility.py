@@ -45,7 +45,7 @@ class _Comparison:
                 )
 
     def _messages(self, where: str, old: list[str], new: list[str] | None) -> Iterator[str]:
-        """Compare the messages of one kind. The member `type` tells several contracts apart."""
+        """Compare the messages of one kind. The member `type` distinguishes several contracts."""
         if new is None:
             yield f"{where}: removed"
             return

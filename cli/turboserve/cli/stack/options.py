@@ -54,7 +54,7 @@ class Workers:
         low = int(match[1])
         high = int(match[2]) if match[2] else low
         if not 0 <= low <= high <= MOST_WORKERS:
-            raise InvalidOptionError(f"--workers: {text!r} must go up, within 0 to {MOST_WORKERS}")
+            raise InvalidOptionError(f"--workers: {text!r} must increase, within 0 to {MOST_WORKERS}")
         return cls(low, high)
 
     def __str__(self) -> str:

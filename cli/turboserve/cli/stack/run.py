@@ -68,13 +68,13 @@ def run(options: Options, policy: Policy | None = None) -> int:
                 workers_wanted=options.workers.low,
                 on_ready=lambda ready: _announce(hub, url, ready, options.workers, exposed),
             )
-            hub.say("starting", data=str(layout.data), workers=str(options.workers))
+            hub.log("starting", data=str(layout.data), workers=str(options.workers))
             for remark in remarks:
-                hub.say("data folder", "warning", remark=remark)
+                hub.log("data folder", "warning", remark=remark)
             for name in unread_variables(os.environ):
-                hub.say("no service reads this variable: is it misspelt?", "warning", variable=name)
+                hub.log("no service reads this variable: is it misspelled?", "warning", variable=name)
             status = asyncio.run(supervisor.run())
-            hub.say("stopped")
+            hub.log("stopped")
             if status:
                 hub.plain(f"\nThe stack did not start; the logs are in {layout.logs}\n")
             return status
@@ -94,16 +94,16 @@ def _write_record(hub: LogHub, plan: Plan, supervisor: Supervisor) -> None:
     try:
         record.write(plan, supervisor.describe(), supervisor.ready)
     except OSError as error:
-        hub.say("record not written", "warning", file=str(plan.layout.stack), error=str(error))
+        hub.log("record not written", "warning", file=str(plan.layout.stack), error=str(error))
 
 
 def _announce(hub: LogHub, url: str, ready: int, workers: Workers, exposed: Sequence[str]) -> None:
     if ready < workers.low:
-        hub.say("workers are missing", "warning", ready=ready, wanted=workers.low)
-    hub.say("stack is up", url=f"{url}/", workers=ready)
+        hub.log("workers are missing", "warning", ready=ready, wanted=workers.low)
+    hub.log("stack is up", url=f"{url}/", workers=ready)
     line = f"  TurboServe is up:  {url}/  "
     bar = "─" * len(line)
-    hub.plain(f"\n╭{bar}╮\n│{line}│\n╰{bar}╯\n  Ctrl-C stops everything.")
+    hub.plain(f"\n╭{bar}╮\n│{line}│\n╰{bar}╯\n  Ctrl-C stops the stack.")
     hub.plain("".join(f"  {sentence}\n" for sentence in exposed))
 
 

@@ -297,7 +297,7 @@ class Supervision:
                 process_state.due_s = None
                 commands.append(Kill(process_state.member.name))
             elif process_state.state in (State.STOPPING, State.ENDING):
-                # Repeat the kill, to end descendants that were started meanwhile.
+                # Repeat the kill, to end descendants that were started in the meantime.
                 process_state.due_s = now_s + 1.0
                 commands.append(Kill(process_state.member.name))
         return commands

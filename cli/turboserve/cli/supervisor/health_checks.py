@@ -58,7 +58,7 @@ class HealthChecks:
                 await self._ask(spec, process)
             except Exception as error:
                 # Continue with the next health check, since nothing else detects a process that hangs.
-                self._hub.say("health check failed", "error", process=spec.name, error=repr(error))
+                self._hub.log("health check failed", "error", process=spec.name, error=repr(error))
 
     async def _ask(self, spec: ProcessSpec, process: Process) -> None:
         reason, has_space = "", True
@@ -111,7 +111,7 @@ class HealthChecks:
             try:
                 await self._look_at_rooms()
             except Exception as error:
-                self._hub.say("disk not checked", "error", error=repr(error))
+                self._hub.log("disk not checked", "error", error=repr(error))
 
     async def _look_at_rooms(self) -> None:
         for spec in self._specs:
@@ -131,4 +131,4 @@ class HealthChecks:
             if found.low is not self._low:
                 self._low = found.low
                 event, level = ("disk is low", "error") if found.low else ("disk has room again", "info")
-                self._hub.say(event, level, path=str(directory), left=str(found))
+                self._hub.log(event, level, path=str(directory), left=str(found))

@@ -70,7 +70,7 @@ class LogHub:
         elif name not in SERVERS or server_level(text) != "info":
             self._to_console(self._prefix(name) + text)
 
-    def say(self, event: str, level: str = "info", **fields: Any) -> None:
+    def log(self, event: str, level: str = "info", **fields: Any) -> None:
         """Log an event of the supervisor itself."""
         self.line(SUPERVISOR, json.dumps(_record(SUPERVISOR, level, event, **fields)))
 
@@ -124,7 +124,7 @@ class LogHub:
     def _to_console(self, text: str) -> None:
         try:
             if self._lost:
-                self._queue.put_nowait(f"({self._lost} lines were not shown: the console did not keep up)")
+                self._queue.put_nowait(f"({self._lost} lines omitted: the console was too slow)")
                 self._lost = 0
             self._queue.put_nowait(text)
         except queue.Full:

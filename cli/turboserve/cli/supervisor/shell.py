@@ -97,7 +97,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Stop everything in order. A second call stops everything at once."""
-        self._hub.say("stopping at once" if self._core.stopping else "stopping (Ctrl-C again to hurry)")
+        self._hub.log("stopping at once" if self._core.stopping else "stopping (Ctrl-C again to hurry)")
         self._obey(self._core.stop(self._loop.time()))
 
     def _obey(self, commands: Sequence[core.Command]) -> None:
@@ -110,22 +110,22 @@ class Supervisor:
                 case core.Terminate(name):
                     self._end(name, signal.SIGTERM)
                 case core.Kill(name):
-                    self._hub.say("killing", "warning", process=name)
+                    self._hub.log("killing", "warning", process=name)
                     self._end(name, signal.SIGKILL)
                 case core.Crashed(name, delay_s):
-                    self._hub.say("restarting", "warning", process=name, in_s=round(delay_s, 1))
+                    self._hub.log("restarting", "warning", process=name, in_s=round(delay_s, 1))
                 case core.Hangs(name, unanswered):
-                    self._hub.say("does not answer", "error", process=name, unanswered=unanswered)
+                    self._hub.log("does not answer", "error", process=name, unanswered=unanswered)
                 case core.Failing(name, failures, reason):
-                    self._hub.say("fails", "error", process=name, failures=failures, reason=reason)
+                    self._hub.log("fails", "error", process=name, failures=failures, reason=reason)
                 case core.Alarm(name, reason):
-                    self._hub.say("alarm", "error", process=name, reason=reason)
+                    self._hub.log("alarm", "error", process=name, reason=reason)
                 case core.AlarmOver(name):
-                    self._hub.say("alarm ended", process=name)
+                    self._hub.log("alarm ended", process=name)
                 case core.GaveUp(name, attempts, refused):
                     self._status = 1
                     reason = "its settings are invalid: see above" if refused else "it never became ready"
-                    self._hub.say("giving up", "error", process=name, failed_starts=attempts, reason=reason)
+                    self._hub.log("giving up", "error", process=name, failed_starts=attempts, reason=reason)
                 case core.AllReady():
                     self._start_task(ANNOUNCEMENT, self._announce())
                 case core.Done():
@@ -162,14 +162,14 @@ class Supervisor:
                 lambda text: self._hub.line(spec.name, text),
             )
         except Exception as error:
-            self._hub.say("could not start", "error", process=spec.name, error=str(error))
+            self._hub.log("could not start", "error", process=spec.name, error=str(error))
             self._obey(self._core.exited(spec.name, self._loop.time()))
             return
         self._on_change()
         began_s = self._loop.time()
         while not await self._serves(spec):
             await asyncio.sleep(PROBE_EVERY_S)
-        self._hub.say("ready", process=spec.name, after_s=round(self._loop.time() - began_s, 2))
+        self._hub.log("ready", process=spec.name, after_s=round(self._loop.time() - began_s, 2))
         self._obey(self._core.ready(spec.name, self._loop.time()))
 
     async def _serves(self, spec: ProcessSpec) -> bool:
@@ -182,7 +182,7 @@ class Supervisor:
             self._obey(self._core.asked(spec.name, core.HealthAnswer.FAILS, self._loop.time()))
             return False
         except Exception as error:
-            self._hub.say("probe failed", "error", process=spec.name, error=repr(error))
+            self._hub.log("probe failed", "error", process=spec.name, error=repr(error))
             await asyncio.sleep(1.0)
             return False
         return True
@@ -211,7 +211,7 @@ class Supervisor:
             self._ended.append(self._processes.pop(name))
             self._cancel(name)
             if not self._core.stopping:
-                self._hub.say("ended", "error", process=name, pid=process.pid, status=status_text(status))
+                self._hub.log("ended", "error", process=name, pid=process.pid, status=status_text(status))
             self._obey(self._core.exited(name, self._loop.time(), refused=status == EXIT_SETTINGS))
 
     async def _look_around(self) -> None:

@@ -24,7 +24,7 @@ from turboserve.experiments.autoscale.profiling import RHO_GRID, Grid, build_tab
 from turboserve.experiments.autoscale.replay import Replays
 from turboserve.experiments.autoscale.sizers import flat_table
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 PAPER_WEIGHT = (0.2,)
 """λ. The paper: "in this experiment, λ is fixed at 0.2"."""
 UNSEEN = range(100, 104)
@@ -33,7 +33,7 @@ LEVELS = 5
 """Number of levels in the table for the ten windows."""
 
 
-def profiling_case(segments: int, say: Say) -> dict[str, Any]:
+def profiling_case(segments: int, progress: Progress) -> dict[str, Any]:
     """Reproduce Tables 5 and 6: ten levels, each with segments of one burst size."""
     plant = Plant()
     policy = policy_for(plant)
@@ -42,7 +42,7 @@ def profiling_case(segments: int, say: Say) -> dict[str, Any]:
     for level, burst in enumerate(BURSTS, 1):
         traces = [segment(burst, seed) for seed in range(segments)]
         found = search([whole(trace, policy) for trace in traces], replays, Grid(weights=PAPER_WEIGHT))
-        say(f"profiling: level {level}: {found.parameters}, {found.cost_s:.0f} worker-s")
+        progress(f"profiling: level {level}: {found.parameters}, {found.cost_s:.0f} worker-s")
         levels.append(
             {
                 "level": level,
@@ -68,7 +68,7 @@ def profiling_case(segments: int, say: Say) -> dict[str, Any]:
     }
 
 
-def windows_case(start_up_s: float, training: int, say: Say) -> dict[str, Any]:
+def windows_case(start_up_s: float, training: int, progress: Progress) -> dict[str, Any]:
     """Reproduce Tables 7 to 10: the ten unseen windows, with a table profiled on others, against the oracle.
 
     As in Appendix A, the oracle has "the same migration and autoscaling mechanisms, the same maximum GPU
@@ -85,9 +85,11 @@ def windows_case(start_up_s: float, training: int, say: Say) -> dict[str, Any]:
     kept = keep_target(table, seen, plant, policy)
     trace = ten_windows()
     ours = replay(trace, plant, policy, table)
-    say(f"ten windows, start-up {start_up_s:g} s: {ours.cost_s:.0f} worker-s, {ours.late} late")
+    progress(f"ten windows, start-up {start_up_s:g} s: {ours.cost_s:.0f} worker-s, {ours.late} late")
     oracle = windowed_oracle(trace, plant, policy, WINDOW_S)
-    say(f"ten windows, start-up {start_up_s:g} s: oracle {oracle.outcome.cost_s if oracle else math.nan:.0f}")
+    progress(
+        f"ten windows, start-up {start_up_s:g} s: oracle {oracle.outcome.cost_s if oracle else math.nan:.0f}"
+    )
     forecasting = windowed_oracle(trace, plant, policy, WINDOW_S, forecasts=(False, True))
     keeping = replay(trace, plant, policy, kept)
     return {
@@ -103,7 +105,7 @@ def windows_case(start_up_s: float, training: int, say: Say) -> dict[str, Any]:
         "chunks_above_target": ours.late,
         "keeping": {**keeping.figures(), "gap_percent": _gap(keeping, oracle), "table": _rows(kept),
                     "profiled_traces": _late(kept)},
-        **unseen_traces({"ours": table, "keeping": kept}, plant, policy, say),
+        **unseen_traces({"ours": table, "keeping": kept}, plant, policy, progress),
     }  # fmt: skip
 
 
@@ -118,7 +120,7 @@ def _late(table: ProfileTable) -> dict[str, Any]:
 
 
 def unseen_traces(
-    tables: Mapping[str, ProfileTable], plant: Plant, policy: ControlPolicy, say: Say
+    tables: Mapping[str, ProfileTable], plant: Plant, policy: ControlPolicy, progress: Progress
 ) -> dict[str, Any]:
     """Replay more traces of the kind that no table was profiled on.
 
@@ -146,7 +148,7 @@ def unseen_traces(
                 "keeping_gap_percent": _gap(runs["keeping"], oracle),
             }
         )
-        say(f"start-up {plant.start_up_s:g} s, unseen {seed}: {runs['ours'].late} late")
+        progress(f"start-up {plant.start_up_s:g} s, unseen {seed}: {runs['ours'].late} late")
     return {"more_unseen": each, "unseen_in_all": in_all}
 
 

@@ -33,11 +33,13 @@ SWEEP_DELAYS = (2.0, 30.0, 60.0)
 
 
 def run(
-    only: Annotated[str, typer.Option(help=f"Cases, separated by commas, of: {', '.join(CASES)}.")] = "",
-    segments: Annotated[int, typer.Option(min=1, help="Segments of each profiled level.")] = 3,
-    training: Annotated[int, typer.Option(min=1, help="Traces that the ten windows' table is from.")] = 10,
-    hours: Annotated[float, typer.Option(min=0.05, help="Length of the real arrivals, hours.")] = 0.5,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core.")] = 0,
+    only: Annotated[str, typer.Option(help=f"Cases to run, separated by commas: {', '.join(CASES)}.")] = "",
+    segments: Annotated[int, typer.Option(min=1, help="Number of segments of each profiled level.")] = 3,
+    training: Annotated[
+        int, typer.Option(min=1, help="Number of traces that the windows' table is made from.")
+    ] = 10,
+    hours: Annotated[float, typer.Option(min=0.05, help="Length of the real arrivals, in hours.")] = 0.5,
+    jobs: Annotated[int, typer.Option(min=0, help="Number of processes; 0 for one per core.")] = 0,
 ) -> dict[str, Any]:
     """Run the autoscaler's controller with the scheduler's placement, on a virtual clock.
 
@@ -46,7 +48,7 @@ def run(
     wanted = [name.strip() for name in only.split(",") if name.strip()] or list(CASES)
     unknown = sorted(set(wanted) - set(CASES))
     if unknown:
-        raise BenchError(f"--only: no case is called {unknown[0]!r}; there are: {', '.join(CASES)}")
+        raise BenchError(f"--only: unknown case {unknown[0]!r}; known: {', '.join(CASES)}")
     units = [unit for unit in _units(segments, training, hours * 3600) if unit.case in wanted]
     began_s = time.monotonic()
     found = run_all(units, jobs or os.cpu_count() or 1)
@@ -73,24 +75,24 @@ def _units(segments: int, training: int, lasts_s: float) -> list[Unit]:
     return [*units, Unit("oscillation", "", oscillation, ()), Unit("forecast", "", forecast_case, ((2, 10),))]
 
 
-def _say(line: object) -> None:
+def _progress(line: object) -> None:
     Console(stderr=True).print(line)
 
 
 def windows(delay: float, training: int) -> dict[str, Any]:
-    return cases.windows_case(delay, training, _say)
+    return cases.windows_case(delay, training, _progress)
 
 
 def real(lasts_s: float) -> dict[str, Any]:
-    return demand.real_case(SCALES, lasts_s, _say)
+    return demand.real_case(SCALES, lasts_s, _progress)
 
 
 def production_traces(names: tuple[str, ...], delay: float) -> dict[str, Any]:
-    return demand.production_case(names, delay, _say)
+    return demand.production_case(names, delay, _progress)
 
 
 def profiling(segments: int) -> dict[str, Any]:
-    return cases.profiling_case(segments, _say)
+    return cases.profiling_case(segments, _progress)
 
 
 def agrees(workers: int) -> dict[str, Any]:
@@ -98,33 +100,38 @@ def agrees(workers: int) -> dict[str, Any]:
 
 
 def oscillation() -> dict[str, Any]:
-    return oscillation_case(_say)
+    return oscillation_case(_progress)
 
 
 DEFINITIONS = {
-    "cost_worker_s": "seconds of workers from launch to release: starting and draining ones too",
-    "latency": "L(n) = 133.6 ms × n sessions on the worker, K = 5; one chunk after a migration: 24 ms more",
-    "late_chunks": "activations whose first chunk, the wait for a slot included, and migrated sessions' next "
-    "chunks, that came after 670 ms",
-    "worst_served_ms": "worst L(n) of sessions on a worker without waits and migrations, as in the paper",
-    "start_up_s": "from the decision to a worker that serves; 10 s unless said otherwise",
-    "windowed oracle": "same controller, limits, cool-downs and start-up, paid for alike; the cheapest ρ̂ for "
-    "each window of 30 s with no late chunk, future known",
-    "keeping": "the table of `ours`, its ρ̂ lowered until nobody was late when the profiled traces were "
-    "replayed with all of it",
-    "profiled_traces": "late chunks on what the table was profiled on, replayed with the whole table: each "
-    "row was found as if it were in force throughout",
-    "profiled, own_table": "parameters found on other draws or time scales of such traces, the forecast "
-    "only at levels at which it paid there",
-    "unseen_in_all": "late chunks and cost on all of more_unseen together, with both tables and with every "
-    "constant ρ̂",
-    "coverage": "share of instants at which no more sessions came than were expected 10 s before; each "
-    "forecast's margin is set so that it is 0.95 on the traces measured; surplus and shortfall are means "
-    "over all instants",
-    "oracle": "workers that hold each minute's peak at the utilisation named, cheapest schedule (dynamic "
-    "program), each start paid for start_up_s",
-    "gaps": "cost over the oracle's cost, less one; oracle_gap_percent counts their sizes, either way",
+    "cost_worker_s": "Worker-seconds from launch to release. Starting and draining workers count.",
+    "latency": "L(n) = 133.6 ms × n, with n sessions on the worker; K = 5. The first chunk after a "
+    "migration takes 24 ms more.",
+    "late_chunks": "Chunks later than 670 ms: first chunks of activations, including the wait for a slot, "
+    "and first chunks after a migration.",
+    "worst_served_ms": "Highest L(n) of sessions on a worker, without waits and migrations.",
+    "start_up_s": "Time from the decision until the worker serves. The default is 10 s.",
+    "windowed oracle": "The same controller, limits, cool-downs, start-up and prices. For each window of "
+    "30 s it uses the cheapest ρ̂ without a late chunk. It knows the future.",
+    "keeping": "The table of `ours` with ρ̂ lowered until a replay of the profiled traces with the whole "
+    "table has no late chunk.",
+    "profiled_traces": "Late chunks in a replay, with the whole table, of the traces that it was profiled "
+    "on. The profiling of a row assumes that this row is always in force.",
+    "profiled, own_table": "Parameters from other draws or time scales of such traces. The forecast is used "
+    "only at levels where it lowered the cost on them.",
+    "unseen_in_all": "Late chunks and cost over all traces of more_unseen, with both tables and with each "
+    "constant ρ̂.",
+    "coverage": "Share of instants with no more sessions than were forecast 10 s before. The margin of each "
+    "forecast is set so that this share is 0.95 on the measured traces. Surplus and shortfall are means "
+    "over all instants.",
+    "oracle": "Workers for each minute's peak at the named utilization, in the cheapest schedule (dynamic "
+    "program). Each start costs start_up_s.",
+    "gaps": "Cost divided by the oracle's cost, minus one. oracle_gap_percent is the mean of absolute "
+    "values.",
 }
+
+
+COLUMNS = ("policy", "cost, s", "mean, ms", "worst, ms", "late chunks")
 
 
 def table(result: Mapping[str, Any]) -> Group:
@@ -143,7 +150,7 @@ def _profiling(found: Mapping[str, Any]) -> Table:
 
 
 def _windows(found: Mapping[str, Any]) -> Table:
-    shown = Table("start-up", "who", "cost", "mean ms", "worst ms", "late", "gap %", title="ten windows",
+    shown = Table("start-up", *COLUMNS, "gap, %", title="ten windows",
                   box=box.SIMPLE)  # fmt: skip
     for case in found.values():
         delay = f"{case['start_up_s']:g} s"
@@ -156,12 +163,12 @@ def _windows(found: Mapping[str, Any]) -> Table:
         for who, prefix in (("ours", ""), ("keeping", "keeping_")):
             late = sum(row[f"{prefix}late_chunks"] for row in more)
             gaps = ", ".join(str(row[f"{prefix}gap_percent"]) for row in more)
-            shown.add_row(delay, f"{who}, {len(more)} more", "", "", "", str(late), gaps)
+            shown.add_row(delay, f"{who}, {len(more)} unseen", "", "", "", str(late), gaps)
     return shown
 
 
 def _production(found: Mapping[str, Any]) -> Table:
-    shown = Table("trace", "who", "cost", "mean ms", "worst ms", "late", "gap %", title="T1 to T3",
+    shown = Table("trace", *COLUMNS, "gap, %", title="T1 to T3",
                   box=box.SIMPLE)  # fmt: skip
     for name, rows in found["traces"].items():
         for who, row in rows.items():
@@ -170,7 +177,7 @@ def _production(found: Mapping[str, Any]) -> Table:
 
 
 def _sweep(found: Mapping[str, Any]) -> Table:
-    shown = Table("start-up", "who", "cost", "mean ms", "worst ms", "late", "gap %", title="T1 by start-up",
+    shown = Table("start-up", *COLUMNS, "gap, %", title="T1 by start-up",
                   box=box.SIMPLE)  # fmt: skip
     for delay, case in found.items():
         for who, row in case["traces"]["T1"].items():
@@ -179,7 +186,7 @@ def _sweep(found: Mapping[str, Any]) -> Table:
 
 
 def _real(found: Mapping[str, Any]) -> Table:
-    shown = Table("scale", "who", "cost", "mean ms", "worst ms", "late", "of the oracle's cost",
+    shown = Table("scale", *COLUMNS, "cost / oracle",
                   title="real arrivals", box=box.SIMPLE)  # fmt: skip
     for name, rows in found.items():
         for who, row in rows.items():
@@ -188,7 +195,7 @@ def _real(found: Mapping[str, Any]) -> Table:
 
 
 def _forecast(found: Mapping[str, Any]) -> Table:
-    shown = Table("traces", "horizon", "none", "product", "learned", title="forecasts: rms (p95) error",
+    shown = Table("traces", "horizon", "none", "product", "learned", title="forecasts: RMS (p95) error",
                   box=box.SIMPLE)  # fmt: skip
     for kind, horizons in found.items():
         for horizon, errors in horizons.items():
@@ -198,8 +205,8 @@ def _forecast(found: Mapping[str, Any]) -> Table:
 
 
 def _coverage(found: Mapping[str, Any]) -> Table:
-    shown = Table("traces", "forecast", "covered", "too many", "too few", "cost", "late", box=box.SIMPLE,
-                  title="forecasts at equal coverage, start-up 10 s")  # fmt: skip
+    shown = Table("traces", "forecast", "coverage", "surplus", "shortfall", "cost, s", "late chunks",
+                  box=box.SIMPLE, title="forecasts at equal coverage, start-up 10 s")  # fmt: skip
     for kind, rows in found.items():
         for name, row in rows.items():
             names = ("coverage", "surplus_sessions", "shortfall_sessions", "cost_worker_s", "late_chunks")
@@ -210,11 +217,11 @@ def _coverage(found: Mapping[str, Any]) -> Table:
 def _oscillation(found: Mapping[str, Any]) -> Table:
     periods = list(found["square"])
     shown = Table("settings", *(f"{period} s" for period in periods), box=box.SIMPLE,
-                  title="square waves: actions, cost, late")  # fmt: skip
+                  title="square waves: actions, cost in s, late chunks")  # fmt: skip
     for name, waves in {"shipped": found["square"], **found["square_slower"]}.items():
         cells = (f"{w['actions']}, {w['cost_worker_s']:.0f}, {w['late_chunks']}" for w in waves.values())
         shown.add_row(name, *cells)
-    shown.add_row("undone within a cool-down", str(found["undone_within_cooldown"]))
+    shown.add_row("reversed within a cool-down", str(found["undone_within_cooldown"]))
     shown.add_row("actions at constant load", str(found["constant_actions_max"]))
     return shown
 

@@ -17,10 +17,10 @@ from turboserve.experiments.autoscale.simulation import Simulation
 from turboserve.experiments.autoscale.sizers import Controlled, Fixed, Planned, Sizer, Utilization, flat_table
 from turboserve.experiments.autoscale.trace import WorkloadTrace
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 SLOT_S = 60.0
 TARGET = 0.8
-"""ρ̂ of the oracle of 7.4, and of our controller beside it."""
+"""ρ̂ of the oracle of section 7.4, and of the controller that is compared with it."""
 SEGMENT_S = 60.0
 LEVELS = 4
 SEEN_SEED = 1
@@ -37,7 +37,7 @@ def profiled(traces: Sequence[WorkloadTrace], plant: Plant, grid: Grid) -> Profi
     return build_table(pieces, LEVELS, plant, policy, source, grid)
 
 
-def production_case(names: Sequence[str], start_up_s: float, say: Say) -> dict[str, Any]:
+def production_case(names: Sequence[str], start_up_s: float, progress: Progress) -> dict[str, Any]:
     """Compare drawn traces of Table 12 with the dynamic program of 7.4, both at ρ̂ = 0.8.
 
     Both begin with the same workers. `profiled` uses the forecast at the levels of volatility at which it
@@ -62,7 +62,9 @@ def production_case(names: Sequence[str], start_up_s: float, say: Say) -> dict[s
             run = Simulation(trace, plant, begins).run()
             gap = round(100 * (run.cost_s / oracle_s - 1), 2)
             rows[mode] = {**run.figures(), "gap_percent": gap}
-            say(f"{name}, start-up {start_up_s:g} s, {mode}: {gap:+.1f} %, {run.late} late of {run.placed}")
+            progress(
+                f"{name}, start-up {start_up_s:g} s, {mode}: {gap:+.1f} %, {run.late} late of {run.placed}"
+            )
         found[name] = rows
     return {
         "traces": found,
@@ -79,7 +81,7 @@ def _gaps(found: dict[str, Any], mode: str) -> dict[str, float]:
     return {"mean": round(sum(gaps) / len(gaps), 2), "max": max(gaps)}
 
 
-def real_case(scales: Sequence[int], lasts_s: float, say: Say) -> dict[str, Any]:
+def real_case(scales: Sequence[int], lasts_s: float, progress: Progress) -> dict[str, Any]:
     """Compare Azure arrivals with fixed pools, a utilization autoscaler and the oracle."""
     plant = Plant(most=64)
     policy = policy_for(plant)
@@ -113,5 +115,7 @@ def real_case(scales: Sequence[int], lasts_s: float, say: Say) -> dict[str, Any]
             row["late_share"] = round(row["late_chunks"] / max(row["activations"], 1), 5)
         found[f"x{stretch}"] = rows
         ours = rows["shipped_table"]
-        say(f"azure x{stretch}: {ours['cost_of_oracle']:.2f} of the oracle, {ours['late_chunks']} late")
+        progress(
+            f"azure x{stretch}: {ours['cost_of_oracle']:.2f} of the oracle's cost, {ours['late_chunks']} late"
+        )
     return found

@@ -184,7 +184,7 @@ class Fleet:
         return added
 
     def ready(self, worker: str) -> None:
-        """Make a started worker ready. Does nothing if the worker was given up meanwhile."""
+        """Make a started worker ready. Does nothing if the start was canceled before."""
         if self._starting.pop(worker, None) is None:
             return
         state = WorkerState(worker, MODEL, self.plant.capacity, chunk_latency_s=self.plant.latency_s)

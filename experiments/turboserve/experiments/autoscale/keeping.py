@@ -26,7 +26,7 @@ from turboserve.experiments.autoscale.trace import WorkloadTrace
 def replay(trace: WorkloadTrace, plant: Plant, policy: ControlPolicy, table: ProfileTable) -> ScalingOutcome:
     """Replay a trace with the controller.
 
-    The pool begins as the table wants it for the sessions active at 0.
+    The pool starts at the table's size for the sessions active at time 0.
     """
     size = budget(trace.active()[0], plant.capacity, table.levels[0], most=plant.most)
     return Simulation(trace, plant, Controlled(policy, table, min(max(size, 1), plant.most))).run()
@@ -47,7 +47,7 @@ def keep_target(
     plant: Plant,
     policy: ControlPolicy,
     grid: Sequence[float] = RHO_GRID,
-    say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> ProfileTable:
     """Lower the ρ̂ of rows until no session is late in a replay of `traces` with the whole table.
 
@@ -68,7 +68,7 @@ def keep_target(
                 blamed.update(levels_at(trace, table, policy, [at - plant.start_up_s for at in late]))
         level = next((level for level, _ in blamed.most_common() if _rho(table, level) in lower), None)
         if level is not None:
-            say(f"{blamed.total()} are late: level {level} gets ρ̂ {lower[_rho(table, level)]:g}")
+            progress(f"{blamed.total()} late chunks: ρ̂ of level {level} is now {lower[_rho(table, level)]:g}")
             table, playing = _with_rho(table, level, lower[_rho(table, level)]), late_in
         elif late_in or len(playing) == len(traces):
             return as_a_whole(table, traces, plant, policy)

@@ -25,7 +25,7 @@ SLOWER: Mapping[str, Mapping[str, float]] = {
 """Settings that might take fewer actions at the same cost."""
 
 
-def oscillation_case(say: Callable[[str], None]) -> dict[str, Any]:
+def oscillation_case(progress: Callable[[str], None]) -> dict[str, Any]:
     """Count the actions in an hour of constant load and half an hour of waves, also with slower settings."""
     plant = Plant(most=64)
     policy, table = policy_for(plant), default_table()
@@ -35,7 +35,7 @@ def oscillation_case(say: Callable[[str], None]) -> dict[str, Any]:
     }
     waves = _waves(plant, policy)
     slower = {name: _waves(plant, policy_for(plant, **changed)) for name, changed in SLOWER.items()}
-    say(f"constant: {steady} actions; square waves: {waves}")
+    progress(f"constant: {steady} actions; square waves: {waves}")
     every = [wave for one in (waves, *slower.values()) for wave in one.values()]
     return {
         "constant_actions": steady,

@@ -73,7 +73,7 @@ def production(name: str, seed: int = 0) -> WorkloadTrace:
             return trace
         off = [mean - window.active for mean, window in zip(means, windows, strict=True)]
         shifted = [max(mean - by / 2, 0.0) for mean, by in zip(shifted, off, strict=True)]
-    raise BenchError(f"{name}: no draw of {DRAWS} came within {TOLERANCE:.0%} of the table's means")
+    raise BenchError(f"{name}: none of {DRAWS} draws is within {TOLERANCE:.0%} of the table's means")
 
 
 def active_means(trace: WorkloadTrace) -> list[float]:

@@ -152,9 +152,9 @@ def build_table(
     InvalidInputError if there is no segment.
     """
     if not segments:
-        raise InvalidInputError("there is no segment to profile", field="trace", limit=1)
+        raise InvalidInputError("no segment to profile", field="trace", limit=1)
     if levels < 1:
-        raise InvalidInputError(f"{levels} levels are not enough", field="levels", limit=1)
+        raise InvalidInputError(f"{levels} levels are too few", field="levels", limit=1)
     lowest, highest = min(s.volatility for s in segments), max(s.volatility for s in segments)
     width = (highest - lowest) / levels
     edges = [lowest + index * width for index in range(levels)] if width > 0 else [lowest]

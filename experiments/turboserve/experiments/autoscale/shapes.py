@@ -19,14 +19,14 @@ def from_counts(name: str, counts: Sequence[int], seed: int) -> WorkloadTrace:
     source = random.Random(seed)
     steps: list[Step] = []
     active: list[str] = []
-    born = 0
+    created = 0
     for second, count in enumerate(counts):
         by = count - len(active)
         times = sorted(max(second - source.random(), 0.0) for _ in range(abs(by)))
         for at in times:
             if by > 0:
-                name_of = f"s{born:05d}"
-                born += 1
+                name_of = f"s{created:05d}"
+                created += 1
                 active.append(name_of)
                 steps.append(Step(at, name_of, SessionChange.ARRIVAL))
             else:

@@ -28,7 +28,7 @@ def profile_traces(
     lone_chunk_s: float,
     latency_target_s: float,
     keeps_target: bool,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> ProfileTable:
     """Build the table for workers of `capacity` sessions with L(n) = n × `lone_chunk_s`.
 
@@ -37,7 +37,7 @@ def profile_traces(
     late. Raises InvalidInputError that names the file's row or the option.
     """
     if capacity * lone_chunk_s > latency_target_s:
-        detail = f"a full worker's chunks take {capacity * lone_chunk_s:g} s: no table can keep the target"
+        detail = f"chunks of a full worker take {capacity * lone_chunk_s:g} s: no table can meet the target"
         raise InvalidInputError(detail, field="latency-target", limit=latency_target_s)
     plant = Plant(
         capacity=capacity,
@@ -63,9 +63,9 @@ def profile_traces(
         ),
         made_at=time.time(),
     )
-    table = build_table(segments, levels, plant, policy, provenance, progress=say)
+    table = build_table(segments, levels, plant, policy, provenance, progress=progress)
     if keeps_target:
-        return keep_target(table, traces, plant, policy, say=say)
+        return keep_target(table, traces, plant, policy, progress=progress)
     return as_a_whole(table, traces, plant, policy)
 
 

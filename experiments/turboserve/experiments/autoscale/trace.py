@@ -31,7 +31,7 @@ MAY_FOLLOW: Mapping[SessionChange | None, frozenset[SessionChange]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """One change of one session, at `at` seconds from the trace's beginning."""
+    """One change of one session, at `at` seconds from the start of the trace."""
 
     at: float
     session: str
@@ -127,10 +127,10 @@ def checked(name: str, steps: Iterable[Step], ends_s: float, where: str = "trace
     for number, step in enumerate(steps):
         field = f"{where}[{number}]"
         if not 0 <= step.at <= LONGEST_S:
-            detail = f"time {step.at} is not within 0 to {LONGEST_S:g} s from the trace's beginning"
+            detail = f"time {step.at} is not within 0 to {LONGEST_S:g} s from the start of the trace"
             raise InvalidInputError(detail, field=f"{field}.time_s", limit=LONGEST_S)
         if step.at < last:
-            detail = f"time {step.at:g} comes after {last:g}: times must not fall"
+            detail = f"time {step.at:g} comes after {last:g}: times must not decrease"
             raise InvalidInputError(detail, field=f"{field}.time_s", limit=last)
         before = state.get(step.session)
         if step.kind not in MAY_FOLLOW[before]:
@@ -169,12 +169,12 @@ def _step(row: Mapping[str, str | None], field: str) -> Step:
         ) from None
     session, event = row["session"] or "", row["event"] or ""
     if not is_id(session):
-        raise InvalidInputError(f"{session!r} cannot be a session", field=f"{field}.session")
+        raise InvalidInputError(f"invalid session {session!r}", field=f"{field}.session")
     try:
         return Step(at, session, SessionChange(event))
     except ValueError:
         limit = ", ".join(SessionChange)
-        raise InvalidInputError(f"{event!r} is no event", field=f"{field}.event", limit=limit) from None
+        raise InvalidInputError(f"{event!r} is not an event", field=f"{field}.event", limit=limit) from None
 
 
 def write(trace: WorkloadTrace, path: Path) -> None:

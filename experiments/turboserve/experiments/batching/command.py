@@ -30,11 +30,13 @@ GIVEN = {
 
 
 def run(
-    chunks: Annotated[int, typer.Option(min=100, help="Chunks for each profile, load and policy.")] = 3000,
-    slots: Annotated[int, typer.Option(min=1, max=64, help="Sessions in the engine at once.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Of the arrivals.")] = 0,
+    chunks: Annotated[
+        int, typer.Option(min=100, help="Number of chunks per profile, load and policy.")
+    ] = 3000,
+    slots: Annotated[int, typer.Option(min=1, max=64, help="Maximum number of sessions in the engine.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the arrivals.")] = 0,
     measured: Annotated[
-        bool, typer.Option(help="Also with the shipped model's latencies, measured here first.")
+        bool, typer.Option(help="Also use the shipped model's latencies, measured on this machine.")
     ] = True,
 ) -> dict[str, Any]:
     """Measure latency and stalls of the gather policies on a virtual clock.
@@ -48,9 +50,9 @@ def run(
         given["measured"] = toyworld_forward_profile()
     return {
         "definitions": {
-            "load": "rate of chunks becoming due / max over b of b / (forwards * L(b))",
-            "latency": "from becoming due to the end of the last forward, waiting for a slot included",
-            "stall": "latency beyond the playout slack, which is four chunks made alone",
+            "load": "Rate at which chunks become due, divided by max over b of b / (forwards * L(b)).",
+            "latency": "Time from due to the end of the last forward, including the wait for a slot.",
+            "stall": "Latency above the playout slack: the time of four chunks at batch size 1.",
         },
         "forwards": FORWARDS,
         "slots": slots,

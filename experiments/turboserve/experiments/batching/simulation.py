@@ -1,4 +1,4 @@
-"""The engine's gather code on a virtual clock: chunks become due, forwards take what a profile says.
+"""The engine's gather code on a virtual clock: chunks become due, and a profile has the time of a forward.
 
 Definitions:
 

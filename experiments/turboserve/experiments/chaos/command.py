@@ -23,27 +23,26 @@ from turboserve.experiments.chaos.surroundings import left_out, prepared
 
 
 async def run(
-    minutes: Annotated[float, typer.Option(min=0.25, help="How long faults happen.")] = 5.0,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed plans the same faults.")] = 0,
-    workers: Annotated[int, typer.Option(min=2, max=16)] = 2,
-    schedulers: Annotated[int, typer.Option(min=1, max=4)] = 2,
-    sessions: Annotated[int, typer.Option(min=1, max=32)] = 3,
-    gap: Annotated[float, typer.Option(min=1.0, help="Seconds between two faults, on average.")] = 8.0,
+    minutes: Annotated[float, typer.Option(min=0.25, help="Duration of the faults, in minutes.")] = 5.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the plan of faults.")] = 0,
+    workers: Annotated[int, typer.Option(min=2, max=16, help="Number of workers.")] = 2,
+    schedulers: Annotated[int, typer.Option(min=1, max=4, help="Number of schedulers.")] = 2,
+    sessions: Annotated[int, typer.Option(min=1, max=32, help="Number of sessions.")] = 3,
+    gap: Annotated[float, typer.Option(min=1.0, help="Mean time between two faults, in seconds.")] = 8.0,
     fault: Annotated[
         list[FaultGroup] | None,
-        typer.Option(
-            help="Which faults; several times for several. Without it, process.", show_default=False
-        ),
+        typer.Option(help="Group of faults; may be repeated. The default is process.", show_default=False),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Keep the stack's data and logs here; without it, nowhere.")
+        Path | None,
+        typer.Option(help="Keep the stack's data and logs in this folder. By default they are deleted."),
     ] = None,
 ) -> dict[str, Any]:
     """Check the design's invariants on a real stack with random faults, while sessions play.
 
-    Any service and worker is hit by kill -9, SIGSTOP and SIGCONT; NATS, Redis and Postgres restart. Real
-    clients change their prompts, pause, resume and migrate. With --fault there can also be a full disk, a
-    gateway without descriptors, steps of the clock, and a frozen broker.
+    Services and workers get SIGKILL, SIGSTOP and SIGCONT. NATS, Redis and Postgres restart. Real clients
+    change prompts, pause, resume and migrate. --fault adds a full disk, a gateway without descriptors, steps
+    of the clock, or a frozen broker.
     """
     seconds = minutes * 60.0
     wanted = list(dict.fromkeys(fault or [FaultGroup.PROCESS]))
@@ -70,7 +69,7 @@ async def run(
 
 def table(result: Mapping[str, Any]) -> RenderableType:
     """Format the invariants, the recovery times and the faults."""
-    held = Table("invariant", "violations", "", box=box.SIMPLE)
+    held = Table("invariant", "violations", "meaning", box=box.SIMPLE)
     for name, count in result["violations"].items():
         held.add_row(name, str(count), INVARIANTS[name])
     figures = Table(show_header=False, box=None, pad_edge=False)
@@ -84,5 +83,5 @@ def table(result: Mapping[str, Any]) -> RenderableType:
     for name in ("faults", "deeds"):
         figures.add_row(name, ", ".join(f"{key} {count}" for key, count in result[name].items()))
     lines = [Text(message, style="red") for message in result["messages"]]
-    lines += [Text(f"left out: {name}: {reason}") for name, reason in result["left_out"].items()]
+    lines += [Text(f"omitted: {name}: {reason}") for name, reason in result["left_out"].items()]
     return Group(held, figures, *lines)

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 INVARIANTS = {
-    "one_executor": "every chunk in the log is its owner's, under the epoch that is current at its place",
+    "one_executor": "every chunk in the log is from the owner at that place, under the current epoch",
     "epochs_increase": "epochs strictly increase in the log",
-    "chunks_contiguous": "chunks in the log are 0, 1, 2, …, each once; a full disk may cost the oldest",
-    "converges_after_faults": "once faults stop, every session plays on within the bound",
+    "chunks_contiguous": "chunks in the log are 0, 1, 2, …, each once; a full disk may remove the oldest",
+    "converges_after_faults": "every session plays again within the bound after the last fault",
     "capacity": "reserved plus used never exceeds a worker's capacity",
-    "client_sees_prefix": "what a client got is a prefix of the log, byte for byte",
+    "client_sees_prefix": "the chunks that a client received are a prefix of the log, byte for byte",
 }
 
 
@@ -83,7 +83,9 @@ def check_log(
             writer = f"{entry.worker} in {entry.epoch}"
             found.add("one_executor", f"{session}: {writer} wrote {entry.index}, its owner is {owner}")
         if entry.index != first + len(chunks):
-            found.add("chunks_contiguous", f"{session}: {entry.index} where {first + len(chunks)} belongs")
+            found.add(
+                "chunks_contiguous", f"{session}: chunk {entry.index} in place of {first + len(chunks)}"
+            )
         chunks.append(entry)
     kept = list(seen)[first:]
     in_order = [index for index, _ in seen] == list(range(len(seen)))
@@ -92,7 +94,9 @@ def check_log(
         or not in_order
         or kept != [(chunk.index, chunk.digest) for chunk in chunks[: len(kept)]]
     ):
-        found.add("client_sees_prefix", f"{session}: {len(seen)} chunks seen are not the log's first ones")
+        found.add(
+            "client_sees_prefix", f"{session}: {len(seen)} received chunks are not the log's first ones"
+        )
 
 
 def check_oldest(oldest: Mapping[str, int], allowed: Mapping[str, int], when: str, found: Violations) -> None:
@@ -111,8 +115,8 @@ def check_oldest(oldest: Mapping[str, int], allowed: Mapping[str, int], when: st
 def takeovers(entries: Sequence[Owned | Logged], silence_s: float) -> list[float]:
     """Return the seconds from each new owner's entry to its first chunk, after `silence_s` of silence.
 
-    Silence tells a worker that died from one that hands over a session: the log of a dead worker has been
-    silent for the worker's timeout.
+    The silence distinguishes a dead worker from one that hands over a session: the log of a dead worker has
+    been silent for the worker's timeout.
     """
     found: list[float] = []
     waiting: Owned | None = None

@@ -109,7 +109,7 @@ class SimulatedClient:
                 await asyncio.sleep(RETRY_S)
 
     def wait_after(self, at_s: float) -> float | None:
-        """Return the seconds from `at_s` to the next chunk; None if it was paused meanwhile, or none came."""
+        """Return the seconds from `at_s` to the next chunk; None if the session was paused or got none."""
         later = next((arrival for arrival in self.arrivals if arrival > at_s), None)
         if later is None or any(begin < later and end > at_s for begin, end in self.pauses):
             return None

@@ -59,7 +59,7 @@ class SmallDisk:
         return found.f_bavail * found.f_frsize
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Take every block but `leave_bytes`. Called again, also takes blocks that were freed meanwhile."""
+        """Take every block but `leave_bytes`. A further call also takes blocks that were freed since."""
         with (self.path / FILLER).open("ab") as file:
             # A failed step is undone by the system. With large steps alone, the disk would have room again
             # afterwards.

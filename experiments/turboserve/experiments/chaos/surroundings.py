@@ -72,7 +72,7 @@ def left_out(groups: Iterable[FaultGroup]) -> dict[FaultGroup, str]:
         if group is FaultGroup.DISK_FULL:
             reason = small_disk.why_not()
             if reason is None and psutil.virtual_memory().available < MEMORY_BYTES:
-                reason = f"its disk of memory needs {MEMORY_BYTES / 2**30:.1f} GiB of free memory"
+                reason = f"the tmpfs needs {MEMORY_BYTES / 2**30:.1f} GiB of free memory"
         elif group is FaultGroup.CLOCK_STEP and faketime_library() is None:
             reason = "libfaketime is not installed (Debian's package libfaketime)"
         elif group is FaultGroup.DESCRIPTORS and shutil.which("prlimit") is None:

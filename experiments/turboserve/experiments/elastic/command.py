@@ -1,4 +1,4 @@
-"""A real stack whose pool follows the load: time to scale out, harm, and cost beside a fixed pool."""
+"""A real stack whose pool follows the load: time to scale out, harm, and cost compared with a fixed pool."""
 
 from __future__ import annotations
 
@@ -28,24 +28,34 @@ PRICE = 1.0
 
 
 def run(
-    sessions: Annotated[int, typer.Option(min=2, max=64, help="Sessions at the top of the ramp.")] = 5,
-    most: Annotated[int, typer.Option(min=2, max=16, help="Workers at most; one at least.")] = 3,
-    per_worker: Annotated[int, typer.Option(min=1, max=16, help="Sessions that one worker takes.")] = 2,
-    step_s: Annotated[float, typer.Option(min=1.0, help="Between two sessions that come or go.")] = 8.0,
-    hold_s: Annotated[float, typer.Option(min=1.0, help="At the top of the ramp.")] = 40.0,
-    tail_s: Annotated[float, typer.Option(min=1.0, help="With one session left, after the ramp.")] = 60.0,
+    sessions: Annotated[
+        int, typer.Option(min=2, max=64, help="Number of sessions at the top of the ramp.")
+    ] = 5,
+    most: Annotated[
+        int, typer.Option(min=2, max=16, help="Maximum number of workers. The minimum is 1.")
+    ] = 3,
+    per_worker: Annotated[int, typer.Option(min=1, max=16, help="Number of session slots per worker.")] = 2,
+    step_s: Annotated[
+        float, typer.Option(min=1.0, help="Time between two arrivals or departures, in seconds.")
+    ] = 8.0,
+    hold_s: Annotated[float, typer.Option(min=1.0, help="Time at the top of the ramp, in seconds.")] = 40.0,
+    tail_s: Annotated[
+        float, typer.Option(min=1.0, help="Time with one session after the ramp, in seconds.")
+    ] = 60.0,
     windows: Annotated[
-        Windows, typer.Option(help="Of a scale-in: short ones, or those that the autoscaler ships with.")
+        Windows, typer.Option(help="Windows of a scale-in: short ones, or the autoscaler's defaults.")
     ] = Windows.SHORT,
     cooldown_s: Annotated[
         float,
-        typer.Option(min=1.0, help="With short ones: before a scale-in; also its window, and the peak's."),
+        typer.Option(
+            min=1.0, help="Cool-down, scale-in window and peak window if the windows are short, in seconds."
+        ),
     ] = 15.0,
 ) -> dict[str, Any]:
     """Play a ramp of toyworld sessions up and down on a pool of 1 to `most` local workers.
 
     Measures the time of a scale-out from the decision to ready and to the first chunk there, the harmed
-    sessions, the lost chunks, and the cost beside a pool of `most` workers for the same time.
+    sessions, the lost chunks, and the cost compared with a fixed pool of `most` workers.
     """
     scale_in = ScaleIn.of(windows, cooldown_s)
     environment = {
@@ -149,22 +159,22 @@ def _figures(values: list[float | None]) -> dict[str, float | None]:
 
 def table(result: Mapping[str, Any]) -> Table:
     """Format the result of `run`."""
-    shown = Table("", "p50", "max", box=box.SIMPLE, title=f"{result['sessions']} sessions up and down")
+    shown = Table("", "p50", "max", box=box.SIMPLE, title=f"ramp of {result['sessions']} sessions")
     for name, what in (
         ("launch", "decision → launch, s"),
         ("start_up", "launch → ready, s"),
         ("ready", "decision → ready, s"),
-        ("first_chunk", "decision → first chunk there, s"),
+        ("first_chunk", "decision → first chunk on the new worker, s"),
     ):
         figures = result["scale_out_s"][name]
         shown.add_row(what, *("" if figures[k] is None else f"{figures[k]:.1f}" for k in ("p50", "max")))
     for key in ("sessions_harmed", "chunks", "chunks_lost", "chunks_repeated", "stalls", "moves"):
         shown.add_row(key, str(result[key]), "")
-    shown.add_row("windows of a scale-in", str(ScaleIn(**result["windows"])), "")
+    shown.add_row("scale-in windows", str(ScaleIn(**result["windows"])), "")
     cost = result["cost"]
     shown.add_row("worker-seconds", f"{cost['gpu_seconds']:.0f}", "")
     shown.add_row(
-        f"the same of {cost['fixed_workers']} fixed workers", f"{cost['fixed_gpu_seconds']:.0f}", ""
+        f"worker-seconds of {cost['fixed_workers']} fixed workers", f"{cost['fixed_gpu_seconds']:.0f}", ""
     )
     shown.add_row("saved", f"{cost['saved_percent']:.1f} %", "")
     shown.add_row(

@@ -55,4 +55,4 @@ class ScaleIn:
 
     def __str__(self) -> str:
         times = f"{self.in_window_s:g}, {self.in_cooldown_s:g} and {self.peak_window_s:g} s"
-        return f"{self.name}: window, cool-down and peak's window of {times}"
+        return f"{self.name}: window, cool-down and peak window of {times}"

@@ -86,7 +86,7 @@ def decide(
             cost_s += links.seconds(kind, session.state_bytes)
             made += 1
             cluster.put_session(replace(session, worker=migration.target))
-    raise RuntimeError("migrations without end")
+    raise RuntimeError("the migrations do not end")
 
 
 def gaps_percent(

@@ -11,11 +11,14 @@ from turboserve.bench.report import BenchError
 
 def run(
     full: Annotated[
-        bool, typer.Option("--full", help="All held-out prompts; without it a sample, under a minute.")
+        bool,
+        typer.Option(
+            "--full", help="Use all held-out prompts. The default is a sample that takes under a minute."
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the noise and of the choice of prompts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise and of the choice of prompts.")] = 0,
 ) -> dict[str, Any]:
-    """Measure how often the shipped model draws what its prompt says, before and after a prompt switch."""
+    """Measure how often the shipped model draws what its prompt describes, before and after a switch."""
     from turboserve.experiments.toyworld import quality
     from turboserve.worker.model.load import UnreadableCheckpointError
 

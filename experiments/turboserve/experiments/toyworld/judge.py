@@ -99,7 +99,7 @@ def judge(frames: NDArray[np.uint8]) -> Verdict:
 
 
 def has_colours(frames: NDArray[np.uint8], colours: Sequence[str]) -> bool:
-    """Return whether the clip's figures have exactly these colors, whatever their shape and motion."""
+    """Return whether the clip's figures have exactly these colors, regardless of shape and motion."""
     return sorted(seen.colour for seen in judge(frames).figures) == sorted(colours)
 
 

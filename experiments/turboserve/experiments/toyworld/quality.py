@@ -36,6 +36,8 @@ CHUNKS_AFTER = 3
 SWITCH_CHUNKS = 2
 """A switch counts if the new colors appear in one of this many chunks from the applied chunk on."""
 LONG_CHUNKS = 120
+LABELS = {"colour": "color"}
+"""Key of the result → its row label in the table, where they differ."""
 LONG_SESSIONS = 8
 CONCURRENT = 8
 TIMED_CHUNKS = 16
@@ -74,8 +76,8 @@ def held_out_jobs(count: int, seed: int) -> list[Job]:
         first, second = (random_scene(rng, 0.5, True) for _ in range(2))
         if {f.colour for f in first.figures} & {f.colour for f in second.figures}:
             continue
-        said = [phrase(scene, rng, rng.random() < 0.5) for scene in (first, second)]
-        jobs.append(Job(first, said[0], rng.randrange(2**31), second, said[1]))
+        phrases = [phrase(scene, rng, rng.random() < 0.5) for scene in (first, second)]
+        jobs.append(Job(first, phrases[0], rng.randrange(2**31), second, phrases[1]))
     return jobs
 
 
@@ -191,7 +193,7 @@ def table(result: dict[str, Any]) -> str:
         *(result[k] for k in ("one_figure", "two_figures", "after_switch", "baseline_other_prompts")),
     ]
     for name in ("colour", "motion", "shape", "background"):
-        rows.append((name, *(f"{part[name + '_accuracy']:.3f}" for part in parts)))
+        rows.append((LABELS.get(name, name), *(f"{part[name + '_accuracy']:.3f}" for part in parts)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -201,13 +203,13 @@ def table(result: dict[str, Any]) -> str:
         long = result["long"]
         lines.append(
             f"after {long['chunks']} chunks ({long['sessions']} sessions): "
-            f"colour {long['colour_accuracy']:.3f}, "
+            f"color {long['colour_accuracy']:.3f}, "
             f"motion {long['motion_accuracy']:.3f}, shape {long['shape_accuracy']:.3f}"
         )
     lines.append(
         f"{result['n_prompts']} held-out prompts; "
         f"{result['chunk_seconds_p50'] * 1000:.0f} ms per chunk on one core "
-        f"({result['chunk_cpu_seconds_p50'] * 1000:.0f} ms of it computing); "
+        f"({result['chunk_cpu_seconds_p50'] * 1000:.0f} ms of processor time); "
         f"{result['parameters'] / 1e6:.2f} M parameters in {result['weights_bytes'] / 1e6:.1f} MB"
     )
     return "\n".join(lines)

@@ -243,7 +243,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if frozen and frozen[0][0] < when:
             when = frozen[0][0]
         if when == math.inf:
-            raise DeadlockError(f"nothing is left to happen at {self._now:.6f} s")
+            raise DeadlockError(f"no event is left at {self._now:.6f} s")
         if when > self._now:
             self._now = when
         now = self._now

@@ -122,12 +122,12 @@ class MemoryBroker:
         kind = Kind.ANSWER if subject.startswith(INBOX_PREFIX) else Kind.HINT
         if reply:
             kind = Kind.REQUEST
-        heard = self.route(subject, message, kind)
+        delivered = self.route(subject, message, kind)
         if subject.startswith(API):
-            heard = self.jetstream.request(message) or heard
+            delivered = self.jetstream.request(message) or delivered
         elif stream := self.jetstream.capturing(subject):
-            heard = self.jetstream.append(stream, message) or heard
-        if not heard and reply:
+            delivered = self.jetstream.append(stream, message) or delivered
+        if not delivered and reply:
             self.route(reply, Message(reply, headers=NO_RESPONDERS), Kind.API_ANSWER)
 
     def captures(self, subject: str) -> bool:
@@ -146,7 +146,7 @@ class MemoryBroker:
         found = self._interests.match(subject)
         if not found:
             return False
-        heard = False
+        delivered = False
         groups: dict[str, list[Interest]] | None = None
         for interest in found:
             if not self._connected(interest.link):
@@ -157,13 +157,13 @@ class MemoryBroker:
                 groups[interest.queue].append(interest)
             else:
                 self._deliver(interest, message, kind)
-                heard = True
+                delivered = True
         if groups is not None:
             for members in groups.values():
                 index = self.random.randrange(len(members)) if len(members) > 1 else 0
                 self._deliver(members[index], message, kind)
-                heard = True
-        return heard
+                delivered = True
+        return delivered
 
     def _deliver(self, interest: Interest, message: Message, kind: Kind) -> None:
         if interest.left is not None:

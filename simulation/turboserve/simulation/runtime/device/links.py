@@ -117,7 +117,7 @@ class MemoryLink(Link):
         parts = target.parts(page_range)
         if [len(page) for page in pages] != [part.numel() for part in parts]:
             self.close()
-            raise TruncatedStateError("memory: what came is not what was announced")
+            raise TruncatedStateError("memory: received data differs from the announced data")
         for part, page in zip(parts, pages, strict=True):
             part.copy_(torch.frombuffer(bytearray(page), dtype=torch.uint8))
         return sum(map(len, pages))
@@ -125,7 +125,7 @@ class MemoryLink(Link):
     def _lost(self, deadline: Deadline) -> PeerLostError:
         self.close()
         deadline.left()
-        return PeerLostError(f"memory: nothing has moved for {PROGRESS_S:g} s")
+        return PeerLostError(f"memory: no progress for {PROGRESS_S:g} s")
 
 
 class MemoryLinks:

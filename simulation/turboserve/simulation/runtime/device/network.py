@@ -90,7 +90,7 @@ class MemoryNetwork:
         if fabric.chance(fabric.faults.breaks):
             if fabric.chance(fabric.faults.silent):
                 await asyncio.sleep(math.inf)
-            raise ConnectionResetError(f"{host}:{port} hung up")
+            raise ConnectionResetError(f"{host}:{port} closed the connection")
         to_server, to_client = (Pipe(fabric, asyncio.StreamReader(loop=fabric.loop)) for _ in range(2))
 
         def shutdown_connections() -> None:
