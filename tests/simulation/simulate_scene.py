@@ -13,6 +13,7 @@ from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import CommitMigration
 from turboserve.simulation import scenario
 from turboserve.simulation.faults import CALM
+from turboserve.simulation.injector import FaultInjector
 from turboserve.simulation.null_logging import quiet
 from turboserve.simulation.service import ServiceProcess
 from turboserve.simulation.settings import Scale
@@ -32,6 +33,7 @@ class Scene:
         self.said: list[tuple[str, Any]] = []
         """Commands of the schedulers, each with its process."""
         self.world = World(SEED, CALM, Scale(workers=workers, most_workers=workers, slots=2, gateways=1))
+        self._injector = FaultInjector(self.world)
         self.users = Users(self.world)
         self.users.stop()
         self.session = ""
@@ -118,7 +120,7 @@ class Scene:
 
         Returns the row; no invariant was violated.
         """
-        self.world.injector.stop()
+        self._injector.stop()
         self.world.mark_calm()
         assert scenario.settle(self.world, self.users) is not None, self.world.checker.messages
         row = self.row

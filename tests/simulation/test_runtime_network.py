@@ -6,7 +6,8 @@ import asyncio
 import random
 from typing import Any
 
-from turboserve.simulation.runtime.device.network import MemoryNetwork, TransferFabric
+from turboserve.simulation.runtime.device.fabric import TransferFabric
+from turboserve.simulation.runtime.device.network import MemoryNetwork
 from turboserve.simulation.runtime.loop import VirtualLoop
 
 

@@ -30,8 +30,8 @@ from turboserve.service import Runtime, run_service
 from turboserve.simulation.hosts import HostClock, SeededRandomness
 from turboserve.simulation.runtime.broker import MemoryBroker
 from turboserve.simulation.runtime.device.contents import ChunkContents
+from turboserve.simulation.runtime.device.fabric import TransferFabric
 from turboserve.simulation.runtime.device.faults import DeviceFaults
-from turboserve.simulation.runtime.device.network import TransferFabric
 from turboserve.simulation.runtime.device.platform import VirtualPlatform
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.loop import VirtualLoop

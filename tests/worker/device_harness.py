@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from turboserve.clock import SystemClock
 from turboserve.simulation.hosts import HostClock
-from turboserve.simulation.runtime.device.network import TransferFabric
+from turboserve.simulation.runtime.device.fabric import TransferFabric
 from turboserve.simulation.runtime.device.platform import VirtualPlatform
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.loop import VirtualLoop

@@ -20,6 +20,7 @@ from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.simulation.faults import CALM
+from turboserve.simulation.injector import FaultInjector
 from turboserve.simulation.names import INVARIANTS
 from turboserve.simulation.null_logging import quiet
 from turboserve.simulation.runtime.broker import Network
@@ -169,6 +170,7 @@ def run_calm(
         gather=gather,
     )
     world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S))
+    FaultInjector(world)
     world.postgres.behavior.statement_s = STATEMENT_S
     if arrivals is None:
         chance = world.random

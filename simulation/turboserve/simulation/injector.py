@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from turboserve.simulation.runtime.broker.jetstream import Storage
 from turboserve.simulation.runtime.process import Process
 from turboserve.simulation.service import ServiceProcess
-
-if TYPE_CHECKING:
-    from turboserve.simulation.world import World
+from turboserve.simulation.world import World
 
 BEAT_S = 0.5
 LONGEST_FREEZE_S = 12.0
@@ -30,15 +27,15 @@ class FaultInjector:
     def __init__(self, world: World) -> None:
         self._world = world
         self._stopped = False
-        self.kills = 0
         faults = world.faults
         self._steps = {kind: rate for kind, rate in faults.crash_step.items() if rate > 0.0}
         self._crashing: dict[Process, tuple[ServiceProcess, float]] = {}
         if self._steps:
             world.loop.before_callback = self._before_callback
+        world.on_begin = self._began
         self._later(BEAT_S, self._beat)
 
-    def began(self, service: ServiceProcess) -> None:
+    def _began(self, service: ServiceProcess) -> None:
         """Register a process that was started."""
         rate = self._steps.get(service.kind)
         if rate is not None and not self._stopped:
@@ -98,7 +95,7 @@ class FaultInjector:
 
     def _kill(self, service: ServiceProcess, why: str) -> None:
         if service.alive:
-            self.kills += 1
+            self._world.kills += 1
             service.kill(why)
 
     def _servers(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import Command as PoolCommand
@@ -14,23 +15,42 @@ from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import BeginMigration, Place, SendFeedback
 from turboserve.scheduler.messages import Command as SchedulerCommand
-from turboserve.simulation.log_checks import LogChecks
+from turboserve.simulation.log_checks import LogChecks, SimulatedViewer
 from turboserve.simulation.names import INVARIANTS, brief
-from turboserve.simulation.viewer import SimulatedViewer
+from turboserve.simulation.runtime.loop import VirtualLoop
+from turboserve.simulation.runtime.rows.server import MemoryPostgres
+from turboserve.simulation.runtime.rows.tables import Table
+from turboserve.simulation.settings import Scale
+from turboserve.simulation.trace import EventTrace
+from turboserve.simulation.virtual_worker import VirtualWorker
 from turboserve.subjects import EVENT, WORKER_EVENT
-
-if TYPE_CHECKING:
-    from turboserve.simulation.runtime.rows.tables import Table
-    from turboserve.simulation.world import World
 
 MESSAGES = 20
 """Maximum number of violations that get a message."""
 
 
+class CheckedDeployment(Protocol):
+    """The deployment as the checks use it. `World` has its methods."""
+
+    loop: VirtualLoop
+    trace: EventTrace
+    scale: Scale
+    postgres: MemoryPostgres
+    capacity: dict[str, int]
+    workers: dict[str, VirtualWorker]
+
+    def worker(self, name: str | None) -> VirtualWorker | None: ...
+    def records(self) -> Iterator[SessionRecord]: ...
+    def decision_of(self, record: SessionRecord) -> str | None: ...
+    def slots_used(self, worker: str) -> int: ...
+    def most_slots(self) -> int: ...
+    def leaders(self) -> list[str]: ...
+
+
 class Checker:
     """Watches one world. A violation is counted and noted, and the run continues."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: CheckedDeployment) -> None:
         self._world = world
         self.violations: Counter[str] = Counter()
         self.messages: list[str] = []

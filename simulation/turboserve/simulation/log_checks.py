@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from turboserve.contracts.chunks import ChunkHeader, Ownership
-from turboserve.contracts.events import event_from_bytes
+from turboserve.contracts.events import Event, event_from_bytes
 from turboserve.simulation.runtime.broker.stream import Stored, Stream
 from turboserve.simulation.runtime.device.contents import LOST, ChunkContents, begin, link
-from turboserve.simulation.viewer import SimulatedViewer
 from turboserve.subjects import CANARY_EVENTS, CHUNK, EVENTS, OWN
-
-if TYPE_CHECKING:
-    from turboserve.simulation.invariants import Checker
-
 
 CHUNKS_KEPT = 1_000
 """Newest chunks per session that are compared with what viewers receive: more than the log keeps."""
@@ -43,11 +39,50 @@ class SessionLog:
     """Epoch under which the session was migrated, and the number of the migrated state."""
 
 
+@dataclass
+class SimulatedViewer:
+    """A viewer of one session, who may leave and return."""
+
+    name: str
+    session: str
+    socket: bool = True
+    """Whether the viewer uses a WebSocket, with reports of the playhead; otherwise one endless MP4."""
+    next: int | None = None
+    """Index of the next chunk; None if the viewer accepts any chunk as the first."""
+    watching: bool = True
+    over: bool = False
+    """Whether the session has ended and all of it was seen."""
+    seen: int = 0
+    """Number of chunks received."""
+    end_s: float = 0.0
+    """Media time up to which the viewer has video."""
+    playhead_s: float = 0.0
+    played_at: float = 0.0
+    on_first: Callable[[], None] = lambda: None
+    """Called with the viewer's first chunk."""
+
+
+class LogReports(Protocol):
+    """Where the checks of the log report to."""
+
+    def fail(self, name: str, message: str) -> None:
+        """Report a violation of the invariant `name`."""
+
+    def note(self, *what: object) -> None:
+        """Write one line of the trace."""
+
+    def seed_of(self, session: str) -> int | None:
+        """Return the seed of a session; None if there is no such session."""
+
+    def event_logged(self, event: Event) -> None:
+        """Handle an event that the log has accepted."""
+
+
 class LogChecks:
     """Checks each entry that the broker accepts, and each chunk that a viewer receives."""
 
-    def __init__(self, checker: Checker) -> None:
-        self._checker = checker
+    def __init__(self, reports: LogReports) -> None:
+        self._reports = reports
         self.sessions: dict[str, SessionLog] = {}
         self.chunks = 0
 
@@ -69,13 +104,13 @@ class LogChecks:
         elif OWN.takes(stored.subject):
             self._fence(OWN.token(stored.subject), Ownership.from_bytes(stored.data))
         elif stream.name == EVENTS and not CANARY_EVENTS.takes(stored.subject):
-            self._checker.event_logged(event_from_bytes(stored.data))
+            self._reports.event_logged(event_from_bytes(stored.data))
 
     def _fence(self, session: str, ownership: Ownership) -> None:
         log = self.of(session)
-        self._checker.note(OWN.of(session), f"e{ownership.epoch}", ownership.worker)
+        self._reports.note(OWN.of(session), f"e{ownership.epoch}", ownership.worker)
         if log.owner is not None and log.owner.epoch >= ownership.epoch:
-            self._checker.fail(
+            self._reports.fail(
                 "epochs_increase", f"own of {session}: {log.owner.epoch}, then {ownership.epoch}"
             )
         log.owner = ownership
@@ -86,13 +121,13 @@ class LogChecks:
         log = self.of(session)
         last = log.last
         self.chunks += 1
-        self._checker.note(
+        self._reports.note(
             stored.subject, f"#{header.index} e{header.epoch} {header.worker} c{header.control_seq}"
         )
         owner = log.owner
         wrote = header.epoch, header.worker, CHUNK.by(session, header.worker)
         if owner is None or (owner.epoch, owner.worker, stored.subject) != wrote:
-            self._checker.fail(
+            self._reports.fail(
                 "one_executor",
                 f"{header.worker} at {header.epoch} wrote chunk {header.index} of {session}, "
                 f"which is {owner and (owner.worker, owner.epoch)}'s",
@@ -100,7 +135,7 @@ class LogChecks:
         following = 0 if last is None else last.header.index + 1
         contiguous = header.index == following or (log.fresh and header.index <= following)
         if not contiguous:
-            self._checker.fail(
+            self._reports.fail(
                 "chunks_contiguous", f"{session}: chunk {header.index} in place of {following}"
             )
         accepted = Accepted(header, contents)
@@ -116,19 +151,19 @@ class LogChecks:
         header, contents = chunk.header, chunk.contents
         migrated, log.migrated = log.migrated, None
         if migrated is not None and migrated[0] == header.epoch and migrated[1] != contents.parent:
-            self._checker.fail(
+            self._reports.fail(
                 "verified_before_flip",
                 f"{header.session}: chunk {header.index} is generated from another state",
             )
         if header.index == 0:
-            seed = self._checker.seed_of(header.session)
+            seed = self._reports.seed_of(header.session)
             if seed is not None and contents.parent != begin(seed):
-                self._checker.fail(
+                self._reports.fail(
                     "chunks_contiguous",
                     f"{header.session}: the first chunk is not generated from the initial state",
                 )
         elif last is not None and contents.parent not in self._parents(header, last):
-            self._checker.fail(
+            self._reports.fail(
                 "chunks_contiguous",
                 f"{header.session}: chunk {header.index} is not generated from the previous one",
             )
@@ -152,6 +187,6 @@ class LogChecks:
         accepted = self.of(viewer.session).chunks.get(index)
         stands = accepted is not None and accepted.contents.to_bytes() == fragment
         if not stands or viewer.next not in (None, index):
-            self._checker.fail(
+            self._reports.fail(
                 "client_sees_prefix", f"{viewer.name} of {viewer.session} gets {index}, not {viewer.next}"
             )

@@ -9,15 +9,13 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from turboserve.simulation.runtime.device.faults import is_device_error
 from turboserve.simulation.runtime.process import current
-
-if TYPE_CHECKING:
-    from turboserve.simulation.world import World
+from turboserve.simulation.world import World
 
 RARELY = (70_000, 10, 20)
 """Thresholds of the collector of cyclic garbage."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from turboserve.autoscaler.messages import Command as PoolCommand
 from turboserve.autoscaler.messages import Event as PoolEvent
 from turboserve.autoscaler.messages import SizeWanted
 from turboserve.autoscaler.shell import Shell
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import Command, Event
-
-if TYPE_CHECKING:
-    from turboserve.simulation.invariants import Checker
+from turboserve.simulation.invariants import Checker
 
 
 def scheduler(core: Scheduler, name: str, checker: Checker) -> Scheduler:

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from random import Random
+from typing import Protocol
 
 from turboserve.autoscaler.providers.base import (
     Health,
@@ -16,10 +17,9 @@ from turboserve.autoscaler.providers.base import (
     ProviderError,
     ProviderWorker,
 )
+from turboserve.simulation.faults import Faults
+from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.service import ServiceProcess
-
-if TYPE_CHECKING:
-    from turboserve.simulation.world import World
 
 POLL_S = 0.1
 
@@ -60,20 +60,29 @@ class Machines:
             loop.call_later(delay_s, on_exit, worker, why, context=context)
 
 
+class ProviderHost(Protocol):
+    """The deployment as its pool provider uses it."""
+
+    loop: VirtualLoop
+    random: Random
+    faults: Faults
+    machines: Machines
+
+
 class SimulatedProvider(PoolProvider):
     """See `PoolProvider`. Each process of the autoscaler has its own provider over the same machines."""
 
     name = "simulated"
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, host: ProviderHost) -> None:
+        self._host = host
 
     def watch(self, on_exit: OnExit) -> None:
-        self._world.machines.watch(on_exit, self._world.faults.delay_s)
+        self._host.machines.watch(on_exit, self._host.faults.delay_s)
 
     async def adopt(self) -> list[ProviderWorker]:
         await self._work()
-        living = self._world.machines.living()
+        living = self._host.machines.living()
         return [ProviderWorker(machine.member, machine.worker.name, 1) for machine in living]
 
     async def reserve(self, member: str) -> None:
@@ -81,11 +90,11 @@ class SimulatedProvider(PoolProvider):
 
     async def launch(self, member: str, worker: str) -> ProviderWorker:
         await self._work()
-        self._world.machines.launch(member, worker)
+        self._host.machines.launch(member, worker)
         return ProviderWorker(member, worker, 1)
 
     async def ready(self, worker: str) -> bool:
-        machine = self._world.machines.by_worker.get(worker)
+        machine = self._host.machines.by_worker.get(worker)
         runtime = None if machine is None or not machine.worker.alive else machine.worker.runtime
         return runtime is not None and all(runtime.checks().values())
 
@@ -94,12 +103,12 @@ class SimulatedProvider(PoolProvider):
 
     async def release(self, member: str, worker: str | None, grace_s: float) -> None:
         await self._work()
-        machine = self._world.machines.by_worker.get(worker or "")
+        machine = self._host.machines.by_worker.get(worker or "")
         if machine is None or not machine.worker.alive:
             return
         machine.worker.stop()
-        deadline = self._world.loop.time() + grace_s
-        while machine.worker.alive and self._world.loop.time() < deadline:
+        deadline = self._host.loop.time() + grace_s
+        while machine.worker.alive and self._host.loop.time() < deadline:
             await asyncio.sleep(POLL_S)
         machine.worker.kill("released")
 
@@ -110,7 +119,7 @@ class SimulatedProvider(PoolProvider):
         """Do nothing: there is nothing to close."""
 
     async def _work(self) -> None:
-        world = self._world
-        await asyncio.sleep(world.random.expovariate(1.0 / world.faults.delay_s))
-        if world.random.random() < world.faults.provider_fails:
+        host = self._host
+        await asyncio.sleep(host.random.expovariate(1.0 / host.faults.delay_s))
+        if host.random.random() < host.faults.provider_fails:
             raise ProviderError("the provider failed", retry_after_s=0.5)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from turboserve.simulation.faults import Faults, draw
+from turboserve.simulation.injector import FaultInjector
 from turboserve.simulation.null_logging import quiet
 from turboserve.simulation.settings import Scale
 from turboserve.simulation.settled import held_memory, unsettled
@@ -79,12 +80,13 @@ def run_scenario(
     """Run `seconds` of virtual time under faults, wait for the world to settle, then end every session."""
     climate = draw(random.Random(f"climate {seed}")) if faults is None else faults
     world = World(seed, climate, scale or scale_of(seed), keep_lines)
+    injector = FaultInjector(world)
     with quiet(world):
         users = Users(world)
         world.begin()
         world.loop.advance(seconds)
         users.stop()
-        world.injector.stop()
+        injector.stop()
         world.mark_calm()
         settled_s = settle(world, users)
         if seed % WATCH_EVERY == 0:

@@ -9,7 +9,7 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.simulation.faults import CALM, Faults
 from turboserve.simulation.hosts import EPOCH_S
 from turboserve.simulation.runtime.broker import FaultyNetwork, MemoryBroker, Network, Rates
-from turboserve.simulation.runtime.device.network import FabricFaults, TransferFabric
+from turboserve.simulation.runtime.device.fabric import FabricFaults, TransferFabric
 from turboserve.simulation.runtime.hot import MemoryRedis
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.runtime.rows.behavior import PostgresBehavior

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from random import Random
+from typing import Any, Protocol, TypeVar
 
 from turboserve import ids
+from turboserve.bus import Bus
 from turboserve.config import Settings
 from turboserve.contracts.errors import UnavailableError
 from turboserve.service import Runtime, run_service
 from turboserve.simulation.hosts import HostClock, SeededRandomness
 from turboserve.simulation.runtime.device.faults import is_device_error
+from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.runtime.process import Process
-
-if TYPE_CHECKING:
-    from turboserve.simulation.world import World
+from turboserve.simulation.trace import EventTrace
 
 T = TypeVar("T")
 
@@ -24,12 +25,29 @@ class ConnectionLostError(Exception):
     """The process that was to answer has ended."""
 
 
+class ServiceHost(Protocol):
+    """The deployment as its processes use it."""
+
+    loop: VirtualLoop
+    trace: EventTrace
+    random: Random
+
+    async def connect(self, service: ServiceProcess) -> Bus:
+        """Connect the service's bus. Runs in the service's process."""
+
+    def ended(self, service: ServiceProcess, why: str) -> None:
+        """Handle the end of a process."""
+
+    def fail(self, invariant: str, message: str) -> None:
+        """Report a violation."""
+
+
 class ServiceProcess:
     """One process of a service, from its start to its end."""
 
     def __init__(
         self,
-        world: World,
+        host: ServiceHost,
         name: str,
         kind: str,
         settings: Settings,
@@ -46,14 +64,14 @@ class ServiceProcess:
             start: As `service.run` takes it.
             life: The number of this process among those of its name.
         """
-        self.world, self.name, self.kind, self.settings = world, name, kind, settings
+        self.host, self.name, self.kind, self.settings = host, name, kind, settings
         self.process = Process(f"{name}#{life}")
-        self.clock = HostClock(world.loop, skew_s)
+        self.clock = HostClock(host.loop, skew_s)
         self.runtime: Runtime | None = None
         """None until the process is connected."""
         self._start = start
         self._waiting: dict[asyncio.Future[Any], None] = {}
-        self._seed = world.random.getrandbits(64)
+        self._seed = host.random.getrandbits(64)
 
     @property
     def alive(self) -> bool:
@@ -61,11 +79,11 @@ class ServiceProcess:
 
     @property
     def frozen(self) -> bool:
-        return self.process.frozen_until > self.world.loop.time()
+        return self.process.frozen_until > self.host.loop.time()
 
     def begin(self) -> None:
-        self.world.trace.note("start", self.name)
-        self.world.loop.spawn(self.process, self._live(), "main")
+        self.host.trace.note("start", self.name)
+        self.host.loop.spawn(self.process, self._live(), "main")
 
     def stop(self) -> None:
         """Stop the process as with SIGTERM."""
@@ -78,22 +96,22 @@ class ServiceProcess:
         """End the process, as with SIGKILL or by its own exit."""
         if not self.alive:
             return
-        self.world.trace.note("end", self.name, why)
-        self.world.loop.kill(self.process)
+        self.host.trace.note("end", self.name, why)
+        self.host.loop.kill(self.process)
         waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
                 future.set_exception(ConnectionLostError(self.name))
-        self.world.ended(self, why)
+        self.host.ended(self, why)
 
     def freeze(self, seconds: float) -> None:
-        self.world.trace.note("freeze", self.name, f"{seconds:.3f}")
-        self.world.loop.freeze(self.process, seconds)
+        self.host.trace.note("freeze", self.name, f"{seconds:.3f}")
+        self.host.loop.freeze(self.process, seconds)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Run `work` in the process. Returns its outcome; ConnectionLostError if the process ends first."""
-        answer: asyncio.Future[T] = self.world.loop.create_future()
-        task = self.world.loop.spawn(self.process, work)
+        answer: asyncio.Future[T] = self.host.loop.create_future()
+        task = self.host.loop.spawn(self.process, work)
         self._waiting[answer] = None
 
         def done(task: asyncio.Task[T]) -> None:
@@ -116,7 +134,7 @@ class ServiceProcess:
         ids.use_source(SeededRandomness(self.clock, self._seed))
         status = 1
         try:
-            bus = await self.world.connect(self)
+            bus = await self.host.connect(self)
             runtime = self.runtime = Runtime(self.kind, self.settings, bus, self.clock)
             status = await run_service(runtime, self._started)
             if runtime._failed is not None:
@@ -132,4 +150,4 @@ class ServiceProcess:
         # A process without its broker, database or device ends and is started again. Any other error is a
         # violation. Errors of a killed process that is being unwound do not count.
         if self.alive and not (isinstance(error, UnavailableError) or is_device_error(error)):
-            self.world.checker.fail("no_core_fails", f"{self.name}: {error!r}")
+            self.host.fail("no_core_fails", f"{self.name}: {error!r}")

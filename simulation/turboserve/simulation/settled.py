@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.simulation.users import Users
-
-if TYPE_CHECKING:
-    from turboserve.simulation.world import World
+from turboserve.simulation.world import World
 
 
 def unsettled(world: World, users: Users) -> str | None:

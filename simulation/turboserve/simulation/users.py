@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import Activity, SessionRecord
 from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.sessions.schemas import NewSession
+from turboserve.simulation.log_checks import SimulatedViewer
 from turboserve.simulation.service import ConnectionLostError, ServiceProcess
-from turboserve.simulation.viewer import ENDED, GONE, SimulatedViewer, ViewerConnection
-
-if TYPE_CHECKING:
-    from turboserve.simulation.world import World
+from turboserve.simulation.viewer import ENDED, GONE, ViewerConnection
+from turboserve.simulation.world import World
 
 RECONNECT_S = 0.5
 ANSWER_S = 8.0

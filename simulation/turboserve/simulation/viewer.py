@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -17,38 +16,14 @@ from turboserve.gateway.auth.middleware import Authenticate
 from turboserve.gateway.auth.service import DEFAULT_TENANT
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.stream import endpoints
+from turboserve.simulation.log_checks import SimulatedViewer
 from turboserve.simulation.service import ConnectionLostError, ServiceProcess
-
-if TYPE_CHECKING:
-    from turboserve.simulation.world import World
+from turboserve.simulation.world import World
 
 ENDED = 1000
 """Close code of a WebSocket that has sent the whole video."""
 GONE = 4410
 """Close code when the next chunk is no longer kept; the viewer begins again at the playhead."""
-
-
-@dataclass
-class SimulatedViewer:
-    """A viewer of one session, who may leave and return."""
-
-    name: str
-    session: str
-    socket: bool = True
-    """Whether the viewer uses a WebSocket, with reports of the playhead; otherwise one endless MP4."""
-    next: int | None = None
-    """Index of the next chunk; None if the viewer accepts any chunk as the first."""
-    watching: bool = True
-    over: bool = False
-    """Whether the session has ended and all of it was seen."""
-    seen: int = 0
-    """Number of chunks received."""
-    end_s: float = 0.0
-    """Media time up to which the viewer has video."""
-    playhead_s: float = 0.0
-    played_at: float = 0.0
-    on_first: Callable[[], None] = lambda: None
-    """Called with the viewer's first chunk."""
 
 
 class ViewerConnection:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from random import Random
+from typing import Protocol, cast
 
 from torch import Tensor
 
 from turboserve.service import Runtime
+from turboserve.simulation.faults import Faults
 from turboserve.simulation.runtime.device.backend import VirtualChunk, VirtualPass
 from turboserve.simulation.runtime.device.contents import number_of
+from turboserve.simulation.runtime.device.fabric import TransferFabric
 from turboserve.simulation.runtime.device.platform import VirtualPlatform
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.service import ServiceProcess
@@ -18,9 +21,6 @@ from turboserve.worker.engine.work import Work
 from turboserve.worker.service import app
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
-
-if TYPE_CHECKING:
-    from turboserve.simulation.world import World
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,30 @@ class HeldState:
     on_host: bool
 
 
+class WorkerHost(Protocol):
+    """The deployment as its workers use it."""
+
+    fabric: TransferFabric
+    faults: Faults
+    fault_random: Random
+
+
 class VirtualWorker:
     """One worker's platform; its process runs the worker's own composition."""
 
-    def __init__(self, world: World, name: str, profile: DeviceProfile) -> None:
+    def __init__(
+        self,
+        host: WorkerHost,
+        name: str,
+        profile: DeviceProfile,
+        begins_chunk: Callable[[str, str], None],
+    ) -> None:
+        """`begins_chunk(worker, session)` is called before each forward."""
         self.name, self.profile = name, profile
         self.service: ServiceProcess | None = None
         self.worker: Worker | None = None
         """None while the worker loads its model."""
-        self._world = world
+        self._host, self._begins_chunk = host, begins_chunk
         self._platform: VirtualPlatform | None = None
 
     async def start(self, service: ServiceProcess, runtime: Runtime) -> None:
@@ -52,7 +67,7 @@ class VirtualWorker:
             self.profile,
             settings,
             runtime.clock,
-            self._world.fabric,
+            self._host.fabric,
             self.name.replace("_", "-"),
             self._leave,
         )
@@ -65,7 +80,7 @@ class VirtualWorker:
         def observed(works: Sequence[Work]) -> list[Tensor]:
             for work in works:
                 session = cast(VirtualChunk | VirtualPass, work).session
-                self._world.checker.begins_chunk(self.name, session)
+                self._begins_chunk(self.name, session)
             return forward(works)
 
         engine.backend.forward = observed  # type: ignore[method-assign]
@@ -125,7 +140,7 @@ class VirtualWorker:
         self.service.kill(f"declared gone: {reason}")
 
     def _host_full(self) -> bool:
-        return self._world.fault_random.random() < self._world.faults.host_full
+        return self._host.fault_random.random() < self._host.faults.host_full
 
     @property
     def alive(self) -> bool:

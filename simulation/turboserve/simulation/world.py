@@ -22,7 +22,6 @@ from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.service import Runtime
 from turboserve.simulation import observe
 from turboserve.simulation.faults import CALM, Faults
-from turboserve.simulation.injector import FaultInjector
 from turboserve.simulation.invariants import Checker
 from turboserve.simulation.provider import Machines, SimulatedProvider
 from turboserve.simulation.runtime.broker import FaultyNetwork, MemoryClient, Network
@@ -43,7 +42,7 @@ START_S = (0.5, 2.0)
 
 
 class World(Servers):
-    """The parts of one run. `FaultInjector` injects faults, `Users` use the services, `Checker` checks."""
+    """One deployment. `FaultInjector` injects faults, `Users` use the services, `Checker` checks."""
 
     def __init__(
         self,
@@ -85,7 +84,10 @@ class World(Servers):
         self._clients: dict[ServiceProcess, MemoryClient] = {}
         self._incarnations: dict[str, int] = {}
         """Number of processes that each service has had."""
-        self.injector = FaultInjector(self)
+        self.on_begin: Callable[[ServiceProcess], None] = lambda service: None
+        """Called with each process that starts."""
+        self.kills = 0
+        """Number of processes that faults have killed."""
 
     def _callback_failed(self, _loop: object, context: dict[str, Any]) -> None:
         """Report a callback that raised.
@@ -97,6 +99,10 @@ class World(Servers):
             process = current()
             name = "the world" if process is None else process.name
             self.checker.fail("no_core_fails", f"{name}: {context['message']}: {context.get('exception')!r}")
+
+    def fail(self, invariant: str, message: str) -> None:
+        """Report a violation."""
+        self.checker.fail(invariant, message)
 
     def begin(self) -> None:
         """Start all services."""
@@ -131,7 +137,7 @@ class World(Servers):
 
     def _begin(self, service: ServiceProcess) -> None:
         service.begin()
-        self.injector.began(service)
+        self.on_begin(service)
 
     def _skew(self) -> float:
         return self.random.uniform(-self.faults.skew_s, self.faults.skew_s)
@@ -187,7 +193,7 @@ class World(Servers):
         if chance.random() < faults.never_ready:
             load_s = math.inf
         profile = replace(self.scale.profile(load_s), weights=f"checkpoint {self.weights}")
-        worker = VirtualWorker(self, name, profile)
+        worker = VirtualWorker(self, name, profile, self.checker.begins_chunk)
         service = ServiceProcess(
             self, name, "worker", self.scale.worker(name, slot), worker.start, self._skew()
         )
@@ -285,7 +291,7 @@ class World(Servers):
             "placements": self.checker.placements,
             "moves": self.checker.migrations,
             "workers": len(self.workers),
-            "kills": self.injector.kills,
+            "kills": self.kills,
         }
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from turboserve.simulation.runtime.device.network import FabricFaults, MemoryNetwork, TransferFabric
+from turboserve.simulation.runtime.device.fabric import FabricFaults, TransferFabric
+from turboserve.simulation.runtime.device.network import MemoryNetwork
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.state_pages import Page

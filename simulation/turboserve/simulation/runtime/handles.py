@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from turboserve.simulation.runtime.process import Process
 
-if TYPE_CHECKING:
-    from turboserve.simulation.runtime.loop import VirtualLoop
+
+class Numbering(Protocol):
+    """Source of numbers: the virtual loop."""
+
+    def number(self) -> int:
+        """Return the next number."""
 
 
 class VirtualHandle(asyncio.Handle):
@@ -22,7 +26,7 @@ class VirtualHandle(asyncio.Handle):
         self,
         callback: Callable[..., object],
         args: tuple[Any, ...],
-        loop: VirtualLoop,
+        loop: asyncio.AbstractEventLoop,
         context: Context,
         process: Process,
     ) -> None:
@@ -43,7 +47,7 @@ class VirtualTimer(asyncio.TimerHandle):
         when: float,
         callback: Callable[..., object],
         args: tuple[Any, ...],
-        loop: VirtualLoop,
+        loop: asyncio.AbstractEventLoop,
         context: Context,
         process: Process,
     ) -> None:
@@ -75,6 +79,6 @@ class VirtualFuture(asyncio.Future[Any]):
         try:
             return self._number
         except AttributeError:
-            loop: VirtualLoop = self.get_loop()  # type: ignore[assignment]
+            loop: Numbering = self.get_loop()  # type: ignore[assignment]
             self._number: int = loop.number()
             return self._number

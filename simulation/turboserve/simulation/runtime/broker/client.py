@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any, Protocol
 
 import nats.errors
 from nats.aio.client import (
@@ -24,15 +25,23 @@ from turboserve.simulation.runtime.broker.messages import Message
 from turboserve.simulation.runtime.broker.receiver import Receiver
 from turboserve.simulation.runtime.process import Process
 
-if TYPE_CHECKING:
-    from turboserve.simulation.runtime.broker.server import MemoryBroker
-
 SERVER_VERSION = "2.15.1"
 """Version of nats-server that the broker imitates and that the tests compare it with."""
 KNOWN_SUBJECTS = 4_096
 
 Callback = Callable[[], Awaitable[None]]
 ErrorCallback = Callable[[Exception], Awaitable[None]]
+
+
+class ListeningBroker(Protocol):
+    """The broker as its clients know it."""
+
+    random: Random
+    loop: asyncio.AbstractEventLoop
+    max_payload: int
+
+    async def accept(self, client: MemoryClient, timeout_s: float) -> Link:
+        """Open a connection. Raises ConnectionRefusedError, or TimeoutError if the broker does not answer."""
 
 
 class MemoryClient(Receiver):
@@ -44,7 +53,7 @@ class MemoryClient(Receiver):
     killed.
     """
 
-    def __init__(self, broker: MemoryBroker, process: Process | None) -> None:
+    def __init__(self, broker: ListeningBroker, process: Process | None) -> None:
         super().__init__(broker.random)
         self.process = process
         self._broker = broker

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextvars import Context
+from typing import Any, Protocol
 
 from turboserve.simulation.runtime.broker.formats import rfc3339
 from turboserve.simulation.runtime.broker.messages import Kind, Message
@@ -12,11 +14,24 @@ from turboserve.simulation.runtime.broker.patterns import matches
 from turboserve.simulation.runtime.broker.stream import Stored, Stream
 from turboserve.simulation.runtime.broker.stream_config import NS
 
-if TYPE_CHECKING:
-    from turboserve.simulation.runtime.broker.server import MemoryBroker
-
 INACTIVE_S = 5.0
 """Time without a request after which a consumer is deleted, unless its configuration sets another."""
+
+
+class MessageRouter(Protocol):
+    """The broker as JetStream uses it."""
+
+    loop: asyncio.AbstractEventLoop
+    context: Context
+
+    def wall(self) -> float:
+        """Return the seconds since the epoch."""
+
+    def listens(self, subject: str) -> bool:
+        """Return whether a client subscribes to `subject`."""
+
+    def route(self, subject: str, message: Message, kind: Kind) -> bool:
+        """Deliver to every subscriber of `subject`. Returns whether there is a subscriber."""
 
 
 class _Pull:
@@ -35,7 +50,7 @@ class _Pull:
 class Consumer:
     """Delivers each message that matches its filters once, in order, to the clients that request messages."""
 
-    def __init__(self, broker: MemoryBroker, stream: Stream, name: str, config: dict[str, Any]) -> None:
+    def __init__(self, broker: MessageRouter, stream: Stream, name: str, config: dict[str, Any]) -> None:
         self.name, self.config = name, config
         self.created = broker.wall()
         self._broker, self._stream = broker, stream

@@ -5,17 +5,15 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turboserve.simulation.runtime.broker import direct
+from turboserve.simulation.runtime.broker.consumers import MessageRouter
 from turboserve.simulation.runtime.broker.formats import ApiError, to_json
 from turboserve.simulation.runtime.broker.messages import Kind, Message
 from turboserve.simulation.runtime.broker.requests import ConsumerRequests, Handler, StreamRequests
 from turboserve.simulation.runtime.broker.stream import Stored, Stream
 from turboserve.simulation.runtime.broker.stream_table import StreamTable
-
-if TYPE_CHECKING:
-    from turboserve.simulation.runtime.broker.server import MemoryBroker
 
 API = "$JS.API."
 TYPES = "io.nats.jetstream.api.v1."
@@ -36,7 +34,7 @@ class Storage(enum.Enum):
 class JetStream:
     """The streams of a broker and their consumers."""
 
-    def __init__(self, broker: MemoryBroker, max_store_bytes: int | None) -> None:
+    def __init__(self, broker: MessageRouter, max_store_bytes: int | None) -> None:
         self.storage = Storage.STORES
         self.on_append: Callable[[Stream, Stored], None] = lambda _stream, _stored: None
         """Called with each accepted message, before it is republished, acknowledged or delivered."""

@@ -2,19 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from turboserve.simulation.runtime.broker.messages import INBOX_PREFIX, Kind, Message
-from turboserve.simulation.runtime.process import enter
-
-if TYPE_CHECKING:
-    from turboserve.simulation.runtime.broker.client import MemoryClient
-    from turboserve.simulation.runtime.broker.server import MemoryBroker
+from turboserve.simulation.runtime.broker.network import Network, TimedClient
+from turboserve.simulation.runtime.process import Process, enter
 
 Action = Callable[[Any], None]
+
+
+class LinkedClient(TimedClient, Protocol):
+    """The client's end of a link."""
+
+    process: Process | None
+
+    def on_message(self, delivery: tuple[Link, int, Message]) -> None:
+        """Handle a message for the subscription of this number."""
+
+    def on_pong(self, link: Link) -> None:
+        """Handle the answer to a ping."""
+
+    def on_end(self, link: Link) -> None:
+        """Handle the end of the connection by the broker."""
+
+
+class LinkedBroker(Protocol):
+    """The broker's end of its links."""
+
+    loop: asyncio.AbstractEventLoop
+    network: Network
+    context: Context
+    slow_s: float
+
+    def held_until(self, link: Link, to_broker: bool) -> float:
+        """Return the time before which nothing arrives in this direction of the link."""
+
+    def captures(self, subject: str) -> bool:
+        """Return whether a stream stores messages on `subject`."""
+
+    def publish(self, link: Link, message: Message) -> None:
+        """Handle a message that a client published."""
+
+    def subscribe(self, interest: Interest) -> None:
+        """Add a subscription."""
+
+    def unsubscribe(self, interest: Interest) -> None:
+        """Remove a subscription."""
+
+    def disconnect(self, link: Link) -> None:
+        """Remove a connection, with its subscriptions."""
 
 
 class Interest:
@@ -40,7 +80,7 @@ class _Pipe:
 
     __slots__ = ("_broker", "_context", "_last_at", "_link", "_queue", "_timer_set", "_to_broker")
 
-    def __init__(self, broker: MemoryBroker, link: Link, context: Context, to_broker: bool) -> None:
+    def __init__(self, broker: LinkedBroker, link: Link, context: Context, to_broker: bool) -> None:
         self._broker, self._link, self._context, self._to_broker = broker, link, context, to_broker
         self._queue: deque[tuple[float, Action, Any]] = deque()
         self._last_at = 0.0
@@ -92,7 +132,7 @@ class _Pipe:
 class Link:
     """A connection. Each side may close its end; the other side learns of it after all earlier messages."""
 
-    def __init__(self, broker: MemoryBroker, client: MemoryClient) -> None:
+    def __init__(self, broker: LinkedBroker, client: LinkedClient) -> None:
         self.client = client
         self.process = client.process
         self.open_at_client = True

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from turboserve.simulation.runtime.broker.messages import Kind, Message
 
-if TYPE_CHECKING:
-    from turboserve.simulation.runtime.broker.client import MemoryClient
+
+class TimedClient(Protocol):
+    """A client as the network knows it."""
+
+    def loop_time(self) -> float:
+        """Return the time of the loop that the broker runs on, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,12 @@ class Network:
     def __init__(self, latency_s: float = 0.0) -> None:
         self.latency_s = latency_s
 
-    def delay(self, client: MemoryClient, kind: Kind, to_broker: bool) -> float:
+    def delay(self, client: TimedClient, kind: Kind, to_broker: bool) -> float:
         """Return the seconds for one direction. Messages of one connection and direction keep their order."""
         return self.latency_s
 
     def fate(
-        self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool
+        self, client: TimedClient, kind: Kind, message: Message, to_broker: bool
     ) -> MessageOutcome | None:
         """Return the fault of the message in one direction; None if there is none. Pings have no faults."""
         return None
@@ -86,9 +90,9 @@ class FaultyNetwork(Network):
         self.rates = rates
         """May be changed at any time."""
         self._random = generator
-        self._muted: dict[MemoryClient, float] = {}
+        self._muted: dict[TimedClient, float] = {}
 
-    def mute(self, client: MemoryClient, until: float) -> None:
+    def mute(self, client: TimedClient, until: float) -> None:
         """Drop the acknowledgements of the client's appends until this time of the loop.
 
         The appends arrive.
@@ -100,12 +104,12 @@ class FaultyNetwork(Network):
         self._muted.clear()
         self.rates = Rates(delay_s=self.rates.delay_s, lag_s=self.rates.lag_s)
 
-    def delay(self, client: MemoryClient, kind: Kind, to_broker: bool) -> float:
+    def delay(self, client: TimedClient, kind: Kind, to_broker: bool) -> float:
         mean_s = self.rates.lag_s if kind is Kind.ENTRY else self.rates.delay_s
         return self._random.expovariate(1.0 / mean_s) if mean_s > 0.0 else 0.0
 
     def fate(
-        self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool
+        self, client: TimedClient, kind: Kind, message: Message, to_broker: bool
     ) -> MessageOutcome | None:
         # Each message is drawn for in only one of its directions.
         rates = self.rates

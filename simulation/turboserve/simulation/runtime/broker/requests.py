@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turboserve.simulation.runtime.broker import direct
-from turboserve.simulation.runtime.broker.consumers import Consumer
+from turboserve.simulation.runtime.broker.consumers import Consumer, MessageRouter
 from turboserve.simulation.runtime.broker.formats import ZERO_TIME, ApiError, rfc3339
 from turboserve.simulation.runtime.broker.stream import Stream
 from turboserve.simulation.runtime.broker.stream_config import complete, subjects_overlap
 from turboserve.simulation.runtime.broker.stream_table import StreamTable
-
-if TYPE_CHECKING:
-    from turboserve.simulation.runtime.broker.server import MemoryBroker
 
 ACCOUNT_LIMITS = (
     "max_memory",
@@ -34,7 +31,7 @@ Handler = Callable[[list[str], dict[str, Any]], dict[str, Any]]
 class StreamRequests:
     """Requests about streams, and about the account."""
 
-    def __init__(self, broker: MemoryBroker, table: StreamTable, max_store_bytes: int | None) -> None:
+    def __init__(self, broker: MessageRouter, table: StreamTable, max_store_bytes: int | None) -> None:
         self.handlers: dict[str, Handler] = {
             "INFO": self._account_info,
             "STREAM.CREATE": self._create,
@@ -160,7 +157,7 @@ class StreamRequests:
 class ConsumerRequests:
     """Requests about consumers, except requests for messages."""
 
-    def __init__(self, broker: MemoryBroker, table: StreamTable) -> None:
+    def __init__(self, broker: MessageRouter, table: StreamTable) -> None:
         self.handlers: dict[str, Handler] = {
             "CONSUMER.CREATE": self._create_consumer,
             "CONSUMER.INFO": self._consumer_info,

@@ -10,7 +10,7 @@ from typing import Any
 
 from turboserve.simulation.runtime.broker.client import MemoryClient
 from turboserve.simulation.runtime.broker.jetstream import API, JetStream, Storage
-from turboserve.simulation.runtime.broker.link import Interest, Link
+from turboserve.simulation.runtime.broker.link import Interest, Link, LinkedClient
 from turboserve.simulation.runtime.broker.messages import INBOX_PREFIX, Kind, Message
 from turboserve.simulation.runtime.broker.network import Network
 from turboserve.simulation.runtime.broker.patterns import PatternIndex
@@ -55,7 +55,7 @@ class MemoryBroker:
         self.jetstream = JetStream(self, max_store_bytes)
         self._wall_offset_s = wall_offset_s
         self._frozen_until = 0.0
-        self._cut_until: dict[MemoryClient | Process, float] = {}
+        self._cut_until: dict[LinkedClient | Process, float] = {}
         self._links: dict[Link, None] = {}
         self._interests: PatternIndex[Interest] = PatternIndex()
 
@@ -248,10 +248,10 @@ class MemoryBroker:
         for link in self._links:
             link.resume()
 
-    def _cut_for(self, client: MemoryClient) -> float:
+    def _cut_for(self, client: LinkedClient) -> float:
         cuts = self._cut_until
         until = cuts.get(client, 0.0)
         return max(until, cuts.get(client.process, 0.0)) if client.process is not None else until
 
-    def _is_cut(self, client: MemoryClient) -> bool:
+    def _is_cut(self, client: LinkedClient) -> bool:
         return self._cut_for(client) > self.loop.time()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from turboserve.simulation.runtime.broker.consumers import Consumer
+from turboserve.simulation.runtime.broker.consumers import Consumer, MessageRouter
 from turboserve.simulation.runtime.broker.formats import ApiError
 from turboserve.simulation.runtime.broker.patterns import PatternIndex
 from turboserve.simulation.runtime.broker.stream import Stored, Stream
-
-if TYPE_CHECKING:
-    from turboserve.simulation.runtime.broker.server import MemoryBroker
 
 
 class StreamTable:
     """Streams and consumers by name."""
 
-    def __init__(self, broker: MemoryBroker) -> None:
+    def __init__(self, broker: MessageRouter) -> None:
         self.streams: dict[str, Stream] = {}
         self.consumers: dict[str, dict[str, Consumer]] = {}
         """Consumers by stream and name."""

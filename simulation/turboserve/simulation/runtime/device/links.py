@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
-from turboserve.simulation.runtime.process import Process, current
+from turboserve.simulation.runtime.device.fabric import TransferFabric, Wire
+from turboserve.simulation.runtime.process import current
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
@@ -23,21 +23,8 @@ from turboserve.worker.transfer.errors import (
 from turboserve.worker.transfer.frames import Hello, Welcome
 from turboserve.worker.transfer.link import PROGRESS_S, Link, LocalPages, RemotePages
 
-if TYPE_CHECKING:
-    from turboserve.simulation.runtime.device.network import TransferFabric
-
 T = TypeVar("T")
 BACKEND = "memory"
-
-
-@dataclass(eq=False)
-class Wire:
-    """Both ends of a link."""
-
-    source: Process
-    rounds: list[tuple[float, list[bytes]]] = field(default_factory=list)
-    """Rounds that were sent and not yet taken: the time of arrival, and the pages."""
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class MemoryLink(Link):

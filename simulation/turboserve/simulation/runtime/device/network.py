@@ -1,67 +1,115 @@
 """The network between simulated workers: connections with delays, and links that move memory.
 
 Both roles of a migration run on it unmodified. It models TCP and the data plane's libraries: a process that
-dies hangs up, a frozen process sends nothing, and either may break at any message.
+dies closes its connections, a frozen process sends nothing, and a connection may break at any message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
-from dataclasses import dataclass
-from random import Random
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import Any
 
-from turboserve.simulation.runtime.device.links import MemoryLinks, Wire
-from turboserve.simulation.runtime.device.pipes import PORT, Pipe, PipeWriter
-from turboserve.simulation.runtime.loop import VirtualLoop
+from turboserve.simulation.runtime.device.fabric import Listener, TransferFabric
+from turboserve.simulation.runtime.device.links import MemoryLinks
 from turboserve.simulation.runtime.process import Process, current
 from turboserve.worker.transfer.network import Serve
 
-
-@dataclass
-class FabricFaults:
-    """Probabilities of faults. May be changed at any time."""
-
-    breaks: float = 0.0
-    """For each message between two workers: its connection breaks."""
-    silent: float = 0.5
-    """For each connection that breaks: neither side notices."""
-    corrupts: float = 0.0
-    """For each round of a copy: a byte arrives wrong."""
-    stalls: float = 0.0
-    """For each round of a copy: the memory transfer stalls."""
+PORT = 4711
 
 
-@dataclass(eq=False)
-class _Listener:
-    process: Process
-    serve: Serve
+class Pipe:
+    """One direction of a connection."""
+
+    def __init__(self, fabric: TransferFabric, reader: asyncio.StreamReader) -> None:
+        self.fabric, self.reader = fabric, reader
+        self.shutdown_connections: Callable[[], None] = lambda: None
+        """Breaks both directions."""
+        self.silent = False
+        self._closed = self._unread = False
+        self._free_at = 0.0
+
+    def send(self, data: bytes) -> None:
+        fabric = self.fabric
+        if fabric.chance(fabric.faults.breaks):
+            if fabric.chance(fabric.faults.silent):
+                self.silent = True
+            else:
+                self.shutdown_connections()
+        if not self.silent and not self._closed:
+            self._later(lambda: self.reader.feed_data(data))
+
+    def finish(self) -> None:
+        """Send the end of the stream."""
+        if not self._closed and not self.silent:
+            self._closed = True
+            self._later(self.reader.feed_eof)
+
+    def reset(self) -> None:
+        """Break the connection, as its reader sees it."""
+        if not self._closed:
+            self._closed = True
+            self.reader.set_exception(ConnectionResetError("the connection was reset"))
+
+    def read_no_more(self) -> None:
+        """Drop what is still on its way, because the reading side has closed its socket."""
+        self._unread = True
+        if not self.reader.at_eof() and self.reader.exception() is None:
+            self.reader.feed_eof()
+
+    def _later(self, arrive: Callable[[], None]) -> None:
+        loop = self.fabric.loop
+        delay = self.fabric.random.expovariate(1.0 / self.fabric.delay_s) if self.fabric.delay_s else 0.0
+        self._free_at = max(self._free_at, loop.time() + delay)
+        loop.call_at(self._free_at, self._arrive, arrive, context=Context())
+
+    def _arrive(self, arrive: Callable[[], None]) -> None:
+        if not self._unread and self.reader.exception() is None:
+            arrive()
 
 
-class TransferFabric:
-    """The data plane of all workers."""
+class PipeWriter:
+    """See `channel.ByteWriter`.
 
-    def __init__(
-        self, loop: VirtualLoop, random: Random, delay_s: float = 0.001, bytes_per_s: float = 50_000.0
-    ) -> None:
-        """`delay_s` is a message's mean delay; `bytes_per_s` is the pace of a copy, in bytes that exist."""
-        self.loop, self.random = loop, random
-        self.delay_s, self.bytes_per_s = delay_s, bytes_per_s
-        self.faults = FabricFaults()
-        self.listeners: dict[str, _Listener] = {}
-        self.wires: dict[str, Wire] = {}
-        """Wires by the name of their link, while both ends are open."""
-        self._links = 0
+    Closing needs no living process: the kernel closes a dead process's sockets.
+    """
 
-    def chance(self, of: float) -> bool:
-        """Draw whether a fault of this probability occurs."""
-        return of > 0 and self.random.random() < of
+    def __init__(self, pipe: Pipe, back: Pipe, process: Process, peer: str) -> None:
+        self._pipe, self._back, self._process, self._peer = pipe, back, process, peer
+        self._closed = False
 
-    def new_link(self) -> str:
-        """Return a new unique name."""
-        self._links += 1
-        return f"lnk_{self._links}"
+    @property
+    def transport(self) -> PipeWriter:
+        return self
+
+    def write(self, data: bytes) -> None:
+        self._process.check_alive()
+        if not self._closed:
+            self._pipe.send(data)
+
+    async def drain(self) -> None:
+        error = self._back.reader.exception()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pipe.finish()
+            self._back.read_no_more()
+
+    def abort(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pipe.reset()
+
+    async def wait_closed(self) -> None:
+        return
+
+    def get_extra_info(self, name: str) -> Any:
+        return (self._peer, PORT) if name == "peername" else None
 
 
 class MemoryNetwork:
@@ -76,7 +124,7 @@ class MemoryNetwork:
     async def listen(self, serve: Serve) -> str:
         """See `TransferNetwork.listen`."""
         process = current() or self._fabric.loop.world
-        self._fabric.listeners[self._host] = _Listener(process, serve)
+        self._fabric.listeners[self._host] = Listener(process, serve)
         return f"tcp://{self._host}:{PORT}"
 
     async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, PipeWriter]:

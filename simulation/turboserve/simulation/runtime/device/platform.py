@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from turboserve.clock import Clock
 from turboserve.simulation.runtime.device.backend import DTYPE, VirtualReplica
 from turboserve.simulation.runtime.device.clock import DeviceClock
+from turboserve.simulation.runtime.device.fabric import TransferFabric
 from turboserve.simulation.runtime.device.faults import DeviceFaults
-from turboserve.simulation.runtime.device.network import MemoryNetwork, TransferFabric
+from turboserve.simulation.runtime.device.network import MemoryNetwork
 from turboserve.simulation.runtime.device.pages import state_size
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.device.runner import VirtualEncoder, VirtualEngineRunner, VirtualPackager

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from turboserve.contracts.errors import ConflictError
 from turboserve.simulation.runtime.process import Process
-from turboserve.simulation.runtime.rows.locks import LockMode
+from turboserve.simulation.runtime.rows.locks import LockMode, LockTable
 from turboserve.simulation.runtime.rows.tables import Table, Tables
 from turboserve.state_store.ports.database import unavailable
-
-if TYPE_CHECKING:
-    from turboserve.simulation.runtime.rows.server import MemoryPostgres
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -28,6 +25,26 @@ class BlockedError(Exception):
         self.key, self.mode = key, mode
 
 
+class StatementServer(Protocol):
+    """The server as its sessions use it."""
+
+    loop: asyncio.AbstractEventLoop
+    tables: Tables
+    locks: LockTable
+
+    def send(self, session: Session, run: Callable[[], T], future: asyncio.Future[T]) -> None:
+        """Send a statement to the server. Its result resolves `future`."""
+
+    def commit(self, session: Session) -> None:
+        """Commit the session's transaction. Called by statements."""
+
+    def roll_back(self, session: Session) -> None:
+        """Roll the session's transaction back."""
+
+    def check_disk(self, *, inserts: bool) -> None:
+        """Check that the disk has space for a write. Called by statements."""
+
+
 class Session:
     """A client's session. Its statements are functions that run at the server.
 
@@ -37,7 +54,7 @@ class Session:
 
     def __init__(
         self,
-        server: MemoryPostgres,
+        server: StatementServer,
         process: Process | None,
         *,
         deadline: float,
