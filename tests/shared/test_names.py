@@ -52,7 +52,7 @@ OTHER_MOVES = {
     "state_store/accounting": "a position in a log",
     "state_store/ports/sessions": "a position in a log",
     "state_store/repository/progress": "a position in a log",
-    "state_store/repository/rentals": "time, from one row to another",
+    "state_store/repository/cost": "time, from one row to another",
 }
 """Names with the word move, and modules with such names, which do not mean that a session changes its worker:
 that is a migration. With what moves."""
