@@ -23,6 +23,7 @@ from turboserve.simulation.runtime.broker.jetstream import JetStream
 from turboserve.simulation.runtime.broker.stream import Stream
 from turboserve.simulation.runtime.device.backend import VirtualBackend
 from turboserve.simulation.runtime.device.contents import VirtualState
+from turboserve.simulation.runtime.rows.progress import MemoryProgress
 from turboserve.state_store.core import sessions, workers
 from turboserve.worker.engine.session import Session
 from turboserve.worker.service import commands
@@ -160,6 +161,16 @@ def test_a_controller_that_swings_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Advisor, "advise", swings)
     seeds = range(0, 200, scenario.WATCH_EVERY)
     assert "bounded_scaling" in violations(seeds, CALM, seconds=6.0)
+
+
+def test_event_numbers_that_are_not_stored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The events of an applied prompt get their numbers, and the next change uses the numbers again."""
+
+    async def forgets(self: MemoryProgress, session: str, event_sequence: int) -> None:
+        """Leave the row at the number before."""
+
+    monkeypatch.setattr(MemoryProgress, "number_events", forgets)
+    assert "events_numbered" in violations(range(20), CALM, seconds=20.0)
 
 
 def test_two_leaders_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

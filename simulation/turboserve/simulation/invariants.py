@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import Command as PoolCommand
 from turboserve.autoscaler.messages import Drain, Launch, Release
-from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
+from turboserve.contracts.events import Event, SessionEvent, WorkerJoined, WorkerLeft
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
@@ -64,6 +64,8 @@ class Checker:
         """Subject → ids of its committed events that the log has not accepted yet."""
         self._logged: set[str] = set()
         """Ids of events that the log has accepted."""
+        self._numbers: Counter[str] = Counter()
+        """Session → number of the newest event that the log has accepted."""
         self.note = world.trace.note
 
     def fail(self, name: str, message: str) -> None:
@@ -204,6 +206,8 @@ class Checker:
         """Check an event that the event log has accepted."""
         subject = _subject(event)
         self.note("event", subject, type(event).__name__)
+        if event.id not in self._logged and not isinstance(event, WorkerJoined | WorkerLeft):
+            self._numbered(event)
         self._logged.add(event.id)
         waiting = self._committed.get(subject)
         if not waiting:
@@ -215,6 +219,14 @@ class Checker:
             self.fail("events_complete", f"{subject}: {event.id} comes before {waiting[0]}")
             while waiting.popleft() != event.id:
                 pass
+
+    def _numbered(self, event: SessionEvent) -> None:
+        """Check the number of an event that the log accepts for the first time."""
+        session, number = event.record.id, event.record.event_sequence
+        due = self._numbers[session] + 1
+        if number != due:
+            self.fail("events_numbered", f"{session}: {type(event).__name__} is {number} where {due} is due")
+        self._numbers[session] = max(number, due - 1)
 
     # Workers
 

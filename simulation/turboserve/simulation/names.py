@@ -18,6 +18,7 @@ INVARIANTS = {
     "one_leader": "at most one scheduler leads at a time",
     "no_core_fails": "no core and no shell raises an unexpected exception",
     "events_complete": "every committed change of a session is in the event log, in the order of its commits",
+    "events_numbered": "the events of a session have the numbers 1, 2, 3, … in the order of the log",
 }
 
 
