@@ -143,7 +143,7 @@ def store(
 ) -> Iterator[Service]:
     """The state store on empty servers."""
     log = tmp_path_factory.mktemp("store") / "log"
-    patient = {"TURBOSERVE_TRANSACTION_DEADLINE_S": "60"}
+    patient = {"TURBOSERVE_TRANSACTION_DEADLINE_S": "60", "TURBOSERVE_REQUEST_DEADLINE_S": "90"}
     service = state_store(nats_server, log, postgres_url, redis_url, **patient)
     service.start()
     yield service

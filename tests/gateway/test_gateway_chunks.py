@@ -16,7 +16,7 @@ from turboserve.config import Settings
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
+from turboserve.gateway.problems.errors import ChunkGoneError
 from turboserve.gateway.stream.chunks import ChunkLog, StreamStart
 from turboserve.ids import new_id
 from turboserve.subjects import CHUNK, CHUNKS, OWN
@@ -62,8 +62,9 @@ def record(next_chunk: int, playhead_s: float) -> SessionRecord:
 async def test_a_new_session_begins_at_its_beginning(log: ChunkLog) -> None:
     row = record(0, 0.0)
     assert await log.at(row, 0.0) == await log.after(row, -1) == StreamStart(0, 0.0, 0)
-    with pytest.raises(ChunkNotMadeError):
+    with pytest.raises(ChunkGoneError) as gone:
         await log.after(row, 0)
+    assert gone.value.limit == 0
 
 
 async def test_an_empty_log_goes_on_at_the_next_chunk(log: ChunkLog) -> None:
@@ -76,13 +77,17 @@ async def test_an_empty_log_goes_on_at_the_next_chunk(log: ChunkLog) -> None:
     with pytest.raises(ChunkGoneError) as gone:
         await log.after(row, 41)
     assert gone.value.limit == 100
-    with pytest.raises(ChunkNotMadeError):
+    with pytest.raises(ChunkGoneError) as gone:
         await log.after(row, 100)
+    assert gone.value.limit == 100
 
 
-async def chunk(bus: Bus, index: int) -> None:
-    header = chunk_header("ses_a", index, 1, "wrk_a")
-    subject = CHUNK.by("ses_a", "wrk_a")
+async def chunk(
+    bus: Bus, index: int, *, contiguous_from: int = 0, epoch: int = 1, worker: str = "wrk_a"
+) -> None:
+    header = chunk_header("ses_a", index, epoch, worker)
+    header = header.model_copy(update={"contiguous_from": contiguous_from})
+    subject = CHUNK.by("ses_a", worker)
     await append(
         bus, subject, b"video", message_id=new_id("test"), headers=header.to_headers(), deadline_s=LIMIT_S
     )
@@ -99,6 +104,87 @@ async def test_a_copy_of_the_owners_header_with_a_far_index_ends_no_search(bus: 
         for index in range(7):
             assert (await log.after(row, index)).index == index + 1
         assert (await log.at(row, 3.0)).index == 4
+
+
+async def owned(bus: Bus, epoch: int = 1, worker: str = "wrk_a") -> None:
+    own = Ownership(session="ses_a", epoch=epoch, worker=worker)
+    await append(bus, OWN.of("ses_a"), own.to_bytes(), message_id=new_id("own"), deadline_s=LIMIT_S)
+
+
+async def no_row() -> int:
+    pytest.fail("the log was not lost")
+
+
+async def test_viewers_begin_behind_chunks_that_the_log_has_lost(bus: Bus, log: ChunkLog) -> None:
+    """The broker came back without chunks 4 to 6, and their owner went on."""
+    await owned(bus)
+    for index in range(4):
+        await chunk(bus, index)
+    for index in (7, 8):
+        await chunk(bus, index, contiguous_from=7)
+    row = record(9, 3.0)
+    seen: list[int] = []
+
+    async def view() -> None:
+        async for found in log.follow("ses_a", StreamStart(2, 1.5, 1), asyncio.Event(), no_row):
+            seen.append(found.header.index)
+
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(ChunkGoneError) as gone:
+            await view()
+        assert seen == [2, 3]
+        assert gone.value.limit == 7
+        for after in (0, 3, 5):
+            with pytest.raises(ChunkGoneError) as gone:
+                await log.after(row, after)
+            assert gone.value.limit == 7
+        assert (await log.after(row, 6)).index == 7
+        # The playhead is at a lost chunk.
+        assert (await log.at(row, 4.0)).index == 7
+
+
+async def test_a_viewer_beyond_the_end_that_is_left_waits_for_what_the_row_has_counted(
+    bus: Bus, log: ChunkLog
+) -> None:
+    await owned(bus)
+    for index in range(4):
+        await chunk(bus, index)
+    row = record(7, 3.0)
+    async with asyncio.timeout(LIMIT_S):
+        start = await log.after(row, 6)
+        # Chunks of 0.75 s: chunk 7 begins at 5.25 s.
+        assert (start.index, start.start_s) == (7, 5.25)
+        with pytest.raises(ChunkGoneError) as gone:
+            await log.after(row, 5)
+        assert gone.value.limit == 7
+        with pytest.raises(ChunkGoneError) as gone:
+            await log.after(row, 7)
+        assert gone.value.limit == 7
+
+
+async def test_a_viewer_of_chunks_that_log_and_owner_have_lost_begins_again(bus: Bus, log: ChunkLog) -> None:
+    """The next owner makes chunks with the numbers of those that were seen, and other contents."""
+    await owned(bus)
+    for index in range(4):
+        await chunk(bus, index)
+    seen: list[int] = []
+    four = asyncio.Event()
+
+    async def view() -> None:
+        async for found in log.follow("ses_a", StreamStart(0, 0.0, 0), asyncio.Event(), no_row):
+            seen.append(found.header.index)
+            if len(seen) == 4:
+                four.set()
+
+    viewing = asyncio.create_task(view())
+    async with asyncio.timeout(LIMIT_S):
+        await four.wait()
+        await owned(bus, 2, "wrk_b")
+        await chunk(bus, 2, epoch=2, worker="wrk_b")
+        with pytest.raises(ChunkGoneError) as gone:
+            await viewing
+    assert gone.value.limit == 2
+    assert seen == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("made", [7, 4])

@@ -148,7 +148,7 @@ async def test_an_after_that_is_no_index_is_refused(start: StartSession, watch: 
     assert await viewer.closed() == 4422
 
 
-async def test_an_index_that_was_never_made_is_refused(
+async def test_an_index_beyond_the_newest_chunk_is_gone(
     start: StartSession,
     watch: Watch,
     api: httpx.AsyncClient,
@@ -156,9 +156,12 @@ async def test_an_index_that_was_never_made_is_refused(
     session = await start()
     viewer = await watch(session["id"], after=1_000)
     error = await viewer.next()
-    assert (error["code"], error["field"]) == ("chunk_not_made", "after")
+    assert (error["code"], error["field"]) == ("chunk_gone", "after")
+    assert await viewer.closed() == 4410
+    # The video continues at `limit`.
+    assert (await (await watch(session["id"], after=error["limit"] - 1)).next())["type"] == "hello"
     answer = await api.get(session["links"]["video"], params={"after": 1_000})
-    assert (answer.status_code, answer.json()["code"]) == (422, "chunk_not_made")
+    assert (answer.status_code, answer.json()["code"]) == (410, "chunk_gone")
 
 
 async def test_an_unknown_session_says_so_and_closes(watch: Watch) -> None:

@@ -174,7 +174,11 @@ def store(
 ) -> Iterator[Service]:
     """The state store on empty servers."""
     log = tmp_path_factory.mktemp("store") / "log"
-    patient = {"TURBOSERVE_TRANSACTION_DEADLINE_S": "60", "TURBOSERVE_CANARY_TIMEOUT_S": "60"}
+    patient = {
+        "TURBOSERVE_TRANSACTION_DEADLINE_S": "60",
+        "TURBOSERVE_REQUEST_DEADLINE_S": "90",
+        "TURBOSERVE_CANARY_TIMEOUT_S": "60",
+    }
     variables = {"TURBOSERVE_IDLE_GUARD_S": "0", **patient, **times}
     service = state_store(nats_server, log, postgres_url, redis_url, **variables)
     service.start()

@@ -63,7 +63,7 @@ def settings(nats_url: str, redis_url: str, postgres_url: str) -> Settings:
         postgres_url=SecretStr(postgres_url),
         prices={"*": 3_600.0},
         transaction_deadline_s=PATIENCE_S,
-        request_deadline_s=PATIENCE_S,
+        request_deadline_s=2 * PATIENCE_S,
         cost_sample_s=0.1,
         purge_s=0.1,
         sweep_s=0.2,

@@ -49,7 +49,11 @@ class DatabaseServer:
             database = MemoryDatabase(self.memory, deadline_s=deadline_s)
         else:
             assert self._url is not None
-            settings = Settings(postgres_url=SecretStr(self._url), transaction_deadline_s=deadline_s)
+            settings = Settings(
+                postgres_url=SecretStr(self._url),
+                transaction_deadline_s=deadline_s,
+                request_deadline_s=deadline_s + 0.5,
+            )
             database = PostgresDatabase(settings)
         self._open.append(database)
         return database

@@ -56,7 +56,7 @@ LIMIT_S = 60.0
 """A longer wait is a failure of the store, not of the machine."""
 START_LIMIT_S = 90.0
 """Time limit of a start. A process first imports its packages, which may take long on a busy machine."""
-PATIENT: dict[str, Any] = {"transaction_deadline_s": 60.0, "request_deadline_s": 60.0}
+PATIENT: dict[str, Any] = {"transaction_deadline_s": 60.0, "request_deadline_s": 90.0}
 """Settings with long deadlines: an operation that exceeds them was stuck, or there is a deadlock."""
 
 

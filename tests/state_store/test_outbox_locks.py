@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.state_store.database_servers import DatabaseServer
+from tests.state_store.state_store_harness import PATIENT
 from turboserve.bus import Ack, Bus, append
 from turboserve.clock import SystemClock
 from turboserve.contracts.errors import DeadlineError, UnavailableError
@@ -22,7 +23,7 @@ from turboserve.state_store.streams import Streams
 from turboserve.subjects import EVENTS
 
 SHORT_S = 1.0
-SETTINGS = Settings(nats_url="nats://state-store@memory", transaction_deadline_s=60.0)
+SETTINGS = Settings(nats_url="nats://state-store@memory", **PATIENT)
 
 
 @pytest.fixture

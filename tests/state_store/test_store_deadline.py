@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 from sqlalchemy import text
 
 from tests.state_store.state_store_harness import PATIENT, until
+from turboserve.config import SettingsError
 from turboserve.contracts.errors import UnavailableError
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.settings import Settings
@@ -25,6 +26,13 @@ async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
     )
     yield database
     await database.close()
+
+
+def test_a_transaction_may_not_take_longer_than_its_callers_wait() -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings(transaction_deadline_s=3.0, request_deadline_s=3.0)
+    [reason] = SettingsError.of(refused.value).reasons
+    assert reason == "transaction_deadline_s: below request_deadline_s, 3.0"
 
 
 async def test_what_the_driver_trips_over_after_the_cut_is_unavailable(database: PostgresDatabase) -> None:

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import IntegrityError
 
+from tests.state_store.state_store_harness import PATIENT
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.migrate import config, migrate
 from turboserve.state_store.settings import Settings
@@ -23,7 +24,7 @@ from turboserve.state_store.tables import metadata
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
     # On a busy machine the comparison takes longer than a transaction of the store may.
-    database = PostgresDatabase(Settings(postgres_url=SecretStr(postgres_url), transaction_deadline_s=60.0))
+    database = PostgresDatabase(Settings(postgres_url=SecretStr(postgres_url), **PATIENT))
     yield database
     await database.close()
 

@@ -75,8 +75,10 @@ class Bench:
         return self.handle(events.ChunkPackaged(session, run, index, 0))
 
     def outcome(
-        self, publish: commands.PublishChunk, outcome: events.PublishOutcome
+        self, publish: commands.PublishChunk, outcome: events.PublishOutcome, sequence: int = 0
     ) -> list[commands.Command]:
         return self.handle(
-            events.Published(publish.session, publish.run, publish.index, publish.ownership, outcome)
+            events.Published(
+                publish.session, publish.run, publish.index, publish.ownership, outcome, sequence
+            )
         )

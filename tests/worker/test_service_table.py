@@ -98,6 +98,95 @@ def test_the_log_is_read_again_after_its_fence_was_lost() -> None:
     assert bench.last(commands.GenerateNext).run == run
 
 
+def test_the_log_is_read_again_although_the_row_without_a_fence_was_missed() -> None:
+    bench = Bench()
+    run = bench.run_from(row()).run
+    bench.package("s1", run, 0)
+    bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
+    bench.handle(events.Assigned(row(version=3, log_losses=1)))
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
+    assert bench.last(commands.GenerateNext).run == run
+    bench.renew(row(version=3, log_losses=1))
+    bench.none(commands.ReadLogEnd)
+
+
+def test_a_row_of_a_lost_log_makes_an_answer_of_that_log_void() -> None:
+    bench = Bench()
+    bench.handle(events.Assigned(row()))
+    first = bench.last(commands.ReadLogEnd).query
+    bench.handle(events.Assigned(row(version=3, log_losses=1)))
+    second = bench.last(commands.ReadLogEnd).query
+    bench.handle(events.LogEndRead("s1", first, 4, False, 1))
+    bench.none(commands.FetchLatents, commands.Admit)
+    bench.handle(events.LogEndRead("s1", second, 0, False))
+    assert bench.last(commands.Admit).next_chunk == 0
+
+
+def acked(bench: Bench, run: int, chunks: int) -> None:
+    """Publish chunks 0, 1, …, at stream sequences 20, 21, …"""
+    for index in range(chunks):
+        bench.package("s1", run, index)
+        bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED, sequence=20 + index)
+
+
+def test_a_log_that_has_lost_its_end_gets_the_next_chunk_at_once() -> None:
+    """The broker was away, and came back with the fence and without the newest chunks."""
+    bench = Bench()
+    run = bench.run_from(row()).run
+    acked(bench, run, 3)
+    bench.handle(events.Reconnected())
+    read = bench.last(commands.ReadLogEnd)
+    assert read.known == (2, 22)
+    bench.handle(events.LogEndRead("s1", read.query, 1, True, 1, sequence=20, known_lost=True))
+    assert bench.last(commands.GenerateNext).run == run
+    bench.package("s1", run, 3)
+    publish = bench.last(commands.PublishChunk)
+    assert (publish.index, publish.contiguous_from) == (3, 3)
+    bench.outcome(publish, events.PublishOutcome.ACKED, sequence=21)
+    bench.package("s1", run, 4)
+    assert bench.last(commands.PublishChunk).contiguous_from == 3
+
+
+def test_a_log_that_has_lost_nothing_changes_nothing() -> None:
+    bench = Bench()
+    run = bench.run_from(row()).run
+    acked(bench, run, 3)
+    bench.handle(events.Reconnected())
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 3, True, 1, sequence=22))
+    bench.none(commands.GenerateNext)
+    bench.package("s1", run, 3)
+    assert bench.last(commands.PublishChunk).contiguous_from == 0
+
+
+def test_a_chunk_in_flight_while_the_broker_was_away_does_not_hide_the_loss() -> None:
+    bench = Bench()
+    run = bench.run_from(row()).run
+    acked(bench, run, 3)
+    bench.package("s1", run, 3)
+    publish = bench.last(commands.PublishChunk)
+    bench.handle(events.Reconnected())
+    # The outcome may still change the log's end.
+    bench.none(commands.ReadLogEnd)
+    bench.outcome(publish, events.PublishOutcome.ACKED, sequence=21)
+    read = bench.last(commands.ReadLogEnd)
+    assert read.known == (2, 22)
+    bench.handle(events.LogEndRead("s1", read.query, 4, True, 1, sequence=21, known_lost=True))
+    bench.last(commands.GenerateNext)
+    bench.package("s1", run, 4)
+    assert bench.last(commands.PublishChunk).contiguous_from == 3
+
+
+def test_a_new_owner_passes_on_from_where_the_log_has_lost_nothing() -> None:
+    bench = Bench()
+    bench.handle(events.Assigned(row()))
+    read = bench.last(commands.ReadLogEnd)
+    bench.handle(events.LogEndRead("s1", read.query, 6, False, 1, contiguous_from=4, sequence=30))
+    bench.handle(events.LatentsFetched("s1", bench.last(commands.FetchLatents).query))
+    run = bench.last(commands.Admit).run
+    bench.package("s1", run, 6)
+    assert bench.last(commands.PublishChunk).contiguous_from == 4
+
+
 def test_a_refusal_by_a_lost_log_does_not_outlive_it() -> None:
     """The new stream counts from 1, and may have the fence at the sequence of the lost one."""
     bench = Bench()

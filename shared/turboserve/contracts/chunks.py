@@ -38,6 +38,9 @@ class ChunkHeader(Contract):
     epoch: Count
     began: ChunkIndex | None = None
     """Index of the first chunk of this epoch. None: the chunk comes from an earlier version."""
+    contiguous_from: ChunkIndex = 0
+    """The log has lost no chunk from this index to this chunk. It lost the chunk before: the broker came back
+    without the end of its log. 0: it has lost none."""
     worker: Id
     control_seq: Count
     """Number of the newest control that was in effect for this chunk."""

@@ -90,6 +90,9 @@ class SessionRecord(Contract):
     """Number of the current migration: the row's version at its start, hence unique per session."""
     own_revision: Count | None = None
     """Stream sequence of the newest `own.<session>`. The fence compares it."""
+    log_losses: Count = 0
+    """How often the log has lost the fence of a current owner. The owner reads the log's end again after each
+    loss: the new fence may have the sequence of the lost one."""
     next_chunk: Count = 0
     """Index of the first chunk that the log has not accepted, as far as the store has read the log."""
     control_seq: Count = 0

@@ -37,6 +37,8 @@ class Faults:
     broker_slow: float = 0.0
     fresh_streams: float = 0.0
     """The broker restarts on another disk, without its streams."""
+    lost_tail: float = 0.0
+    """The broker's machine loses power: the broker restarts without what it stored last."""
     disk_full: float = 0.0
     """The broker's disk accepts no appends for a while."""
     postgres_down: float = 0.0
@@ -114,4 +116,5 @@ def draw(random: random.Random) -> Faults:
         hot_slow=maybe(0.02, 0.05, share=0.2),
         device_lost=maybe(0.01, 0.04, share=0.25),
         new_weights=maybe(0.02, 0.06, share=0.25),
+        lost_tail=maybe(0.02, 0.06, share=0.15),
     )

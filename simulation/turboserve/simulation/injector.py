@@ -15,6 +15,8 @@ LONGEST_CUT_S = 14.0
 LONGEST_MUTE_S = 40.0
 LONGEST_SERVER_S = 6.0
 """Maximum time for which a server is frozen, slow or full."""
+LONGEST_UNWRITTEN_S = 6.0
+"""Maximum time for which a broker that loses power had written nothing to its disk."""
 REPLACED_S = (0.5, 12.0)
 """Bounds of the time between a change of the weights and the stop of a worker, in seconds."""
 
@@ -27,6 +29,8 @@ class FaultInjector:
     def __init__(self, world: World) -> None:
         self._world = world
         self._stopped = False
+        self._unwritten_since = 0.0
+        """Loop time from which on the stopped broker has written nothing to its disk."""
         faults = world.faults
         self._steps = {kind: rate for kind, rate in faults.crash_step.items() if rate > 0.0}
         self._crashing: dict[Process, tuple[ServiceProcess, float]] = {}
@@ -124,6 +128,10 @@ class FaultInjector:
             faults.fresh_streams,
             during("broker loses its disk", broker.stop, world.restart_broker, 4.0),
         )
+        self._perhaps(
+            faults.lost_tail,
+            during("broker loses power", self._stop_broker, self._restart_broker, 4.0),
+        )
         self._perhaps(faults.broker_freeze, frozen("broker freezes", broker.freeze))
         slow_s = world.fault_random.uniform(0.1, 1.0) if faults.broker_slow else 0.0
         self._perhaps(
@@ -161,6 +169,16 @@ class FaultInjector:
             frozen("redis slow", lambda s: world.hot.slow_down(s, world.fault_random.uniform(0.05, 0.5))),
         )
         self._perhaps(faults.new_weights, self._update)
+
+    def _stop_broker(self) -> None:
+        if self._world.broker.up:
+            self._unwritten_since = self._world.loop.time() - self._duration(LONGEST_UNWRITTEN_S)
+        self._world.broker.stop()
+
+    def _restart_broker(self) -> None:
+        # Another fault's end may have started it, with all that it had stored.
+        if not self._world.broker.up:
+            self._world.restart_broker_without_tail(self._unwritten_since)
 
     def _update(self) -> None:
         """Start a rolling update: the workers are replaced one after another."""

@@ -34,7 +34,7 @@ class SessionLog:
     last: Accepted | None = None
     owner: Ownership | None = None
     fresh: bool = False
-    """Whether the stream was lost since the last chunk."""
+    """Whether the stream, or the end of it, was lost since the last chunk."""
     migrated: tuple[int, int] | None = None
     """Epoch under which the session was migrated, and the number of the migrated state."""
 
@@ -96,6 +96,16 @@ class LogChecks:
         """Note that the broker restarted without its streams."""
         for log in self.sessions.values():
             log.fresh, log.owner = True, None
+
+    def tail_lost(self, stream: Stream | None) -> None:
+        """Note that the broker restarted without the end of the chunk log, which is `stream` now."""
+        for session, log in self.sessions.items():
+            log.fresh, log.owner = True, None
+            if stream is None:
+                continue
+            own = stream.get(stream.newest_sequence(OWN.of(session)))
+            if own is not None:
+                log.owner = Ownership.from_bytes(own.data)
 
     def appended(self, stream: Stream, stored: Stored) -> None:
         """Check an entry that the broker has accepted."""

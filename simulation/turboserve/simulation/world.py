@@ -34,6 +34,7 @@ from turboserve.simulation.settings import Scale
 from turboserve.simulation.trace import EventTrace
 from turboserve.simulation.virtual_worker import VirtualWorker
 from turboserve.state_store.composition import compose
+from turboserve.subjects import CHUNKS
 
 RESTART_S = (0.1, 2.0)
 """Bounds of the time between the end of a service's process and the next start, in seconds."""
@@ -233,6 +234,12 @@ class World(Servers):
         self.trace.note("streams are lost")
         self.checker.log.streams_lost()
         self.broker.start(lost_streams=True)
+
+    def restart_broker_without_tail(self, written_until: float) -> None:
+        """Restart the broker without what it stored after `written_until`, loop time."""
+        self.trace.note("the streams end", f"{written_until:.3f}")
+        self.broker.start(written_until=written_until)
+        self.checker.log.tail_lost(self.broker.jetstream.streams.get(CHUNKS))
 
     def repair(self) -> None:
         """Repair servers and network. Frozen processes resume when their freeze ends."""

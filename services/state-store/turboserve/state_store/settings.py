@@ -23,7 +23,8 @@ class Settings(Shared):
     postgres_pool: int = Field(default=12, ge=4)
     """Maximum number of connections; two of them hold the locks for counting chunks and cost."""
     transaction_deadline_s: Seconds = 2.5
-    """A transaction that takes longer fails with `unavailable`. Keep it below `request_deadline_s`."""
+    """A transaction that takes longer fails with `unavailable`. Must be below `request_deadline_s`, so that
+    the caller gets this answer."""
 
     max_sessions: int = Field(default=10_000, ge=1)
     """Maximum number of sessions that have not ended, over all models."""
@@ -126,6 +127,8 @@ class Settings(Shared):
             raise ValueError("log_low_share, log_scarce_share and log_full_share: each above the one before")
         if self.log_chunks_floor > self.chunks_kept:
             raise ValueError(f"log_chunks_floor: at most chunks_kept, {self.chunks_kept}")
+        if self.transaction_deadline_s >= self.request_deadline_s:
+            raise ValueError(f"transaction_deadline_s: below request_deadline_s, {self.request_deadline_s}")
         if self.canary_interval_s >= self.canary_timeout_s:
             raise ValueError(f"canary_interval_s: below canary_timeout_s, {self.canary_timeout_s}")
         return self

@@ -47,6 +47,8 @@ sessions = Table(
     Column("own_revision", BigInteger),
     # Revision of the newest `own.<session>` of any epoch, which the next one must follow.
     Column("fence_revision", BigInteger, nullable=False, server_default=text("0")),
+    # How often `own.<session>` of a current epoch was missing in the log.
+    Column("log_losses", BigInteger, nullable=False, server_default=text("0")),
     Column("next_chunk", BigInteger, nullable=False),
     Column("control_seq", BigInteger, nullable=False),
     Column("applied_control_seq", BigInteger, nullable=False),

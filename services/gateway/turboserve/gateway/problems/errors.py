@@ -72,15 +72,10 @@ class TooManyWrongKeysError(TurboServeError):
 
 
 class ChunkGoneError(TurboServeError):
-    """The log no longer keeps this chunk. `limit` is the index of the oldest chunk that it keeps."""
+    """The log does not have this chunk any more. `limit` is the index at which the video can continue: of the
+    oldest chunk that the log keeps, or of the next one for a viewer who names a chunk beyond the newest."""
 
     code, status, title = "chunk_gone", 410, "Chunk gone"
-
-
-class ChunkNotMadeError(InvalidInputError):
-    """The chunk does not exist yet. `limit` is the index of the newest chunk."""
-
-    code, title = "chunk_not_made", "Chunk not made yet"
 
 
 class TooManyStreamsError(NoCapacityError):

@@ -19,7 +19,7 @@ from turboserve.bus import Bus, Entry, Owners, follow, next_entry
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
-from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
+from turboserve.gateway.problems.errors import ChunkGoneError
 from turboserve.subjects import CHUNK
 from turboserve.tasks import answered, until
 
@@ -85,22 +85,27 @@ class ChunkLog:
     async def after(self, record: SessionRecord, index: int) -> StreamStart:
         """Return the start directly after chunk `index` (-1: the beginning of the video).
 
-        Raises ChunkGoneError if the next chunk is no longer kept, ChunkNotMadeError if chunk `index` does not
-        exist yet.
+        Raises ChunkGoneError if the next chunk is no longer kept, and if chunk `index` is beyond the newest
+        chunk: either the log has lost its end together with the owner, or no chunk had this index.
         """
         session = record.id
         newest = await self._newest(session)
-        made = record.next_chunk - 1 if newest is None else newest.header.index
+        in_log = -1 if newest is None else newest.header.index
+        # The log may have lost chunks that the row has counted.
+        made = max(in_log, record.next_chunk - 1)
         if index > made:
-            raise ChunkNotMadeError(
-                f"after: {index} is beyond the newest chunk, {made}", field="after", limit=made
+            raise ChunkGoneError(
+                f"after: {index} is beyond the newest chunk, {made}", field="after", limit=made + 1
             )
+        if in_log < index < made:
+            raise _gone(index + 1, made + 1)
         if newest is None:
-            if index < made:
-                raise _gone(index + 1, record.next_chunk)
             return _behind_all(record, record.playhead_s)
-        if index == made:
-            return StreamStart(index + 1, newest.header.end_s, newest.sequence, newest.header.end_s)
+        if index >= in_log:
+            header = newest.header
+            # All chunks except the first have the same length.
+            end_s = header.end_s + (index - in_log) * header.frames / header.fps
+            return StreamStart(index + 1, end_s, newest.sequence, end_s)
         found = await self._find(session, index + 1, newest)
         return StreamStart(found.header.index, found.header.start_s, found.sequence - 1, newest.header.end_s)
 
@@ -129,7 +134,7 @@ class ChunkLog:
         `made` returns the number of the session's chunks by its row. It is called when the log was lost.
         Raises ChunkGoneError if the log dropped the next chunk before it was read, and the errors of `made`.
         """
-        expected = start.index
+        expected, epoch = start.index, 0
 
         async def lost() -> None:
             # No later chunk would show the gap: the worker waits for a playhead beyond the viewer's reach.
@@ -141,16 +146,24 @@ class ChunkLog:
         async with aclosing(self._entries(session, start.sequence, ended, lost)) as entries:
             async for entry in entries:
                 chunk = await self._followed(session, entry)
-                if chunk is None or chunk.header.index < expected:
+                if chunk is None:
                     continue
-                if chunk.header.index > expected:
+                header = chunk.header
+                if header.index < expected:
+                    if 0 < epoch < header.epoch:
+                        # Broker and owner lost what the viewer has seen, and the new owner goes on before it.
+                        raise _gone(expected, header.index)
+                    continue
+                if header.index > expected:
+                    if header.contiguous_from > expected:
+                        raise _gone(expected, header.contiguous_from)
                     oldest = await answered(partial(self._oldest, session))
                     if oldest is None or oldest.header.index > expected:
-                        raise _gone(expected, chunk.header.index)
+                        raise _gone(expected, header.index)
                     # The log has all chunks from the oldest on, so this entry is out of order.
                     metrics.foreign_chunks.add(1, {"reason": "order"})
                     continue
-                expected += 1
+                expected, epoch = expected + 1, header.epoch
                 yield chunk
 
     async def _entries(
@@ -193,6 +206,8 @@ class ChunkLog:
         """Find chunk `index`, which is at most that of `newest`. Raises ChunkGoneError."""
         if index == newest.header.index:
             return newest
+        if index < newest.header.contiguous_from:
+            raise _gone(index, newest.header.contiguous_from)
         known = self._sequences.get((session, index))
         if known is not None:
             chunk = await self._from(session, known)

@@ -68,7 +68,8 @@ class FenceRepository(Protocol):
     async def reopen(self, session: str, epoch: int, stored: int, actual: int) -> bool:
         """Mark the fence of `epoch` as missing, because the log has lost revision `stored`.
 
-        Raises the row's version, so that the worker accepts the new revision. Returns False if the row has
+        Raises the row's version, so that the worker accepts the new revision, and `log_losses`, so that the
+        worker notices the loss where the new revision equals the lost one. Returns False if the row has
         another epoch or revision.
         """
 

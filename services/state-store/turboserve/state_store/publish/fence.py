@@ -56,16 +56,6 @@ class Assignments:
         if record.target is not None:
             await self._send(record.target, Assignment(record=heard, incoming=incoming, key=key))
 
-    async def notify_of_loss(self, record: SessionRecord) -> None:
-        """Send `record`, whose fence the log has lost, to its owner without a fence. Never raises.
-
-        A new log may have the fence at the sequence of the lost one, so the row that follows may look as if
-        nothing had changed. If that row arrives first, the worker ignores this one.
-        """
-        if record.worker is not None:
-            lost = self._playheads.apply_to(record).model_copy(update={"own_revision": None})
-            await self._send(record.worker, Assignment(record=lost))
-
     async def _migration(self, record: SessionRecord) -> tuple[Incoming | None, MigrationKey | None]:
         """Return what the two workers of a migration need besides the row."""
         try:
@@ -190,10 +180,7 @@ class Fence:
                 async with self._database.statement() as db:
                     if not await db.fence.reopen(session, epoch, revision, actual):
                         return False
-                    row = await db.sessions.get_row(session)
                 log.warning("lost owner restored in the log", session=session, epoch=epoch, found=actual)
-                if row is not None:
-                    await self._assignments.notify_of_loss(row.record)
                 await self.settle(session)
                 return True
 

@@ -134,7 +134,12 @@ class SqlFence:
         done = await self._db.execute(
             update(sessions)
             .where(sessions.c.id == session, sessions.c.epoch == epoch, sessions.c.own_revision == stored)
-            .values(own_revision=None, fence_revision=actual, version=sessions.c.version + 1)
+            .values(
+                own_revision=None,
+                fence_revision=actual,
+                version=sessions.c.version + 1,
+                log_losses=sessions.c.log_losses + 1,
+            )
         )
         return done.rowcount == 1
 

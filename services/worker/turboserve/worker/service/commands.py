@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turboserve.worker.service.events import Ownership
+from turboserve.worker.service.events import LogPlace, Ownership
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,8 @@ class ReadLogEnd:
 
     session: str
     query: int
+    known: LogPlace | None = None
+    """Place of a chunk that was in the log before the broker was away. None: there is none to look for."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,8 @@ class PublishChunk:
     index: int
     ownership: Ownership
     began: int
-    """See `ChunkHeader`."""
+    contiguous_from: int = 0
+    """See `ChunkHeader`, also for `began`."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from enum import Enum
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
 
+LogPlace = tuple[int, int]
+"""(index, stream sequence) of a chunk in the log."""
 Ownership = tuple[int, int]
 """(epoch, own_revision): the number of an ownership and its place in the log."""
 
@@ -68,6 +70,12 @@ class LogEndRead:
     """Whether this worker wrote the last entry; False for an empty log."""
     epoch: int = 0
     """Epoch of the last entry; 0 for an empty log."""
+    contiguous_from: int = 0
+    """`contiguous_from` of the last entry; 0 for an empty log."""
+    sequence: int = 0
+    """Stream sequence of the last entry; 0 for an empty log."""
+    known_lost: bool = False
+    """Whether the log does not have the entry that `ReadLogEnd` names."""
 
 
 @dataclass(frozen=True)
@@ -232,11 +240,18 @@ class Published:
     index: int
     ownership: Ownership
     outcome: PublishOutcome
+    sequence: int = 0
+    """Stream sequence of the chunk, if the outcome is `ACKED`."""
 
 
 @dataclass(frozen=True)
 class Tick:
     """Time has passed. Comes several times a second."""
+
+
+@dataclass(frozen=True)
+class Reconnected:
+    """This process has a new connection to the broker, which may have lost the end of its log meanwhile."""
 
 
 TransferEvent = QuiesceRequested | Quiesced | ManifestSent | TransferEnded
@@ -261,4 +276,4 @@ SessionInput = (
     | Published
 )
 """Events of one session."""
-Input = SessionInput | Renewed | RenewalUnavailable | Assigned | Tick
+Input = SessionInput | Renewed | RenewalUnavailable | Assigned | Tick | Reconnected

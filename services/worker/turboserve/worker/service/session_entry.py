@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.worker.service.events import Ownership
+from turboserve.worker.service.events import LogPlace, Ownership
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,14 @@ class SessionEntry:
     fenced: tuple[Ownership, int] | None = None
     """The ownership that the broker refused, and the version of the row that named it. Nothing is published
     until a later row. A log that was lost counts from 1 again, so the same ownership may be valid later."""
+    log_doubted: bool = False
+    """Whether the log's end is to be read again once no publication is in flight: the broker was away, and
+    may have come back without the end of its log."""
+    newest: LogPlace | None = None
+    """Place of the newest chunk that this worker knows to be in the log."""
+    doubted: LogPlace | None = None
+    """`newest` when the broker was last away. A log without that chunk has lost its end, also where a chunk
+    that was in flight meanwhile ends it."""
     log_lost: bool = False
     """Whether the log ends before `next_publish`. Its viewers wait for a chunk that was lost. They notice the
     loss with the next chunk, which therefore must not wait for their playhead."""
@@ -126,6 +134,8 @@ class SessionEntry:
     """First chunk in the log that may belong to the ownership under which the log's end was read."""
     before: int = 0
     """Epoch of the chunk before `began`; 0 if there is none."""
+    contiguous_from: int = 0
+    """Index from which on the log has lost no chunk of the session: see `ChunkHeader`."""
     made_next: int = 0
     """Index of the chunk that the engine generates next."""
     pending: deque[int] = field(default_factory=deque)

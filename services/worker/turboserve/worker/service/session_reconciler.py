@@ -72,6 +72,10 @@ class SessionReconciler:
         if entry.is_fenced:
             self._pause(entry)
             return
+        if entry.log_doubted and entry.session not in self.in_flight:
+            # An answer from before the broker was away proves nothing now.
+            entry.checked = entry.log_end_query = None
+            entry.log_doubted = False
         if entry.checked != entry.ownership:
             # A session without state here that is not to run needs no read of the log yet.
             needed = wanted is DesiredState.RUN or isinstance(entry.state, Present)
@@ -233,7 +237,11 @@ class SessionReconciler:
                     entry.session, entry.run, index, ownership[0], began, entry.before
                 )
                 self.out.append(latents)
-            self.out.append(commands.PublishChunk(entry.session, entry.run, index, ownership, began))
+            self.out.append(
+                commands.PublishChunk(
+                    entry.session, entry.run, index, ownership, began, entry.contiguous_from
+                )
+            )
         elif entry.finished is not None:
             self.fail(entry, entry.finished)
 
@@ -242,4 +250,4 @@ class SessionReconciler:
             # Latents belong before one chunk. The log's end may be another one.
             entry.state = Absent()
         entry.log_end_query = self.number()
-        self.out.append(commands.ReadLogEnd(entry.session, entry.log_end_query))
+        self.out.append(commands.ReadLogEnd(entry.session, entry.log_end_query, entry.doubted))

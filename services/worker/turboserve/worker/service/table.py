@@ -96,6 +96,9 @@ class Table:
                     self._not_expected(message.record)
             case events.Tick():
                 pass
+            case events.Reconnected():
+                for entry in self.entries.values():
+                    entry.log_doubted, entry.doubted = True, entry.doubted or entry.newest
             case events.CopyStarted() | events.StateReceived() | events.StateFetchFailed():
                 self.incoming.handle(message)
             case _:
@@ -221,15 +224,16 @@ class Table:
             entry = self._new_entry(record, now)
             self.entries[record.id] = entry
             self._say(commands.Report())
-        if entry.ownership != (record.epoch, record.own_revision or 0):
-            # Answers to queries under another ownership prove nothing now.
+        lost = record.own_revision is None or record.log_losses != entry.record.log_losses
+        if lost:
+            # The log is lost, and the next fence may be at the same sequence.
+            entry.checked = None
+        if lost or entry.ownership != (record.epoch, record.own_revision or 0):
+            # Answers to queries under another ownership, or of the lost log, prove nothing now.
             entry.log_end_query = None
             if not isinstance(entry.state, Present):
                 entry.state = Absent()
             entry.refusal, entry.refused_until = None, 0.0
-        if record.own_revision is None:
-            # The log may be lost, with the next fence at the same sequence.
-            entry.checked = None
         if not isinstance(entry.state, InSlab | LeavingSlab):
             entry.playhead_s = record.playhead_s
         entry.record, entry.learned_at = record, now
@@ -346,7 +350,15 @@ class Table:
         elif end != entry.next_publish:
             entry.last_epoch = 0
         entry.next_publish, entry.checked = end, entry.ownership
-        entry.log_lost = message.next_chunk < end
+        entry.log_lost = message.next_chunk < end or message.known_lost
+        entry.contiguous_from = message.contiguous_from
+        if message.next_chunk < end:
+            entry.contiguous_from = end
+        elif message.known_lost and entry.doubted is not None:
+            # A chunk that was in flight while the broker was away follows the lost ones.
+            entry.contiguous_from = max(entry.contiguous_from, entry.doubted[0] + 1)
+        entry.newest = (message.next_chunk - 1, message.sequence) if message.next_chunk else None
+        entry.doubted = None
         if isinstance(entry.state, InSlab):
             entry.state = replace(entry.state, next_asked=False)
         if entry.began is None or entry.last_epoch != entry.record.epoch:
@@ -371,6 +383,7 @@ class Table:
                 self._say(commands.Report())
         elif entry.pending and entry.pending[0] == message.index:
             entry.pending.popleft()
+            entry.newest = message.index, message.sequence
             entry.next_publish, entry.last_epoch = message.index + 1, message.ownership[0]
             entry.attempts, entry.retry_at, entry.log_lost = 0, 0.0, False
             self._say(commands.ForgetChunk(entry.session, entry.run, message.index))

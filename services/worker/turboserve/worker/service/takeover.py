@@ -15,6 +15,7 @@ from turboserve.clock import Clock
 from turboserve.contracts.errors import UnavailableError
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import metrics
+from turboserve.worker.service.events import LogPlace
 from turboserve.worker.service.wire import LogEnd, Wire
 
 RETRY_S = 0.2
@@ -34,11 +35,11 @@ class Takeover:
     def __init__(self, wire: Wire, config: ModelConfig, clock: Clock) -> None:
         self._wire, self._config, self._clock = wire, config, clock
 
-    async def log_end(self, session: str, wanted: Wanted) -> LogEnd | None:
-        """Where the log ends; None once the answer is not wanted any more."""
+    async def log_end(self, session: str, known: LogPlace | None, wanted: Wanted) -> LogEnd | None:
+        """Where the log ends; None once the answer is not wanted any more. `known`: as `Wire.log_end`."""
         while wanted():
             try:
-                return await self._wire.log_end(session)
+                return await self._wire.log_end(session, known)
             except UnavailableError as error:
                 log.warning("log not readable", session=session, error=error.detail)
                 await asyncio.sleep(RETRY_S)

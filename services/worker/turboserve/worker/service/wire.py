@@ -21,7 +21,7 @@ from turboserve.ids import random_token
 from turboserve.subjects import CHUNK, GET_LATENTS, LATENTS, OWN
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import metrics
-from turboserve.worker.service.events import Ownership, PublishOutcome
+from turboserve.worker.service.events import LogPlace, Ownership, PublishOutcome
 from turboserve.worker.service.packaged_chunks import PackagedChunk
 
 log = logs.get("wire")
@@ -35,6 +35,12 @@ class LogEnd:
     mine: bool
     epoch: int
     """Epoch of the last entry; 0 if there is none."""
+    contiguous_from: int = 0
+    """`contiguous_from` of the last entry; 0 if there is none."""
+    sequence: int = 0
+    """Stream sequence of the last entry; 0 if there is none."""
+    known_lost: bool = False
+    """Whether the log does not have the chunk that was asked for."""
 
 
 class Wire:
@@ -46,8 +52,15 @@ class Wire:
         self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1))
         self._secret = bytes.fromhex(random_token(32))
 
-    async def publish(self, chunk: PackagedChunk, ownership: Ownership, began: int) -> PublishOutcome:
-        """Append once. UNKNOWN: repeat the append until the outcome is known. `began`: see `ChunkHeader`."""
+    async def publish(
+        self, chunk: PackagedChunk, ownership: Ownership, began: int, contiguous_from: int = 0
+    ) -> tuple[PublishOutcome, int]:
+        """Append once. Returns the outcome, and the stream sequence of a chunk that is in the log.
+
+        UNKNOWN: repeat the append until the outcome is known.
+
+        `began` and `contiguous_from`: see `ChunkHeader`.
+        """
         epoch, revision = ownership
         packaged = chunk.packaged
         header = ChunkHeader(
@@ -55,6 +68,7 @@ class Wire:
             index=chunk.index,
             epoch=epoch,
             began=began,
+            contiguous_from=contiguous_from,
             worker=self._worker,
             control_seq=chunk.control_seq,
             first_frame=chunk.first_frame,
@@ -68,7 +82,7 @@ class Wire:
             published_at=self._clock.wall(),
         )
         try:
-            await append(
+            ack = await append(
                 self._bus,
                 CHUNK.by(chunk.session, self._worker),
                 packaged.init + packaged.fragment,
@@ -78,15 +92,15 @@ class Wire:
                 ttl_s=self._chunk_ttl_s,
             )
         except FencedError:
-            return PublishOutcome.FENCED
+            return PublishOutcome.FENCED, 0
         except UnavailableError as error:
             log.warning(
                 "chunk not acknowledged", session=chunk.session, chunk=chunk.index, error=error.detail
             )
-            return PublishOutcome.UNKNOWN
+            return PublishOutcome.UNKNOWN, 0
         # A broker that already has the message has it from this process: no other process knows the message
         # id.
-        return PublishOutcome.ACKED
+        return PublishOutcome.ACKED, ack.sequence
 
     async def send_latents(self, chunk: PackagedChunk, epoch: int, began: int, before: int) -> None:
         """Send the latents, best effort. Without them a takeover continues from an empty context."""
@@ -106,14 +120,28 @@ class Wire:
         except (nats.errors.Error, OSError) as error:
             log.warning("latents not sent", session=chunk.session, chunk=chunk.index, error=repr(error))
 
-    async def log_end(self, session: str) -> LogEnd:
-        """Where the log ends, counting only entries that owners wrote. Raises `UnavailableError`."""
+    async def log_end(self, session: str, known: LogPlace | None = None) -> LogEnd:
+        """Where the log ends, counting only entries that owners wrote. Raises `UnavailableError`.
+
+        `known`: place of a chunk that was in the log. Its absence shows that the log has lost its end since.
+        """
         self._owners.changed(session)
+        known_lost = False
+        if known is not None:
+            still = await self._owners.first(session, known[1])
+            known_lost = still is None or (still[0].index, still[1].sequence) != known
         found = await self._owners.newest(session)
         if found is None:
-            return LogEnd(0, mine=False, epoch=0)
-        header, _ = found
-        return LogEnd(header.index + 1, header.worker == self._worker, header.epoch)
+            return LogEnd(0, mine=False, epoch=0, known_lost=known_lost)
+        header, entry = found
+        return LogEnd(
+            header.index + 1,
+            header.worker == self._worker,
+            header.epoch,
+            header.contiguous_from,
+            entry.sequence,
+            known_lost,
+        )
 
     async def first_epoch(self, session: str) -> int | None:
         """Epoch of chunk 0. None: the log has dropped it. Raises `UnavailableError`."""

@@ -83,6 +83,7 @@ class Worker:
         self._playheads: dict[str, asyncio.Task[Subscription]] = {}
         self._audiences: dict[str, Audience] = {}
         self._tasks = BackgroundTasks()
+        self._connection = bus.connection
         self._stopping = False
         self._admissions = AdmissionSpans()
 
@@ -161,6 +162,7 @@ class Worker:
         while True:
             await asyncio.sleep(tick_s)
             self.handle(events.Tick())
+            self._check_connection()
             stuck = watchdog.stuck(self._engine.turns)
             if self._stopping:
                 continue
@@ -172,6 +174,13 @@ class Worker:
                 raise RuntimeError("the packager's thread has ended")
             if stuck:
                 raise RuntimeError(f"the engine is stuck in one step for {STUCK_S:g} s")
+
+    def _check_connection(self) -> None:
+        """Tell the table of a new connection. Call this before an answer that may have come over it."""
+        connection = self._bus.connection
+        if connection is not None and connection != self._connection:
+            self._connection = connection
+            self.handle(events.Reconnected())
 
     # Events
 
@@ -289,10 +298,12 @@ class Worker:
             chunk.span.set_attribute("turboserve.epoch", command.ownership[0])
         try:
             with trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False):
-                outcome = await self._wire.publish(chunk, command.ownership, command.began)
+                outcome, sequence = await self._wire.publish(
+                    chunk, command.ownership, command.began, command.contiguous_from
+                )
         except Exception:
             log.exception("publication failed", session=chunk.session, chunk=chunk.index)
-            outcome = events.PublishOutcome.UNKNOWN
+            outcome, sequence = events.PublishOutcome.UNKNOWN, 0
         if outcome is events.PublishOutcome.ACKED:
             metrics.chunks.add(1)
             metrics.publish_latency.record(self._clock.monotonic() - started)
@@ -302,13 +313,25 @@ class Worker:
             log.warning("chunk refused: not the owner", session=chunk.session, chunk=chunk.index)
         else:
             metrics.publish_retries.add(1)
-        self.handle(events.Published(chunk.session, chunk.run, chunk.index, command.ownership, outcome))
+        self._check_connection()
+        self.handle(
+            events.Published(chunk.session, chunk.run, chunk.index, command.ownership, outcome, sequence)
+        )
 
     async def _read_log_end(self, command: commands.ReadLogEnd) -> None:
-        end = await self._takeover.log_end(command.session, lambda: self._asked(command))
+        end = await self._takeover.log_end(command.session, command.known, lambda: self._asked(command))
         if end is not None:
             self.handle(
-                events.LogEndRead(command.session, command.query, end.next_chunk, end.mine, end.epoch)
+                events.LogEndRead(
+                    command.session,
+                    command.query,
+                    end.next_chunk,
+                    end.mine,
+                    end.epoch,
+                    end.contiguous_from,
+                    end.sequence,
+                    end.known_lost,
+                )
             )
 
     async def _fetch_latents(self, command: commands.FetchLatents) -> None:

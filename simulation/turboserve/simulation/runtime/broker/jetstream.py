@@ -59,6 +59,11 @@ class JetStream:
         for name in list(self.streams):
             self._table.forget(name)
 
+    def lose_after(self, time: float) -> None:
+        """Lose the messages of all streams that are later than `time`, wall-clock seconds."""
+        for stream in self.streams.values():
+            stream.lose_after(time)
+
     def restarted(self) -> None:
         """Delete all consumers, which are in memory, after the broker ended."""
         self._table.consumers = {name: {} for name in self.streams}

@@ -205,10 +205,17 @@ class MemoryBroker:
             link.end()
         self.jetstream.restarted()
 
-    def start(self, *, lost_streams: bool = False) -> None:
-        """Start the broker again; with `lost_streams`, on another disk."""
+    def start(self, *, lost_streams: bool = False, written_until: float | None = None) -> None:
+        """Start the broker again.
+
+        Args:
+            lost_streams: Whether it starts on another disk.
+            written_until: Loop time from which on its disk has lost what it stored; None: it has lost none.
+        """
         if lost_streams:
             self.jetstream.lose_streams()
+        elif written_until is not None:
+            self.jetstream.lose_after(written_until + self._wall_offset_s)
         self.up = True
 
     def freeze(self, seconds: float) -> None:

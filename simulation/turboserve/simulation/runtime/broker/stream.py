@@ -307,6 +307,22 @@ class Stream:
         chosen = [known[: bisect_left(known, sequence)] for _, known in self._matching(pattern)]
         return self._remove_all(sorted(number for known in chosen for number in known))
 
+    def lose_after(self, time: float) -> None:
+        """Lose all messages later than `time`, wall-clock seconds, as a disk does without its unwritten data.
+
+        Their sequences and message ids are used again.
+        """
+        lost = [stored.sequence for stored in self._messages.values() if stored.time > time]
+        if not lost:
+            return
+        first = min(lost)
+        self._remove_all(sorted(lost))
+        self.last_sequence = first - 1
+        self._ids = {name: known for name, known in self._ids.items() if known[0] < first}
+        self._expiring = [(at, number) for at, number in self._expiring if number < first]
+        heapq.heapify(self._expiring)
+        self.last_time = max((stored.time for stored in self._messages.values()), default=None)
+
     def _remove_all(self, sequences: list[int]) -> int:
         return sum(self.remove(sequence) for sequence in sequences)
 

@@ -114,7 +114,11 @@ class MemoryFence:
             entry = self._at(session, epoch)
             if entry is None or entry.record.own_revision != stored:
                 return False
-            update = {"own_revision": None, "version": entry.record.version + 1}
+            update = {
+                "own_revision": None,
+                "version": entry.record.version + 1,
+                "log_losses": entry.record.log_losses + 1,
+            }
             record = entry.record.model_copy(update=update)
             self._db.update(self._rows, session, replace(entry, record=record, fence_revision=actual))
             return True
