@@ -30,6 +30,7 @@ from turboserve.worker.service import commands
 from turboserve.worker.service.engine_driver import EngineDriver
 from turboserve.worker.service.lease import Lease
 from turboserve.worker.service.table import Table
+from turboserve.worker.service.worker import Worker
 
 
 def test_a_broker_without_the_fence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +136,14 @@ def test_a_reader_that_misses_a_lost_message_is_found(monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(ChunkLog, "follow", unchecked)
     assert "client_sees_prefix" in violations(range(20), Faults(lost_hint=0.3))
+
+
+def test_a_worker_that_does_not_read_a_log_again_that_was_away_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker loses the newest chunks. Their worker waits for a viewer, who waits for one of them."""
+    monkeypatch.setattr(Worker, "_check_connection", lambda self: None)
+    assert "converges_after_faults" in violations(range(40), Faults(lost_tail=0.1), seconds=20.0)
 
 
 def test_a_pool_that_ends_busy_workers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
