@@ -6,6 +6,7 @@ import itertools
 from typing import TypeVar
 
 from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.lifecycle import Policy
 from turboserve.autoscaler.messages import (
     Command,
     Done,
@@ -21,7 +22,6 @@ from turboserve.autoscaler.messages import (
     Tick,
     WorkersListed,
 )
-from turboserve.autoscaler.policy import Policy
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 

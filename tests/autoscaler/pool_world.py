@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tests.helpers.virtual_world import VirtualWorld
 from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.lifecycle import Policy
 from turboserve.autoscaler.messages import (
     Command,
     DeclareGone,
@@ -26,7 +27,6 @@ from turboserve.autoscaler.messages import (
     Tick,
     WorkersListed,
 )
-from turboserve.autoscaler.policy import Policy
 from turboserve.autoscaler.status import pool_status
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord

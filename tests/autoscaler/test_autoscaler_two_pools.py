@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.helpers.service_process import LIMIT_S, Service, eventually
-from turboserve.autoscaler.control.default import default_table
+from turboserve.autoscaler.control.policy import default_table
 from turboserve.cli.embedded import NatsServer
 from turboserve.free_ports import any_free
 

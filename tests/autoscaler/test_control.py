@@ -22,7 +22,7 @@ from turboserve.autoscaler.control.events import (
     TableReplaced,
 )
 from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.autoscaler.control.status import scaling_status
+from turboserve.autoscaler.status import scaling_status
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance, ScalingStatus
 from turboserve.contracts.pool import LoadFeedback
 

@@ -8,13 +8,11 @@ import pytest
 
 from tests.helpers.virtual_clock import VirtualClock
 from turboserve.autoscaler.control.controller import Controller
-from turboserve.autoscaler.control.default import default_table
-from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.policy import ControlPolicy, default_table
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.pool_members import PoolMember
-from turboserve.autoscaler.store_link import StoreLink
-from turboserve.autoscaler.worker_usage import WorkerUsage
+from turboserve.autoscaler.store_link import StoreLink, WorkerUsage
 from turboserve.bus import Bus
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.events import SessionCreated

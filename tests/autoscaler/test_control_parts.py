@@ -10,15 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turboserve.autoscaler.control.advisor import FARTHEST, Peak, ScaleInBackoff
 from turboserve.autoscaler.control.budget import budget, would_hold
-from turboserve.autoscaler.control.default import default_table
-from turboserve.autoscaler.control.detector import WorkloadDetector
 from turboserve.autoscaler.control.events import SessionChange
 from turboserve.autoscaler.control.feedback_monitor import CONVINCED, FeedbackMonitor
-from turboserve.autoscaler.control.forecast import Forecast
-from turboserve.autoscaler.control.peak import Peak
-from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.autoscaler.control.scale_in_backoff import FARTHEST, ScaleInBackoff
+from turboserve.autoscaler.control.policy import ControlPolicy, default_table
+from turboserve.autoscaler.control.workload import Forecast, WorkloadDetector
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable
 from turboserve.contracts.errors import InvalidInputError

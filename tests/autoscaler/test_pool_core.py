@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.autoscaler.autoscaler_bench import Bench, row
+from turboserve.autoscaler.lifecycle import Policy
 from turboserve.autoscaler.messages import (
     DeclareGone,
     Done,
@@ -20,7 +21,6 @@ from turboserve.autoscaler.messages import (
     Tick,
     WorkersListed,
 )
-from turboserve.autoscaler.policy import Policy
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turboserve.autoscaler.pool_members import PoolMember
-from turboserve.autoscaler.worker_usage import WorkerUsage
+from turboserve.autoscaler.store_link import WorkerUsage
 
 
 def member(worker: str | None, launched_at: float = 0.0, ready_at: float | None = None) -> PoolMember:

@@ -12,6 +12,7 @@ import pytest
 from tests.autoscaler.autoscaler_bench import Bench, row
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.executor import Executor
+from turboserve.autoscaler.lifecycle import Policy
 from turboserve.autoscaler.messages import (
     DeclareGone,
     Drain,
@@ -24,7 +25,6 @@ from turboserve.autoscaler.messages import (
     SizeWanted,
     Tick,
 )
-from turboserve.autoscaler.policy import Policy
 from turboserve.autoscaler.providers.base import Health, ProviderWorker
 from turboserve.autoscaler.providers.external import ExternalProvider
 from turboserve.autoscaler.settings import AutoscalerSettings

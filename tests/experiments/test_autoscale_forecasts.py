@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from turboserve.autoscaler.control.forecast import Forecast
+from turboserve.autoscaler.control.workload import Forecast
 from turboserve.experiments.autoscale.coverage import (
     HORIZON_S,
     SHARE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from turboserve.autoscaler.control.default import default_table
+from turboserve.autoscaler.control.policy import default_table
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.experiments.elastic.windows import ScaleIn, Windows
 

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.problem import problem
 from tests.helpers.reporting_autoscaler import LIMIT_S, SCALING, ReportingAutoscaler
 from turboserve import subjects
-from turboserve.autoscaler.control.default import default_table
+from turboserve.autoscaler.control.policy import default_table
 from turboserve.contracts.autoscale import ProfileTable, ScalingRecord
 from turboserve.contracts.pool import PoolAction, PoolMemberPhase, PoolMemberStatus, PoolStatus
 

@@ -162,7 +162,7 @@ def ask(
 
 
 def profile() -> Any:
-    from turboserve.autoscaler.control.default import default_table
+    from turboserve.autoscaler.control.policy import default_table
 
     return json.loads(default_table().to_file())
 

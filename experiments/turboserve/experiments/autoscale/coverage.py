@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turboserve.autoscaler.control.budget import budget
-from turboserve.autoscaler.control.forecast import Forecast
+from turboserve.autoscaler.control.workload import Forecast
 from turboserve.experiments.autoscale.forecasts import LAGS, Floats, kinds, learned
 from turboserve.experiments.autoscale.outcome import ScalingOutcome
 from turboserve.experiments.autoscale.plant import Plant, policy_for

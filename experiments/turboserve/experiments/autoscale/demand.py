@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from turboserve.autoscaler.control.default import default_table
+from turboserve.autoscaler.control.policy import default_table
 from turboserve.contracts.autoscale import ProfileTable, Provenance
 from turboserve.experiments.autoscale.azure import azure
 from turboserve.experiments.autoscale.oracles import cheapest_plan, slot_needs

@@ -210,7 +210,7 @@ class Fleet:
 
     def _shrink(self, surplus: int) -> None:
         for worker in sorted(self._starting, key=lambda w: -self._starting[w])[:surplus]:
-            # The pool first gives up workers that do not serve yet (`autoscaler.sizing`).
+            # The pool first gives up workers that do not serve yet (`autoscaler.pool_members.fit`).
             del self._starting[worker]
             surplus -= 1
         entries = self.cluster.entries

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turboserve.autoscaler.control.forecast import Forecast
+from turboserve.autoscaler.control.workload import Forecast
 from turboserve.experiments.autoscale.appendix import other_windows
 from turboserve.experiments.autoscale.azure import azure
 from turboserve.experiments.autoscale.production import TRACES, production

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from turboserve.autoscaler.control.budget import budget
-from turboserve.autoscaler.control.detector import WorkloadDetector
 from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.workload import WorkloadDetector
 from turboserve.contracts.autoscale import ProfileTable
 from turboserve.experiments.autoscale.outcome import ScalingOutcome
 from turboserve.experiments.autoscale.plant import Plant

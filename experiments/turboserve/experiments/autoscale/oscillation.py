@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from turboserve.autoscaler.control.default import default_table
-from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.policy import ControlPolicy, default_table
 from turboserve.experiments.autoscale.keeping import replay
 from turboserve.experiments.autoscale.outcome import ScalingOutcome
 from turboserve.experiments.autoscale.plant import Plant, policy_for

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from turboserve.autoscaler.control.detector import WorkloadDetector
 from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.workload import WorkloadDetector
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.experiments.autoscale.plant import Plant

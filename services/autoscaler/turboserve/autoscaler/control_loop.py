@@ -11,8 +11,8 @@ from opentelemetry.trace import Span
 from turboserve import logs
 from turboserve.autoscaler.control import events
 from turboserve.autoscaler.control.controller import Controller
-from turboserve.autoscaler.control.detector import WorkloadDetector
 from turboserve.autoscaler.control.events import SessionChange
+from turboserve.autoscaler.control.workload import WorkloadDetector
 from turboserve.autoscaler.pool_members import STARTING, PoolMember
 from turboserve.bus import UNREADABLE
 from turboserve.contracts.autoscale import ProfileTable
@@ -28,12 +28,10 @@ from turboserve.telemetry import context_from, links_to, tracer
 
 log = logs.get("autoscaler")
 _trace = tracer("autoscaler")
-
 ARRIVALS = 16
 """Sessions to which a change of size is linked at most."""
 ARRIVAL_S = 30.0
 """Age from which a session is no cause of a change of size any more, seconds."""
-
 _HAPPENINGS = {
     SessionCreated: SessionChange.ARRIVAL,
     SessionEnded: SessionChange.DEPARTURE,

@@ -10,9 +10,8 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from turboserve.autoscaler.command_tracker import ActionRecord, CommandTracker
-from turboserve.autoscaler.gone_notifier import GoneNotifier
-from turboserve.autoscaler.lifecycle import Lifecycle
+from turboserve.autoscaler.command_tracker import ActionRecord, CommandTracker, GoneNotifier
+from turboserve.autoscaler.lifecycle import Lifecycle, Policy
 from turboserve.autoscaler.messages import (
     Command,
     DeclareGone,
@@ -29,9 +28,7 @@ from turboserve.autoscaler.messages import (
     Tick,
     WorkersListed,
 )
-from turboserve.autoscaler.policy import Policy
-from turboserve.autoscaler.pool_members import PoolMember
-from turboserve.autoscaler.sizing import LARGEST, fit
+from turboserve.autoscaler.pool_members import LARGEST, PoolMember, fit
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 

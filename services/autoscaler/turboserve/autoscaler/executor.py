@@ -30,7 +30,6 @@ from turboserve.contracts.base import is_id
 from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGoneError
 
 log = logs.get("autoscaler")
-
 PROVIDER_LIMIT_S = 60.0
 """Time-out of a command in seconds, beside the grace period. A provider call without a bound of its own fails
 the command instead of blocking the pool member forever."""

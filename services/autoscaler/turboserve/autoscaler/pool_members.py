@@ -1,4 +1,4 @@
-"""One member of the pool: holds one worker at a time, and the phase of that worker."""
+"""The members of the pool: their phases, and how many of them are wanted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ NEXT: dict[PoolMemberPhase, frozenset[PoolMemberPhase]] = {
 }
 """Phase → phases that may follow it. A worker that could hold sessions is released only from DRAINING, unless
 it is dead or has failed."""
-
 STARTING = frozenset(
     {
         PoolMemberPhase.RESERVING,
@@ -47,6 +46,7 @@ STARTING = frozenset(
         PoolMemberPhase.BACKING_OFF,
     }
 )
+
 KEEPABLE = frozenset({*STARTING, PoolMemberPhase.VACANT, PoolMemberPhase.READY})
 """Phases in which an unwanted pool member may become wanted again."""
 
@@ -123,3 +123,39 @@ class PoolMember:
     def held(self) -> int:
         """Number of sessions that the end of the worker would interrupt."""
         return self.sessions + self.suspended + self.incoming
+
+
+LARGEST = 4_096
+"""Maximum number of workers in one pool."""
+_COST = {
+    PoolMemberPhase.VACANT: 0,
+    PoolMemberPhase.BACKING_OFF: 1,
+    PoolMemberPhase.RELEASING: 1,
+    PoolMemberPhase.RESERVING: 2,
+    PoolMemberPhase.LAUNCHING: 3,
+    PoolMemberPhase.LOADING: 4,
+}
+
+
+def fit(members: dict[str, PoolMember], target: int, pool: str, now: float) -> None:
+    """Make exactly `target` members wanted. New members get the lowest free index."""
+    wanted = [member for member in members.values() if member.wanted]
+    surplus = len(wanted) - target
+    if surplus > 0:
+        for member in sorted(wanted, key=_least_missed)[:surplus]:
+            member.wanted = False
+    for _ in range(-surplus):
+        again = [
+            s for s in members.values() if not s.wanted and not s.drain_requested and s.phase in KEEPABLE
+        ]
+        if again:
+            min(again, key=lambda member: member.index).wanted = True
+            continue
+        index = next(i for i in range(len(members) + 1) if f"{pool}-{i}" not in members)
+        member = PoolMember(f"{pool}-{index}", index, since=now)
+        members[member.name] = member
+
+
+def _least_missed(member: PoolMember) -> tuple[int, int, int]:
+    """Sort key of members to give up: first those without a worker, then those with the fewest sessions."""
+    return _COST.get(member.phase, 5), member.held, -member.index

@@ -10,8 +10,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.autoscaler.policy import Policy
-from turboserve.autoscaler.sizing import LARGEST
+from turboserve.autoscaler.lifecycle import Policy
+from turboserve.autoscaler.pool_members import LARGEST
 from turboserve.broker_accounts import IDENTITY_PATTERN
 from turboserve.config import Seconds, Settings
 from turboserve.contracts.autoscale import ProfileTable

@@ -11,8 +11,7 @@ from opentelemetry.context import Context
 from turboserve import logs, subjects
 from turboserve.autoscaler.command_tracker import ActionRecord
 from turboserve.autoscaler.control.controller import Controller
-from turboserve.autoscaler.control.default import default_table
-from turboserve.autoscaler.control.status import scaling_status
+from turboserve.autoscaler.control.policy import default_table
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.executor import Executor
@@ -27,9 +26,8 @@ from turboserve.autoscaler.messages import (
 )
 from turboserve.autoscaler.providers.base import PoolProvider
 from turboserve.autoscaler.settings import AutoscalerSettings
-from turboserve.autoscaler.status import pool_status
-from turboserve.autoscaler.store_link import StoreLink
-from turboserve.autoscaler.worker_usage import WorkerUsage
+from turboserve.autoscaler.status import pool_status, scaling_status
+from turboserve.autoscaler.store_link import StoreLink, WorkerUsage
 from turboserve.contracts import requests
 from turboserve.contracts.pool import PoolMemberPhase, PoolStatus
 from turboserve.contracts.workers import LoadReport

@@ -9,7 +9,6 @@ from turboserve.contracts.autoscale import LevelParameters
 
 LatencyOf = Callable[[int], float]
 """Latency of a chunk by the number of sessions on the worker, in any unit."""
-
 EPSILON = 1e-9
 """Tolerance of rounding errors: 8 / (5 × 0.8) must give exactly 2 workers."""
 

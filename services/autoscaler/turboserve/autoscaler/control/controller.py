@@ -4,11 +4,11 @@ The input is an event and its time, the output a target and its explanation. No 
 
 A decision has these steps, of which 1 to 4 are those of Appendix A:
 
-1. *Measure* the volatility of new activations (`detector`).
+1. *Measure* the volatility of new activations (`WorkloadDetector`).
 2. *Quantize* it to a level.
 3. *Look up* (λ, ρ̂) of the level in the table.
 4. *Replace* the parameters in force.
-5. Find the right size under these parameters (`advisor`).
+5. Find the right size under these parameters (`Advisor`).
 6. Change the target. In a dry run or under an override, only record the advice.
 """
 
@@ -18,7 +18,6 @@ from collections import deque
 
 from turboserve.autoscaler.control.advisor import Advisor
 from turboserve.autoscaler.control.budget import LatencyOf, compute_bound
-from turboserve.autoscaler.control.detector import ACTIVE, WorkloadDetector
 from turboserve.autoscaler.control.events import (
     ControlTick,
     Decision,
@@ -32,6 +31,7 @@ from turboserve.autoscaler.control.events import (
     TableReplaced,
 )
 from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.workload import ACTIVE, WorkloadDetector
 from turboserve.contracts.autoscale import ProfileTable
 
 KEPT = 32

@@ -1,8 +1,11 @@
-"""The parameters of the controller that are not in the table."""
+"""The parameters of the controller: its policy, and the shipped table of profiled parameters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import resources
+
+from turboserve.contracts.autoscale import ProfileTable
 
 
 @dataclass(frozen=True)
@@ -75,3 +78,12 @@ class ControlPolicy:
         for name in ("out_cooldown_s", "in_cooldown_s", "in_window_s", "peak_window_s", "zero_after_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is below 0")
+
+
+FILE = "profile.json"
+
+
+def default_table() -> ProfileTable:
+    """Return the shipped table. Its provenance names its traces and the command that made it."""
+    data = resources.files("turboserve.autoscaler.control").joinpath(FILE).read_bytes()
+    return ProfileTable.parse(data)

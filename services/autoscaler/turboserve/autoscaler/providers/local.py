@@ -34,9 +34,7 @@ from turboserve.config import Settings
 from turboserve.free_ports import any_free
 
 log = logs.get("pool")
-
 WORKER_BASE = (*variables.SERVICE, *variables.DEVICE)
-
 POOL_VARIABLE = "TURBOSERVE_POOL_ID"
 """Id of the pool that a process belongs to. Stacks on the same machine have different ids."""
 POOL_MEMBER_VARIABLE = "TURBOSERVE_POOL_MEMBER"

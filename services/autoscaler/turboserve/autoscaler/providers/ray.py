@@ -29,7 +29,6 @@ from turboserve.environment import CLUSTER
 from turboserve.tasks import stop
 
 log = logs.get("pool")
-
 RESERVE_S = 10.0
 """Time-out of a reservation in seconds. The cluster keeps a reservation that takes longer and may add a node;
 the core asks for it again."""

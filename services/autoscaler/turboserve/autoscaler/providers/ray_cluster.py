@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from turboserve.autoscaler.providers.base import ProviderError
 
 T = TypeVar("T")
-
 CALL_S = 10.0
 RETRY_S = 2.0
 THREADS = 32
