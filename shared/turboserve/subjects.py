@@ -230,7 +230,7 @@ LATENTS = Topic(
 )
 FEEDBACK = Topic("feedback.{id}", pool.LoadFeedback, ("scheduler",), ("autoscaler",))
 """`id` is the model."""
-POOL = Topic("pool.{id}", pool.PoolStatus, ("autoscaler",), ("gateway", "scheduler"), author="pool")
+POOL = Topic("pool.{id}", pool.PoolStatus, ("autoscaler",), ("gateway",), author="pool")
 """`id` is the pool."""
 TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS, FEEDBACK, POOL)  # type: ignore[assignment]
 

@@ -123,19 +123,19 @@ class TestTable:
     @pytest.mark.parametrize(
         ("second", "field", "limit"),
         [
-            ({"volatility_from": 1.6}, "levels[1].volatility_from", 1.5),
-            ({"volatility_from": 1.4}, "levels[1].volatility_from", 1.5),
-            ({"volatility_to": 9.0}, "levels[1].volatility_to", "none"),
-            ({"level": 3}, "levels[1].level", 2),
-            ({"target_utilization": 0.0}, "levels[1].target_utilization", None),
-            ({"target_utilization": 1.01}, "levels[1].target_utilization", None),
-            ({"latency_weight": "x"}, "levels[1].latency_weight", None),
-            ({"latency_weight": math.nan}, "levels[1].latency_weight", None),
-            ({"target_utilization": math.nan}, "levels[1].target_utilization", None),
-            ({"cost_s": math.inf}, "levels[1].cost_s", None),
-            ({"target_utilization": 1e-320}, "levels[1].target_utilization", None),
-            ({"latency_weight": 1e308}, "levels[1].latency_weight", None),
-            ({"volatility_from": -1}, "levels[1].volatility_from", None),
+            ({"volatility_from": 1.6}, "levels.1.volatility_from", 1.5),
+            ({"volatility_from": 1.4}, "levels.1.volatility_from", 1.5),
+            ({"volatility_to": 9.0}, "levels.1.volatility_to", "none"),
+            ({"level": 3}, "levels.1.level", 2),
+            ({"target_utilization": 0.0}, "levels.1.target_utilization", None),
+            ({"target_utilization": 1.01}, "levels.1.target_utilization", None),
+            ({"latency_weight": "x"}, "levels.1.latency_weight", None),
+            ({"latency_weight": math.nan}, "levels.1.latency_weight", None),
+            ({"target_utilization": math.nan}, "levels.1.target_utilization", None),
+            ({"cost_s": math.inf}, "levels.1.cost_s", None),
+            ({"target_utilization": 1e-320}, "levels.1.target_utilization", None),
+            ({"latency_weight": 1e308}, "levels.1.latency_weight", None),
+            ({"volatility_from": -1}, "levels.1.volatility_from", None),
         ],
     )
     def test_gaps_overlaps_and_wild_values_are_named(
@@ -174,7 +174,7 @@ class TestTable:
         data["levels"] = [data["levels"][1] | {"level": 1}]  # type: ignore[index]
         with pytest.raises(InvalidInputError) as caught:
             ProfileTable.parse(json.dumps(data))
-        assert caught.value.field == "levels[0].volatility_from"
+        assert caught.value.field == "levels.0.volatility_from"
 
     def test_the_shipped_table_is_sound_and_says_where_it_is_from(self) -> None:
         table = default_table()

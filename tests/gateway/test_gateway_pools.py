@@ -194,9 +194,9 @@ async def test_bad_orders_name_the_field_and_change_nothing(
     first_to = profile()["levels"][0]["volatility_to"]
     last = len(profile()["levels"]) - 1
     edits: tuple[tuple[tuple[str | int, ...], object, str, str], ...] = (
-        (("levels", 1, "volatility_from"), 2 * first_to, "levels[1].volatility_from", "gap"),
-        (("levels", 1, "volatility_from"), first_to / 2, "levels[1].volatility_from", "overlap"),
-        (("levels", last, "volatility_to"), 99.0, f"levels[{last}].volatility_to", "open"),
+        (("levels", 1, "volatility_from"), 2 * first_to, "levels.1.volatility_from", "gap"),
+        (("levels", 1, "volatility_from"), first_to / 2, "levels.1.volatility_from", "overlap"),
+        (("levels", last, "volatility_to"), 99.0, f"levels.{last}.volatility_to", "open"),
         (("levels",), [], "levels", "at least one"),
         (("levels", 0, "target_utilisation"), 0.5, "levels.0.target_utilisation", "not permitted"),
         (("provenance", "made_by"), "x", "provenance.made_by", "not permitted"),

@@ -74,7 +74,6 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "live.worker-event.x1",
             "load.x1.x1",
             "playhead.x1",
-            "pool.x1",
             *(f"scheduler.session.migrate.from.{user}" for user in (*USERS, ID)),
         },
     },
@@ -255,7 +254,7 @@ WILDCARDS_NEEDED = {
     # A user that may subscribe to `pool.*` may subscribe to `pool.>`, which is the same while no subject is
     # longer.
     "gateway": {"_INBOX_gateway.*", "_INBOX_gateway.>", "live.own.*", "pool.>"},
-    "scheduler": {"_INBOX_scheduler.*", "_INBOX_scheduler.>", "playhead.>", "pool.>"},
+    "scheduler": {"_INBOX_scheduler.*", "_INBOX_scheduler.>", "playhead.>"},
     "autoscaler": {"_INBOX_autoscaler.*", "_INBOX_autoscaler.>", "feedback.>"},
     "worker": {"_INBOX_worker.*", "_INBOX_worker.>", "playhead.>"},
     "state-store": {"_INBOX_state_store.*", "_INBOX_state_store.>", "playhead.>"},

@@ -97,11 +97,11 @@ class ProfileTable(Contract):
         if not self.levels:
             raise InvalidInputError("a table needs at least one level", field="levels", limit=1)
         if self.levels[0].volatility_from != 0:
-            raise InvalidInputError("the first level begins at 0", field="levels[0].volatility_from", limit=0)
+            raise InvalidInputError("the first level begins at 0", field="levels.0.volatility_from", limit=0)
         for index, (row, after) in enumerate(pairwise(self.levels)):
             _joined(index, row, after)
         if self.levels[-1].volatility_to is not None:
-            field = f"levels[{len(self.levels) - 1}].volatility_to"
+            field = f"levels.{len(self.levels) - 1}.volatility_to"
             raise InvalidInputError("the last level is open: it has no upper end", field=field, limit="none")
         return self
 
@@ -125,21 +125,21 @@ class ProfileTable(Contract):
             return cls.model_validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
-            field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-            raise InvalidInputError(first["msg"], field=field.lstrip(".") or "table") from None
+            field = ".".join(str(part) for part in first["loc"])
+            raise InvalidInputError(first["msg"], field=field or "table") from None
 
 
 def _joined(index: int, row: LevelParameters, after: LevelParameters) -> None:
-    field = f"levels[{index + 1}]"
+    field = f"levels.{index + 1}"
     if after.level != row.level + 1:
         detail = f"level {after.level} follows level {row.level}"
         raise InvalidInputError(detail, field=f"{field}.level", limit=row.level + 1)
     if row.volatility_to is None:
         detail = "only the last level is open"
-        raise InvalidInputError(detail, field=f"levels[{index}].volatility_to", limit=after.volatility_from)
+        raise InvalidInputError(detail, field=f"levels.{index}.volatility_to", limit=after.volatility_from)
     if row.volatility_to <= row.volatility_from:
         detail = f"the interval from {row.volatility_from:g} to {row.volatility_to:g} is empty"
-        raise InvalidInputError(detail, field=f"levels[{index}].volatility_to", limit=row.volatility_from)
+        raise InvalidInputError(detail, field=f"levels.{index}.volatility_to", limit=row.volatility_from)
     if after.volatility_from != row.volatility_to:
         kind = "gap" if after.volatility_from > row.volatility_to else "overlap"
         detail = f"{kind}: level {row.level} ends at {row.volatility_to:g}, the next begins at "

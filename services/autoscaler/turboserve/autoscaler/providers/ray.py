@@ -24,7 +24,14 @@ from turboserve.autoscaler.providers.base import (
 )
 from turboserve.autoscaler.providers.local import WORKER_BASE, WORKER_VARIABLES
 from turboserve.autoscaler.providers.process import status_text
-from turboserve.autoscaler.providers.ray_cluster import RETRY_S, Needs, RayCluster
+from turboserve.autoscaler.providers.ray_cluster import (
+    RETRY_S,
+    Needs,
+    RayCluster,
+    remove_group,
+    remove_groups_besides,
+    reserve_group,
+)
 from turboserve.environment import CLUSTER
 from turboserve.tasks import stop
 
@@ -111,31 +118,15 @@ class RayProvider(PoolProvider):
     async def _give_back_what_is_left(self) -> None:
         """Give back reservations of an earlier autoscaler for members without a living worker."""
         used = {self._group(provider_worker.member) for provider_worker, _ in self._actors.values()}
-
-        def give_back(ray: Any) -> None:
-            from ray.util import get_placement_group, placement_group_table, remove_placement_group
-
-            for group in placement_group_table().values():
-                name = group["name"]
-                mine = name.startswith(f"{self._pool}{SEPARATOR}") and name not in used
-                if mine and group["state"] != "REMOVED":
-                    remove_placement_group(get_placement_group(name))
-
-        await self._cluster.call(give_back, what="the list of reservations")
+        prefix = f"{self._pool}{SEPARATOR}"
+        await self._cluster.call(
+            lambda _: remove_groups_besides(prefix, used), what="the list of reservations"
+        )
 
     async def reserve(self, member: str) -> None:
         bundle, name = self._needs.bundle, self._group(member)
-
-        def take(ray: Any) -> bool:
-            from ray.util import get_placement_group, placement_group
-
-            try:
-                group = get_placement_group(name)
-            except ValueError:
-                group = placement_group([bundle], strategy="PACK", name=name, lifetime="detached")
-            return bool(group.wait(RESERVE_S))
-
-        if not await self._cluster.call(take, RESERVE_S, f"the reservation of {member}"):
+        what = f"the reservation of {member}"
+        if not await self._cluster.call(lambda _: reserve_group(name, bundle, RESERVE_S), RESERVE_S, what):
             raise NoResourcesError(
                 f"no node of the cluster has {bundle} free; the request stays queued",
                 field=member,
@@ -222,16 +213,7 @@ class RayProvider(PoolProvider):
         if worker is not None:
             await self._end(f"{member}{SEPARATOR}{worker}", worker, grace_s)
         name = self._group(member)
-
-        def give_back(ray: Any) -> None:
-            from ray.util import get_placement_group, remove_placement_group
-
-            try:
-                remove_placement_group(get_placement_group(name))
-            except ValueError:
-                return
-
-        await self._cluster.call(give_back, what=f"the reservation of {member}")
+        await self._cluster.call(lambda _: remove_group(name), what=f"the reservation of {member}")
 
     async def _end(self, name: str, worker: str, grace_s: float) -> None:
         namespace, limit_s = self._cluster.namespace, grace_s + ray_host.KILL_S + FINAL_REPORT_TIMEOUT_S

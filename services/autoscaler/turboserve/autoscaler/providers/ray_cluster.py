@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -95,6 +95,43 @@ class RayCluster:
                     include_dashboard=None,
                 )
         return ray
+
+
+# Reservations: Ray's placement groups. Call these in `RayCluster.call`.
+
+
+def reserve_group(name: str, bundle: Mapping[str, float], wait_s: float) -> bool:
+    """Make the detached placement group `name` if it does not exist. Returns whether it has its resources.
+
+    Waits for the resources for up to `wait_s` seconds.
+    """
+    from ray.util import get_placement_group, placement_group
+
+    try:
+        group = get_placement_group(name)
+    except ValueError:
+        group = placement_group([dict(bundle)], strategy="PACK", name=name, lifetime="detached")
+    return bool(group.wait(wait_s))
+
+
+def remove_group(name: str) -> None:
+    """Remove the placement group `name`, if it exists."""
+    from ray.util import get_placement_group, remove_placement_group
+
+    try:
+        remove_placement_group(get_placement_group(name))
+    except ValueError:
+        return
+
+
+def remove_groups_besides(prefix: str, used: Collection[str]) -> None:
+    """Remove the placement groups whose names begin with `prefix` and are not in `used`."""
+    from ray.util import get_placement_group, placement_group_table, remove_placement_group
+
+    for group in placement_group_table().values():
+        name = group["name"]
+        if name.startswith(prefix) and name not in used and group["state"] != "REMOVED":
+            remove_placement_group(get_placement_group(name))
 
 
 def _brief(error: BaseException) -> str:
