@@ -30,6 +30,7 @@ from turboserve.autoscaler.providers.base import (
 from turboserve.autoscaler.providers.process import environment_of
 from turboserve.autoscaler.providers.ray import RayProvider
 from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster
+from turboserve.ids import new_id
 
 
 @pytest.fixture(scope="module")
@@ -189,18 +190,20 @@ async def test_ray_a_command_that_is_not_there_leaves_nothing_behind(ray_nodes: 
 async def test_ray_a_node_that_dies_takes_its_worker_and_the_slot_goes_elsewhere(ray_nodes: Any) -> None:
     place = Place("ray", ray_nodes.address)
     provider, exits = place.provider()
+    # The process is looked for among all of the machine, where other tests have workers, too.
+    first, second = new_id("wrk"), new_id("wrk")
     try:
-        await provider.launch("test-0", "wrk_a")
-        pid = process_of("wrk_a")
+        await provider.launch("test-0", first)
+        pid = process_of(first)
         ancestors = {parent.pid for parent in psutil.Process(pid).parents()}
         [node] = [n for n in ray_nodes.nodes_of_workers if ancestors & raylets(n)]
         ray_nodes.remove_node(node, allow_graceful=False)
         ray_nodes.nodes_of_workers.remove(node)
-        await eventually(lambda: [worker for worker, _ in exits] == ["wrk_a"])
+        await eventually(lambda: [worker for worker, _ in exits] == [first])
         assert await provider.adopt() == []
         # The worker ended with its actor, whatever else the node still runs.
         await eventually(lambda: not environment_of(pid))
-        await provider.launch("test-0", "wrk_b")
-        await eventually(lambda: provider.ready("wrk_b"))
+        await provider.launch("test-0", second)
+        await eventually(lambda: provider.ready(second))
     finally:
         await clear(place)
