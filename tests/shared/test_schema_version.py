@@ -191,6 +191,22 @@ async def test_a_caller_of_another_major_gets_the_typed_error_and_remembers_the_
     assert not caller.incompatible
 
 
+async def test_a_relayed_refusal_of_a_third_service_is_not_noted_against_the_relaying_one(
+    connect: Any,
+) -> None:
+    store, caller = await connect("state-store"), await connect("autoscaler")
+
+    async def relay(request: DrainWorker, _: Caller) -> Done:
+        raise IncompatibleVersionError(f"worker refuses {request.worker}", field=MEMBER, limit="9.x")
+
+    await store.serve(subjects.DRAIN_WORKER, relay)
+    await store.flush()
+    with pytest.raises(IncompatibleVersionError, match="worker refuses wrk_1") as refused:
+        await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="wrk_1"))
+    assert (refused.value.field, refused.value.limit, refused.value.answered) == (MEMBER, "9.x", True)
+    assert not caller.incompatible
+
+
 @pytest.mark.parametrize("version", OTHER_MAJORS)
 async def test_an_answer_of_another_major_is_a_typed_error(connect: Any, version: str) -> None:
     store, worker = await connect("state-store"), await connect("worker")

@@ -17,7 +17,14 @@ from opentelemetry import trace
 from turboserve import logs
 from turboserve.bus.incarnations import StreamIncarnations
 from turboserve.bus.port import BrokerClient, Connect, broker_user, open_client
-from turboserve.bus.requests import ERROR_HEADER, META_HEADER, RequestServer, incompatible, span_attributes
+from turboserve.bus.requests import (
+    ERROR_HEADER,
+    META_HEADER,
+    RELAYED,
+    RequestServer,
+    incompatible,
+    span_attributes,
+)
 from turboserve.bus.unreadable import UNREADABLE, skip
 from turboserve.config import Settings
 from turboserve.contracts.base import Contract
@@ -29,7 +36,7 @@ from turboserve.contracts.errors import (
     UnavailableError,
     error_from,
 )
-from turboserve.contracts.versions import SchemaVersionError
+from turboserve.contracts.versions import MEMBER, SchemaVersionError
 from turboserve.subjects import Caller, Endpoint, Topic
 from turboserve.telemetry import QUIET, context_of, inject_context, set_error, tracer, tracing, within
 
@@ -243,10 +250,12 @@ class Bus:
                     return reply
                 failure = error_from(ErrorBody.from_text(problem))
                 failure.answered = True
-                if isinstance(failure, IncompatibleVersionError):
+                if isinstance(failure, IncompatibleVersionError) and failure.field != RELAYED:
                     self.note_incompatible(endpoint.server, failure)
                 else:
                     self._compatible(endpoint.server)
+                if failure.field == RELAYED:
+                    failure.field = MEMBER
             # The server marks its own failures. A request without an answer failed here.
             set_error(span, failure, failed=not failure.answered)
         raise failure

@@ -31,6 +31,8 @@ from turboserve.telemetry import QUIET, context_of, set_error, tracer, tracing
 
 ERROR_HEADER = "Ts-Error"
 META_HEADER = "Ts-Meta"
+RELAYED = "relayed"
+"""`field` of an answer that passes on the incompatibility of a third service."""
 OTHER_ACCOUNT = "_R_."
 """Prefix of the reply subjects that the broker makes for requests from other accounts."""
 
@@ -72,6 +74,7 @@ class RequestServer:
             headers: dict[str, str] = {}
             body = b""
             problem: TurboServeError | None = None
+            refusal: IncompatibleVersionError | None = None
             with _trace.start_as_current_span(
                 f"process {endpoint.subject}",
                 context=context_of(raw.headers),
@@ -85,7 +88,8 @@ class RequestServer:
                         request = endpoint.request.from_bytes(raw.data)
                     except SchemaVersionError as error:
                         skip(endpoint.subject, error)
-                        raise incompatible(f"{endpoint.server} refuses {endpoint.subject}", error) from None
+                        refusal = incompatible(f"{endpoint.server} refuses {endpoint.subject}", error)
+                        raise refusal from None
                     if tracing() and (session := session_of(request)) is not None:
                         span.set_attribute(SESSION, session)
                     response, data = await handler(request, caller)
@@ -99,6 +103,11 @@ class RequestServer:
                     problem = _invalid(error)
                 except TurboServeError as error:
                     problem = error
+                    if isinstance(error, IncompatibleVersionError) and error is not refusal:
+                        # A third service has the other version, and the caller reads this one.
+                        problem = IncompatibleVersionError(
+                            error.detail, field=RELAYED, limit=error.limit, retry_after_s=error.retry_after_s
+                        )
                 except Exception:
                     log.exception("request failed", subject=endpoint.subject)
                     problem = TurboServeError(f"{endpoint.server} failed at {endpoint.subject}")
