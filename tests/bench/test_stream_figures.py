@@ -11,8 +11,7 @@ from rich.console import Console
 
 from turboserve.bench.report import BenchError
 from turboserve.bench.stream import Target, prompts, table
-from turboserve.bench.streaming.figures import summary
-from turboserve.bench.streaming.measurement import Measurement, SessionMeasurement
+from turboserve.bench.streaming.measurement import Measurement, SessionMeasurement, summary
 from turboserve.bench.streaming.viewer import Received, Switch, Viewer
 
 

@@ -18,10 +18,10 @@ from turboserve.contracts.autoscale import ProfileTable, Provenance
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.experiments.autoscale.agreement import agreement
 from turboserve.experiments.autoscale.appendix import WINDOWS, calm, segment, ten_windows
-from turboserve.experiments.autoscale.azure import azure
+from turboserve.experiments.autoscale.command import Unit, run_all
 from turboserve.experiments.autoscale.oracles import cheapest_plan, slot_needs, windowed_oracle
 from turboserve.experiments.autoscale.plant import Plant
-from turboserve.experiments.autoscale.production import TRACES, active_means, production
+from turboserve.experiments.autoscale.production import TRACES, active_means, azure, production
 from turboserve.experiments.autoscale.profiling import (
     Grid,
     Segment,
@@ -36,7 +36,6 @@ from turboserve.experiments.autoscale.shapes import constant, from_counts, squar
 from turboserve.experiments.autoscale.simulation import Simulation
 from turboserve.experiments.autoscale.sizers import Controlled, Fixed, Planned, flat_table
 from turboserve.experiments.autoscale.trace import Step, WorkloadTrace, checked, read, since, write
-from turboserve.experiments.autoscale.units import Unit, run_all
 
 POLICY = ControlPolicy(most=16, capacity=5)
 

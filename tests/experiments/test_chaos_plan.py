@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from turboserve.experiments.chaos import small_disk, surroundings
-from turboserve.experiments.chaos.idle_sockets import IdleSockets
 from turboserve.experiments.chaos.invariants import (
     INVARIANTS,
     Logged,
@@ -31,6 +30,7 @@ from turboserve.experiments.chaos.plan import (
     UserActionKind,
     plan,
 )
+from turboserve.experiments.chaos.process_faults import IdleSockets
 
 MANY = [plan(seed, 300.0, sessions=3, schedulers=2, gap_s=6.0) for seed in range(60)]
 

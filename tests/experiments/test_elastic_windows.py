@@ -6,7 +6,7 @@ import pytest
 
 from turboserve.autoscaler.control.policy import default_table
 from turboserve.autoscaler.settings import AutoscalerSettings
-from turboserve.experiments.elastic.windows import ScaleIn, Windows
+from turboserve.experiments.elastic.command import ScaleIn, Windows
 
 
 @pytest.mark.parametrize("windows", list(Windows))

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from turboserve.experiments.toyworld import world
-from turboserve.experiments.toyworld.draw import random_scene, single_scenes
 from turboserve.experiments.toyworld.judge import judge
-from turboserve.experiments.toyworld.world import Figure, Scene
+from turboserve.experiments.toyworld.world import Figure, Scene, random_scene, single_scenes
 
 Clip = NDArray[np.uint8]
 

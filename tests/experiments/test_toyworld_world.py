@@ -8,9 +8,16 @@ import pytest
 import torch
 
 from turboserve.experiments.toyworld import world
-from turboserve.experiments.toyworld.draw import PROMISED, held_out, random_scene, single_scenes
 from turboserve.experiments.toyworld.prompts import describe, phrase, vocabulary
-from turboserve.experiments.toyworld.world import Body, Figure, Scene
+from turboserve.experiments.toyworld.world import (
+    PROMISED,
+    Body,
+    Figure,
+    Scene,
+    held_out,
+    random_scene,
+    single_scenes,
+)
 from turboserve.worker.model.toy_text import split_words
 
 

@@ -27,7 +27,6 @@ from turboserve.contracts.workers import (
 )
 from turboserve.ids import use_source
 from turboserve.service import Runtime, run_service
-from turboserve.simulation.hosts import HostClock, SeededRandomness
 from turboserve.simulation.runtime.broker import MemoryBroker
 from turboserve.simulation.runtime.device.contents import ChunkContents
 from turboserve.simulation.runtime.device.fabric import TransferFabric
@@ -36,6 +35,7 @@ from turboserve.simulation.runtime.device.platform import VirtualPlatform
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.runtime.process import Process
+from turboserve.simulation.service import HostClock, SeededRandomness
 from turboserve.subjects import (
     ASSIGN,
     CHUNK,

@@ -10,9 +10,9 @@ from tests.helpers.chunk_headers import chunk_header
 from turboserve.bus import append
 from turboserve.bus.owners import Owners
 from turboserve.contracts.chunks import Ownership
-from turboserve.simulation.hosts import HostClock
 from turboserve.simulation.runtime.rows.database import MemoryDatabase
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
+from turboserve.simulation.service import HostClock
 from turboserve.state_store.accounting import CURSOR, Accounting
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 

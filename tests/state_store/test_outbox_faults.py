@@ -14,13 +14,13 @@ import pytest
 from turboserve.bus import Bus
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
-from turboserve.simulation.hosts import HostClock
 from turboserve.simulation.runtime.broker import MemoryBroker, Network
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.runtime.process import Process
 from turboserve.simulation.runtime.rows.behavior import PostgresBehavior
 from turboserve.simulation.runtime.rows.database import MemoryDatabase
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
+from turboserve.simulation.service import HostClock
 from turboserve.state_store.core.workers import joined_event
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.settings import Settings

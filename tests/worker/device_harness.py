@@ -10,11 +10,11 @@ from random import Random
 from typing import Any, TypeVar
 
 from turboserve.clock import SystemClock
-from turboserve.simulation.hosts import HostClock
 from turboserve.simulation.runtime.device.fabric import TransferFabric
 from turboserve.simulation.runtime.device.platform import VirtualPlatform
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.loop import VirtualLoop
+from turboserve.simulation.service import HostClock
 from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.slab import SlabLayout

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from turboserve.experiments.toyworld import world
-from turboserve.experiments.toyworld.draw import held_out, random_scene
-from turboserve.experiments.toyworld.world import Scene
+from turboserve.experiments.toyworld.world import Scene, held_out, random_scene
 from turboserve.worker.model.toy_vae import TIME_STRIDE, ToyVae
 
 MAIN_CHUNKS = 4

@@ -18,9 +18,8 @@ from common import commit, keep_memory, warmup_cosine
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from turboserve.experiments.toyworld.draw import random_scene
 from turboserve.experiments.toyworld.prompts import describe, phrase, vocabulary
-from turboserve.experiments.toyworld.world import BACKGROUNDS, COLOURS, MOTIONS, SHAPES, Scene
+from turboserve.experiments.toyworld.world import BACKGROUNDS, COLOURS, MOTIONS, SHAPES, Scene, random_scene
 from turboserve.worker.model.toy_text import SUMMARY, ToyText
 
 NONE = 0

@@ -21,7 +21,7 @@ from common import MovingAverage, commit, contact_sheet, keep_memory, warmup_cos
 from torch import Tensor
 
 from turboserve.experiments.toyworld import world
-from turboserve.experiments.toyworld.draw import random_scene
+from turboserve.experiments.toyworld.world import random_scene
 from turboserve.worker.model.toy_vae import ToyVae
 
 LATENT_NOISE = 0.2

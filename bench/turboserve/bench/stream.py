@@ -21,8 +21,7 @@ from rich import box
 from rich.table import Table
 
 from turboserve.bench.report import BenchError
-from turboserve.bench.streaming.broker import BrokerTap
-from turboserve.bench.streaming.measurement import Measurement, SessionMeasurement
+from turboserve.bench.streaming.measurement import BrokerTap, Measurement, SessionMeasurement
 from turboserve.bench.streaming.viewer import ProblemError, Viewer
 from turboserve.tasks import stop
 

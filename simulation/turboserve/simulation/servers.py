@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.simulation.faults import CALM, Faults
-from turboserve.simulation.hosts import EPOCH_S
 from turboserve.simulation.runtime.broker import FaultyNetwork, MemoryBroker, Network, Rates
 from turboserve.simulation.runtime.device.fabric import FabricFaults, TransferFabric
 from turboserve.simulation.runtime.hot import MemoryRedis
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.runtime.rows.behavior import PostgresBehavior
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
+from turboserve.simulation.service import EPOCH_S
 
 
 class Servers:

@@ -1,8 +1,9 @@
-"""A service's processes. Each runs the service's own code, and restarts some time after its end."""
+"""A service's processes, their clocks and their randomness. Each runs the service's own code."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Coroutine
 from random import Random
 from typing import Any, Protocol, TypeVar
@@ -12,13 +13,42 @@ from turboserve.bus import Bus
 from turboserve.config import Settings
 from turboserve.contracts.errors import UnavailableError
 from turboserve.service import Runtime, run_service
-from turboserve.simulation.hosts import HostClock, SeededRandomness
 from turboserve.simulation.runtime.device.faults import is_device_error
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.runtime.process import Process
 from turboserve.simulation.trace import EventTrace
 
 T = TypeVar("T")
+
+
+EPOCH_S = 1_700_000_000.0
+"""Wall-clock time at which every run begins, on a host whose clock is right."""
+
+
+class HostClock:
+    """The clock of one host: monotonic time is the loop's, wall-clock time may be off."""
+
+    def __init__(self, loop: VirtualLoop, skew_s: float = 0.0) -> None:
+        self._loop, self.skew_s = loop, skew_s
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    def wall(self) -> float:
+        return EPOCH_S + self._loop.time() + self.skew_s
+
+
+class SeededRandomness:
+    """A process's source of ids and tokens, determined by a seed."""
+
+    def __init__(self, clock: HostClock, seed: int) -> None:
+        self._clock, self._random = clock, random.Random(seed)
+
+    def milliseconds(self) -> int:
+        return int(self._clock.wall() * 1000)
+
+    def randbits(self, bits: int) -> int:
+        return self._random.getrandbits(bits)
 
 
 class ConnectionLostError(Exception):

@@ -1,13 +1,30 @@
-"""Records of one run of `turboserve bench stream`, and the figures computed from them."""
+"""Records of one run of `turboserve bench stream`, also of its broker's own reader, and their figures."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from turboserve.bench.report import percentile
-from turboserve.bench.streaming.figures import summary
 from turboserve.bench.streaming.viewer import Received, Switch, Viewer
+from turboserve.contracts.chunks import ChunkHeader
+from turboserve.subjects import CHUNK
+
+
+def summary(values: Iterable[float], *, largest: bool = False) -> dict[str, float | None]:
+    """Return `{p50, p95}`, and `max` on request, rounded to a hundredth of a millisecond."""
+    kept = list(values)
+    figures = {"p50": percentile(kept, 0.50), "p95": percentile(kept, 0.95)}
+    if largest:
+        figures["max"] = max(kept, default=None)
+    return {name: None if value is None else round(value, 5) + 0.0 for name, value in figures.items()}
 
 
 @dataclass
@@ -115,3 +132,30 @@ class Measurement:
             "ratio_p50": round(viewer_p50 / broker_p50, 3) if broker_p50 > 0 else None,
             "chunks": len(pairs),
         }
+
+
+class BrokerTap:
+    """Records when each accepted chunk reached this process, without a gateway in between."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._client: Client | None = None
+        self.received_at: dict[tuple[str, int], float] = {}
+        """(session, chunk index) → wall time."""
+
+    async def __aenter__(self) -> Self:
+        self._client = await nats.connect(self._url, connect_timeout=5)
+        await self._client.subscribe(CHUNK.live("*"), cb=self._receive)
+        await self._client.flush()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def _receive(self, message: Msg) -> None:
+        now = time.time()
+        header = ChunkHeader.from_headers(message.headers or {})
+        self.received_at.setdefault((header.session, header.index), now)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Annotated, Any
 
 import typer
@@ -15,13 +18,11 @@ from rich.table import Table
 from turboserve.bench.report import BenchError
 from turboserve.experiments.autoscale import cases, demand
 from turboserve.experiments.autoscale.agreement import agreement
-from turboserve.experiments.autoscale.azure import SCALES
 from turboserve.experiments.autoscale.coverage import coverage_case
 from turboserve.experiments.autoscale.forecasts import forecast_case, kinds
 from turboserve.experiments.autoscale.oscillation import oscillation_case
 from turboserve.experiments.autoscale.plant import Plant
-from turboserve.experiments.autoscale.production import TRACES, production
-from turboserve.experiments.autoscale.units import Unit, run_all
+from turboserve.experiments.autoscale.production import SCALES, TRACES, production
 
 CASES = (
     "windows", "coverage", "real", "production", "profiling", "sweep", "agreement", "oscillation", "forecast",
@@ -30,6 +31,28 @@ CASES = (
 WINDOW_DELAYS = (2.0, 10.0)
 SWEEP_DELAYS = (2.0, 30.0, 60.0)
 """Start-up times of the sweep; the `production` case covers 10 s."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One call. Its figures do not depend on where or when it runs."""
+
+    case: str
+    key: str
+    """Name among the case's units; empty if the case has one unit."""
+    function: Callable[..., Any]
+    """A function of a module, so that another process can import it."""
+    arguments: tuple[Any, ...]
+
+
+def run_all(units: Sequence[Unit], jobs: int) -> dict[Unit, Any]:
+    """Run the units in this order, at most `jobs` at a time. Returns the result of each."""
+    if jobs == 1 or len(units) == 1:
+        return {unit: unit.function(*unit.arguments) for unit in units}
+    # Spawned, not forked: this process may have threads.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = {unit: pool.submit(unit.function, *unit.arguments) for unit in units}
+        return {unit: future.result() for unit, future in futures.items()}
 
 
 def run(

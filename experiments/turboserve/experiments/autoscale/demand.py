@@ -8,10 +8,9 @@ from typing import Any
 
 from turboserve.autoscaler.control.policy import default_table
 from turboserve.contracts.autoscale import ProfileTable, Provenance
-from turboserve.experiments.autoscale.azure import azure
 from turboserve.experiments.autoscale.oracles import cheapest_plan, slot_needs
 from turboserve.experiments.autoscale.plant import Plant, policy_for
-from turboserve.experiments.autoscale.production import production
+from turboserve.experiments.autoscale.production import azure, production
 from turboserve.experiments.autoscale.profiling import Grid, build_table, cut
 from turboserve.experiments.autoscale.simulation import Simulation
 from turboserve.experiments.autoscale.sizers import Controlled, Fixed, Planned, Sizer, Utilization, flat_table

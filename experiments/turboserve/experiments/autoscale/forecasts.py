@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from turboserve.autoscaler.control.workload import Forecast
 from turboserve.experiments.autoscale.appendix import other_windows
-from turboserve.experiments.autoscale.azure import azure
-from turboserve.experiments.autoscale.production import TRACES, production
+from turboserve.experiments.autoscale.production import TRACES, azure, production
 from turboserve.experiments.autoscale.trace import WorkloadTrace
 
 LAGS = (1, 2, 3, 5, 10, 20)

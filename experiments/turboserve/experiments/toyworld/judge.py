@@ -18,7 +18,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .world import BACKGROUNDS, COLOURS, PERIOD, PIXELS, RADIUS, SHAPES, SPEED, Figure, Scene, coverage
+from turboserve.experiments.toyworld.world import (
+    BACKGROUNDS,
+    COLOURS,
+    PERIOD,
+    PIXELS,
+    RADIUS,
+    SHAPES,
+    SPEED,
+    Figure,
+    Scene,
+    coverage,
+)
 
 Floats = NDArray[np.floating]
 

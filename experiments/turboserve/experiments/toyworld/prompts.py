@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import zlib
 
-from .world import Figure, Scene
+from turboserve.experiments.toyworld.world import Figure, Scene
 
 _SHAPES = {
     "circle": ("circle", "circle", "circle", "ball", "disc", "dot"),

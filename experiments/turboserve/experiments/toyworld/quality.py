@@ -18,16 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from turboserve.experiments.toyworld.judge import Verdict, has_colours, judge
+from turboserve.experiments.toyworld.prompts import phrase
+from turboserve.experiments.toyworld.world import Scene, random_scene
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.events import ChunkReady, ControlApplied, SessionFailed
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.spec import Control, EngineOptions, SessionSpec
 from turboserve.worker.model.toyworld import WEIGHTS, ToyDecoder, ToyWorld, read_toyworld
-
-from .draw import random_scene
-from .judge import Verdict, has_colours, judge
-from .prompts import phrase
-from .world import Scene
 
 FULL_PROMPTS = 200
 SAMPLE_PROMPTS = 30
