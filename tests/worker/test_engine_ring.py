@@ -55,7 +55,8 @@ class NaiveWindow:
             kept = newest[:sink] + newest[sink:][-(window - sink) :]
             self.frames = {frame: self.frames[frame] for frame in kept}
 
-    def attend(self, q: Tensor, rotation: Rotation) -> Tensor:
+    def attend(self, q: Tensor, rotation: Rotation, masked: frozenset[int] = frozenset()) -> Tensor:
+        """`masked`: frames that no query attends to."""
         order = sorted(self.frames)
         keys = []
         for i, frame in enumerate(order):
@@ -73,7 +74,10 @@ class NaiveWindow:
             values.append(torch.zeros_like(keys[0]))
         parts = (q, torch.cat(keys), torch.cat(values))
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in parts)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool)
+        for i, frame in enumerate(order):
+            mask[:, i * TOKENS : (i + 1) * TOKENS] = frame not in masked
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
 
 
 @st.composite

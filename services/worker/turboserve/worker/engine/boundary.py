@@ -129,6 +129,7 @@ class Boundary:
             session.state.control_seq = control.control_seq
             session.paused = session.paused if control.paused is None else control.paused
             session.state.seed = session.state.seed if control.seed is None else control.seed
+            session.state.fidelity = session.state.fidelity if control.fidelity is None else control.fidelity
             session.max_lead_s = session.max_lead_s if control.max_lead_s is None else control.max_lead_s
         prompts = [each for each in pending if each.text is not None]
         # The first prompt starts the session. It is not a change that a viewer waits for.

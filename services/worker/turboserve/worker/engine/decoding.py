@@ -142,4 +142,5 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
             control_seq=item.control_seq,
             media_start_s=self._config.media_start(item.index),
             timings=timings,
+            fidelity=item.fidelity,
         )

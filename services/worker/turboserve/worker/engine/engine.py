@@ -109,9 +109,11 @@ class Engine(Pipeline):
         """Admit a session: new, from the latents of a lost one (`spec.rebuild`), or from a snapshot.
 
         A snapshot's own prompt and counters override the spec's. Its tensors must not change until
-        `SessionReady`. Raises `SlabsExhaustedError`, `DuplicateSessionError`, `InvalidRebuildError` or
-        `SnapshotRejectedError`; then nothing has changed.
+        `SessionReady`. Raises `SlabsExhaustedError`, `DuplicateSessionError`, `InvalidRebuildError`,
+        `InvalidFidelityError` or `SnapshotRejectedError`; then nothing has changed.
         """
+        if spec.fidelity is not None:
+            spec.fidelity.check(self.config)
         session = self._table.admit(spec, snapshot)
         session.playhead.reported_at_s = now
         session.isolated_until = session.state.next_chunk + spec.isolated_chunks
@@ -120,7 +122,12 @@ class Engine(Pipeline):
             session.controls.append(PendingControl(first))
 
     def control(self, session: str, control: Control) -> None:
-        """Queue a control for the session's next chunk boundary. Raises `UnknownSessionError`."""
+        """Queue a control for the session's next chunk boundary.
+
+        Raises `UnknownSessionError` and `InvalidFidelityError`.
+        """
+        if control.fidelity is not None:
+            control.fidelity.check(self.config)
         self._table.active(session).controls.append(PendingControl(control))
 
     def playhead(self, session: str, seconds: float, *, now: float, playing: bool = True) -> None:

@@ -108,6 +108,16 @@ class InvalidRebuildError(EngineError):
     code = "bad_rebuild"
 
 
+class InvalidFidelityError(EngineError):
+    """The model cannot generate at this configuration. Do not retry."""
+
+    code = "invalid_fidelity"
+
+    def __init__(self, field: str, value: float, limit: str) -> None:
+        super().__init__(f"fidelity.{field}: {value} must be {limit}")
+        self.field, self.value, self.limit = field, value, limit
+
+
 class AttentionUnavailableError(EngineError):
     """The configured kind of attention does not work for this model on this device."""
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from turboserve.worker.engine.fidelity import Fidelity
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -52,6 +54,8 @@ class ChunkReady:
     media_start_s: float
     """Seconds of video before the chunk's first frame."""
     timings: ChunkTimings
+    fidelity: Fidelity | None = None
+    """Configuration of the chunk. None: the best."""
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,16 @@ class Pacing:
 
     @property
     def chunk_seconds(self) -> float:
-        """Time to generate one chunk alone, from its first forward to a fragment that can be sent."""
+        """Time to generate one chunk alone at the best configuration, from its first forward to a fragment
+        that can be sent."""
         return self._forward(1) * self._config.chunk_forwards + self._after_forwards
+
+    def _chunk_seconds(self, session: Session) -> float:
+        """`chunk_seconds` at the configuration of the session's next chunk."""
+        chosen = session.state.fidelity
+        if chosen is None:
+            return self.chunk_seconds
+        return self._forward(1) * (chosen.steps + 1) + self._after_forwards
 
     @property
     def _after_forwards(self) -> float:
@@ -82,7 +90,7 @@ class Pacing:
             due = None if session.task is None else session.task.due_at_s
             if session.undecoded and isinstance(session.undecoded[0], UndecodedChunk):
                 due = session.undecoded[0].timings.due_s
-            return _FIRST_CHUNK_SLACK * self.chunk_seconds - (0.0 if due is None else now - due)
+            return _FIRST_CHUNK_SLACK * self._chunk_seconds(session) - (0.0 if due is None else now - due)
         return self._generated(session) - self.playhead(session, now)
 
     def candidate(self, session: Session, now: float) -> Candidate:
@@ -101,7 +109,7 @@ class Pacing:
             steps_left=left,
             waiting_s=max(0.0, now - task.due_at_s),
             slack_s=slack,
-            credit_s=slack - remaining - self.chunk_seconds,
+            credit_s=slack - remaining - self._chunk_seconds(session),
         )
 
     def decoding(self, session: Session, now: float) -> Candidate:

@@ -13,7 +13,7 @@ from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.hostpool import ALIGNMENT, Extent, HostPool, aligned, size_of
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.slab import Slab, SlabLayout
-from turboserve.worker.engine.snapshot import VERSION, Snapshot
+from turboserve.worker.engine.snapshot import VERSION, Snapshot, fidelity_of
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.state_pages import DECODER, PROMPT, RECENT, SLOTTED, flat_bytes, slot_parts
 from turboserve.worker.model.config import ModelConfig
@@ -210,6 +210,7 @@ class PagedReceiveBuffer:
             seed=int(header["seed"]),
             prompt=str(header["prompt"]),
             text=self._own.get("text"),
+            fidelity=fidelity_of(header, self._config),
             control_seq=int(header["control_seq"]),
             next_chunk=int(header["next_chunk"]),
             recent=self._recent(),

@@ -7,12 +7,14 @@ attention always reads one contiguous prefix of the slab, without a mask.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from turboserve.worker.engine.errors import FramesExhaustedError
+from turboserve.worker.engine.fidelity import Fidelity, block_size, sparse_attention
 from turboserve.worker.engine.slab import Slab
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation, rotate
@@ -24,7 +26,11 @@ class Placement:
 
     runs: tuple[tuple[int, int, int], ...]
     visible: int
-    """Tokens that attention reads: the filled prefix of the slab."""
+    """Tokens of the filled prefix of the slab. Attention reads all of them, unless `reads` names fewer."""
+    reads: tuple[tuple[int, int], ...] = ()
+    """Runs of (slab position, count), in tokens, that attention reads. Empty: the filled prefix."""
+    sparsity: float = 0.0
+    """See `fidelity.Fidelity.sparsity`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +41,10 @@ class _LayerPlacement:
     """Keys and values [count, heads, head_dim] to overwrite, offset in the forward, count."""
     kept: tuple[tuple[Tensor, int, int], ...]
     """Sink keys to keep as written, offset, count."""
-    keys: Tensor
-    """Keys that attention reads, [1, heads, visible, head_dim]."""
-    values: Tensor
-    """Values that attention reads, [1, heads, visible, head_dim]."""
+    keys: tuple[Tensor, ...]
+    """Keys that attention reads, run by run, [1, heads, tokens, head_dim] each."""
+    values: tuple[Tensor, ...]
+    """Values that attention reads, run by run, [1, heads, tokens, head_dim] each."""
 
 
 class KVRing:
@@ -51,6 +57,7 @@ class KVRing:
         self._sink = config.sink_size if config.local_attn_size != -1 else 0
         self._always_read = min(config.sink_size, config.window_frames)
         self._tokens = config.tokens_per_frame
+        self._block = block_size(config.tokens_per_frame)
         self._rotation = rotation
         self._keys = slab.keys.flatten(1, 2).unbind(0)
         self._values = slab.values.flatten(1, 2).unbind(0)
@@ -112,13 +119,35 @@ class KVRing:
                 runs.append((slot, offset, self._tokens))
         return Placement(tuple(runs), max(len(self.slots), self._always_read) * self._tokens)
 
+    def reduced(self, placement: Placement, fidelity: Fidelity, chunk_frames: int) -> Placement:
+        """The placement with the reads of this configuration: the sink and the newest frames.
+
+        Up to three runs: the sink, and the newest frames on both sides of the place where the ring closes.
+        """
+        oldest = self.end - fidelity.window_chunks * chunk_frames
+        runs: list[tuple[int, int]] = []
+        for slot in range(placement.visible // self._tokens):
+            if slot >= max(self._sink, self._always_read) and self.slots[slot] < oldest:
+                continue
+            start = slot * self._tokens
+            if runs and sum(runs[-1]) == start:
+                runs[-1] = (runs[-1][0], runs[-1][1] + self._tokens)
+            else:
+                runs.append((start, self._tokens))
+        whole = runs == [(0, placement.visible)]
+        return replace(placement, reads=() if whole else tuple(runs), sparsity=fidelity.sparsity)
+
     def attend(self, layer: int, placement: Placement, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write this forward's keys and values, then attend over all visible ones.
 
         q, k, v: [1, S, heads, head_dim]; returns the same shape.
         """
         view = self._written(layer, placement, k, v)
-        return attention(q, view.keys, view.values)
+        # Runs are copied: attention is linear in the keys per query, the copy is so once for all queries.
+        keys, values = (x[0] if len(x) == 1 else torch.cat(x, dim=2) for x in (view.keys, view.values))
+        if placement.sparsity:
+            return sparse_attention(q, keys, values, placement.sparsity, self._block)
+        return attention(q, keys, values)
 
     def write(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> None:
         """Write this forward's keys and values, [1, S, heads, head_dim], without attending."""
@@ -185,11 +214,12 @@ class KVRing:
             if position < self._kept_tokens:
                 part = self._kept[layer][position : position + count]
                 kept.append((part, offset, part.shape[0]))
+        reads = placement.reads or ((0, placement.visible),)
         return _LayerPlacement(
             tuple(writes),
             tuple(kept),
-            _for_attention(keys[: placement.visible]),
-            _for_attention(values[: placement.visible]),
+            tuple(_for_attention(keys.narrow(0, position, count)) for position, count in reads),
+            tuple(_for_attention(values.narrow(0, position, count)) for position, count in reads),
         )
 
     def _insert(self, frame: int) -> None:

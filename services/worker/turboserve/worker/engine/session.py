@@ -10,6 +10,7 @@ from typing import Literal, assert_never
 from torch import Tensor
 
 from turboserve.worker.engine.events import ChunkTimings, Step
+from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.spec import Control
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.transfer import Transfer
@@ -58,6 +59,8 @@ class UndecodedChunk:
     """[F, C, H, W]"""
     index: int
     control_seq: int
+    fidelity: Fidelity | None
+    """Configuration of the chunk. None: the best."""
     timings: ChunkTimings
     """Timings of the chunk, except the end of its decoding."""
 

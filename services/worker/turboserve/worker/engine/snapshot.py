@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from turboserve.worker.engine.errors import SnapshotRejectedError
+from turboserve.worker.engine.errors import InvalidFidelityError, SnapshotRejectedError
+from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.slab import Slab
 from turboserve.worker.engine.state import SessionState
@@ -93,6 +94,7 @@ def header_of(state: SessionState, model: str) -> dict[str, Any]:
         "prompt": state.prompt,
         "control_seq": state.control_seq,
         "next_chunk": state.next_chunk,
+        "fidelity": None if state.fidelity is None else asdict(state.fidelity),
         "decoding": state.decoder_cache is not None,
     }
 
@@ -142,12 +144,24 @@ def prepare(
         seed=int(header["seed"]),
         prompt=str(header["prompt"]),
         text=targets.get("text"),
+        fidelity=fidelity_of(header, config),
         control_seq=int(header["control_seq"]),
         next_chunk=snapshot.next_chunk,
         recent=[] if recent is None else list(torch.split(recent, config.frames_per_chunk)),
         decoder_cache=decoder if header["decoding"] else None,
     )
     return state, targets
+
+
+def fidelity_of(header: Mapping[str, Any], config: ModelConfig) -> Fidelity | None:
+    """The configuration in a snapshot's header. Raises `SnapshotRejectedError`."""
+    value = header.get("fidelity")
+    if value is None:
+        return None
+    try:
+        return Fidelity(**value).check(config)
+    except (TypeError, InvalidFidelityError) as error:
+        raise SnapshotRejectedError("fidelity", value, "a configuration of this model") from error
 
 
 def _require(field: str, found: object, wanted: object) -> None:

@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from turboserve.worker.engine.fidelity import Fidelity
+
 
 class TextEncoder(Protocol):
     """Encodes prompts for the transformer's cross-attention."""
@@ -82,6 +84,8 @@ class SessionSpec:
     rebuild: Rebuild | None = None
     playhead_s: float = 0.0
     """Seconds of video already played."""
+    fidelity: Fidelity | None = None
+    """Configuration of its chunks. None: the best."""
     isolated_chunks: int = 0
     """Number of first chunks that are computed in separate batches, while nothing else computes."""
 
@@ -96,6 +100,7 @@ class Control:
     paused: bool | None = None
     seed: int | None = None
     max_lead_s: float | None = None
+    fidelity: Fidelity | None = None
 
 
 @dataclass(frozen=True)

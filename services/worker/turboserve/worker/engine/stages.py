@@ -251,4 +251,7 @@ class ForwardStage(Stage[Session, Session, Tensor]):
             steps=tuple(session.steps),
         )
         session.steps.clear()
-        session.undecoded.append(UndecodedChunk(chunk.clean, chunk.index, session.state.control_seq, timings))
+        state = session.state
+        session.undecoded.append(
+            UndecodedChunk(chunk.clean, chunk.index, state.control_seq, state.fidelity, timings)
+        )

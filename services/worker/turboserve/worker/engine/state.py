@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.slab import Slab
 from turboserve.worker.model.config import ModelConfig
@@ -25,6 +26,8 @@ class SessionState:
     prompt: str
     text: Tensor | None = None
     """Embedding of `prompt`, [L, text_dim], once the text stage has computed it."""
+    fidelity: Fidelity | None = None
+    """Configuration of the next chunk. None: the best."""
     control_seq: int = 0
     """Number of the last control applied."""
     next_chunk: int = 0

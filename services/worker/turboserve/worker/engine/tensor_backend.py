@@ -66,7 +66,9 @@ class TensorBackend:
         """See `Backend.fresh`."""
         ring = KVRing(slab, self.config, self._model.rotation)
         generator = torch.Generator(self.device)
-        return SessionState(spec.session, slab, ring, generator, spec.seed, spec.prompt)
+        return SessionState(
+            spec.session, slab, ring, generator, spec.seed, spec.prompt, fidelity=spec.fidelity
+        )
 
     def check(self, rebuild: Rebuild) -> None:
         """See `Backend.check`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turboserve.worker.engine.errors import AttentionUnavailableError
-from turboserve.worker.engine.rows import Row
+from turboserve.worker.engine.rows import Row, RowsMemory
 from turboserve.worker.engine.streams import to_device
 
 
@@ -45,6 +45,9 @@ class VarlenMemory:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
+        reduced = any(row.placement.reads or row.placement.sparsity for row in rows)
+        self._row_by_row = RowsMemory(rows) if reduced else None
+        """Set where a row reads less than one run of the pool: the rows are then computed one by one."""
         slabs = [row.ring.slab for row in rows]
         self._keys, self._values = _whole(slabs[0].keys, slabs[0].values)
         self._text_keys, self._text_values = _whole(slabs[0].text_keys, slabs[0].text_values)
@@ -56,6 +59,8 @@ class VarlenMemory:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `AttentionMemory.attend`."""
+        if self._row_by_row is not None:
+            return self._row_by_row.attend(layer, q, k, v)
         for i, row in enumerate(self._rows):
             row.ring.write(layer, row.placement, k[i : i + 1], v[i : i + 1])
         skipped = layer * self._layer_tokens

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from turboserve.worker.engine.fidelity import Fidelity, step_indices
 from turboserve.worker.engine.rows import Row
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.model.config import ModelConfig
@@ -43,12 +44,20 @@ class ChunkWork:
     """Denoising forwards of one chunk, then the clean pass that writes its final keys and values."""
 
     def __init__(
-        self, state: SessionState, config: ModelConfig, schedule: Schedule, noise: Noise | None = None
+        self,
+        state: SessionState,
+        config: ModelConfig,
+        schedule: Schedule,
+        noise: Noise | None = None,
     ) -> None:
         """Take the chunk's frame slots, evicting frames. `noise` defaults to the session's generator."""
         self.index = state.next_chunk
+        self.fidelity = state.fidelity or Fidelity.best(config)
         self.done = 0
-        self.denoising = len(schedule.steps)
+        taken = step_indices(self.fidelity.steps, len(schedule.steps))
+        self._steps = [schedule.steps[i] for i in taken]
+        self._sigmas = [schedule.step_sigmas[i] for i in taken]
+        self.denoising = len(taken)
         """Number of forwards after which the latents are clean."""
         self.total = self.denoising + 1
         self.clean: Tensor | None = None
@@ -60,6 +69,12 @@ class ChunkWork:
         if 0 < self._first < config.sink_size:
             # LongLive 1 writes to its sink only in a chunk's first forward, after the session's first chunk.
             self._later = state.ring.resident(self._first, config.frames_per_chunk, keep_sink=True)
+        if self.fidelity != Fidelity.best(config):
+            reduced = (
+                state.ring.reduced(each, self.fidelity, config.frames_per_chunk)
+                for each in (self._placement, self._later)
+            )
+            self._placement, self._later = reduced
         self._frames = config.frames_per_chunk
         self._noise = noise or self._drawn(state, config)
         self._noisy = self._noise(0)
@@ -72,13 +87,13 @@ class ChunkWork:
     def row(self) -> Row:
         """See `Work.row`."""
         if self.clean is None:
-            return self._row(self._noisy, self._schedule.steps[self.done])
+            return self._row(self._noisy, self._steps[self.done])
         return self._row(self.clean, self._schedule.context_timestep)
 
     def advance(self, flow: Tensor) -> None:
         """See `Work.advance`. The flow that the clean pass predicts is not used."""
         if self.clean is None:
-            sigmas = self._schedule.step_sigmas
+            sigmas = self._sigmas
             estimate = to_clean(self._noisy, flow, sigmas[self.done])
             if self.done + 1 < len(sigmas):
                 self._noisy = add_noise(estimate, self._noise(self.done + 1), sigmas[self.done + 1])

@@ -1,0 +1,98 @@
+"""Configurations in which a chunk can be generated: fewer steps, a shorter window, sparse attention.
+
+A configuration belongs to one chunk. It changes what the chunk's forwards read, never what they write: the
+ring keeps every frame, so that the next chunk may be generated at any configuration (SlackServe, 4.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from turboserve.worker.engine.errors import InvalidFidelityError
+from turboserve.worker.model.config import ModelConfig
+
+LARGEST_BLOCK = 64
+"""Largest number of keys that sparse attention selects or skips together."""
+
+
+@dataclass(frozen=True, order=True)
+class Fidelity:
+    """One configuration. More of `steps` and `window_chunks` is better, and less of `sparsity`."""
+
+    steps: int
+    """Number of denoising forwards."""
+    window_chunks: int
+    """Number of newest chunks that attention reads beside the sink, the chunk itself included."""
+    sparsity: float = 0.0
+    """Share of the key blocks that attention skips, 0 ≤ sparsity < 1."""
+
+    @classmethod
+    def best(cls, config: ModelConfig) -> Fidelity:
+        """The configuration for which the model was made."""
+        return cls(len(config.denoising_steps), most_chunks(config))
+
+    def check(self, config: ModelConfig) -> Fidelity:
+        """Return the configuration. Raises `InvalidFidelityError`."""
+        best = Fidelity.best(config)
+        for field, value, most in (
+            ("steps", self.steps, best.steps),
+            ("window_chunks", self.window_chunks, best.window_chunks),
+        ):
+            if not 1 <= value <= most:
+                raise InvalidFidelityError(field, value, f"in 1..{most}")
+        if not 0 <= self.sparsity < 1:
+            raise InvalidFidelityError("sparsity", self.sparsity, "at least 0 and below 1")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Short text for tables and logs, such as `4 steps, window 2, sparsity 0.6`."""
+        return f"{self.steps} steps, window {self.window_chunks}, sparsity {self.sparsity:g}"
+
+
+def most_chunks(config: ModelConfig) -> int:
+    """Number of chunks that the whole window holds beside its sink."""
+    sink = config.sink_size if config.local_attn_size != -1 else 0
+    return -(-(config.window_frames - sink) // config.frames_per_chunk)
+
+
+def step_indices(steps: int, all_steps: int) -> tuple[int, ...]:
+    """Which of the model's denoising steps a chunk of `steps` forwards takes, evenly spaced from the first.
+
+    The first step begins with pure noise. No source states which steps a shorter schedule takes.
+    """
+    return tuple(i * all_steps // steps for i in range(steps))
+
+
+def block_size(tokens_per_frame: int) -> int:
+    """Keys in one block of sparse attention: the largest divisor of a frame up to `LARGEST_BLOCK`."""
+    return max(n for n in range(1, LARGEST_BLOCK + 1) if tokens_per_frame % n == 0)
+
+
+def sparse_attention(q: Tensor, k: Tensor, v: Tensor, sparsity: float, block: int) -> Tensor:
+    """Softmax attention over the key blocks that score highest (block top-k).
+
+    Each head selects blocks for all of its queries: a block's score is the mean query times the mean key of
+    the block. `block` divides the number of keys. At sparsity 0 no block is skipped.
+
+    q: [1, S, heads, head_dim]; k, v: [1, heads, N, head_dim]. Returns q's shape.
+    """
+    heads, keys, width = k.shape[1:]
+    blocks = keys // block
+    kept = blocks - int(blocks * sparsity)
+    queries = q.transpose(1, 2)
+    if kept < blocks:
+        means = k[0].view(heads, blocks, block, width).mean(2)
+        scores = torch.einsum("hd,hnd->hn", queries[0].mean(1), means)
+        # The order of keys does not matter: it is kept, so that equal selections give equal bits.
+        chosen = scores.topk(kept, dim=1).indices.sort(dim=1).values
+        index = chosen.view(heads, kept, 1, 1).expand(heads, kept, block, width)
+        k, v = (
+            x[0].reshape(heads, blocks, block, width).gather(1, index).flatten(1, 2).unsqueeze(0)
+            for x in (k, v)
+        )
+    return F.scaled_dot_product_attention(queries, k, v).transpose(1, 2)
