@@ -1,4 +1,4 @@
-"""`turboserve profile …`: measure the engine's latencies, and find the autoscaler's parameters."""
+"""`turboserve profile …`: measure latencies and quality, and find the autoscaler's parameters."""
 
 from __future__ import annotations
 
@@ -66,6 +66,61 @@ def engine(
     for stage, seconds in found.stages.items():
         times = ", ".join(f"{size}: {1000 * value:.3g} ms" for size, value in seconds.items())
         typer.echo(f"{stage}: {times}")
+
+
+@app.command()
+def fidelity(
+    out: Annotated[Path, typer.Option(help="The file to write, as JSON.")],
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts behind each quality.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of the choice of prompts and of the noise.")] = 0,
+    steps: Annotated[
+        list[int] | None, typer.Option(help="Number of denoising steps; again for more. None: all.")
+    ] = None,
+    sparsity: Annotated[
+        list[float] | None,
+        typer.Option(help="Share of key blocks that attention skips; again for more. None: 0, 0.6, 0.8."),
+    ] = None,
+    quality: Annotated[
+        Path | None,
+        typer.Option(help="JSON with the quality of each configuration, for a model without a judge."),
+    ] = None,
+) -> None:
+    """Measure latency and quality of the configurations in which the model can generate a chunk.
+
+    Model and device are those of a worker with these TURBOSERVE_… variables. The shipped model's quality is
+    its judge's score over held-out prompts. For other models --quality states it.
+    """
+    # Torch takes seconds to import.
+    from turboserve.experiments.fidelity.profile import SPARSITIES, UnmeasurableError, profile_models
+    from turboserve.worker.engine.errors import InvalidFidelityError
+    from turboserve.worker.service.models import load_models
+    from turboserve.worker.settings import Settings
+
+    settings = Settings()
+    try:
+        found = profile_models(
+            load_models(settings),
+            settings.model == "toyworld",
+            prompts=prompts,
+            seed=seed,
+            steps=steps or (),
+            sparsities=sparsity or SPARSITIES,
+            quality_file=quality,
+            say=typer.echo,
+        )
+    except (UnmeasurableError, InvalidFidelityError) as error:
+        raise failure(str(error)) from None
+    try:
+        found.write(out)
+    except OSError as error:
+        raise failure(f"--out: {out} could not be written: {error}") from None
+    typer.echo(f"floor {found.floor:.3f}; not dominated, fastest first:")
+    for each in found.frontier:
+        low, high = each.interval
+        typer.echo(
+            f"  {each.fidelity.label}: {1000 * each.seconds:.1f} ms, "
+            f"quality {each.quality:.3f} ({low:.3f} to {high:.3f})"
+        )
 
 
 @app.command()

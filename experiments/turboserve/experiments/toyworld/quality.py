@@ -23,6 +23,7 @@ from turboserve.experiments.toyworld.prompts import phrase
 from turboserve.experiments.toyworld.world import Scene, random_scene
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.events import ChunkReady, ControlApplied, SessionFailed
+from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.spec import Control, EngineOptions, SessionSpec
 from turboserve.worker.model.toyworld import WEIGHTS, ToyDecoder, ToyWorld, read_toyworld
@@ -79,8 +80,17 @@ def held_out_jobs(count: int, seed: int) -> list[Job]:
     return jobs
 
 
-def generate(models: Models, jobs: Sequence[Job], chunks: int, concurrent: int = CONCURRENT) -> list[Played]:
-    """Run the jobs through one engine, `concurrent` sessions at a time, `chunks` chunks each."""
+def generate(
+    models: Models,
+    jobs: Sequence[Job],
+    chunks: int,
+    concurrent: int = CONCURRENT,
+    fidelity: Fidelity | None = None,
+) -> list[Played]:
+    """Run the jobs through one engine, `concurrent` sessions at a time, `chunks` chunks each.
+
+    `fidelity`: the configuration of all chunks. None: the best.
+    """
     config = models.transformer.config
     slab = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype).total_bytes
     engine = Engine(models, EngineOptions(slab_bytes=concurrent * slab, max_lead_s=float("inf")))
@@ -90,7 +100,8 @@ def generate(models: Models, jobs: Sequence[Job], chunks: int, concurrent: int =
     while waiting or running:
         while waiting and running < concurrent:
             row = waiting.pop(0)
-            engine.admit(SessionSpec(str(row), jobs[row].prompt, jobs[row].seed), time.monotonic())
+            spec = SessionSpec(str(row), jobs[row].prompt, jobs[row].seed, fidelity=fidelity)
+            engine.admit(spec, time.monotonic())
             running += 1
         for event in engine.step(time.monotonic()):
             if isinstance(event, SessionFailed):
