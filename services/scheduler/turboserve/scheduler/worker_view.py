@@ -146,6 +146,9 @@ class WorkerView(ChangeTracked):
     @property
     def load(self) -> int:
         """Number of sessions that hold a slot, migrate to the worker or have a slot reserved."""
+        if not self.reserved and not self.incoming:
+            # The usual case. Load feedback reads the load of all workers after every decision.
+            return len(self.used)
         return len(self.used | self.reserved | self.incoming)
 
     @property
@@ -155,9 +158,10 @@ class WorkerView(ChangeTracked):
     @property
     def ready(self) -> bool:
         """Whether the worker may get sessions."""
+        process = self.process
         return (
-            isinstance(self.process, Serving)
-            and self.process.phase is WorkerPhase.READY
+            process.phase is WorkerPhase.READY
+            and isinstance(process, Serving)
             and isinstance(self.declaration, Undeclared)
         )
 
@@ -173,6 +177,9 @@ class WorkerView(ChangeTracked):
     def reported(self, phase: WorkerPhase, started_at: float) -> None:
         """Apply the phase of a report or a row. `started_at`: start of the process; 0.0 if not reported."""
         process = self.process
+        if phase is process.phase is not WorkerPhase.DRAINING and started_at in (0.0, process.started_at):
+            # The usual case: nothing has changed.
+            return
         if started_at > process.started_at:
             drains = phase is WorkerPhase.DRAINING
         else:
