@@ -10,12 +10,12 @@ sessions one after the other over REST, and reads each one's first chunk over th
 **What counts.** A file counts if one of its functions runs for the session:
 
 - The window of a session begins with `POST /v1/sessions` and ends when its first chunk is received.
-- The baseline is a time without sessions. A function runs for the session if it is called more often in
-  the session's window than in any window of the same length within the baseline. So periodic work
-  (heartbeats, leadership, metrics) does not count.
-- A function counts if this holds in all sessions but one, so that one late heartbeat adds no file.
+- The baseline is a time without sessions. A function runs for the session if its calls in the sessions'
+  windows exceed those in equally long windows of the baseline: on average by half a call for each session or
+  more, and by more than four standard errors. So periodic work (heartbeats, leadership, metrics) does not
+  count, and neither does a heartbeat that is late.
 - A session before the baseline fills caches. Imports and start-up are over by then.
-- `model/` and `contracts/` do not count.
+- `model/` and `contracts/` do not count, and neither does the autoscaler: it only learns of sessions.
 
 A hop ends where the next file that was not called before belongs to another service.
 """
@@ -37,13 +37,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from math import sqrt
 from pathlib import Path
+from statistics import mean, median, pvariance
 
 import httpx
 from websockets.asyncio.client import connect
 
 HERE = Path(__file__).resolve().parents[1]
 EXCLUDED = ("/model/", "/contracts/")
+NOT_ON_PATH = {"autoscaler"}
+"""Services that no session waits for. The autoscaler only learns of sessions."""
+LEAST_EXCESS = 0.5
+STANDARD_ERRORS = 4.0
 RECORDER = """
 import os, sys, threading, time
 
@@ -189,7 +195,7 @@ def read(records: Path) -> Calls:
     for path in records.iterdir():
         service = path.name.partition(".")[0]
         for line in path.read_text().splitlines():
-            if line.count("\t") == 2:
+            if line.count("\t") == 2 and service not in NOT_ON_PATH:
                 at, file, name = line.split("\t")
                 if not any(folder in file for folder in EXCLUDED):
                     calls[Function(service, file, name)].append(float(at))
@@ -198,27 +204,26 @@ def read(records: Path) -> Calls:
     return calls
 
 
-def of_session(calls: Calls, baseline: Window, window: Window) -> dict[Function, float]:
-    """The functions that run for the session of `window`; the seconds from its begin to their first call."""
-    parts = list(baseline.parts(window.end - window.begin))
-    found = {}
-    for function, times in calls.items():
-        count = window.count(times)
-        if count and count > max(part.count(times) for part in parts):
-            found[function] = times[bisect_left(times, window.begin)] - window.begin
-    return found
-
-
 def path(calls: Calls, baseline: Window, windows: list[Window]) -> dict[Function, float]:
-    """The functions that run for all sessions but at most one, by their median first call in seconds."""
-    found: dict[Function, list[float]] = defaultdict(list)
-    for window in windows:
-        for function, at in of_session(calls, baseline, window).items():
-            found[function].append(at)
-    often = {
-        function: sorted(at)[len(at) // 2] for function, at in found.items() if len(at) >= len(windows) - 1
-    }
-    return dict(sorted(often.items(), key=lambda entry: entry[1]))
+    """The functions that run for a session; the median time of their first call after its begin, seconds."""
+    found: dict[Function, float] = {}
+    for function, times in calls.items():
+        counts = [window.count(times) for window in windows]
+        if not any(counts):
+            continue
+        usual = [
+            [part.count(times) for part in baseline.parts(window.end - window.begin)] for window in windows
+        ]
+        excess = mean(counts) - mean(mean(parts) for parts in usual)
+        error = sqrt(sum(pvariance(parts) for parts in usual)) / len(windows)
+        if excess >= LEAST_EXCESS and excess > STANDARD_ERRORS * error:
+            first = [
+                times[bisect_left(times, window.begin)] - window.begin
+                for window in windows
+                if window.count(times)
+            ]
+            found[function] = median(first)
+    return dict(sorted(found.items(), key=lambda entry: entry[1]))
 
 
 def hops(functions: dict[Function, float]) -> list[Hop]:
@@ -236,8 +241,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tree", type=Path, default=HERE, help="the checkout whose stack runs")
     parser.add_argument("--port", type=int, default=8970, help="the gateway's port")
-    parser.add_argument("--sessions", type=int, default=5)
-    parser.add_argument("--quiet-s", type=float, default=20.0, help="length of the baseline, seconds")
+    parser.add_argument("--sessions", type=int, default=8)
+    parser.add_argument("--quiet-s", type=float, default=30.0, help="length of the baseline, seconds")
     parser.add_argument("--functions", action="store_true", help="print each function, too")
     parser.add_argument("--write", type=Path, help="write the hops to this file")
     options = parser.parse_args()

@@ -23,7 +23,7 @@ from turboserve.cli.embedded.binaries import nats_server
 from turboserve.cli.embedded.postgres import DATABASE, ROLE, SUPERUSER
 from turboserve.cli.embedded.running import running
 from turboserve.gateway.auth import key_list
-from turboserve.gateway.auth.service import Keys
+from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.settings import Settings
 from turboserve.subjects import SERVICES
 

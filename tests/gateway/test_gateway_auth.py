@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from turboserve.gateway.auth import key_list
-from turboserve.gateway.auth.service import Identity, Keys, bearer
+from turboserve.gateway.auth.access import Identity, Keys, bearer
 from turboserve.gateway.settings import Settings
 
 K1, K2 = "secret-1-0123456789", "secret-2-0123456789"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.simulate_scene import Scene, scene
 from turboserve.contracts.sessions import Activity, Phase
-from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
+from turboserve.gateway.auth.access import DEFAULT_TENANT as TENANT
 
 LEAD = 5
 """Chunks that a session makes before its viewer has played anything."""

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turboserve.autoscaler.settings import AutoscalerSettings
-from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
+from turboserve.gateway.auth.access import DEFAULT_TENANT as TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.simulation.faults import CALM

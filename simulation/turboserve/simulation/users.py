@@ -8,7 +8,7 @@ from typing import Any
 
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import Activity, SessionRecord
-from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
+from turboserve.gateway.auth.access import DEFAULT_TENANT as TENANT
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.sessions.schemas import NewSession
 from turboserve.simulation.log_checks import SimulatedViewer

@@ -12,8 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from turboserve.contracts.errors import TurboServeError
+from turboserve.gateway.auth.access import DEFAULT_TENANT
 from turboserve.gateway.auth.middleware import Authenticate
-from turboserve.gateway.auth.service import DEFAULT_TENANT
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.stream import endpoints
 from turboserve.simulation.log_checks import SimulatedViewer

@@ -26,7 +26,7 @@ from tests.helpers.pool_harness import Pool
 from tests.security.access.conftest import Connect, OpenSocket
 from turboserve.config import SettingsError
 from turboserve.gateway import exposure
-from turboserve.gateway.auth.service import Keys
+from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.auth.throttle import FailureThrottle, network_of
 from turboserve.gateway.settings import Settings
 from turboserve.service import EXIT_SETTINGS

@@ -24,8 +24,8 @@ from tests.helpers.pool_harness import Pool
 from tests.security.access.conftest import Connect, OpenSocket
 from turboserve.cli.keys import app as keys_command
 from turboserve.gateway.auth import key_file
+from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.auth.key_file import KeyFileError
-from turboserve.gateway.auth.service import Keys
 from turboserve.gateway.settings import Settings
 
 KEY = re.compile(r"ts_[0-9a-f]{8}_[0-9a-f]{48}")

@@ -19,7 +19,7 @@ from turboserve.cli.supervisor.core import Policy
 from turboserve.cli.supervisor.logs import LogHub
 from turboserve.cli.supervisor.shell import Supervisor
 from turboserve.gateway import exposure
-from turboserve.gateway.auth.service import Keys
+from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.settings import Settings as GatewaySettings
 
 UMASK = 0o027

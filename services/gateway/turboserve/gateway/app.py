@@ -10,8 +10,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.gateway import openapi
+from turboserve.gateway.auth.access import Authenticator, HostRules, Keys, OriginRules
 from turboserve.gateway.auth.middleware import Authenticate
-from turboserve.gateway.auth.service import Authenticator, Keys
 from turboserve.gateway.context import Gateway, Streams
 from turboserve.gateway.cost.endpoints import router as cost
 from turboserve.gateway.events.endpoints import router as events
@@ -24,7 +24,6 @@ from turboserve.gateway.middleware import (
     JsonOnly,
     OriginCheck,
 )
-from turboserve.gateway.origin_rules import HostRules, OriginRules
 from turboserve.gateway.page import endpoints as page_endpoints
 from turboserve.gateway.pools.endpoints import router as pools
 from turboserve.gateway.pools.snapshots import PoolSnapshots

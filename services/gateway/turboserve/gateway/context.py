@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TenantLimitError
-from turboserve.gateway.auth.service import Authenticator, Keys
+from turboserve.gateway.auth.access import Authenticator, Keys
 from turboserve.gateway.pools.snapshots import PoolSnapshots
 from turboserve.gateway.problems.errors import TooManyStreamsError
 from turboserve.gateway.sessions.service import Sessions

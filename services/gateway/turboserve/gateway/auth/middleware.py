@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from turboserve.contracts.errors import TurboServeError, UnauthorizedError
-from turboserve.gateway.auth.service import Authenticator, Identity, Keys, bearer
+from turboserve.gateway.auth.access import Authenticator, Identity, Keys, bearer
 from turboserve.gateway.problems.handlers import problem_response
 from turboserve.gateway.public import takes_head
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import Depends
 
 from turboserve.contracts.errors import TurboServeError
+from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.middleware import Caller
-from turboserve.gateway.auth.service import Identity
 
 
 class NotAnOperatorError(TurboServeError):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from turboserve import logs
 from turboserve.gateway.auth import key_file
+from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.auth.key_file import KeyFileError
-from turboserve.gateway.auth.service import Keys
 
 log = logs.get("auth")
 

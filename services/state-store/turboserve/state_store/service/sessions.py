@@ -35,8 +35,7 @@ from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.hot.session_state import Latents, Playheads
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.publish.canaries import LogStatus
-from turboserve.state_store.service.admission import Admission
-from turboserve.state_store.service.transactions import PostCommit, fenced, locked, visible
+from turboserve.state_store.service.transactions import Admission, PostCommit, fenced, locked, visible
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import traceparent
 
