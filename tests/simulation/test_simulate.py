@@ -15,8 +15,9 @@ import pytest
 import typer
 
 from tests.simulation.simulate_plants import SHORT_S, without_fence
+from turboserve.scheduler.placement.pool import LatencyCurve
 from turboserve.simulation import command
-from turboserve.simulation.calm import run_calm
+from turboserve.simulation.calm import CalmScale, run_calm
 from turboserve.simulation.faults import CALM, PROCESSES, Faults
 from turboserve.simulation.names import INVARIANTS
 from turboserve.simulation.runtime.broker.stream import Stream
@@ -24,6 +25,7 @@ from turboserve.simulation.runtime.device.runner import VirtualEngineRunner
 from turboserve.simulation.scenario import run_scenario
 from turboserve.simulation.world import World
 from turboserve.worker.engine.events import Event
+from turboserve.worker.engine.profile import LatencyProfile
 
 EVERYTHING = Faults(
     crash=dict.fromkeys(PROCESSES, 0.05),
@@ -129,6 +131,16 @@ def test_a_failing_seed_prints_how_to_replay_it(monkeypatch: pytest.MonkeyPatch)
     [found] = command.run(seed=failed.seed, seconds=SHORT_S)["failing"]
     assert found["replay"] == f"turboserve bench simulate --seed {failed.seed} --seconds 10 --trace"
     assert tuple(found["messages"]) == failed.messages
+
+
+def test_a_calm_device_declares_the_latency_of_each_number_of_sessions() -> None:
+    """With the latency of one session alone, the scheduler would assume several times that of several."""
+    for slots in (1, 2, 4, 8):
+        device = CalmScale(slots=slots).profile(load_s=1.0)
+        curve, forward = LatencyCurve(device.chunk_s(), slots), LatencyProfile(device.forward_s)
+        for sessions in range(1, slots + 1):
+            declared = (device.denoising + 1) * forward(sessions) + device.decode_s[1]
+            assert curve(sessions) == pytest.approx(declared)
 
 
 def test_a_calm_deployment_plays_what_it_is_given() -> None:

@@ -30,6 +30,8 @@ from turboserve.simulation.settings import GATHER, PLACEMENT, Scale
 from turboserve.simulation.users import Clients
 from turboserve.simulation.world import World
 from turboserve.state_store.settings import Settings as StoreSettings
+from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.service.warm_up import BATCHES
 from turboserve.worker.settings import Settings as WorkerSettings
 
 LATENCY_S = 0.0
@@ -96,8 +98,12 @@ class CalmScale(Scale):
     def profile(self, load_s: float) -> DeviceProfile:
         """Return the profile of a worker's device: real time with all slots taken."""
         most = self.slots
+        forward = LatencyProfile({1: 0.03, most + 1: 0.1})
+        # With the latency of one session alone, the scheduler takes two sessions for twice as slow as one and
+        # fills the few workers that have measured more sizes. So the sizes of a warm-up are declared too.
+        sizes = [size for size in BATCHES if size <= most]
         return DeviceProfile(
-            forward_s={1: 0.03, most + 1: 0.1},
+            forward_s={size: forward(size) for size in (*sizes, most + 1)},
             load_s=load_s,
             slots=most,
             host_states=most,
