@@ -39,9 +39,12 @@ from turboserve.bench.engine.models import (  # noqa: E402
 from turboserve.bench.engine.naive import ClonedCache, ShiftedCache  # noqa: E402
 from turboserve.bench.engine.stages import decoding  # noqa: E402
 from turboserve.bench.engine.whole import moving, playing  # noqa: E402
-from turboserve.worker.engine.attention import KINDS  # noqa: E402
-from turboserve.worker.engine.engine import COMPILER, Models  # noqa: E402
 from turboserve.worker.engine.golden import GoldenReport, check_file, check_type  # noqa: E402
+from turboserve.worker.engine.tensor_backend import (  # noqa: E402
+    COMPILER,
+    KINDS,
+    Models,
+)
 from turboserve.worker.model.config import ModelConfig  # noqa: E402
 from turboserve.worker.model.presets import preset  # noqa: E402
 from turboserve.worker.model.taehv import TaehvConfig  # noqa: E402

@@ -4,8 +4,7 @@ import pytest
 
 from turboserve.experiments.batching.command import GIVEN, LOADS, compare
 from turboserve.experiments.batching.simulation import BatchingScenario, capacity, poisson, simulate
-from turboserve.worker.engine.gather import GATHER_POLICIES
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.gather import GATHER_POLICIES, LatencyProfile
 
 BETWEEN = {1: 0.0108, 2: 0.0165, 4: 0.028, 8: 0.052, 16: 0.1}
 """Batches pay up to a size: the shipped model on one core."""

@@ -24,8 +24,8 @@ from turboserve.simulation.runtime.broker.stream import Stream
 from turboserve.simulation.runtime.device.runner import VirtualEngineRunner
 from turboserve.simulation.scenario import run_scenario
 from turboserve.simulation.world import World
-from turboserve.worker.engine.events import Event
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.gather import LatencyProfile
+from turboserve.worker.engine.interface import Event
 
 EVERYTHING = Faults(
     crash=dict.fromkeys(PROCESSES, 0.05),

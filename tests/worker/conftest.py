@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.events import ChunkReady, Event
-from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.interface import ChunkReady, EngineOptions, Event
+from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.transformer import CausalWanTransformer
 

@@ -16,9 +16,10 @@ from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.service import HostClock
 from turboserve.worker.engine.backend import ReceiveBuffer
-from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.interface import EngineOptions
+from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.engine_driver import AdmitRequest

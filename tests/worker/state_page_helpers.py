@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from turboserve.worker.engine.events import ChunkReady, SessionQuiesced
+from turboserve.worker.engine.interface import ChunkReady, SessionQuiesced, SessionSpec
 from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer
-from turboserve.worker.engine.spec import SessionSpec
 from turboserve.worker.engine.state_pages import Page, fingerprint_of
 
 FAR = 1e9

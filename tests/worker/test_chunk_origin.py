@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from turboserve import telemetry
-from turboserve.worker.engine.events import ChunkReady, ChunkTimings, Step
+from turboserve.worker.engine.interface import ChunkReady, ChunkTimings, Step
 from turboserve.worker.service import chunk_spans
 from turboserve.worker.service.chunk_spans import ChunkOrigin, RunTrace, chunk_span
 

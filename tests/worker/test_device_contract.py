@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.worker.device_harness import LED, SLOTS, DeviceHarness, Kind, Tensors, Virtual
-from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.errors import (
     DuplicateSessionError,
     SlabsExhaustedError,
     SnapshotRejectedError,
     UnknownSessionError,
 )
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.packaged_chunks import PackagedChunk

@@ -12,16 +12,15 @@ from torch import Tensor
 from turboserve.bench.engine.memory import PeakMemory, peak_and_expected
 from turboserve.worker.engine import tensor_backend
 from turboserve.worker.engine.budget import affordable_decodes, forward_bytes, plan
-from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.errors import (
     BudgetTooSmallError,
     HostMemoryUnavailableError,
     SlabsExhaustedError,
 )
-from turboserve.worker.engine.events import ChunkReady
-from turboserve.worker.engine.hostpool import HostPool
-from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.spec import Control, SessionSpec
+from turboserve.worker.engine.gather import LatencyProfile
+from turboserve.worker.engine.interface import ChunkReady, Control, SessionSpec
+from turboserve.worker.engine.memory import HostPool
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.presets import preset
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from turboserve.worker.engine import engine as engine_module
-from turboserve.worker.engine.spec import SessionSpec
+from turboserve.worker.engine.interface import SessionSpec
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation, rotate
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.events import ChunkReady, SessionFailed
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.gather import LatencyProfile
+from turboserve.worker.engine.interface import ChunkReady, Decoder, Rebuild, SessionFailed, SessionSpec
 from turboserve.worker.engine.session import DecoderContext
-from turboserve.worker.engine.spec import Decoder, Rebuild, SessionSpec
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
 from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from tests.worker.state_page_helpers import copy, frozen
 from tests.worker.test_engine_ring import HEADS, LAYERS, TOKENS, WIDTH, NaiveWindow, histories, ring_of
 from turboserve.worker.engine.errors import InvalidFidelityError, SnapshotRejectedError
-from turboserve.worker.engine.events import ChunkReady, Step
 from turboserve.worker.engine.fidelity import (
     LARGEST_BLOCK,
     Fidelity,
@@ -22,8 +21,8 @@ from turboserve.worker.engine.fidelity import (
     sparse_attention,
     step_indices,
 )
+from turboserve.worker.engine.interface import ChunkReady, Control, SessionSpec, Step
 from turboserve.worker.engine.snapshot import Snapshot
-from turboserve.worker.engine.spec import Control, SessionSpec
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation
 

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from turboserve.bench.engine.naive import NaiveLoop
-from turboserve.worker.engine.engine import Models
-from turboserve.worker.engine.spec import Control, SessionSpec
+from turboserve.worker.engine.interface import Control, SessionSpec
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 
 aten = torch.ops.aten

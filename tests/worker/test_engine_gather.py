@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 
 from turboserve.worker.engine.budget import MemoryBudget
 from turboserve.worker.engine.errors import BudgetTooSmallError, SlabsExhaustedError
-from turboserve.worker.engine.gather import GATHER_POLICIES, Candidate, GatherPolicy, LeastCreditFirst
-from turboserve.worker.engine.pool import SlabPool
-from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.gather import (
+    GATHER_POLICIES,
+    Candidate,
+    GatherPolicy,
+    LatencyProfile,
+    LeastCreditFirst,
+)
+from turboserve.worker.engine.memory import SlabLayout, SlabPool
 
 POLICIES = ("fcfs", "chunk", "step")
 FLAT = LatencyProfile({1: 0.02, 16: 0.03})

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turboserve.worker.engine.errors import HostMemoryUnavailableError, HostPoolFullError
-from turboserve.worker.engine.events import ChunkReady, Suspended, SuspendRefused
-from turboserve.worker.engine.hostpool import ALIGNMENT, Extent, HostPool, aligned, size_of
-from turboserve.worker.engine.spec import SessionSpec
-from turboserve.worker.engine.transfer import PIECE_BYTES, pieces
+from turboserve.worker.engine.interface import ChunkReady, SessionSpec, Suspended, SuspendRefused
+from turboserve.worker.engine.memory import ALIGNMENT, Extent, HostPool, aligned, size_of
+from turboserve.worker.engine.snapshot import PIECE_BYTES, pieces
 
 
 def largest_gap(held: list[Extent], limit: int) -> int:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.events import ChunkReady
-from turboserve.worker.engine.spec import SessionSpec
+from turboserve.worker.engine.interface import ChunkReady, SessionSpec
 from turboserve.worker.engine.streams import DEVICE_LOST
 
 FAR = 1e9

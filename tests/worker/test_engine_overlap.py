@@ -10,11 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from turboserve.worker.engine.events import ChunkReady, SessionEnded, SessionFailed, Suspended, SuspendRefused
+from turboserve.worker.engine.interface import (
+    ChunkReady,
+    Control,
+    SessionEnded,
+    SessionFailed,
+    SessionSpec,
+    Suspended,
+    SuspendRefused,
+)
 from turboserve.worker.engine.session import Transferring
-from turboserve.worker.engine.spec import Control, SessionSpec
-from turboserve.worker.engine.stream_executor import StreamExecutor, Wakeup
-from turboserve.worker.engine.transfer import Transfer
+from turboserve.worker.engine.snapshot import Transfer
+from turboserve.worker.engine.streams import StreamExecutor, Wakeup
 from turboserve.worker.model.config import ModelConfig
 
 MakeDriver = Callable[..., Any]

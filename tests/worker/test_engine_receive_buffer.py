@@ -18,7 +18,7 @@ from turboserve.worker.engine.errors import (
     SnapshotRejectedError,
     UnknownSessionError,
 )
-from turboserve.worker.engine.events import Suspended
+from turboserve.worker.engine.interface import Suspended
 from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer
 from turboserve.worker.engine.state_pages import Page, fingerprint_of, fingerprints_of
 from turboserve.worker.transfer.deadline import Deadline

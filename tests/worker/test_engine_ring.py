@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turboserve.worker.engine.errors import FramesExhaustedError
-from turboserve.worker.engine.pool import SlabPool
-from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.memory import SlabLayout, SlabPool
+from turboserve.worker.engine.state import KVRing
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation, rotate
 

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from turboserve.worker.engine.errors import FramesExhaustedError
-from turboserve.worker.engine.events import ChunkReady, SessionEnded
-from turboserve.worker.engine.pool import SlabPool
-from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.rows import Row, RowsForward
-from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.spec import Rebuild, SessionSpec
+from turboserve.worker.engine.interface import ChunkReady, Rebuild, SessionEnded, SessionSpec
+from turboserve.worker.engine.memory import SlabLayout, SlabPool
+from turboserve.worker.engine.state import KVRing
+from turboserve.worker.engine.work import Row, RowsForward
 from turboserve.worker.model.config import ModelConfig, Rotation
 from turboserve.worker.model.presets import preset
 from turboserve.worker.model.transformer import CausalWanTransformer

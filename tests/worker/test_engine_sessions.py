@@ -13,17 +13,19 @@ from turboserve.worker.engine.errors import (
     SnapshotRejectedError,
     UnknownSessionError,
 )
-from turboserve.worker.engine.events import (
+from turboserve.worker.engine.interface import (
     ChunkReady,
+    Control,
     ControlApplied,
+    Rebuild,
     SessionEnded,
     SessionFailed,
     SessionReady,
+    SessionSpec,
     Suspended,
     SuspendRefused,
 )
 from turboserve.worker.engine.snapshot import Snapshot
-from turboserve.worker.engine.spec import Control, Rebuild, SessionSpec
 from turboserve.worker.model.config import ModelConfig
 
 MakeDriver = Callable[..., Any]

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.worker.state_page_helpers import FAR, SPEC, copy, equal, frozen, prints, stayed
-from turboserve.worker.engine.events import ChunkReady, SessionQuiesced, Suspended
-from turboserve.worker.engine.spec import Control
+from turboserve.worker.engine.interface import ChunkReady, Control, SessionQuiesced, Suspended
 from turboserve.worker.engine.state_pages import DECODER, changed, digest_of
 
 

@@ -9,7 +9,7 @@ import torch
 
 from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.golden import check_type
-from turboserve.worker.engine.spec import SessionSpec
+from turboserve.worker.engine.interface import SessionSpec
 from turboserve.worker.engine.varlen import VarlenMemory, require_varlen
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.model.config import ModelConfig, ModelConfigError
 from turboserve.worker.model.presets import UnknownPresetError, preset
 

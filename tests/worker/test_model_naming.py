@@ -10,11 +10,10 @@ from diffusers import WanTransformer3DModel
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 from torch import Tensor
 
-from turboserve.worker.engine.engine import Models
-from turboserve.worker.engine.pool import SlabPool
-from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.rows import Row, RowsForward
-from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.memory import SlabLayout, SlabPool
+from turboserve.worker.engine.state import KVRing
+from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.work import Row, RowsForward
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.naming import DIFFUSERS_TRANSFORMER, renamed, transformer_names
 from turboserve.worker.model.presets import preset

@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
-from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.events import ChunkReady, Event
-from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.spec import EngineOptions, SessionSpec
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.interface import ChunkReady, EngineOptions, Event, SessionSpec
+from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model import presets
 from turboserve.worker.model.config import ModelConfig, ModelConfigError
 from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointError, read_checkpoint

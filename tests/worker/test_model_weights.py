@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.worker.state_page_helpers import FAR, SPEC, copy, frozen
-from turboserve.worker.engine.engine import Engine, Models
+from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import SnapshotRejectedError
-from turboserve.worker.engine.events import Suspended
+from turboserve.worker.engine.interface import EngineOptions, Suspended
 from turboserve.worker.engine.snapshot import state_fingerprint
-from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model import weights
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.toyworld import WEIGHTS, load_toyworld

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turboserve.worker.engine.gather import Candidate, alike
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.gather import Candidate, LatencyProfile, alike
 
 
 class FirstComeFirstServed:

@@ -6,10 +6,17 @@ import bisect
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.events import ChunkReady, SessionEnded, SessionFailed
-from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.spec import Control, EngineOptions, SessionSpec
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.interface import (
+    ChunkReady,
+    Control,
+    EngineOptions,
+    SessionEnded,
+    SessionFailed,
+    SessionSpec,
+)
+from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.media.encoder import FragmentEncoder
 
 SESSION = "clip"

@@ -30,7 +30,7 @@ from turboserve.simulation.settings import GATHER, PLACEMENT, Scale
 from turboserve.simulation.users import Clients
 from turboserve.simulation.world import World
 from turboserve.state_store.settings import Settings as StoreSettings
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.service.warm_up import BATCHES
 from turboserve.worker.settings import Settings as WorkerSettings
 

@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from turboserve.bench.engine.naive import NaiveLoop, ShiftedCache
-from turboserve.worker.engine.attention import attention_kind
-from turboserve.worker.engine.pool import SlabPool
-from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.rows import Row, RowsForward
-from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.state import SessionState
-from turboserve.worker.engine.work import ChunkWork
+from turboserve.worker.engine.memory import SlabLayout, SlabPool
+from turboserve.worker.engine.state import KVRing, SessionState
+from turboserve.worker.engine.tensor_backend import attention_kind
+from turboserve.worker.engine.work import ChunkWork, Row, RowsForward
 from turboserve.worker.model.schedule import Schedule
 from turboserve.worker.model.transformer import CausalWanTransformer
 
@@ -79,7 +76,7 @@ class Sessions:
 
         Args:
             text: Prompt embeddings [1, L, text_dim].
-            attention: One of `attention.KINDS`.
+            attention: One of `tensor_backend.KINDS`.
             compiler: See `RowsForward`.
         """
         self._config = model.config

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.events import ChunkReady, SessionFailed
-from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.spec import EngineOptions, SessionSpec
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.interface import ChunkReady, EngineOptions, SessionFailed, SessionSpec
+from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.tensor_backend import Models
 
 PROMPT = "a red circle moving left on black"
 WAIT_S = 1.0

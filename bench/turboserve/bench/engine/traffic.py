@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from turboserve.bench.engine.measure import Timer
-from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.events import ChunkReady, Event, SessionFailed
-from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.spec import EngineOptions, SessionSpec
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.interface import ChunkReady, EngineOptions, Event, SessionFailed, SessionSpec
+from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.tensor_backend import Models
 
 TICK_S = 0.005
 """Step of the clock while nothing is due."""

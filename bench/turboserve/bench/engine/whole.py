@@ -11,9 +11,17 @@ from torch import Tensor
 
 from turboserve.bench.engine.overlap import seconds_per_chunk
 from turboserve.worker.engine.budget import plan
-from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.events import ChunkReady, Event, SessionFailed, Suspended, SuspendRefused
-from turboserve.worker.engine.spec import EngineOptions, SessionSpec
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.interface import (
+    ChunkReady,
+    EngineOptions,
+    Event,
+    SessionFailed,
+    SessionSpec,
+    Suspended,
+    SuspendRefused,
+)
+from turboserve.worker.engine.tensor_backend import Models
 
 WAIT_S = 1.0
 LIMIT_S = 300.0

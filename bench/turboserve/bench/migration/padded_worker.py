@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from turboserve import service
-from turboserve.worker.engine.engine import Models
-from turboserve.worker.engine.spec import Decoder
+from turboserve.worker.engine.interface import Decoder
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.service.app import start
 from turboserve.worker.service.models import load_models
 from turboserve.worker.settings import Settings

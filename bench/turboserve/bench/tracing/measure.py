@@ -18,8 +18,8 @@ from turboserve.bench.engine.models import PROMPT, toyworld
 from turboserve.clock import SystemClock
 from turboserve.sampling import ParentOrRatio
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.engine.interface import EngineOptions
+from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.media import FragmentEncoder
 from turboserve.worker.service import commands
 from turboserve.worker.service.chunk_spans import ChunkOrigin, chunk_span

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from turboserve.bench.report import percentile
 from turboserve.experiments.batching.simulation import BatchingScenario, capacity, poisson, simulate
-from turboserve.worker.engine.gather import GATHER_POLICIES
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.gather import GATHER_POLICIES, LatencyProfile
 
 POLICIES = ("fcfs", "chunk", "step")
 LOADS = (0.2, 0.4, 0.6, 0.8, 0.9)

@@ -17,8 +17,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from turboserve.worker.engine.gather import Candidate, GatherPolicy
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.gather import Candidate, GatherPolicy, LatencyProfile
 
 FRAMES = 3
 """Latent frames of every forward: all rows have the same number."""

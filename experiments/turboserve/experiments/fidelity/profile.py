@@ -18,13 +18,13 @@ import numpy as np
 from turboserve.experiments.toyworld.judge import Verdict, judge
 from turboserve.experiments.toyworld.quality import Job, generate, held_out_jobs
 from turboserve.experiments.toyworld.world import Scene
-from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.events import ChunkReady, SessionFailed
+from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.fidelity import Fidelity, most_chunks
 from turboserve.worker.engine.fidelity_profile import FidelityProfile, MeasuredFidelity
-from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.interface import ChunkReady, EngineOptions, SessionFailed, SessionSpec
+from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.engine.snapshot import fingerprint
-from turboserve.worker.engine.spec import EngineOptions, SessionSpec
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 
 SPARSITIES = (0.0, 0.6, 0.8)

@@ -21,11 +21,18 @@ from numpy.typing import NDArray
 from turboserve.experiments.toyworld.judge import Verdict, has_colours, judge
 from turboserve.experiments.toyworld.prompts import phrase
 from turboserve.experiments.toyworld.world import Scene, random_scene
-from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.events import ChunkReady, ControlApplied, SessionFailed
+from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.fidelity import Fidelity
-from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.spec import Control, EngineOptions, SessionSpec
+from turboserve.worker.engine.interface import (
+    ChunkReady,
+    Control,
+    ControlApplied,
+    EngineOptions,
+    SessionFailed,
+    SessionSpec,
+)
+from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.toyworld import WEIGHTS, ToyDecoder, ToyWorld, read_toyworld
 
 FULL_PROMPTS = 200

@@ -8,14 +8,12 @@ from typing import Any, TypeVar
 
 from turboserve.worker.engine.backend import Backend, JobExecutor, ReceiveBuffer
 from turboserve.worker.engine.errors import DuplicateSessionError, UnknownSessionError
-from turboserve.worker.engine.hostpool import Extent
+from turboserve.worker.engine.interface import EngineOptions, SessionSpec
+from turboserve.worker.engine.memory import Extent, Slab
 from turboserve.worker.engine.session import QUIESCED, RUNNING, STARTING, Playhead, Session, Transferring
-from turboserve.worker.engine.slab import Slab
-from turboserve.worker.engine.snapshot import Snapshot
-from turboserve.worker.engine.spec import EngineOptions, SessionSpec
+from turboserve.worker.engine.snapshot import Snapshot, Transfer, TransferDirection
 from turboserve.worker.engine.state import SessionState
-from turboserve.worker.engine.stream_executor import Wakeup
-from turboserve.worker.engine.transfer import Transfer, TransferDirection
+from turboserve.worker.engine.streams import Wakeup
 
 T = TypeVar("T", bound=Transfer | None)
 

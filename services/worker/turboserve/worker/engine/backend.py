@@ -8,32 +8,27 @@ thread, except `decode` and transfers, which stream executors run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from turboserve.worker.engine.hostpool import Extent, HostPool
-from turboserve.worker.engine.pool import SlabPool
-from turboserve.worker.engine.slab import Slab
-from turboserve.worker.engine.snapshot import Snapshot
-from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec, TextEncoder
+from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec, TextEncoder
+from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabPool
+from turboserve.worker.engine.session import Session, Undecoded
+from turboserve.worker.engine.snapshot import Snapshot, Transfer
 from turboserve.worker.engine.state import SessionState
-from turboserve.worker.engine.stream_executor import Job, Wakeup
-from turboserve.worker.engine.transfer import Transfer
+from turboserve.worker.engine.state_pages import Page
+from turboserve.worker.engine.streams import Job, Wakeup
 from turboserve.worker.engine.work import ChunkWork, Work
 from turboserve.worker.model.config import ModelConfig
-
-if TYPE_CHECKING:
-    from turboserve.worker.engine.decoding import Decoded, Decoding
-    from turboserve.worker.engine.session import Session
-    from turboserve.worker.engine.state_pages import Page
 
 J = TypeVar("J", bound=Job)
 
 
 class JobExecutor(Protocol[J]):
-    """Runs jobs in the order of submission, beside the engine (`stream_executor.StreamExecutor`)."""
+    """Runs jobs in the order of submission, beside the engine (`streams.StreamExecutor`)."""
 
     @property
     def threaded(self) -> bool:
@@ -99,6 +94,32 @@ class ReceiveBuffer(Protocol):
     def snapshot(self, header: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
         """The snapshot of a session that arrived suspended, in place. Raises `SnapshotRejectedError`."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """The result of one decode, on the host except for the cache."""
+
+    frames: Tensor
+    """uint8 [N, H, W, 3]"""
+    latents: Tensor
+    """The decoded latents, [F, C, H, W]."""
+    cache: dict[str, Tensor]
+    """The session's decoder cache for its next latents."""
+
+
+@dataclass(eq=False)
+class Decoding:
+    """One session's latents in the decode stage."""
+
+    session: Session
+    item: Undecoded
+    """The first of the session's undecoded latents."""
+    cache: dict[str, Tensor] | None
+    """The session's cache before these latents; it is not changed."""
+    ready_s: float = 0.0
+    seconds: float = 0.0
+    """Duration of the decode. 0: it raised an error, and the item was decoded alone."""
 
 
 class Backend(Protocol):
@@ -204,7 +225,7 @@ class Backend(Protocol):
 
 
 class Replica(Protocol):
-    """Models that an engine can run (`engine.Models`)."""
+    """Models that an engine can run (`tensor_backend.Models`)."""
 
     def backend(self, options: EngineOptions) -> Backend:
         """Create the backend. Raises `BudgetTooSmallError` if no slab fits, `HostMemoryUnavailableError`,

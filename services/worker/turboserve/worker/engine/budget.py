@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.errors import BudgetTooSmallError
+from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.engine.pipeline import DECODE_EXECUTOR_DEPTH, TEXT_BATCH
-from turboserve.worker.engine.rows import ROTATIONS
 from turboserve.worker.engine.session import MAX_UNDECODED
-from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE
+from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.work import ROTATIONS
 from turboserve.worker.model.config import ModelConfig
 
 DECODE_SHARE = 0.05

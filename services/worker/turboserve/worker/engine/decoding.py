@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from torch import Tensor
-
-from turboserve.worker.engine.backend import Backend
-from turboserve.worker.engine.events import ChunkReady, ChunkTimings, Event
-from turboserve.worker.engine.gather import GatherPolicy
-from turboserve.worker.engine.pacing import Pacing
-from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.session import Session, Undecoded, UndecodedChunk
+from turboserve.worker.engine.backend import Backend, Decoded, Decoding
+from turboserve.worker.engine.boundary import Pacing
+from turboserve.worker.engine.gather import GatherPolicy, LatencyProfile
+from turboserve.worker.engine.interface import ChunkReady, ChunkTimings, Event
+from turboserve.worker.engine.session import Session, UndecodedChunk
 from turboserve.worker.engine.stages import Clock, Fail, Stage, StageOutcome
-
-
-@dataclass(frozen=True, eq=False)
-class Decoded:
-    """The result of one decode, on the host except for the cache."""
-
-    frames: Tensor
-    """uint8 [N, H, W, 3]"""
-    latents: Tensor
-    """The decoded latents, [F, C, H, W]."""
-    cache: dict[str, Tensor]
-    """The session's decoder cache for its next latents."""
-
-
-@dataclass(eq=False)
-class Decoding:
-    """One session's latents in the decode stage."""
-
-    session: Session
-    item: Undecoded
-    """The first of the session's undecoded latents."""
-    cache: dict[str, Tensor] | None
-    """The session's cache before these latents; it is not changed."""
-    ready_s: float = 0.0
-    seconds: float = 0.0
-    """Duration of the decode. 0: it raised an error, and the item was decoded alone."""
 
 
 class DecodeBatch:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from turboserve.worker.engine.backend import Backend, ReceiveBuffer
+from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.errors import UnknownSessionError
+from turboserve.worker.engine.interface import Control, SessionSpec
 from turboserve.worker.engine.pipeline import Pipeline
 from turboserve.worker.engine.session import (
     RUNNING,
@@ -19,40 +19,8 @@ from turboserve.worker.engine.session import (
     Session,
     Transferring,
 )
-from turboserve.worker.engine.snapshot import Snapshot, state_fingerprint
-from turboserve.worker.engine.spec import Control, Decoder, EngineOptions, SessionSpec, TextEncoder
+from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.state_pages import Page
-from turboserve.worker.engine.tensor_backend import TensorBackend
-from turboserve.worker.model.transformer import CausalWanTransformer
-from turboserve.worker.model.weights import weight_bytes
-
-COMPILER = "inductor"
-"""torch's own compiler, which generates Triton for a GPU and C++ for a CPU."""
-
-
-@dataclass(frozen=True, eq=False)
-class Models:
-    """One replica of all networks."""
-
-    transformer: CausalWanTransformer
-    text: TextEncoder
-    decoder: Decoder
-    weights: str = ""
-    """`weights_digest` of all three networks; empty where replicas are not compared, as in benchmarks."""
-
-    @property
-    def fingerprint(self) -> str:
-        """See `state_fingerprint`."""
-        return state_fingerprint(self.transformer.config, self.weights)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights on the device."""
-        return weight_bytes(self.transformer) + self.text.weight_bytes + self.decoder.weight_bytes
-
-    def backend(self, options: EngineOptions) -> Backend:
-        """See `Replica.backend`."""
-        return TensorBackend(self, options, COMPILER if options.compile else None)
 
 
 class Engine(Pipeline):

@@ -1,16 +1,115 @@
-"""Policies that choose the sessions of the next forward or decode. Pure: candidates in, batch out.
+"""Policies that choose the sessions of the next forward or decode, and the latency profiles they decide by.
 
 All policies share one interface, so that a baseline differs from the default in nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from turboserve.policies import Policies
-from turboserve.worker.engine.profile import LatencyProfile
+
+_OUTLIER = 3.0
+"""Factor above or below the expected value beyond which a sample tells about the machine, not the stage."""
+_CONVINCED = 5
+"""Number of outliers of a size in a row after which they are accepted."""
+_WEIGHT = 0.1
+"""Share of a new sample in the running mean."""
+_STALE = 200
+"""Number of samples of other sizes after which a size is measured again: its value may have been noise."""
+_WARM_UP = 2
+"""Number of first samples of a batch size that only warm caches, allocators and compilers."""
+
+
+class LatencyProfile:
+    """Seconds of a stage by batch size: linear between measured sizes, extrapolated above, constant below.
+
+    One thread may observe while others read.
+    """
+
+    def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
+        """`seconds`: measurements by batch size. Without any, every size is unknown (0 seconds)."""
+        self._seconds = dict(sorted((seconds or {}).items()))
+        self._seen: dict[int, int] = {}
+        self._unseen: dict[int, int] = {}
+        self._outliers: dict[int, int] = {}
+
+    def __call__(self, batch: int) -> float:
+        """L(batch) in seconds; 0.0 while nothing is known."""
+        known = self._seconds
+        if (measured := known.get(batch)) is not None:
+            return measured
+        sizes = list(known)
+        if not sizes or batch < 1:
+            return 0.0
+        at = bisect.bisect_left(sizes, batch)
+        if at == 0:
+            return known[sizes[0]]
+        if at < len(sizes):
+            low, high = sizes[at - 1], sizes[at]
+            share = (batch - low) / (high - low)
+            return known[low] + share * (known[high] - known[low])
+        last = sizes[-1]
+        slope = known[last] / last
+        if len(sizes) > 1:
+            slope = max(0.0, (known[last] - known[sizes[-2]]) / (last - sizes[-2]))
+        return known[last] + slope * (batch - last)
+
+    def observe(self, batch: int, seconds: float) -> None:
+        """Add a sample, unless it is one of a size's first samples or an outlier."""
+        for size in self._seconds:
+            self._unseen[size] = 0 if size == batch else self._unseen.get(size, 0) + 1
+        self._seen[batch] = self._seen.get(batch, 0) + 1
+        if self._seen[batch] <= _WARM_UP:
+            return
+        known = self._seconds.get(batch)
+        if known is None:
+            self._set(batch, seconds)
+        elif known / _OUTLIER <= seconds <= known * _OUTLIER:
+            self._set(batch, known + _WEIGHT * (seconds - known))
+            self._outliers[batch] = 0
+        else:
+            self._outliers[batch] = self._outliers.get(batch, 0) + 1
+            if self._outliers[batch] >= _CONVINCED:
+                self._set(batch, seconds)
+                self._outliers[batch] = 0
+
+    def _set(self, batch: int, seconds: float) -> None:
+        # Replace the dictionary: a reader on another thread keeps the old one.
+        known = {**self._seconds, batch: seconds}
+        self._seconds = known if batch in self._seconds else dict(sorted(known.items()))
+
+    def best_batch(self, limit: int, gain: float = 0.05) -> int:
+        """Largest size up to `limit` to which each further row adds at least `gain` of a row's throughput.
+
+        A batch of b pays against a smaller one of a when b / L(b) is at least a / L(a) times 1 + `gain` · (b
+        − a) / b. All sizes are compared, not only neighbors: measured latencies are not smooth, and one size
+        that does not pay says nothing about the next.
+
+        A size that was not measured for long is tried once, and again after as many samples; otherwise a bad
+        sample would count forever. The size after the best is tried if it is beyond all measured ones.
+        """
+        for size in self._seconds:
+            if size <= limit and self._unseen.get(size, 0) > _STALE:
+                # Reset even if the batch does not get this size: the caller may choose fewer rows.
+                self._unseen[size] = 0
+                return size
+        best = 1
+        for size in range(2, limit + 1):
+            if self._pays(best, size, gain):
+                best = size
+        return best + 1 if best < limit and best + 1 > max(self._seconds, default=0) else best
+
+    def _pays(self, smaller: int, larger: int, gain: float) -> bool:
+        now, then = self(smaller), self(larger)
+        return now <= 0 or larger / then >= smaller / now * (1 + gain * (larger - smaller) / larger)
+
+    def to_mapping(self) -> dict[int, float]:
+        """Seconds by batch size, for a profile file."""
+        return dict(self._seconds)
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,22 @@ from typing import TypeVar, assert_never
 
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import JobExecutor, Replica
-from turboserve.worker.engine.boundary import Boundary
+from turboserve.worker.engine.boundary import Boundary, Pacing
 from turboserve.worker.engine.decoding import DecodeBatch, DecodeStage
-from turboserve.worker.engine.events import Event, SessionFailed, Step, Suspended, SuspendRefused
-from turboserve.worker.engine.gather import GATHER_POLICIES
-from turboserve.worker.engine.pacing import Pacing
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.gather import GATHER_POLICIES, LatencyProfile
+from turboserve.worker.engine.interface import (
+    EngineOptions,
+    Event,
+    SessionFailed,
+    Step,
+    Suspended,
+    SuspendRefused,
+)
 from turboserve.worker.engine.profile_file import STAGES
 from turboserve.worker.engine.session import ChunkTask, ContextTask, Session
-from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.engine.snapshot import Transfer, TransferDirection
 from turboserve.worker.engine.stages import Clock, ForwardStage, TextStage
-from turboserve.worker.engine.stream_executor import Wakeup
-from turboserve.worker.engine.streams import DEVICE_LOST
-from turboserve.worker.engine.transfer import Transfer, TransferDirection
+from turboserve.worker.engine.streams import DEVICE_LOST, Wakeup
 
 T = TypeVar("T")
 

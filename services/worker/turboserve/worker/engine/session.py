@@ -1,4 +1,4 @@
-"""A session as the engine schedules it: its state, its current work, and its viewer's position."""
+"""A session as the engine schedules it: what it does, its current work, and its viewer's position."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Literal, assert_never
 
 from torch import Tensor
 
-from turboserve.worker.engine.events import ChunkTimings, Step
+from turboserve.worker.engine.errors import InvalidRebuildError
 from turboserve.worker.engine.fidelity import Fidelity
-from turboserve.worker.engine.spec import Control
+from turboserve.worker.engine.interface import ChunkTimings, Control, Rebuild, Step
+from turboserve.worker.engine.snapshot import Transfer
 from turboserve.worker.engine.state import SessionState
-from turboserve.worker.engine.transfer import Transfer
 from turboserve.worker.engine.work import ChunkWork, Work
+from turboserve.worker.model.config import ModelConfig
 
 MAX_UNDECODED = 2
 """Undecoded chunks at which a session begins no other: one is decoded while the next is denoised."""
@@ -187,6 +188,17 @@ class Session:
     """Chunks before this one are computed in separate batches, while nothing else computes."""
 
     @property
+    def may_compute(self) -> bool:
+        """Whether forwards of the session may begin."""
+        match self.activity:
+            case Running() | Starting():
+                return True
+            case Transferring() | QuiescedAtBoundary():
+                return False
+            case _:
+                assert_never(self.activity)
+
+    @property
     def name(self) -> str:
         """The session's name."""
         return self.state.session
@@ -244,12 +256,38 @@ class Session:
     @property
     def held_up(self) -> bool:
         """Whether the next chunk must wait: for a stream executor, or because the session is quiesced."""
-        if self.warming or len(self.undecoded) >= MAX_UNDECODED:
-            return True
-        match self.activity:
-            case Running() | Starting():
-                return False
-            case Transferring() | QuiescedAtBoundary():
-                return True
-            case _:
-                assert_never(self.activity)
+        return not self.may_compute or self.warming or len(self.undecoded) >= MAX_UNDECODED
+
+
+def check_rebuild(rebuild: Rebuild, config: ModelConfig) -> None:
+    """Check that the latents are those of some chunks before the next. Raises `InvalidRebuildError`."""
+    frames, *shape = rebuild.latents.shape
+    _, *needed = config.latent_shape
+    per_chunk = config.frames_per_chunk
+    if shape != needed or not frames or frames % per_chunk:
+        found = tuple(rebuild.latents.shape)
+        raise InvalidRebuildError(
+            f"latents: shape {found}, need ({per_chunk}·n, {', '.join(map(str, needed))})"
+        )
+    if frames > rebuild.next_chunk * per_chunk:
+        raise InvalidRebuildError(f"latents: {frames} frames before chunk {rebuild.next_chunk}")
+    if rebuild.sink is not None and list(rebuild.sink.shape) != [config.sink_size, *needed]:
+        raise InvalidRebuildError(f"sink: shape {tuple(rebuild.sink.shape)}, need {config.sink_size} frames")
+
+
+def plan_rebuild(
+    session: Session, next_chunk: int, parts: Sequence[Tensor], sink: Tensor | None, config: ModelConfig
+) -> None:
+    """Plan the session's first forwards: over its sink, if kept, then over its newest chunks.
+
+    `parts`: clean latents of the chunks before `next_chunk`, the oldest first, [F, C, H, W] each.
+    """
+    state = session.state
+    state.next_chunk = next_chunk
+    first = state.first_frame(config) - len(parts) * config.frames_per_chunk
+    replay = [(0, sink)] if sink is not None and first >= config.sink_size else []
+    for part in parts:
+        replay.append((first, part))
+        state.remember(part, config)
+        first += config.frames_per_chunk
+    session.activity = Starting(tuple(replay))

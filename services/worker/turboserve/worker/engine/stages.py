@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.backend import Backend
-from turboserve.worker.engine.events import ChunkTimings, Event
-from turboserve.worker.engine.gather import GatherPolicy
-from turboserve.worker.engine.pacing import Pacing
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.boundary import Pacing
+from turboserve.worker.engine.gather import GatherPolicy, LatencyProfile
+from turboserve.worker.engine.interface import ChunkTimings, Event, TextEncoder
 from turboserve.worker.engine.session import ChunkTask, PendingControl, Session, Task, UndecodedChunk
-from turboserve.worker.engine.spec import TextEncoder
 from turboserve.worker.engine.streams import DEVICE_LOST, settle
 
 Waiting = TypeVar("Waiting")

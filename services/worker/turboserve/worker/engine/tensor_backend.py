@@ -2,34 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from turboserve.worker.engine.attention import attention_kind
-from turboserve.worker.engine.decoding import Decoded, Decoding
-from turboserve.worker.engine.hostpool import Extent, HostPool, size_of
-from turboserve.worker.engine.pool import SlabPool
-from turboserve.worker.engine.rebuilding import check_rebuild, plan_rebuild
+from turboserve.worker.engine.backend import Backend, Decoded, Decoding
+from turboserve.worker.engine.errors import AttentionUnavailableError
+from turboserve.worker.engine.interface import Decoder, EngineOptions, Rebuild, SessionSpec, TextEncoder
+from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabLayout, SlabPool, size_of
 from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer, allocate_host, host_bytes, own_limit
-from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.rows import RowsForward
-from turboserve.worker.engine.session import DecoderContext, Session
-from turboserve.worker.engine.slab import Slab, SlabLayout
-from turboserve.worker.engine.snapshot import Snapshot, parts, prepare
-from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
-from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.session import DecoderContext, Session, check_rebuild, plan_rebuild
+from turboserve.worker.engine.snapshot import (
+    Snapshot,
+    Transfer,
+    TransferDirection,
+    parts,
+    prepare,
+    state_fingerprint,
+)
+from turboserve.worker.engine.state import KVRing, SessionState
 from turboserve.worker.engine.state_pages import Page, pages_in_use, pages_of, pages_quiesced
-from turboserve.worker.engine.stream_executor import StreamExecutor, Wakeup
-from turboserve.worker.engine.streams import settle, to_host
-from turboserve.worker.engine.transfer import Transfer, TransferDirection
-from turboserve.worker.engine.work import ChunkWork, RecacheWork, ReplayWork, Work
+from turboserve.worker.engine.streams import StreamExecutor, Wakeup, settle, to_host
+from turboserve.worker.engine.varlen import VarlenMemory, require_varlen
+from turboserve.worker.engine.work import (
+    ChunkWork,
+    RecacheWork,
+    ReplayWork,
+    Row,
+    RowsForward,
+    RowsMemory,
+    Work,
+)
+from turboserve.worker.model.block import AttentionMemory
+from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.schedule import Schedule
+from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.model.weights import weight_bytes
 
-if TYPE_CHECKING:
-    from turboserve.worker.engine.engine import Models
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """How the rows of a forward attend."""
+
+    memory: Callable[[Sequence[Row]], AttentionMemory]
+    kernel: SDPBackend | None = None
+    """The only kernel allowed. None: PyTorch chooses."""
+
+    @contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Compute attention by this kernel while the body runs."""
+        if self.kernel is None:
+            yield
+            return
+        with sdpa_kernel(self.kernel):
+            yield
+
+
+KINDS = {
+    "rows": AttentionKind(RowsMemory),
+    "flash": AttentionKind(RowsMemory, SDPBackend.FLASH_ATTENTION),
+    "cudnn": AttentionKind(RowsMemory, SDPBackend.CUDNN_ATTENTION),
+    "varlen": AttentionKind(VarlenMemory),
+}
+"""Kinds by name. `varlen` computes all rows in one call; the others compute each row in its own call, by the
+kernel that PyTorch chooses or by the named one."""
+
+
+@torch.inference_mode()
+def attention_kind(name: str, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> AttentionKind:
+    """The attention kind of this name. Raises `AttentionUnavailableError` if the device lacks it for such
+    heads."""
+    if name not in KINDS:
+        raise AttentionUnavailableError(name, f"is not one of {', '.join(KINDS)}")
+    kind = KINDS[name]
+    if name == "varlen":
+        require_varlen(device, dtype)
+    elif kind.kernel is not None:
+        tokens = torch.zeros(1, config.num_heads, 8, config.head_dim, device=device, dtype=dtype)
+        try:
+            with kind.chosen():
+                F.scaled_dot_product_attention(tokens, tokens, tokens)
+        except RuntimeError as error:
+            raise AttentionUnavailableError(
+                name, f"{dtype} on {device}: {str(error).splitlines()[0]}"
+            ) from error
+    return kind
+
+
+COMPILER = "inductor"
+"""torch's own compiler, which generates Triton for a GPU and C++ for a CPU."""
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """One replica of all networks."""
+
+    transformer: CausalWanTransformer
+    text: TextEncoder
+    decoder: Decoder
+    weights: str = ""
+    """`weights_digest` of all three networks; empty where replicas are not compared, as in benchmarks."""
+
+    @property
+    def fingerprint(self) -> str:
+        """See `state_fingerprint`."""
+        return state_fingerprint(self.transformer.config, self.weights)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights on the device."""
+        return weight_bytes(self.transformer) + self.text.weight_bytes + self.decoder.weight_bytes
+
+    def backend(self, options: EngineOptions) -> Backend:
+        """See `Replica.backend`."""
+        return TensorBackend(self, options, COMPILER if options.compile else None)
 
 
 class TensorBackend:

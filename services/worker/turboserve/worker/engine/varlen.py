@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turboserve.worker.engine.errors import AttentionUnavailableError
-from turboserve.worker.engine.rows import Row, RowsMemory
 from turboserve.worker.engine.streams import to_device
+from turboserve.worker.engine.work import Row, RowsMemory
 
 
 class Runs:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from turboserve.worker.engine.engine import Models
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig, ModelConfigError, Rotation
 from turboserve.worker.model.decoders import load_decoder
 from turboserve.worker.model.load import load_state, read_checkpoint

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from turboserve.worker.engine.engine import Models
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.load import UnreadableCheckpointError, load_state
 from turboserve.worker.model.streaming import Cache, keep, stacked

@@ -11,7 +11,8 @@ from turboserve.ids import new_id
 from turboserve.service import Runtime
 from turboserve.subjects import Caller, identity_of
 from turboserve.telemetry import TRACEPARENT, context_from, set_error, tracer
-from turboserve.worker.engine.engine import Engine, Models
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.service import metrics
 from turboserve.worker.service.announcement import announced, starting
 from turboserve.worker.service.host_platform import HostPlatform

@@ -10,7 +10,7 @@ from opentelemetry.trace import Span, set_span_in_context
 from turboserve.bus.requests import SESSION
 from turboserve.sampling import PERIODIC
 from turboserve.telemetry import context_from, links_to, tracer
-from turboserve.worker.engine.events import ChunkReady, Step
+from turboserve.worker.engine.interface import ChunkReady, Step
 
 _trace = tracer("worker")
 

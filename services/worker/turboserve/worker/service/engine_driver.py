@@ -16,10 +16,22 @@ from torch import Tensor
 
 from turboserve import logs
 from turboserve.telemetry import tracing
-from turboserve.worker.engine import events as engine_events
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, SlabsExhaustedError, UnknownSessionError
-from turboserve.worker.engine.spec import Control, Rebuild, SessionSpec
+from turboserve.worker.engine.interface import (
+    ChunkReady,
+    Control,
+    ControlApplied,
+    Event,
+    Rebuild,
+    SessionEnded,
+    SessionFailed,
+    SessionQuiesced,
+    SessionReady,
+    SessionSpec,
+    Suspended,
+    SuspendRefused,
+)
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.chunk_spans import NO_ORIGIN, ChunkOrigin, RunTrace
@@ -118,7 +130,7 @@ class EngineDriver:
         lost = isinstance(error, DEVICE_LOST) or isinstance(error.__cause__, DEVICE_LOST)
         return self.engine.computing if lost else ()
 
-    def step(self) -> list[engine_events.Event]:
+    def step(self) -> list[Event]:
         """Run one step of the engine if one may begin now. Returns its events, to be passed to `stamp`."""
         now = self._now()
         return self.engine.step(now) if now < self.generate_until else []
@@ -234,7 +246,7 @@ class EngineDriver:
                 engine_run.trace.assign(admit.traceparent)
                 engine_run.trace.prompt(admit.control_seq, admit.prompt_traceparent)
 
-    def _warmed(self, engine_run: _EngineRun, chunk: engine_events.ChunkReady) -> None:
+    def _warmed(self, engine_run: _EngineRun, chunk: ChunkReady) -> None:
         """Restart at the due chunk, with this first chunk's latents in place of the lost context."""
         assert engine_run.warming is not None
         admit = engine_run.warming.admit
@@ -244,41 +256,41 @@ class EngineDriver:
         for command in engine_run.held_back:
             self.carry_out(command)
 
-    def stamp(self, event: engine_events.Event) -> None:
+    def stamp(self, event: Event) -> None:
         """Deliver an event with its session's run."""
         engine_run = self._runs.get(event.session)
         if engine_run is None:
             return
         session, run = event.session, engine_run.run
         match event:
-            case engine_events.ChunkReady() if engine_run.warming is not None:
+            case ChunkReady() if engine_run.warming is not None:
                 self._warmed(engine_run, event)
-            case engine_events.SessionFailed(error=error):
+            case SessionFailed(error=error):
                 del self._runs[session]
                 self._deliver(events.RunFailed(session, run, error))
             case _ if engine_run.warming is not None:
                 pass
-            case engine_events.ChunkReady():
+            case ChunkReady():
                 others = sum(
                     held.name != session and (held.work is not None or bool(held.undecoded))
                     for held in self.engine.sessions.values()
                 )
                 origin = self._origin(engine_run, event) if self.engine.records_steps else NO_ORIGIN
                 self._deliver(GeneratedChunk(run, event, 1 + others, origin))
-            case engine_events.ControlApplied(control_seq=seq):
+            case ControlApplied(control_seq=seq):
                 self._deliver(events.ControlTookEffect(session, run, seq))
-            case engine_events.Suspended(next_chunk=next_chunk):
+            case Suspended(next_chunk=next_chunk):
                 self._deliver(events.MovedToHost(session, run, next_chunk))
-            case engine_events.SessionQuiesced(next_chunk=next_chunk, number=number):
+            case SessionQuiesced(next_chunk=next_chunk, number=number):
                 self._deliver(events.Quiesced(session, run, next_chunk, number))
-            case engine_events.SuspendRefused(reason=reason):
+            case SuspendRefused(reason=reason):
                 self._deliver(events.SuspendFailed(session, run, reason))
-            case engine_events.SessionEnded(reason=reason):
+            case SessionEnded(reason=reason):
                 self._deliver(events.RunFinished(session, run, reason))
-            case engine_events.SessionReady():
+            case SessionReady():
                 log.debug("session ready", session=session, next_chunk=event.next_chunk)
 
-    def _origin(self, engine_run: _EngineRun, chunk: engine_events.ChunkReady) -> ChunkOrigin:
+    def _origin(self, engine_run: _EngineRun, chunk: ChunkReady) -> ChunkOrigin:
         names = {name for step in chunk.timings.steps for name in step.sessions if name != chunk.session}
         batched = {name: self._runs[name].trace.assigned for name in names if name in self._runs}
         return engine_run.trace.origin(chunk.control_seq, batched)

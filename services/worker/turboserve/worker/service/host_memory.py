@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from turboserve.worker.engine.engine import Models
+from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.engine.receive_buffer import host_bytes, own_limit
-from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.tensor_backend import Models
 
 LEAST_BYTES = 1 << 30
 _SHARE = 0.5

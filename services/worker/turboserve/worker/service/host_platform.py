@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from turboserve import logs
 from turboserve.clock import Clock
-from turboserve.worker.engine.engine import Engine, Models
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.media import EncoderSettings, FragmentEncoder
 from turboserve.worker.service.engine_thread import EngineThread
 from turboserve.worker.service.models import choose_device, make_engine

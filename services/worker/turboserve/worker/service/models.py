@@ -10,11 +10,12 @@ import torch
 
 from turboserve import logs
 from turboserve.worker.engine.budget import affordable_decodes, plan
-from turboserve.worker.engine.engine import Engine, Models
+from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import HostMemoryUnavailableError
+from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.profile_file import ProfileFile
 from turboserve.worker.engine.snapshot import fingerprint
-from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.service.host_memory import (
     default_host_bytes,
     free_host_bytes,

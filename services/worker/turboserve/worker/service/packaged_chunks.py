@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import Span
 
-from turboserve.worker.engine.events import ChunkReady
+from turboserve.worker.engine.interface import ChunkReady
 from turboserve.worker.media import EncodedChunk
 from turboserve.worker.service import events
 from turboserve.worker.service.chunk_spans import NO_ORIGIN, ChunkOrigin

@@ -15,8 +15,8 @@ from torch import Tensor
 from turboserve import logs
 from turboserve.clock import Clock
 from turboserve.telemetry import tracing
-from turboserve.worker.engine.events import ChunkReady
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.gather import LatencyProfile
+from turboserve.worker.engine.interface import ChunkReady
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
 from turboserve.worker.service import events
 from turboserve.worker.service.chunk_spans import chunk_span

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.events import ChunkReady, Event, SessionFailed
-from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.spec import Control, SessionSpec
+from turboserve.worker.engine.gather import LatencyProfile
+from turboserve.worker.engine.interface import ChunkReady, Control, Event, SessionFailed, SessionSpec
 
 PROMPTS = ("a red circle moving left on black", "a blue square on white")
 BATCHES = (1, 2, 4)

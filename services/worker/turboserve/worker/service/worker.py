@@ -23,7 +23,7 @@ from turboserve.subjects import ASSIGN, FAIL_SESSION, PLAYHEAD
 from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry import set_error, tracing
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.service import commands, events, metrics
 from turboserve.worker.service.admission_spans import AdmissionSpans
 from turboserve.worker.service.engine_driver import AdmitRequest

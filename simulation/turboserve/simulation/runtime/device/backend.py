@@ -21,22 +21,22 @@ from turboserve.simulation.runtime.device.pages import (
     tensors_of,
 )
 from turboserve.simulation.runtime.device.profile import DeviceProfile
-from turboserve.worker.engine.decoding import Decoded, Decoding
+from turboserve.worker.engine.backend import Decoded, Decoding
 from turboserve.worker.engine.errors import HostPoolFullError
-from turboserve.worker.engine.hostpool import Extent, HostPool
-from turboserve.worker.engine.pool import SlabPool
-from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.rebuilding import check_rebuild, plan_rebuild
-from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.session import DecoderContext, Session
-from turboserve.worker.engine.slab import Slab, SlabLayout
-from turboserve.worker.engine.snapshot import Snapshot, header_of, state_fingerprint
-from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
-from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.gather import LatencyProfile
+from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec
+from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabLayout, SlabPool
+from turboserve.worker.engine.session import DecoderContext, Session, check_rebuild, plan_rebuild
+from turboserve.worker.engine.snapshot import (
+    Snapshot,
+    Transfer,
+    TransferDirection,
+    header_of,
+    state_fingerprint,
+)
+from turboserve.worker.engine.state import KVRing, SessionState
 from turboserve.worker.engine.state_pages import Page
-from turboserve.worker.engine.stream_executor import Wakeup
-from turboserve.worker.engine.streams import DEVICE_LOST
-from turboserve.worker.engine.transfer import Transfer, TransferDirection
+from turboserve.worker.engine.streams import DEVICE_LOST, Wakeup
 from turboserve.worker.engine.work import ChunkWork, Work
 
 DTYPE = torch.float32
@@ -130,7 +130,7 @@ class VirtualTransfer(Transfer):
 
 
 class _Text:
-    """See `spec.TextEncoder`."""
+    """See `interface.TextEncoder`."""
 
     weight_bytes = 0
     workspace_bytes = 0

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from turboserve.clock import Clock
-from turboserve.worker.engine.stream_executor import Job, Wakeup
+from turboserve.worker.engine.streams import Job, Wakeup
 
 J = TypeVar("J", bound=Job)
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from turboserve.simulation.runtime.device.contents import Embedding, Latents, VirtualState
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.worker.engine.errors import SnapshotRejectedError
-from turboserve.worker.engine.hostpool import Extent, aligned
-from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.slab import Slab
+from turboserve.worker.engine.memory import Extent, Slab, aligned
 from turboserve.worker.engine.snapshot import VERSION, Snapshot
+from turboserve.worker.engine.state import KVRing
 from turboserve.worker.engine.state_pages import IdentityStamp, Page
 
 _KEPT = 3

@@ -16,8 +16,8 @@ from turboserve.simulation.runtime.device.pages import state_size
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.device.runner import VirtualEncoder, VirtualEngineRunner, VirtualPackager
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.engine.interface import EngineOptions
+from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.service.host_platform import PACKAGER_LIMIT
 from turboserve.worker.service.packaged_chunks import ToLoop
 from turboserve.worker.service.packager import ChunkPackager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.model.config import ModelConfig
 
 

@@ -13,7 +13,7 @@ from turboserve.simulation.runtime.device.clock import DeviceClock
 from turboserve.simulation.runtime.device.contents import INIT, ChunkContents, Latents
 from turboserve.simulation.runtime.device.faults import DeviceFaults
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.events import ChunkReady, Event
+from turboserve.worker.engine.interface import ChunkReady, Event
 from turboserve.worker.media import EncodedChunk
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import commands

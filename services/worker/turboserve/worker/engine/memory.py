@@ -1,0 +1,232 @@
+"""Memory for sessions' states: slabs on the device, and one pool on the host for suspended sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turboserve.worker.engine.errors import (
+    BudgetTooSmallError,
+    HostMemoryUnavailableError,
+    HostPoolFullError,
+    SlabsExhaustedError,
+)
+from turboserve.worker.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class SlabLayout:
+    """Sizes of a slab. One frame slot per latent frame of the window, for all layers."""
+
+    layers: int
+    frames: int
+    tokens_per_frame: int
+    heads: int
+    head_dim: int
+    text_len: int
+    kept_sink_frames: int
+    """Number of sink frames whose keys are also kept as written, for window rotation."""
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, config: ModelConfig, dtype: torch.dtype) -> SlabLayout:
+        """The layout for a model's sessions."""
+        windowed = config.local_attn_size != -1
+        return cls(
+            layers=config.num_layers,
+            frames=config.window_frames,
+            tokens_per_frame=config.tokens_per_frame,
+            heads=config.num_heads,
+            head_dim=config.head_dim,
+            text_len=config.text_len,
+            kept_sink_frames=config.sink_size if windowed and config.rotation == "window" else 0,
+            dtype=dtype,
+        )
+
+    @property
+    def self_bytes(self) -> int:
+        """Bytes of the self-attention keys and values of all frame slots."""
+        return 2 * self.frames * self._frame_bytes
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the cross-attention keys and values of one prompt."""
+        return 2 * self.layers * self.text_len * self.heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def sink_bytes(self) -> int:
+        """Bytes of the sink's keys as written; zero for absolute rotation."""
+        return self.kept_sink_frames * self._frame_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of one slab."""
+        return self.self_bytes + self.text_bytes + self.sink_bytes
+
+    @property
+    def _frame_bytes(self) -> int:
+        return self.layers * self.tokens_per_frame * self.heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class Slab:
+    """Views of one slot of the pool. `index` is the slot."""
+
+    index: int
+    keys: Tensor
+    """[layers, frames, tokens, heads, head_dim]"""
+    values: Tensor
+    """[layers, frames, tokens, heads, head_dim]"""
+    text_keys: Tensor
+    """[layers, text_len, heads, head_dim]"""
+    text_values: Tensor
+    """[layers, text_len, heads, head_dim]"""
+    sink_keys: Tensor
+    """[layers, kept_sink_frames, tokens, heads, head_dim], as written"""
+
+
+class SlabPool:
+    """As many slabs as fit in `capacity_bytes`, on one device. Not thread-safe: for the engine's thread."""
+
+    def __init__(self, layout: SlabLayout, capacity_bytes: int, device: torch.device) -> None:
+        """Allocate the slabs. Raises `BudgetTooSmallError` if not even one fits."""
+        self.layout = layout
+        self.slots = capacity_bytes // layout.total_bytes
+        if self.slots < 1:
+            raise BudgetTooSmallError(layout.total_bytes, capacity_bytes)
+        frame = (layout.tokens_per_frame, layout.heads, layout.head_dim)
+        text = (layout.text_len, layout.heads, layout.head_dim)
+
+        def allocate(*shape: int) -> torch.Tensor:
+            return torch.empty(self.slots, *shape, dtype=layout.dtype, device=device)
+
+        self._frames = allocate(2, layout.layers, layout.frames, *frame)
+        self._text = allocate(2, layout.layers, *text)
+        self._sink = allocate(layout.layers, layout.kept_sink_frames, *frame)
+        self._free = list(range(self.slots - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        """Number of free slabs."""
+        return len(self._free)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes that the pool holds, used or not."""
+        return sum(t.numel() * t.element_size() for t in (self._frames, self._text, self._sink))
+
+    def acquire(self) -> Slab:
+        """Take a slab; its contents are undefined. Raises `SlabsExhaustedError` if none is free."""
+        if not self._free:
+            raise SlabsExhaustedError(self.slots, self.layout.total_bytes)
+        index = self._free.pop()
+        keys, values = self._frames[index].unbind(0)
+        text_keys, text_values = self._text[index].unbind(0)
+        return Slab(index, keys, values, text_keys, text_values, self._sink[index])
+
+    def release(self, slab: Slab) -> None:
+        """Return a slab. The caller must keep no view of it."""
+        if slab.index in self._free:
+            raise RuntimeError(f"slab {slab.index} released twice")
+        self._free.append(slab.index)
+
+
+ALIGNMENT = 256
+"""Alignment in bytes: every extent and every tensor in one begins at a multiple."""
+
+
+def aligned(size: int) -> int:
+    """`size` rounded up to the pool's alignment."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A piece of the arena, in bytes."""
+
+    start: int
+    size: int
+
+
+class HostPool:
+    """Allocates pieces of the arena, first fit. Not thread-safe: the engine's thread owns it."""
+
+    def __init__(self, limit_bytes: int, pinned: bool) -> None:
+        """Allocate page-locked memory now, because that takes seconds; other memory at the first use.
+
+        Raises `HostMemoryUnavailableError`.
+        """
+        self.limit_bytes = limit_bytes
+        self._pinned = pinned
+        self._arena: Tensor | None = None
+        self._free: list[Extent] = [Extent(0, limit_bytes)] if limit_bytes else []
+        if pinned and limit_bytes:
+            self._allocate()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes allocated."""
+        return self.limit_bytes - self.free_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes not allocated, in any number of pieces."""
+        return sum(extent.size for extent in self._free)
+
+    def take(self, size: int) -> Extent:
+        """Allocate a piece of at least `size` bytes. Raises `HostPoolFullError`; then nothing has changed."""
+        size = aligned(max(size, 1))
+        for place, free in enumerate(self._free):
+            if free.size >= size:
+                rest = Extent(free.start + size, free.size - size)
+                self._free[place : place + 1] = [rest] if rest.size else []
+                return Extent(free.start, size)
+        largest = max((free.size for free in self._free), default=0)
+        raise HostPoolFullError(size, self.free_bytes, self.limit_bytes, largest)
+
+    def give_back(self, extent: Extent) -> None:
+        """Free a piece. Its tensors are overwritten later."""
+        pieces = sorted([*self._free, extent], key=lambda piece: piece.start)
+        merged = pieces[:1]
+        for piece in pieces[1:]:
+            last = merged[-1]
+            if piece.start < last.start + last.size:
+                raise RuntimeError(f"host pool: {extent} was given back twice")
+            if piece.start == last.start + last.size:
+                merged[-1] = Extent(last.start, last.size + piece.size)
+            else:
+                merged.append(piece)
+        self._free = merged
+
+    def shorten(self, extent: Extent, size: int) -> Extent:
+        """Free what lies behind the first `size` bytes of a piece. Returns the rest of the piece."""
+        size = aligned(max(size, 1))
+        if size >= extent.size:
+            return extent
+        self.give_back(Extent(extent.start + size, extent.size - size))
+        return Extent(extent.start, size)
+
+    def tensors(self, extent: Extent, like: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Contiguous tensors in a piece, with the shapes and types of `like`. Raises
+        `HostMemoryUnavailableError`."""
+        arena = self._allocate() if self._arena is None else self._arena
+        placed, at = {}, extent.start
+        for name, tensor in like.items():
+            size = tensor.numel() * tensor.element_size()
+            placed[name] = arena[at : at + size].view(tensor.dtype).view(tensor.shape)
+            at += aligned(size)
+        return placed
+
+    def _allocate(self) -> Tensor:
+        try:
+            self._arena = torch.empty(self.limit_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+        except RuntimeError as error:
+            raise HostMemoryUnavailableError(self.limit_bytes, str(error)) from error
+        return self._arena
+
+
+def size_of(tensors: dict[str, Tensor]) -> int:
+    """Bytes that tensors take in a pool."""
+    return sum(aligned(t.numel() * t.element_size()) for t in tensors.values())
