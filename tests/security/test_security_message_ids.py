@@ -28,7 +28,7 @@ from turboserve.subjects import CANARY_CHUNKS, CHUNK, CHUNKS
 from turboserve.worker.media import EncodedChunk
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.events import PublishOutcome
-from turboserve.worker.service.packaged_chunks import PackagedChunk
+from turboserve.worker.service.packager import PackagedChunk
 from turboserve.worker.service.wire import Wire
 
 CONFIG = ModelConfig(48, 96, 2, 1, 12, 5, 4, 4)

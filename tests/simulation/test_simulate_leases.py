@@ -14,7 +14,7 @@ from turboserve.bus import Bus
 from turboserve.contracts.requests import WorkerGone
 from turboserve.state_store.core.workers import Leases
 from turboserve.subjects import WORKER_GONE
-from turboserve.worker.service.lease import Lease
+from turboserve.worker.service.assignments import Lease
 
 LONG_S = 100.0
 ON_ITS_WAY_S = 0.3

@@ -27,8 +27,8 @@ from turboserve.simulation.runtime.rows.progress import MemoryProgress
 from turboserve.state_store.core import sessions, workers
 from turboserve.worker.engine.session import Session
 from turboserve.worker.service import commands
+from turboserve.worker.service.assignments import Lease
 from turboserve.worker.service.engine_driver import EngineDriver
-from turboserve.worker.service.lease import Lease
 from turboserve.worker.service.table import Table
 from turboserve.worker.service.worker import Worker
 

@@ -33,7 +33,7 @@ from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION, SchemaVersion
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
-from turboserve.worker.service.release import RELEASE
+from turboserve.worker.service.heartbeat import RELEASE
 
 DOCS = Path(__file__).parents[2] / "docs"
 OF_THIS_MAJOR = [version for version in checked_in(DOCS) if version.major == SCHEMA_VERSION.major]

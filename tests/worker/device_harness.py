@@ -25,7 +25,7 @@ from turboserve.worker.service import commands, events
 from turboserve.worker.service.engine_driver import AdmitRequest
 from turboserve.worker.service.host_memory import state_host_bytes
 from turboserve.worker.service.host_platform import HostPlatform
-from turboserve.worker.service.packaged_chunks import PackagedChunk, ToLoop
+from turboserve.worker.service.packager import PackagedChunk, ToLoop
 from turboserve.worker.service.ports import EngineRunner, Packager, Platform
 from turboserve.worker.settings import Settings
 

@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from turboserve import telemetry
 from turboserve.worker.engine.interface import ChunkReady, ChunkTimings, Step
-from turboserve.worker.service import chunk_spans
-from turboserve.worker.service.chunk_spans import ChunkOrigin, RunTrace, chunk_span
+from turboserve.worker.service import spans as worker_spans
+from turboserve.worker.service.spans import ChunkOrigin, RunTrace, chunk_span
 
 PLACED, MOVED, FIRST, SECOND = (f"00-{number:032x}-{number:016x}-01" for number in range(1, 5))
 
@@ -62,7 +62,7 @@ def test_a_chunks_span_has_its_stages_with_links_to_the_sessions_of_the_batch(
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(telemetry, "_sends_spans", True)
-    monkeypatch.setattr(chunk_spans, "_trace", provider.get_tracer("test"))
+    monkeypatch.setattr(worker_spans, "_trace", provider.get_tracer("test"))
     steps = (Step("text", 10.0, 10.5, ("mine",)), Step("denoise", 11.0, 12.0, ("other", "mine", "untraced")))
     timings = ChunkTimings(
         due_s=9.0, started_s=10.9, denoised_s=12.0, ready_s=13.0, decode_s=0.5, steps=steps

@@ -18,7 +18,7 @@ from turboserve.worker.engine.errors import (
 from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.packaged_chunks import PackagedChunk
+from turboserve.worker.service.packager import PackagedChunk
 
 Make = Callable[[], Awaitable[DeviceHarness]]
 Scenario = Callable[[Make], Coroutine[Any, Any, None]]

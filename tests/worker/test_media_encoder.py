@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from turboserve.worker.media import EncodedChunk, EncoderSettings, FragmentEncoder, FrameFormatError
-from turboserve.worker.media.boxes import boxes, find
-from turboserve.worker.media.encoder import TIMESCALE
+from turboserve.worker.media import (
+    TIMESCALE,
+    EncodedChunk,
+    EncoderSettings,
+    FragmentEncoder,
+    FrameFormatError,
+    boxes,
+    find,
+)
 
 COLOURS = {
     "red": (255, 0, 0),

@@ -16,8 +16,8 @@ import torch
 from turboserve.clock import SystemClock
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.engine_driver import AdmitRequest
-from turboserve.worker.service.engine_thread import EngineThread
-from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk
+from turboserve.worker.service.host_platform import EngineThread
+from turboserve.worker.service.packager import FromEngine, GeneratedChunk
 
 WAIT_S = 120.0
 

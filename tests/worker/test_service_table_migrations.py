@@ -9,7 +9,7 @@ from tests.worker.table_migrations import FROM, A, B, expecting, migrating, row,
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import NO_STATE, Incoming, MigrationStage
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.outgoing_migrations import ASK_S
+from turboserve.worker.service.table_migrations import ASK_S
 from turboserve.worker.transfer.errors import MigrationNotOfferedError, NoStateError, SourceNotReadyError
 
 # The source

@@ -11,7 +11,7 @@ from torch import Tensor
 from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.service.takeover import Takeover
+from turboserve.worker.service.wire import Takeover
 
 SESSION = "ses_1"
 

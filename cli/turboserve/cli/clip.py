@@ -17,7 +17,7 @@ from turboserve.worker.engine.interface import (
 )
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.engine.tensor_backend import Models
-from turboserve.worker.media.encoder import FragmentEncoder
+from turboserve.worker.media import FragmentEncoder
 
 SESSION = "clip"
 

@@ -22,10 +22,15 @@ from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.media import FragmentEncoder
 from turboserve.worker.service import commands
-from turboserve.worker.service.chunk_spans import ChunkOrigin, chunk_span
 from turboserve.worker.service.engine_driver import AdmitRequest, EngineDriver
-from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk, PackagedChunk
-from turboserve.worker.service.packager import ChunkPackager, TensorEncoder
+from turboserve.worker.service.packager import (
+    ChunkPackager,
+    FromEngine,
+    GeneratedChunk,
+    PackagedChunk,
+    TensorEncoder,
+)
+from turboserve.worker.service.spans import ChunkOrigin, chunk_span
 
 _trace = telemetry.tracer("bench")
 SPAN_ROUNDS = 200

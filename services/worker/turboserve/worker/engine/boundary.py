@@ -40,7 +40,12 @@ _FIRST_CHUNK_SLACK = 4.0
 
 
 class Pacing:
-    """Pure arithmetic over a session's playhead and the measured latencies."""
+    """When a session may generate its next chunk, and how urgent the chunk is.
+
+    Playout slack P is the video that a viewer has left. Service credit is P − R − T (SlackServe, 3.1): R is
+    the time to finish the current chunk, T the time to generate one more. Below zero, the viewer is about to
+    see a stall. All of it is pure arithmetic over the playhead and the measured latencies.
+    """
 
     def __init__(
         self,

@@ -25,7 +25,9 @@ _WARM_UP = 2
 
 
 class LatencyProfile:
-    """Seconds of a stage by batch size: linear between measured sizes, extrapolated above, constant below.
+    """L(b), a stage's measured seconds by batch size (NeuStream, 4.1), refined while the stage runs.
+
+    Linear between measured sizes, extrapolated above, constant below.
 
     One thread may observe while others read.
     """

@@ -151,7 +151,10 @@ class Extent:
 
 
 class HostPool:
-    """Allocates pieces of the arena, first fit. Not thread-safe: the engine's thread owns it."""
+    """Host memory for suspended sessions: one arena of a fixed size, page-locked where a GPU copies.
+
+    Allocates pieces of the arena, first fit. Not thread-safe: the engine's thread owns it.
+    """
 
     def __init__(self, limit_bytes: int, pinned: bool) -> None:
         """Allocate page-locked memory now, because that takes seconds; other memory at the first use.

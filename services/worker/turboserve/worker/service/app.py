@@ -14,7 +14,7 @@ from turboserve.telemetry import TRACEPARENT, context_from, set_error, tracer
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.service import metrics
-from turboserve.worker.service.announcement import announced, starting
+from turboserve.worker.service.heartbeat import announced, starting
 from turboserve.worker.service.host_platform import HostPlatform
 from turboserve.worker.service.models import load_models
 from turboserve.worker.service.ports import Platform

@@ -1,6 +1,6 @@
 """The work of the engine's thread: carry out the table's commands, and translate the engine's events.
 
-The driver is not bound to a thread: `engine_thread` runs it on one.
+The driver is not bound to a thread: `host_platform.EngineThread` runs it on one.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from turboserve.worker.engine.interface import (
 )
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.chunk_spans import NO_ORIGIN, ChunkOrigin, RunTrace
-from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk
+from turboserve.worker.service.packager import FromEngine, GeneratedChunk
+from turboserve.worker.service.spans import NO_ORIGIN, ChunkOrigin, RunTrace
 
 ISOLATED_CHUNKS = 8
 """Number of chunks that are computed alone, for a session that was in a failing step."""

@@ -14,9 +14,9 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, UnknownSessionError
 from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.migration_keys import MigrationKeys
-from turboserve.worker.service.migration_spans import SendSpans, fetch_span
+from turboserve.worker.service.assignments import MigrationKeys
 from turboserve.worker.service.ports import EngineRunner
+from turboserve.worker.service.spans import SendSpans, fetch_span
 from turboserve.worker.service.table import Table
 from turboserve.worker.settings import Settings
 from turboserve.worker.transfer import metrics
@@ -98,17 +98,14 @@ class Migrations:
         self._pace = CopyRate(limits)
         self._source = Source(self, self.links, limits, now)
         self._target = Target(worker, self.links, limits.least_s, network.connect, now)
+        self.machine = network.machine
+        """The value of `LoadReport.host`."""
         self.addresses: tuple[str, ...] = ()
         """Addresses at which other workers fetch state; empty before `start`."""
         self._copies: dict[str, _IncomingCopy] = {}
         self._quiesced: dict[str, asyncio.Event] = {}
         self._manifest_ready: dict[str, tuple[asyncio.Event, set[int]]] = {}
         self._spans = SendSpans()
-
-    @property
-    def machine(self) -> str:
-        """The value of `LoadReport.host`."""
-        return self._network.machine
 
     async def start(self) -> None:
         """Listen. Raises `OSError`."""

@@ -6,6 +6,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,8 +20,43 @@ from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.interface import ChunkReady
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
 from turboserve.worker.service import events
-from turboserve.worker.service.chunk_spans import chunk_span
-from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk, PackagedChunk, ToLoop
+from turboserve.worker.service.spans import NO_ORIGIN, ChunkOrigin, chunk_span
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratedChunk:
+    """A chunk as the engine generated it, with its run. Engine's thread → packager."""
+
+    run: int
+    ready: ChunkReady
+    concurrent_sessions: int
+    """Sessions that the engine worked on at the time, this one included."""
+    origin: ChunkOrigin = NO_ORIGIN
+
+
+@dataclass(frozen=True, eq=False)
+class PackagedChunk:
+    """A chunk that waits for publication. Packager → event loop, where `ChunkPackaged` announces it."""
+
+    session: str
+    run: int
+    index: int
+    control_seq: int
+    first_frame: int
+    fps: int
+    packaged: EncodedChunk
+    latents: bytes
+    latents_dtype: str
+    latents_shape: tuple[int, ...]
+    compute_s: float
+    """Time from the first denoising step to packaging, seconds."""
+    concurrent_sessions: int
+    span: Span
+
+
+FromEngine = GeneratedChunk | events.SessionInput
+ToLoop = PackagedChunk | events.SessionInput
+
 
 log = logs.get("packager")
 

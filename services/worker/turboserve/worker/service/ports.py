@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.service.engine_driver import EngineCommand
-from turboserve.worker.service.packaged_chunks import ToLoop
+from turboserve.worker.service.packager import ToLoop
 from turboserve.worker.transfer.network import TransferNetwork
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 class EngineRunner(Protocol):
     """Steps the engine beside the event loop, and carries out commands between two steps
-    (`engine_thread.EngineThread`)."""
+    (`host_platform.EngineThread`)."""
 
     engine: Engine
     """The engine, read-only here. Changes go through `submit` and `call`."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from turboserve.worker.service import commands
-from turboserve.worker.service.outgoing_migrations import OutgoingMigrations
 from turboserve.worker.service.session_entry import (
     Absent,
     DesiredState,
@@ -19,6 +18,7 @@ from turboserve.worker.service.session_entry import (
     Present,
     SessionEntry,
 )
+from turboserve.worker.service.table_migrations import OutgoingMigrations
 
 RETRY_S = 0.1
 RETRY_LIMIT_S = 2.0

@@ -18,17 +18,12 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from cachetools import FIFOCache
-
 from turboserve.backoff import backoff_s
-from turboserve.contracts.sessions import SessionRecord
-from turboserve.contracts.workers import HeldSession, Incoming, SessionRefusal
+from turboserve.contracts.workers import HeldSession, SessionRefusal
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.incoming_migrations import IncomingMigrations
-from turboserve.worker.service.lease import Lease
+from turboserve.worker.service.assignments import Assignments, Lease
 from turboserve.worker.service.session_entry import (
     Absent,
-    Failed,
     FetchingLatents,
     InSlab,
     LatentsReady,
@@ -38,9 +33,8 @@ from turboserve.worker.service.session_entry import (
     SessionEntry,
 )
 from turboserve.worker.service.session_reconciler import REFUSAL_S, RETRY_LIMIT_S, RETRY_S, SessionReconciler
+from turboserve.worker.service.table_migrations import IncomingMigrations
 
-LEFT_KEPT = 1_024
-"""Number of sessions remembered after they left, so that an old row cannot bring them back."""
 _LOCAL = (events.ChunkPackaged, events.ControlTookEffect, events.PlayheadMoved, events.Published)
 """Events that affect only their session, unless its location or slot changes."""
 
@@ -59,7 +53,7 @@ class Table:
         self.incoming = IncomingMigrations(worker, model, out)
         self._reconciler = SessionReconciler(model, capacity, self.entries, out, lambda: self.incoming.slots)
         self._lease = Lease(lease_s)
-        self._left: FIFOCache[str, tuple[int, bool]] = FIFOCache(LEFT_KEPT)
+        self._assignments = Assignments(worker, self.entries, self.incoming, self._reconciler)
 
     def handle(self, message: events.Input, now: float) -> list[commands.Command]:
         """Handle one event. Returns the commands that follow from it, in order."""
@@ -85,15 +79,12 @@ class Table:
         match message:
             case events.Renewed():
                 self._lease.renewed(message.asked_at)
-                self._renewed(message, now)
+                self.draining = message.drain
+                self._assignments.renewed(message, now)
             case events.RenewalUnavailable():
                 self._lease.excused(message.asked_at)
             case events.Assigned():
-                self._learn(message.record, now)
-                if message.incoming is not None:
-                    self._expect(message.incoming, now)
-                elif message.record.target != self.worker and message.record.id not in self.entries:
-                    self._not_expected(message.record)
+                self._assignments.assigned(message, now)
             case events.Tick():
                 pass
             case events.Reconnected():
@@ -173,99 +164,6 @@ class Table:
             for entry in self.entries.values()
             if entry.refusal is not None
         )
-
-    # Rows
-
-    def _renewed(self, message: events.Renewed, now: float) -> None:
-        self.draining = message.drain
-        for record in message.records:
-            self._learn(record, now)
-        listed = {record.id for record in message.records}
-        for entry in list(self.entries.values()):
-            # A row learned after the renewal was sent may be missing from the answer and still name this
-            # worker.
-            if entry.session not in listed and entry.learned_at < message.asked_at:
-                self._leave(entry)
-                # An older row must not bring back a session that the answer does not list.
-                self._remember_left(entry.session, (entry.record.version + 1, False))
-            elif isinstance(entry.state, Failed):
-                self._say(commands.FailSession(entry.session, entry.record.epoch, entry.state.reason))
-        for incoming in message.incoming:
-            self._expect(incoming, now)
-        expected = {incoming.record.id for incoming in message.incoming}
-        for arrival in self.incoming:
-            if arrival.record.id not in expected:
-                self.incoming.forget(arrival.record.id, learned_before=message.asked_at)
-
-    def _expect(self, incoming: Incoming, now: float) -> None:
-        """Handle a row that names this worker as the target of a migration."""
-        record = incoming.record
-        self._learn(record, now)
-        if record.id not in self.entries and _age(record) >= self._left.get(record.id, (0, False)):
-            # Sessions that are paused in their slab hold slots too: `capacity` already leaves them out.
-            free = self._reconciler.capacity - self.slots_used
-            self.incoming.expect(incoming, now, self._reconciler.number(), free)
-
-    def _not_expected(self, record: SessionRecord) -> None:
-        arrival = self.incoming.get(record.id)
-        if arrival is not None and record.version > arrival.record.version:
-            self.incoming.forget(record.id)
-
-    def _learn(self, record: SessionRecord, now: float) -> None:
-        entry = self.entries.get(record.id)
-        if _age(record) < (_age(entry.record) if entry else self._left.get(record.id, (0, False))):
-            return
-        if record.worker != self.worker or record.phase.ended:
-            if entry is not None:
-                self._leave(entry)
-            self._remember_left(record.id, _age(record))
-            return
-        if entry is None:
-            entry = self._new_entry(record, now)
-            self.entries[record.id] = entry
-            self._say(commands.Report())
-        lost = record.own_revision is None or record.log_losses != entry.record.log_losses
-        if lost:
-            # The log is lost, and the next fence may be at the same sequence.
-            entry.checked = None
-        if lost or entry.ownership != (record.epoch, record.own_revision or 0):
-            # Answers to queries under another ownership, or of the lost log, prove nothing now.
-            entry.log_end_query = None
-            if not isinstance(entry.state, Present):
-                entry.state = Absent()
-            entry.refusal, entry.refused_until = None, 0.0
-        if not isinstance(entry.state, InSlab | LeavingSlab):
-            entry.playhead_s = record.playhead_s
-        entry.record, entry.learned_at = record, now
-
-    def _new_entry(self, record: SessionRecord, now: float) -> SessionEntry:
-        """An entry for a row that names this worker, with the state that was copied here for it, if any."""
-        arrival = self.incoming.take(record)
-        if arrival is None:
-            return SessionEntry(record, now, self._reconciler.number())
-        entry = SessionEntry(record, now, arrival.run)
-        order = self._reconciler.number()
-        entry.state = OnHost(order=order) if arrival.on_host else InSlab(quiesced=True)
-        entry.made_next = entry.next_publish = arrival.next_chunk
-        entry.control_sent = entry.control_taken = arrival.control_seq
-        entry.playhead_s = max(record.playhead_s, arrival.playhead_s)
-        if not arrival.on_host:
-            # The next playhead may be reported after the session's chunk has become due.
-            reported_here = arrival.playing and entry.playhead_s == arrival.playhead_s
-            age_s = now - arrival.playhead_at if reported_here else 0.0
-            self._say(
-                commands.SetPlayhead(entry.session, entry.run, entry.playhead_s, arrival.playing, age_s)
-            )
-        return entry
-
-    def _leave(self, entry: SessionEntry) -> None:
-        self._reconciler.evict(entry)
-        del self.entries[entry.session]
-        self._say(commands.Report())
-
-    def _remember_left(self, session: str, age: tuple[int, bool]) -> None:
-        """Ignore rows older than `age` from now on."""
-        self._left[session] = max(age, self._left.get(session, age))
 
     def _say(self, command: commands.Command) -> None:
         self._reconciler.out.append(command)
@@ -387,8 +285,3 @@ class Table:
             entry.next_publish, entry.last_epoch = message.index + 1, message.ownership[0]
             entry.attempts, entry.retry_at, entry.log_lost = 0, 0.0, False
             self._say(commands.ForgetChunk(entry.session, entry.run, message.index))
-
-
-def _age(record: SessionRecord) -> tuple[int, bool]:
-    """Order of a row: its version, then whether its fence is in the log, which does not raise the version."""
-    return record.version, record.own_revision is not None

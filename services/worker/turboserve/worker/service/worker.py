@@ -25,17 +25,15 @@ from turboserve.telemetry import set_error, tracing
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.service import commands, events, metrics
-from turboserve.worker.service.admission_spans import AdmissionSpans
 from turboserve.worker.service.engine_driver import AdmitRequest
-from turboserve.worker.service.heartbeat import Heartbeat
+from turboserve.worker.service.heartbeat import RELEASE, Heartbeat
 from turboserve.worker.service.migrations import Migrations
-from turboserve.worker.service.packaged_chunks import PackagedChunk, ToLoop
+from turboserve.worker.service.packager import PackagedChunk, ToLoop
 from turboserve.worker.service.ports import Loaded, Platform
-from turboserve.worker.service.release import RELEASE
+from turboserve.worker.service.spans import AdmissionSpans
 from turboserve.worker.service.table import Table
-from turboserve.worker.service.takeover import Takeover
 from turboserve.worker.service.watchdog import Watchdog
-from turboserve.worker.service.wire import Wire
+from turboserve.worker.service.wire import Takeover, Wire
 from turboserve.worker.settings import Settings
 
 STUCK_S = 120.0

@@ -19,8 +19,7 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.service.host_platform import PACKAGER_LIMIT
-from turboserve.worker.service.packaged_chunks import ToLoop
-from turboserve.worker.service.packager import ChunkPackager
+from turboserve.worker.service.packager import ChunkPackager, ToLoop
 from turboserve.worker.service.ports import Device, Loaded
 from turboserve.worker.settings import Settings
 

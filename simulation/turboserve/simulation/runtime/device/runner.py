@@ -18,8 +18,7 @@ from turboserve.worker.media import EncodedChunk
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import commands
 from turboserve.worker.service.engine_driver import IDLE_S, EngineCall, EngineCommand, EngineDriver
-from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk, ToLoop
-from turboserve.worker.service.packager import ChunkPackager
+from turboserve.worker.service.packager import ChunkPackager, FromEngine, GeneratedChunk, ToLoop
 
 JUST_AFTER_S = 1e-4
 

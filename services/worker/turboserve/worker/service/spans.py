@@ -1,18 +1,56 @@
-"""Spans of a session's chunks: which request a chunk answers, and how its time was spent."""
+"""Spans of a session at its worker: its admission, its chunks and their stages, and its migrations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span, set_span_in_context
 
 from turboserve.bus.requests import SESSION
+from turboserve.contracts.sessions import SessionRecord
 from turboserve.sampling import PERIODIC
 from turboserve.telemetry import context_from, links_to, tracer
 from turboserve.worker.engine.interface import ChunkReady, Step
+from turboserve.worker.service.commands import FetchState
+from turboserve.worker.service.session_entry import Absent, DesiredState, SessionEntry
 
 _trace = tracer("worker")
+
+
+class AdmissionSpans:
+    """The open spans of one worker, at most one per session."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Span] = {}
+
+    def assigned(self, records: Iterable[SessionRecord], entries: Mapping[str, SessionEntry]) -> None:
+        """Begin a span for each session that is to run here and has no slot yet."""
+        for record in records:
+            entry = entries.get(record.id)
+            if entry is None or record.id in self._open or not isinstance(entry.state, Absent):
+                continue
+            if entry.wanted is DesiredState.RUN and record.traceparent is not None:
+                self._open[record.id] = _trace.start_span(
+                    "admit session",
+                    context=context_from(record.traceparent),
+                    attributes={SESSION: record.id, "turboserve.epoch": record.epoch},
+                )
+        for session in self._open.keys() - entries.keys():
+            self._end(session, "left")
+
+    def admitted(self, session: str, next_chunk: int) -> None:
+        """The engine has the session's admission."""
+        span = self._open.pop(session, None)
+        if span is not None:
+            span.set_attribute("turboserve.chunk.index", next_chunk)
+            span.end()
+
+    def _end(self, session: str, reason: str) -> None:
+        span = self._open.pop(session)
+        span.set_attribute("error.type", reason)
+        span.end()
 
 
 @dataclass(frozen=True)
@@ -116,3 +154,42 @@ def _stage(parent: Span, step: Step, origin: ChunkOrigin, nanoseconds: Callable[
         attributes={"turboserve.batch.size": len(step.sessions)},
     )
     span.end(nanoseconds(step.ended_s))
+
+
+def fetch_span(command: FetchState) -> AbstractContextManager[Span]:
+    """Return the span of the target's copy, within which each round has a span."""
+    return _trace.start_as_current_span(
+        "fetch state",
+        context=context_from(command.traceparent),
+        attributes={SESSION: command.session, "turboserve.migration.on_host": command.on_host},
+    )
+
+
+class SendSpans:
+    """The spans of the sessions that migrate from this worker, one for each transfer attempt."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Span] = {}
+
+    def began(self, session: str, traceparent: str | None) -> None:
+        """A transfer attempt begins."""
+        self.ended(session)
+        if traceparent is not None:
+            self._open[session] = _trace.start_span(
+                "send state", context=context_from(traceparent), attributes={SESSION: session}
+            )
+
+    def step(self, name: str, session: str) -> AbstractContextManager[Span]:
+        """Return the span of one step of the session's attempt, which also shows how the step failed."""
+        span = self._open.get(session)
+        if span is None:
+            return _trace.child(name)
+        return _trace.start_as_current_span(
+            name, context=set_span_in_context(span), attributes={SESSION: session}
+        )
+
+    def ended(self, session: str) -> None:
+        """The transfer attempt has ended, with or without the whole state."""
+        span = self._open.pop(session, None)
+        if span is not None:
+            span.end()
