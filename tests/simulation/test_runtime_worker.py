@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from tests.simulation.worker_world import PROFILE, WorkerWorld
+from turboserve import telemetry
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.ids import SystemRandomness, use_source
 from turboserve.simulation.runtime.device.contents import begin
 from turboserve.simulation.runtime.device.platform import VirtualPlatform
+from turboserve.worker.service import spans
+from turboserve.worker.service.events import PublishOutcome
+from turboserve.worker.service.packager import PackagedChunk
 from turboserve.worker.service.ports import Platform
 
 
@@ -256,3 +266,40 @@ def test_the_same_seed_gives_the_same_log(chunk_at_once: bool) -> None:
         return [callbacks, *chunks]
 
     assert played(4) == played(4)
+
+
+def test_a_publication_that_outlives_its_run_still_sets_the_error_of_its_chunks_span(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_sends_spans", True)
+    monkeypatch.setattr(spans, "_trace", provider.get_tracer("test"))
+    joined(world, "wrk_a")
+    worker = world.lives["wrk_a"].worker
+    assert worker is not None
+    refused, published = asyncio.Event(), worker._wire.publish
+
+    async def publish(chunk: PackagedChunk, *rest: Any) -> Any:
+        if chunk.index < 1:
+            return await published(chunk, *rest)
+        await refused.wait()
+        return PublishOutcome.FENCED, 0
+
+    monkeypatch.setattr(worker._wire, "publish", publish)
+    world.call(world.place("ses_1", "wrk_a"))
+    world.until(lambda: ("ses_1", 1) in {key[::2] for key in worker._publishing}, "chunk 1 is sent")
+    world.change("ses_1", worker="wrk_b")
+    world.call(world.handle("ses_1", "wrk_a"))
+    world.until(lambda: "ses_1" not in worker.table.entries and not worker._chunks, "the run is evicted")
+
+    def chunk_spans() -> dict[object, StatusCode]:
+        made = [span for span in exporter.get_finished_spans() if span.name == "generate chunk"]
+        return {(span.attributes or {})["turboserve.chunk.index"]: span.status.status_code for span in made}
+
+    assert 1 not in chunk_spans(), "its publication is in progress"
+    refused.set()
+    world.until(lambda: not worker._publishing, "the publication ends")
+    assert chunk_spans()[1] is StatusCode.ERROR
+    assert chunk_spans()[0] is not StatusCode.ERROR

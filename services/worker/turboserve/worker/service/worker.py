@@ -77,6 +77,8 @@ class Worker:
         self._takeover = Takeover(self._wire, config, clock)
         self.heartbeat = Heartbeat(bus, clock, settings.heartbeat_s, self.load, self.handle, platform.leave)
         self._chunks: dict[tuple[str, int, int], PackagedChunk] = {}
+        self._publishing: set[tuple[str, int, int]] = set()
+        """Chunks whose publication is in progress: their spans end after it, even if the run is evicted."""
         self._fetched: dict[tuple[str, int], tuple[Tensor | None, Tensor | None]] = {}
         self._playheads: dict[str, asyncio.Task[Subscription]] = {}
         self._audiences: dict[str, Audience] = {}
@@ -249,8 +251,9 @@ class Worker:
                 log.info("session starts", session=command.session, chunk=command.next_chunk)
                 self._engine.submit(AdmitRequest(command, latents, sink))
             case commands.PublishChunk():
-                chunk = self._chunks[command.session, command.run, command.index]
-                self._spawn(self._publish(command, chunk))
+                key = command.session, command.run, command.index
+                self._publishing.add(key)
+                self._spawn(self._publish(command, self._chunks[key]))
             case commands.PublishLatents():
                 chunk = self._chunks[command.session, command.run, command.index]
                 self._spawn(self._wire.send_latents(chunk, command.epoch, command.began, command.before))
@@ -287,7 +290,7 @@ class Worker:
 
     def _forget(self, key: tuple[str, int, int]) -> None:
         chunk = self._chunks.pop(key, None)
-        if chunk is not None:
+        if chunk is not None and key not in self._publishing:
             chunk.span.end()
 
     async def _publish(self, command: commands.PublishChunk, chunk: PackagedChunk) -> None:
@@ -311,6 +314,11 @@ class Worker:
             log.warning("chunk refused: not the owner", session=chunk.session, chunk=chunk.index)
         else:
             metrics.publish_retries.add(1)
+        key = command.session, command.run, command.index
+        self._publishing.discard(key)
+        if key not in self._chunks:
+            # The run was evicted meanwhile.
+            chunk.span.end()
         self._check_connection()
         self.handle(
             events.Published(chunk.session, chunk.run, chunk.index, command.ownership, outcome, sequence)
