@@ -14,9 +14,8 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult, 
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
 from opentelemetry.util.types import Attributes
 
-PERIODIC = "turboserve.periodic"
-"""Attribute of a span of work that is done at intervals: a heartbeat, a listing, a chunk that follows no
-creation, prompt or migration."""
+from turboserve.telemetry_names import PERIODIC
+
 POLLED = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that monitors request at intervals."""
 HELD_TRACES = 256

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.context import Context, attach, detach
@@ -22,8 +21,7 @@ from prometheus_client import generate_latest
 
 from turboserve.config import Settings
 from turboserve.sampling import ExportOnError, ParentOrRatio
-
-Source = TypeVar("Source")
+from turboserve.telemetry_names import ERROR_TYPE
 
 TRACEPARENT = "TRACEPARENT"
 """Variable that tells a process in which span it was started, by OpenTelemetry's environment carriers."""
@@ -72,38 +70,6 @@ def switch_tracing(*, on: bool) -> None:
     """Create spans from now on, or none. Benchmarks compare the two."""
     global _sends_spans
     _sends_spans = on
-
-
-def meter(name: str) -> metrics.Meter:
-    return metrics.get_meter(f"turboserve.{name}")
-
-
-class Gauge(Generic[Source]):
-    """A gauge that is read at every export of metrics: one value per source that still exists.
-
-    A gauge holds weak references to its sources, because an instrument lives as long as the process.
-    """
-
-    def __init__(
-        self,
-        meter: metrics.Meter,
-        name: str,
-        read: Callable[[Source], float | None],
-        description: str = "",
-        unit: str = "",
-    ) -> None:
-        """`read` returns the value of one source, or None while the source has no value."""
-        self._read = read
-        self._sources: weakref.WeakSet[Source] = weakref.WeakSet()
-        meter.create_observable_gauge(name, callbacks=[self._observe], unit=unit, description=description)
-
-    def add(self, source: Source) -> None:
-        """Export the value of `source` from now on."""
-        self._sources.add(source)
-
-    def _observe(self, _options: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
-        values = [self._read(source) for source in list(self._sources)]
-        return [metrics.Observation(value) for value in values if value is not None]
 
 
 class Tracer:
@@ -186,7 +152,7 @@ def links_to(*texts: str | None) -> list[trace.Link]:
 
 def set_error(span: trace.Span, error: BaseException, *, failed: bool = True) -> None:
     """Note on `span` which error ended it. `failed`: the span counts as failed, and is always exported."""
-    span.set_attribute("error.type", str(getattr(error, "code", type(error).__name__)))
+    span.set_attribute(ERROR_TYPE, str(getattr(error, "code", type(error).__name__)))
     if failed:
         span.set_status(trace.StatusCode.ERROR, str(error)[:200])
 

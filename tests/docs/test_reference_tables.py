@@ -96,7 +96,7 @@ def test_every_event_says_what_it_means() -> None:
 def test_every_metric_says_what_it_means() -> None:
     [table] = documented("metrics")
     lines = table.splitlines()[2:]
-    assert {line.split(" | ")[1] for line in lines} == {
+    assert {line.split(" | ")[2] for line in lines} == {
         "gateway",
         "scheduler",
         "autoscaler",

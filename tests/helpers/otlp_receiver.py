@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import importlib
+import pkgutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +16,16 @@ from typing import Any
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.semconv import attributes
+from opentelemetry.semconv._incubating import attributes as incubating
 
+from turboserve.cli.reference.metrics import instruments
+from turboserve.telemetry_names import is_own_attribute, is_span
+
+DECLARED = {instrument.name: instrument for instrument in instruments()}
+"""Name → declaration of every metric of the services."""
+OWN_SCOPE = "turboserve."
+"""Names of the services' own tracers and meters begin with this."""
 ERROR = 2
 """Status code of a failed span."""
 
@@ -28,6 +39,8 @@ class ReceivedSpan:
     parent: str
     """Empty: the span is a root."""
     service: str
+    scope: str
+    """Name of the tracer."""
     name: str
     kind: int
     failed: bool
@@ -41,13 +54,36 @@ class ReceivedSpan:
         return f"{self.service}: {self.name} {self.attributes}"
 
 
+@dataclass(frozen=True)
+class ReceivedMetric:
+    """What was exported of one metric."""
+
+    scope: str
+    """Name of the meter."""
+    name: str
+    unit: str
+    attributes: frozenset[str]
+    """Names of the attributes of one of its values."""
+
+
+@dataclass(frozen=True)
+class ReceivedExemplar:
+    """One exemplar of a histogram: the span in which a value was recorded."""
+
+    metric: str
+    trace: str
+    span: str
+    value: float
+
+
 class OtlpReceiver:
     """Keeps what all services of a stack export. `endpoint` is the URL for `TURBOSERVE_OTLP_ENDPOINT`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spans: dict[str, ReceivedSpan] = {}
-        self._exemplars: list[tuple[str, str]] = []
+        self._metrics: set[ReceivedMetric] = set()
+        self._exemplars: list[ReceivedExemplar] = []
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -83,8 +119,12 @@ class OtlpReceiver:
             return list(self._spans.values())
 
     @property
-    def exemplars(self) -> list[tuple[str, str]]:
-        """Metric and trace of each exemplar."""
+    def metrics(self) -> set[ReceivedMetric]:
+        with self._lock:
+            return set(self._metrics)
+
+    @property
+    def exemplars(self) -> list[ReceivedExemplar]:
         with self._lock:
             return list(self._exemplars)
 
@@ -104,11 +144,16 @@ class OtlpReceiver:
             names = "\n".join(map(str, self.trace(trace)))
             raise AssertionError(f"the trace {trace} has only:\n{names}") from None
 
-    async def until_exemplar(self, trace: str, limit_s: float) -> None:
-        """Wait until a histogram has an exemplar of `trace`."""
-        async with asyncio.timeout(limit_s):
-            while all(found != trace for _, found in self.exemplars):
-                await asyncio.sleep(0.2)
+    async def until_exemplars(self, metrics: set[str], trace: str, limit_s: float) -> None:
+        """Wait until each of these histograms has an exemplar of `trace`."""
+        found: set[str] = set()
+        try:
+            async with asyncio.timeout(limit_s):
+                while not metrics <= found:
+                    await asyncio.sleep(0.2)
+                    found = {each.metric for each in self.exemplars if each.trace == trace}
+        except TimeoutError:
+            raise AssertionError(f"of the trace {trace} only {found} have exemplars") from None
 
     def _receive(self, path: str, body: bytes) -> None:
         if path.endswith("/v1/traces"):
@@ -116,8 +161,10 @@ class OtlpReceiver:
             with self._lock:
                 self._spans |= spans
         elif path.endswith("/v1/metrics"):
-            exemplars = list(_exemplars(ExportMetricsServiceRequest.FromString(body)))
+            request = ExportMetricsServiceRequest.FromString(body)
+            metrics, exemplars = set(_metrics(request)), list(_exemplars(request))
             with self._lock:
+                self._metrics |= metrics
                 self._exemplars += exemplars
 
 
@@ -131,6 +178,7 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
                     id=span.span_id.hex(),
                     parent=span.parent_span_id.hex(),
                     service=service,
+                    scope=scope.scope.name,
                     name=span.name,
                     kind=span.kind,
                     failed=span.status.code == ERROR,
@@ -141,13 +189,25 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
                 )
 
 
-def _exemplars(request: ExportMetricsServiceRequest) -> Iterator[tuple[str, str]]:
+def _metrics(request: ExportMetricsServiceRequest) -> Iterator[ReceivedMetric]:
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                data = getattr(metric, str(metric.WhichOneof("data")))
+                for point in data.data_points:
+                    attributes = frozenset(each.key for each in point.attributes)
+                    yield ReceivedMetric(scope.scope.name, metric.name, metric.unit, attributes)
+
+
+def _exemplars(request: ExportMetricsServiceRequest) -> Iterator[ReceivedExemplar]:
     for resource in request.resource_metrics:
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
                 for point in metric.histogram.data_points:
-                    for exemplar in point.exemplars:
-                        yield metric.name, exemplar.trace_id.hex()
+                    for each in point.exemplars:
+                        yield ReceivedExemplar(
+                            metric.name, each.trace_id.hex(), each.span_id.hex(), each.as_double
+                        )
 
 
 def _values(attributes: Iterable[KeyValue]) -> dict[str, Any]:
@@ -157,3 +217,35 @@ def _values(attributes: Iterable[KeyValue]) -> dict[str, Any]:
 def _value(value: AnyValue) -> Any:
     kind = value.WhichOneof("value")
     return None if kind is None else getattr(value, kind)
+
+
+def conventional_attributes() -> frozenset[str]:
+    """Return the attributes that OpenTelemetry's semantic conventions define."""
+    found: set[str] = set()
+    for package in (attributes, incubating):
+        for module in pkgutil.iter_modules(package.__path__):
+            constants = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
+            found |= {value for name, value in constants.items() if name.isupper() and isinstance(value, str)}
+    return frozenset(found)
+
+
+def outside_scheme(receiver: OtlpReceiver) -> list[str]:
+    """Return what the services have exported under names that are neither declared nor conventional."""
+    conventional = conventional_attributes()
+
+    def known(attribute: str) -> bool:
+        return attribute in conventional or is_own_attribute(attribute)
+
+    found = []
+    for span in receiver.spans:
+        if span.scope.startswith(OWN_SCOPE):
+            found += [] if is_span(span.name) else [f"span {span.name}"]
+            found += [f"{key} of the span {span.name}" for key in span.attributes if not known(key)]
+    for metric in receiver.metrics:
+        if metric.scope.startswith(OWN_SCOPE):
+            declared = DECLARED.get(metric.name)
+            if declared is None or declared.unit != metric.unit:
+                found.append(f"metric {metric.name} in {metric.unit}")
+            elif surplus := metric.attributes - set(declared.attributes):
+                found.append(f"{sorted(surplus)} of the metric {metric.name}")
+    return sorted(set(found))

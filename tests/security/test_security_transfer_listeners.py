@@ -35,9 +35,9 @@ __all__ = ["environment", "pool", "scene", "store"]
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "tests.security.transfer_in_namespace"
 LOOPBACK = "127.0.0.1"
-HOST_BYTES = "turboserve_worker_host_bytes"
+HOST_BYTES = "turboserve_worker_host_memory_bytes"
 SET_FOR_LIBRARIES = ("UCX_NET_DEVICES", "NCCL_SOCKET_IFNAME")
-COPIED_BYTES = "turboserve_worker_transfer_bytes_total"
+COPIED_BYTES = "turboserve_worker_transfer_received_bytes_total"
 
 
 def listeners(pid: int) -> set[tuple[str, int]]:
@@ -65,7 +65,7 @@ async def test_workers_listen_at_their_transfer_address_alone(scene: Scene) -> N
     await scene.until(lambda: scene.metric(source, HOST_BYTES) > 0, "its state is on the host")
     await migrated(scene, last, near)
     copied_by = {
-        way: scene.metric(worker, f'{COPIED_BYTES}{{backend="{way}"')
+        way: scene.metric(worker, f'{COPIED_BYTES}{{turboserve_transfer_backend="{way}"')
         for way, worker in (("gloo", near), ("shm", near), ("nixl", workers[-1]))
     }
     assert all(copied_by[way] > 0 for names in ways[1:] for way in names), copied_by

@@ -54,7 +54,7 @@ from turboserve.subjects import ASSIGN, CHUNK, CHUNKS, LATENTS, LOAD, OWN
 PATIENCE_S = 60.0
 MINE, OTHER = "wk1", "wk2"
 """The attacker's identity and the victim's."""
-FOREIGN_LATENTS = "turboserve_store_foreign_latents_total"
+FOREIGN_LATENTS = "turboserve_state_store_foreign_latents_total"
 
 
 @pytest.fixture(scope="module")

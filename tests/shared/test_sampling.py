@@ -19,7 +19,8 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from turboserve.sampling import HELD_SPANS, HELD_TRACES, PERIODIC, ExportOnError, ParentOrRatio
+from turboserve.sampling import HELD_SPANS, HELD_TRACES, ExportOnError, ParentOrRatio
+from turboserve.telemetry_names import PERIODIC
 
 
 class Traced:

@@ -1,20 +1,89 @@
-"""Gauges over a process's state: read when metrics are requested, without keeping it alive."""
+"""Names of metrics, spans and attributes; gauges over a process's state; exemplars over OTLP."""
 
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from turboserve.telemetry import Gauge
+from tests.helpers.otlp_receiver import DECLARED, OtlpReceiver, conventional_attributes
+from turboserve.instruments import Instruments, ObservedGauge
+from turboserve.telemetry_names import ATTRIBUTES, TelemetryNameError, is_own_attribute, is_span
+
+WALK = """
+import importlib, json, pkgutil, sys
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
+created = set()
+
+def noting(create):
+    def note(self, name, *arguments, **options):
+        created.add((self._instrumentation_scope.name, name))
+        return create(self, name, *arguments, **options)
+    return note
+
+meter = type(metrics.get_meter("x"))
+for method in vars(meter).copy():
+    if method.startswith("create_"):
+        setattr(meter, method, noting(getattr(meter, method)))
+import turboserve
+for module in pkgutil.walk_packages(turboserve.__path__, "turboserve."):
+    # Scripts of Alembic and `__main__` only run as such.
+    if module.name.startswith(("turboserve.bench", "turboserve.cli")) or ".migrations" in module.name:
+        continue
+    if not module.name.endswith("__main__"):
+        try:
+            importlib.import_module(module.name)
+        except ImportError as error:
+            # Of the extras, some are not installed.
+            if (error.name or "").startswith("turboserve"):
+                raise
+json.dump(sorted(name for scope, name in created if scope.startswith("turboserve.")), sys.stdout)
+"""
+"""Imports all modules of the services, and prints the metrics that OpenTelemetry was asked for."""
+
+RECORD = """
+import sys
+from opentelemetry import metrics, trace
+from turboserve import telemetry
+from turboserve.config import Settings
+from turboserve.telemetry_names import PERIODIC
+
+telemetry.setup("test", Settings(otlp_endpoint=sys.argv[1]))
+tracer = telemetry.tracer("test")
+histogram = metrics.get_meter("turboserve.test").create_histogram("test.duration", unit="s")
+with tracer.start_as_current_span("exported") as span:
+    histogram.record(0.25)
+    print(f"{span.get_span_context().trace_id:032x} {span.get_span_context().span_id:016x}")
+with tracer.start_as_current_span("not exported", attributes={PERIODIC: True}):
+    histogram.record(7.0)
+histogram.record(70.0)
+trace.get_tracer_provider().shutdown()
+metrics.get_meter_provider().shutdown()
+"""
+"""Records one value within an exported span, one within another span, and one outside of any."""
 
 
 class Pool:
     def __init__(self, size: int | None) -> None:
         self.size = size
+
+
+def run(script: str, *arguments: str) -> str:
+    """Return the output of a process of its own: OpenTelemetry takes one provider per process."""
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture
@@ -40,11 +109,10 @@ def values(reader: InMemoryMetricReader) -> list[float]:
 def test_a_gauge_has_the_newest_value_of_a_source_while_the_source_exists(
     reader: InMemoryMetricReader,
 ) -> None:
-    meter = MeterProvider([reader]).get_meter("test")
-    gauge: Gauge[Pool] = Gauge(meter, "pool_size", lambda pool: pool.size)
+    gauge = ObservedGauge(MeterProvider([reader]).get_meter("test"), "pool.size", "1", "")
     assert values(reader) == []
     pool = Pool(None)
-    gauge.add(pool)
+    gauge.add(pool, lambda pool: pool.size)
     assert values(reader) == []
     pool.size = 3
     assert values(reader) == [3]
@@ -53,3 +121,75 @@ def test_a_gauge_has_the_newest_value_of_a_source_while_the_source_exists(
     del pool
     gc.collect()
     assert values(reader) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("turboserve_worker_chunks", "{chunk}"),
+        ("turboserve.worker", "{chunk}"),
+        ("turboserve.store.chunks", "{chunk}"),
+        ("worker.chunks", "{chunk}"),
+        ("turboserve.worker.Chunks", "{chunk}"),
+        ("turboserve.worker.chunks_", "{chunk}"),
+        ("turboserve.worker.chunks.total", "{chunk}"),
+        ("turboserve.worker.publish_seconds", "s"),
+        ("turboserve.worker.kv.bytes", "By"),
+        ("turboserve.worker.publish.duration", "ms"),
+        ("turboserve.worker.publish.duration", "seconds"),
+        ("turboserve.worker.chunks", ""),
+    ],
+)
+def test_a_metric_outside_the_scheme_is_refused(name: str, unit: str) -> None:
+    worker = Instruments("worker")
+    for create in (worker.counter, worker.up_down_counter, worker.gauge, worker.observed_gauge):
+        with pytest.raises(TelemetryNameError, match=name):
+            create(name, unit, "refused")
+    with pytest.raises(TelemetryNameError, match=name):
+        worker.histogram(name, unit, "refused")
+
+
+def test_a_metric_is_declared_once() -> None:
+    with pytest.raises(ValueError, match="declared twice"):
+        Instruments("worker").counter("turboserve.worker.chunks", "{chunk}", "another meaning")
+
+
+def test_no_service_creates_a_metric_outside_the_registry() -> None:
+    assert json.loads(run(WALK)) == sorted(DECLARED)
+
+
+def test_no_name_of_a_metric_is_a_level_of_another() -> None:
+    assert [a for a in DECLARED for b in DECLARED if b.startswith(f"{a}.")] == []
+
+
+def test_attributes_of_metrics_are_declared_or_conventional() -> None:
+    used = {attribute for instrument in DECLARED.values() for attribute in instrument.attributes}
+    conventional = conventional_attributes()
+    assert [name for name in used if not is_own_attribute(name) and name not in conventional] == []
+
+
+def test_declared_attributes_are_in_the_scheme() -> None:
+    assert all(name.startswith("turboserve.") for name in ATTRIBUTES)
+    assert not set(ATTRIBUTES) & conventional_attributes()
+    assert is_own_attribute("turboserve.decision.numbers.latency_s")
+    assert not is_own_attribute("turboserve.decision.numbers.Latency")
+    assert not is_own_attribute("turboserve.session")
+
+
+def test_only_declared_spans_are_in_the_scheme() -> None:
+    for name in ("request state.session.create", "decide place", "generate chunk", "send own"):
+        assert is_span(name), name
+    for name in ("turboserve.worker.chunk", "decide", "generate chunk 3", "request state.session create"):
+        assert not is_span(name), name
+
+
+def test_a_value_within_an_exported_span_is_exported_with_an_exemplar() -> None:
+    with OtlpReceiver().running() as receiver:
+        trace, span = run(RECORD, receiver.endpoint).split()
+        found = [
+            (each.trace, each.span, each.value)
+            for each in receiver.exemplars
+            if each.metric == "test.duration"
+        ]
+        assert found == [(trace, span, 0.25)]
+        assert {each.id for each in receiver.spans} == {span}

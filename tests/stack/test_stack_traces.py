@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.otlp_receiver import OtlpReceiver, ReceivedSpan
+from tests.helpers.otlp_receiver import OtlpReceiver, ReceivedSpan, outside_scheme
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.stack
 
 LIMIT_S = 180.0
 SESSION = "turboserve.session.id"
+EXEMPLARS = {"turboserve.state_store.request.duration", "turboserve.worker.compute.duration"}
 SERVICES = ("gateway", "state-store", "scheduler", "worker", "autoscaler")
 
 
@@ -107,7 +108,7 @@ async def test_a_creation_and_a_prompt_are_one_trace_each(data_dir: Path, receiv
                 )
                 await story_of_creation(receiver, creation, viewer.session)
                 await story_of_prompt(receiver, prompt, viewer.session, applied["chunk_index"])
-                await receiver.until_exemplar(creation.trace, LIMIT_S)
+                await receiver.until_exemplars(EXEMPLARS, creation.trace, LIMIT_S)
             await viewer.delete()
     # The services have exported everything: they have stopped.
     failed = {span.trace for span in receiver.spans if span.failed}
@@ -116,6 +117,10 @@ async def test_a_creation_and_a_prompt_are_one_trace_each(data_dir: Path, receiv
     assert not [span for span in others if any(beat in span.name for beat in heartbeats)]
     steady = [span for span in others if span.name == "generate chunk"]
     assert steady == [], "chunks that follow no request are not sampled by default"
+    assert outside_scheme(receiver) == []
+    # Of every service, so that the assertion before it is about all of them.
+    components = {metric.scope.removeprefix("turboserve.") for metric in receiver.metrics}
+    assert components >= {"gateway", "state_store", "scheduler", "worker", "autoscaler"}
 
 
 async def no_workers(api: httpx.AsyncClient) -> None:
@@ -234,6 +239,7 @@ async def test_a_migration_is_one_trace_with_its_rounds(data_dir: Path, receiver
                 await viewer.event("session.migrated", LIMIT_S, worker=begun["target"])
                 await story_of_migration(receiver, client, viewer.session, begun["target"])
             await viewer.delete()
+    assert outside_scheme(receiver) == []
 
 
 async def migrate(api: httpx.AsyncClient, session: str) -> tuple[Client, dict[str, Any]]:

@@ -35,7 +35,7 @@ __all__ = ["environment", "pool", "scene", "store"]
 pytestmark = pytest.mark.timeout(900)
 
 SLAB_BYTES = "turboserve_worker_kv_bytes"
-HOST_BYTES = "turboserve_worker_host_bytes"
+HOST_BYTES = "turboserve_worker_host_memory_bytes"
 BROKEN = "turboserve_worker_transfers_broken_total"
 BACKENDS = [("gloo",), ("shm",)]
 

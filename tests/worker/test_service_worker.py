@@ -225,13 +225,15 @@ async def test_ended_sessions_leave_no_memory(scene: Scene) -> None:
     await scene.chunks(running, 2)
     await scene.chunks(suspended, 2)
     await scene.ask(PAUSE_SESSION, SessionRef(session=suspended))
-    await scene.until(lambda: scene.metric(worker, "turboserve_worker_host_bytes") > 0, "the host holds it")
+    await scene.until(
+        lambda: scene.metric(worker, "turboserve_worker_host_memory_bytes") > 0, "the host holds it"
+    )
     for session in (running, suspended):
         await scene.ask(END_SESSION, EndSession(session=session))
 
     def empty() -> bool:
         kv = scene.metric(worker, "turboserve_worker_kv_bytes")
-        return kv + scene.metric(worker, "turboserve_worker_host_bytes") == 0
+        return kv + scene.metric(worker, "turboserve_worker_host_memory_bytes") == 0
 
     await scene.until(empty, "all memory is free")
 

@@ -53,7 +53,7 @@ ANSWER_S = 20.0
 """Time after which a request without an answer is repeated."""
 LOG_LINES = 30
 TAKEOVERS = "turboserve_worker_takeovers_total"
-LOST = 'turboserve_worker_takeovers_total{context="lost"'
+LOST = 'turboserve_worker_takeovers_total{turboserve_takeover_context="lost"'
 FENCED = "turboserve_worker_fenced_total"
 T = TypeVar("T")
 Req = TypeVar("Req", bound=Contract)

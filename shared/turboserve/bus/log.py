@@ -21,7 +21,6 @@ from opentelemetry.trace import SpanKind
 from turboserve import logs
 from turboserve.bus.client import Bus
 from turboserve.bus.incarnations import StreamPosition
-from turboserve.bus.requests import SESSION
 from turboserve.contracts.errors import (
     DeadlineError,
     FencedError,
@@ -30,6 +29,7 @@ from turboserve.contracts.errors import (
     UnavailableError,
 )
 from turboserve.telemetry import inject_context, set_error, tracer, tracing
+from turboserve.telemetry_names import SESSION
 
 log = logs.get("bus")
 _trace = tracer("bus")

@@ -24,10 +24,10 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.requests import CreateSession, NoteDecision
 from turboserve.contracts.sessions import Decision
 from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION, SchemaVersionError
-from turboserve.sampling import PERIODIC
 from turboserve.subjects import ADMIN, Caller, Endpoint, inbox_prefix
 from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry import QUIET, context_of, set_error, tracer, tracing
+from turboserve.telemetry_names import PERIODIC, SESSION
 
 ERROR_HEADER = "Ts-Error"
 META_HEADER = "Ts-Meta"
@@ -35,9 +35,6 @@ RELAYED = "relayed"
 """`field` of an answer that passes on the incompatibility of a third service."""
 OTHER_ACCOUNT = "_R_."
 """Prefix of the reply subjects that the broker makes for requests from other accounts."""
-
-SESSION = "turboserve.session.id"
-"""Attribute of spans about one session."""
 INTERNAL = 500
 """Status from which on an error is the server's own failure."""
 

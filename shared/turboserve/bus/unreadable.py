@@ -6,17 +6,20 @@ from pydantic import ValidationError
 
 from turboserve import logs
 from turboserve.contracts.versions import SchemaVersionError
-from turboserve.telemetry import meter
+from turboserve.instruments import Instruments
+from turboserve.telemetry_names import MESSAGE, REASON
 
 log = logs.get("bus")
 
 UNREADABLE = (SchemaVersionError, ValidationError)
 """What parsing a message raises."""
 
-_skipped = meter("bus").create_counter(
-    "turboserve_bus_skipped_messages",
-    description="Received messages that were not read, by the first token of their subject and by reason: "
-    "`version` (another MAJOR schema version) or `content`.",
+_skipped = Instruments("bus").counter(
+    "turboserve.bus.messages.skipped",
+    "{message}",
+    "Received messages that were not read, by reason: `version` (another MAJOR schema version) or `content`.",
+    MESSAGE,
+    REASON,
 )
 
 
@@ -24,5 +27,5 @@ def skip(subject: str, error: ValueError) -> None:
     """Count and log a message on `subject` whose parsing raised one of `UNREADABLE`."""
     kind = subject.removeprefix("live.").partition(".")[0]
     reason = "version" if isinstance(error, SchemaVersionError) else "content"
-    _skipped.add(1, {"kind": kind, "reason": reason})
+    _skipped.add(1, {MESSAGE: kind, REASON: reason})
     log.warning("unreadable message", subject=subject, reason=reason, error=str(error))

@@ -36,8 +36,8 @@ from turboserve.bench.report import BenchError, percentile
 MAX_LEAD_S = 3.0
 PAUSE_CHUNKS = 4
 """Number of chunks between two migrations."""
-BYTES = "turboserve_worker_transfer_bytes_total"
-SECONDS = "turboserve_worker_transfer_seconds_total"
+BYTES = "turboserve_worker_transfer_received_bytes_total"
+SECONDS = "turboserve_worker_transfer_time_seconds_total"
 SEED = 7
 
 

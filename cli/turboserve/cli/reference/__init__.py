@@ -14,12 +14,19 @@ from turboserve.cli.reference import api_documents, events, operations, schemas,
 
 def _metrics() -> str:
     # Imports OpenTelemetry's SDK, which no other command of this module needs.
-    from turboserve.cli.reference import metrics
+    from turboserve.cli.reference.metrics import metrics_table
 
-    return metrics.markdown()
+    return metrics_table()
+
+
+def _attributes() -> str:
+    from turboserve.cli.reference.metrics import attributes_table
+
+    return attributes_table()
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "attributes": _attributes,
     "events": events.markdown,
     "metrics": _metrics,
     "operations": operations.markdown,

@@ -25,6 +25,7 @@ from turboserve.contracts.events import (
 )
 from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase, PoolOrders
 from turboserve.telemetry import context_from, links_to, tracer
+from turboserve.telemetry_names import DECISION, DECISION_NUMBERS, DECISION_REASON, POOL_TARGET
 
 log = logs.get("autoscaler")
 _trace = tracer("autoscaler")
@@ -162,12 +163,12 @@ class ControlLoop:
         """Return the span of a change of size. Growth continues the trace of the session that came first."""
         recent = [text for at, text in self._arrivals if now - at <= ARRIVAL_S] if grown else []
         self._arrivals.clear()
-        attributes: dict[str, str | float] = {"turboserve.pool.target": self.controller.target}
+        attributes: dict[str, str | float] = {POOL_TARGET: self.controller.target}
         if decision is not None:
-            attributes["turboserve.decision.kind"] = decision.action.value
-            attributes["turboserve.decision.reason"] = decision.reason
+            attributes[DECISION] = decision.action.value
+            attributes[DECISION_REASON] = decision.reason
             for name, value in decision.numbers.items():
-                attributes[f"turboserve.decision.numbers.{name}"] = value
+                attributes[DECISION_NUMBERS + name] = value
         return _trace.start_as_current_span(
             "decide size",
             context=context_from(recent[0] if recent else None),

@@ -9,6 +9,7 @@ from nats.aio.msg import Msg
 from opentelemetry.context import Context
 
 from turboserve import logs, subjects
+from turboserve.autoscaler import metrics
 from turboserve.autoscaler.command_tracker import ActionRecord
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.policy import default_table
@@ -32,13 +33,11 @@ from turboserve.contracts import requests
 from turboserve.contracts.pool import PoolMemberPhase, PoolStatus
 from turboserve.contracts.workers import LoadReport
 from turboserve.service import Runtime
-from turboserve.telemetry import meter, tracer, within
+from turboserve.telemetry import tracer, within
+from turboserve.telemetry_names import POOL_ACTION, WORKER
 
 log = logs.get("autoscaler")
 _trace = tracer("autoscaler")
-_actions = meter("autoscaler").create_counter(
-    "turboserve_autoscaler_actions", description="Actions of the autoscaler, by action."
-)
 
 TICK_S = 0.25
 STATUS_S = 1.0
@@ -187,7 +186,7 @@ class Shell:
 
     async def _execute(self, command: Command) -> None:
         if isinstance(command, Launch):
-            with _trace.child("launch worker", attributes={"turboserve.worker.id": command.worker}):
+            with _trace.child("launch worker", attributes={WORKER: command.worker}):
                 answer = await self._executor.run(command)
         else:
             answer = await self._executor.run(command)
@@ -247,7 +246,7 @@ class Shell:
                 break
             new.append(action)
         for action in reversed(new):
-            _actions.add(1, {"action": action.action})
+            metrics.actions.add(1, {POOL_ACTION: action.action})
             say = log.warning if action.action in _LOUD else log.info
             say(f"pool {action.action}", member=action.member, worker=action.worker, reason=action.reason)
             self._said = action

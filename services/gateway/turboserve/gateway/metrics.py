@@ -1,77 +1,76 @@
-"""Metrics of the gateway. Durations are in seconds, sizes in bytes."""
+"""Metrics of the gateway."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from turboserve.instruments import Instruments
+from turboserve.telemetry_names import HEADER, REASON
 
-from turboserve.telemetry import Gauge, meter
+_LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_WAIT_S = (0.1, 0.2, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 
-_meter = meter("gateway")
-_LATENCY = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
-_WAIT = [0.1, 0.2, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30]
+_gateway = Instruments("gateway")
 
-sessions_created = _meter.create_counter(
-    "turboserve_gateway_sessions_created", description="Sessions created by this gateway."
+sessions_created = _gateway.counter(
+    "turboserve.gateway.sessions.created", "{session}", "Sessions created by this gateway."
 )
-viewers = _meter.create_up_down_counter("turboserve_gateway_viewers", description="Open video streams.")
-chunks = _meter.create_counter(
-    "turboserve_gateway_chunks_delivered", description="Chunks sent, counted per viewer."
+viewers = _gateway.up_down_counter("turboserve.gateway.viewers", "{viewer}", "Open video streams.")
+chunks = _gateway.counter(
+    "turboserve.gateway.chunks.delivered", "{chunk}", "Chunks sent, counted per viewer."
 )
-video_bytes = _meter.create_counter("turboserve_gateway_video_bytes", description="Video sent, bytes.")
-stalls = _meter.create_counter(
-    "turboserve_gateway_stalls", description="Times a viewer ran out of video while it should play."
+video = _gateway.counter("turboserve.gateway.video", "By", "Video sent.")
+stalls = _gateway.counter(
+    "turboserve.gateway.stalls", "{stall}", "Times a viewer ran out of video while it should play."
 )
-stall_seconds = _meter.create_histogram(
-    "turboserve_gateway_stall_seconds",
-    description="Length of a stall.",
-    explicit_bucket_boundaries_advisory=_WAIT,
+stall_duration = _gateway.histogram(
+    "turboserve.gateway.stall.duration", "s", "Length of a stall.", buckets=_WAIT_S
 )
-delivery_seconds = _meter.create_histogram(
-    "turboserve_gateway_delivery_seconds",
-    description="From the worker's publication of a chunk to the end of its sending (wall clocks).",
-    explicit_bucket_boundaries_advisory=_LATENCY,
+delivery_duration = _gateway.histogram(
+    "turboserve.gateway.delivery.duration",
+    "s",
+    "From the worker's publication of a chunk to the end of its sending (wall clocks).",
+    buckets=_LATENCY_S,
 )
-ttfc_seconds = _meter.create_histogram(
-    "turboserve_gateway_ttfc_seconds",
-    description="From the request for a session to its first chunk sent to a viewer.",
-    explicit_bucket_boundaries_advisory=_WAIT,
+time_to_first_chunk = _gateway.histogram(
+    "turboserve.gateway.time_to_first_chunk",
+    "s",
+    "From the request for a session to its first chunk sent to a viewer.",
+    buckets=_WAIT_S,
 )
-gaps = _meter.create_counter(
-    "turboserve_gateway_gaps", description="Times a viewer needed a chunk that the log no longer keeps."
+gaps = _gateway.counter(
+    "turboserve.gateway.gaps", "{gap}", "Times a viewer needed a chunk that the log no longer keeps."
 )
-
-foreign_chunks = _meter.create_counter(
-    "turboserve_gateway_foreign_chunks",
-    description="Entries of chunk logs that were ignored, by reason: no owner wrote it, or out of order.",
+foreign_chunks = _gateway.counter(
+    "turboserve.gateway.foreign_chunks",
+    "{chunk}",
+    "Entries of chunk logs that were ignored, by reason: without an `owner`, or out of `order`.",
+    REASON,
 )
-keys_refused = _meter.create_counter(
-    "turboserve_gateway_keys_refused",
-    description="Requests without a known API key, by reason: missing, unknown, throttled.",
+keys_refused = _gateway.counter(
+    "turboserve.gateway.keys.refused",
+    "{request}",
+    "Requests without a known API key, by reason: `missing`, `unknown`, `throttled`.",
+    REASON,
 )
-foreign_requests = _meter.create_counter(
-    "turboserve_gateway_foreign_requests",
-    description="Requests refused by their Host or Origin header, by header: host, origin.",
+foreign_requests = _gateway.counter(
+    "turboserve.gateway.foreign_requests",
+    "{request}",
+    "Requests refused by their Host or Origin header: `host`, `origin`.",
+    HEADER,
 )
-connections_refused = _meter.create_counter(
-    "turboserve_gateway_connections_refused",
-    description="Connections that were not admitted, by reason: `total` or `address`.",
+connections_refused = _gateway.counter(
+    "turboserve.gateway.connections.refused",
+    "{connection}",
+    "Connections that were not admitted, by reason: `total` or `address`.",
+    REASON,
 )
-connections_cut = _meter.create_counter(
-    "turboserve_gateway_connections_cut",
-    description="Connections that were ended because the client was too slow, by reason.",
+connections_cut = _gateway.counter(
+    "turboserve.gateway.connections.cut",
+    "{connection}",
+    "Connections that were ended because the client was too slow, by reason.",
+    REASON,
 )
-
-
-class HasSlack(Protocol):
-    """A timeline of the sessions that are watched at this gateway."""
-
-    def smallest_slack(self) -> float | None:
-        """Return the smallest playout slack of all sessions, in seconds; None if no session is watched."""
-
-
-slack_min: Gauge[HasSlack] = Gauge(
-    _meter,
-    "turboserve_gateway_slack_min_seconds",
-    lambda timeline: timeline.smallest_slack(),
-    description="Smallest playout slack of all sessions watched through this gateway.",
+slack_min = _gateway.observed_gauge(
+    "turboserve.gateway.slack.min",
+    "s",
+    "Smallest playout slack of all sessions watched through this gateway.",
 )

@@ -22,6 +22,7 @@ from turboserve.gateway.problems.errors import (
 )
 from turboserve.gateway.problems.handlers import problem_response
 from turboserve.gateway.public import takes_head
+from turboserve.telemetry_names import HEADER
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SHOWN = 200
@@ -112,7 +113,7 @@ class OriginCheck:
         except ValueError:
             raise MalformedRequestError("Host is not host[:port]", field="Host") from None
         if not self._hosts.allows(authority):
-            metrics.foreign_requests.add(1, {"header": "host"})
+            metrics.foreign_requests.add(1, {HEADER: "host"})
             raise HostNotAllowedError(
                 f"this server does not accept the host name {authority.host[:SHOWN]}: "
                 "TURBOSERVE_ALLOWED_HOSTS lists the accepted names",
@@ -124,7 +125,7 @@ class OriginCheck:
         origins, site = headers.getlist("origin"), headers.get("sec-fetch-site")
         if self._origins.allows(authority, origins, site):
             return
-        metrics.foreign_requests.add(1, {"header": "origin"})
+        metrics.foreign_requests.add(1, {HEADER: "origin"})
         page = f"pages of {', '.join(origins)[:SHOWN]}" if origins else f"{str(site)[:SHOWN]} pages"
         raise ForbiddenOriginError(
             f"{page} may not send changes or open streams: TURBOSERVE_CORS_ORIGINS lists the allowed origins",

@@ -25,6 +25,7 @@ from turboserve.gateway.problems.handlers import problem_response
 from turboserve.gateway.serving.guard import READ_BYTES, Deadlines, Guard, Overdue, RequestLimits
 from turboserve.gateway.serving.protocols import GuardedHttp, raw
 from turboserve.gateway.serving.settings import ServerSettings, as_text
+from turboserve.telemetry_names import REASON
 
 log = logs.get("http")
 
@@ -120,7 +121,7 @@ class Acceptor:
 
     def _refuse(self, connection: socket.socket, refusal: ConnectionRefusal) -> None:
         self._refused[refusal] += 1
-        metrics.connections_refused.add(1, {"reason": refusal.value})
+        metrics.connections_refused.add(1, {REASON: refusal.value})
         with connection, suppress(OSError):
             connection.setblocking(False)
             connection.send(self._answers[refusal])
@@ -136,7 +137,7 @@ class Acceptor:
             for guard in list(self._guards.values()):
                 if (reason := guard.sweep()) is not None:
                     self._cut[reason] += 1
-                    metrics.connections_cut.add(1, {"reason": reason.value})
+                    metrics.connections_cut.add(1, {REASON: reason.value})
             if loop.time() - logged_at >= LOG_S:
                 logged_at = loop.time()
                 self._log()

@@ -13,13 +13,13 @@ from turboserve import logs, subjects
 from turboserve.contracts import leading
 from turboserve.contracts.errors import StaleTermError, TurboServeError
 from turboserve.ids import new_id
+from turboserve.scheduler import metrics
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.leadership import Ask, Leadership, Lease, ReadLeader, RenewLead, TakeLead
 from turboserve.scheduler.placement import PLACEMENTS, MinMax, MinMaxRebalancer, Weights
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.scheduler.shell import Shell
 from turboserve.service import Runtime
-from turboserve.telemetry import Gauge, meter
 
 NAME = "scheduler"
 STEP_S = 0.05
@@ -28,8 +28,6 @@ FINAL_REPORT_TIMEOUT_S = 3.0
 `leader_timeout_s`."""
 
 log = logs.get("scheduler")
-_meter = meter("scheduler")
-_taken = _meter.create_counter("turboserve_scheduler_terms", description="Times this process became leader.")
 
 
 class Lead:
@@ -113,7 +111,7 @@ class Lead:
             await shell.stop()
         if self.shell is None and term is not None:
             log.info("leads", term=term, instance=self.leadership.me)
-            _taken.add(1)
+            metrics.terms.add(1)
             self.shell = Shell(
                 self._runtime,
                 self._make_core(),
@@ -145,8 +143,10 @@ async def serve(runtime: Runtime, lease: Lease, make_core: Callable[[], Schedule
     lead = Lead(runtime, lease, make_core, tick_s)
     runtime.check("view", lambda: lead.useful)
     runtime.role = lambda: lead.role
-    for gauge in _GAUGES:
-        gauge.add(lead)
+    metrics.leads.add(lead, lambda lead: int(lead.role == "leader"))
+    metrics.term.add(lead, _term)
+    metrics.sessions_waiting.add(lead, _waiting)
+    metrics.workers_known.add(lead, _workers)
     runtime.on_stop(lead.leave)
     runtime.spawn(lead.run(), "lead")
     return lead
@@ -163,19 +163,6 @@ def _waiting(lead: Lead) -> float | None:
 
 def _workers(lead: Lead) -> float | None:
     return None if lead.shell is None else len(lead.shell.core.view.workers)
-
-
-_GAUGES: tuple[Gauge[Lead], ...] = (
-    Gauge(
-        _meter,
-        "turboserve_scheduler_leads",
-        lambda lead: int(lead.role == "leader"),
-        "1 at the leader, 0 at a standby.",
-    ),
-    Gauge(_meter, "turboserve_scheduler_term", _term, "Number of the leader's term."),
-    Gauge(_meter, "turboserve_scheduler_waiting_sessions", _waiting, "Sessions that wait for a slot."),
-    Gauge(_meter, "turboserve_scheduler_workers", _workers, "Workers in the leader's view."),
-)
 
 
 def core_of(settings: SchedulerSettings) -> Scheduler:

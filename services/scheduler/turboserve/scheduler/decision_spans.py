@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Link, Span
 
-from turboserve.bus.requests import SESSION
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.scheduler.messages import (
     AbandonMigration,
@@ -22,6 +21,15 @@ from turboserve.scheduler.messages import (
     Release,
 )
 from turboserve.telemetry import context_from, links_to, tracer, tracing
+from turboserve.telemetry_names import (
+    CHUNK_INDEX,
+    DECISION,
+    DECISION_NUMBERS,
+    DECISION_REASON,
+    EPOCH,
+    SESSION,
+    WORKER,
+)
 
 CONTINUED = frozenset({"place", "resume", "wait"})
 """Kinds of decisions that a user's request waits for. They belong to the trace of that request."""
@@ -67,13 +75,13 @@ def span_of(command: Command, cause: Cause) -> AbstractContextManager[Span] | No
             name = "decide commit"
             attributes = {
                 SESSION: command.session,
-                "turboserve.worker.id": command.worker,
-                "turboserve.chunk.index": command.next_chunk,
+                WORKER: command.worker,
+                CHUNK_INDEX: command.next_chunk,
                 **_numbers(command.numbers),
             }
         case AbandonMigration():
             name = "decide abandon"
-            attributes = {SESSION: command.session, "turboserve.decision.reason": command.reason}
+            attributes = {SESSION: command.session, DECISION_REASON: command.reason}
         case _:
             return None
     return _trace.start_as_current_span(name, context=cause.context, links=cause.links, attributes=attributes)
@@ -82,15 +90,15 @@ def span_of(command: Command, cause: Cause) -> AbstractContextManager[Span] | No
 def _attributes(decision: Decision) -> dict[str, str | float]:
     attributes: dict[str, str | float] = {
         SESSION: decision.session,
-        "turboserve.decision.kind": decision.kind,
-        "turboserve.decision.reason": decision.reason,
-        "turboserve.epoch": decision.epoch,
+        DECISION: decision.kind,
+        DECISION_REASON: decision.reason,
+        EPOCH: decision.epoch,
         **_numbers(decision.numbers),
     }
     if decision.worker is not None:
-        attributes["turboserve.worker.id"] = decision.worker
+        attributes[WORKER] = decision.worker
     return attributes
 
 
 def _numbers(numbers: dict[str, float]) -> dict[str, str | float]:
-    return {f"turboserve.decision.numbers.{name}": value for name, value in numbers.items()}
+    return {DECISION_NUMBERS + name: value for name, value in numbers.items()}

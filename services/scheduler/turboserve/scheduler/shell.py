@@ -21,6 +21,7 @@ from turboserve.contracts.events import Event as LogEvent
 from turboserve.contracts.events import WorkerJoined, WorkerLeft, event_from_bytes
 from turboserve.contracts.requests import MigrateSession, MigrationAccepted
 from turboserve.contracts.workers import LoadReport, Playhead
+from turboserve.scheduler import metrics
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.decision_spans import NO_CAUSE, Cause, cause_of, span_of
 from turboserve.scheduler.executor import Executor
@@ -49,28 +50,13 @@ from turboserve.scheduler.projections import WorkerReleases
 from turboserve.service import Runtime
 from turboserve.subjects import Caller
 from turboserve.tasks import BackgroundTasks
-from turboserve.telemetry import context_of, meter, tracer, tracing, within
+from turboserve.telemetry import context_of, tracer, tracing, within
+from turboserve.telemetry_names import DECISION, ERROR_TYPE, EVENT, MIGRATION_STEP, SCHEDULER_EVENT
 
 log = logs.get("scheduler")
-_meter = meter("scheduler")
 _trace = tracer("scheduler")
-_decision_s = _meter.create_histogram(
-    "turboserve_scheduler_decision_seconds", unit="s", description="Time the core takes for one event."
-)
-_decided = _meter.create_counter(
-    "turboserve_scheduler_decisions", description="Decisions by kind; `wait` changes nothing."
-)
-_idled = _meter.create_counter("turboserve_scheduler_idle_suspensions", description="Sessions found idle.")
-_declared = _meter.create_counter(
-    "turboserve_scheduler_workers_declared_gone", description="Workers that exceeded the time-out."
-)
-_refused = _meter.create_counter(
-    "turboserve_scheduler_refusals", description="Commands and operator requests refused, by reason."
-)
 
-_migrations = _meter.create_counter(
-    "turboserve_scheduler_migrations", description="Migrations committed and abandoned."
-)
+_STEPS = {CommitMigration: "commit", AbandonMigration: "abandon"}
 
 IN_FLIGHT = 64
 """Maximum number of commands that run at the same time."""
@@ -141,13 +127,13 @@ class Shell:
             # The core's state may be inconsistent now. End the process; the next leader fills a new view.
             self._spawn(_fail(error), "core")
             return
-        _decision_s.record(time.perf_counter() - began, {"event": type(event).__name__})
+        metrics.decision_duration.record(time.perf_counter() - began, {SCHEDULER_EVENT: type(event).__name__})
         if self.core.synced:
             self._synced.set()
         for command in commands:
             if isinstance(command, Reply):
                 if command.error is not None:
-                    _refused.add(1, {"reason": command.error.code})
+                    metrics.refusals.add(1, {ERROR_TYPE: command.error.code})
                 self._operator_endpoint.answer(command)
                 continue
             self._note(command)
@@ -177,7 +163,7 @@ class Shell:
             with span:
                 answer = await self._executor.run(command)
         if isinstance(answer, Answered) and answer.refused is not None:
-            _refused.add(1, {"reason": answer.refused.value})
+            metrics.refusals.add(1, {ERROR_TYPE: answer.refused.value})
         if answer is not None:
             self.feed(answer)
         if isinstance(answer, AllListed):
@@ -236,7 +222,7 @@ class Shell:
             "messaging.destination.template": "event.{id}",
             "messaging.operation.name": "process",
             "messaging.operation.type": "process",
-            "turboserve.event.type": event.type,
+            EVENT: event.type,
         }
         with (
             within(context_of(entry.headers)),
@@ -254,7 +240,7 @@ class Shell:
     def _note(command: Command) -> None:
         if isinstance(command, Place | BeginMigration | RecordDecision):
             decision = command.decision
-            _decided.add(1, {"kind": decision.kind})
+            metrics.decisions.add(1, {DECISION: decision.kind})
             log.info(
                 "decision",
                 kind=decision.kind,
@@ -265,13 +251,13 @@ class Shell:
             )
         elif isinstance(command, CommitMigration | AbandonMigration):
             step = type(command).__name__
-            _migrations.add(1, {"step": step})
+            metrics.migrations.add(1, {MIGRATION_STEP: _STEPS[type(command)]})
             log.info("migration", step=step, session=command.session, migration=command.migration)
         elif isinstance(command, DeclareGone):
-            _declared.add(1)
+            metrics.workers_declared_gone.add(1)
             log.warning("worker lost", worker=command.worker, reason=command.reason)
         elif isinstance(command, SuspendIdle):
-            _idled.add(1)
+            metrics.idle_suspensions.add(1)
             log.info("session idle", session=command.session)
 
 

@@ -18,6 +18,7 @@ from turboserve.state_store.service.session_migrations import SessionMigrations
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.workers import Workers
 from turboserve.subjects import Caller, Endpoint, identity_of
+from turboserve.telemetry_names import DESTINATION, ERROR_TYPE
 
 Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
@@ -72,21 +73,21 @@ def answering(
 
     async def run(request: Req, caller: Caller) -> Answer:
         started = clock.monotonic()
-        outcome = "ok"
+        attributes = {DESTINATION: name}
         try:
             check(caller, request)
             return await handler(request)
         except TurboServeError as error:
-            outcome = error.code
+            attributes[ERROR_TYPE] = error.code
             if isinstance(error, ConflictError):
-                metrics.conflicts.add(1, {"endpoint": name})
+                metrics.conflicts.add(1, {DESTINATION: name})
             raise
         except Exception:
-            outcome = "internal"
+            attributes[ERROR_TYPE] = "internal"
             raise
         finally:
-            metrics.requests.add(1, {"endpoint": name, "outcome": outcome})
-            metrics.request_time.record(clock.monotonic() - started, {"endpoint": name})
+            metrics.requests.add(1, attributes)
+            metrics.request_duration.record(clock.monotonic() - started, {DESTINATION: name})
 
     return run
 

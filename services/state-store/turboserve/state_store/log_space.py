@@ -24,6 +24,7 @@ from turboserve.state_store.ports.database import Database
 from turboserve.state_store.publish.canaries import Canaries
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CHUNKS, EVENTS
+from turboserve.telemetry_names import STREAM
 
 BATCH = 16
 ROUNDS = 12
@@ -86,10 +87,10 @@ class LogSpace:
         level = space.worst(levels)
         fills = {name: used / limit for name, used, limit, _ in streams if limit > 0}
         for name, fill in fills.items():
-            metrics.log_fill.set(fill, {"stream": name})
+            metrics.log_fill.set(fill, {STREAM: name})
         if disk is not None:
             metrics.log_disk_free.set(disk.free)
-        metrics.log_level.set(_LEVELS.index(level))
+        metrics.log_space.set(_LEVELS.index(level))
         self._announce(level, fills, disk)
         return level
 

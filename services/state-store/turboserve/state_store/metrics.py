@@ -2,64 +2,79 @@
 
 from __future__ import annotations
 
-from turboserve.telemetry import meter
+from turboserve.instruments import Instruments
+from turboserve.telemetry_names import DESTINATION, ERROR_TYPE, MIGRATION_STEP, STREAM
 
-_meter = meter("state_store")
-_SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
+_LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-requests = _meter.create_counter(
-    "turboserve.store.requests",
-    description="Requests answered, by endpoint and outcome (ok or the error's code)",
+_store = Instruments("state_store")
+
+requests = _store.counter(
+    "turboserve.state_store.requests",
+    "{request}",
+    "Requests answered, by endpoint; with the error's code if there was one.",
+    DESTINATION,
+    ERROR_TYPE,
 )
-request_time = _meter.create_histogram(
-    "turboserve.store.request.duration",
-    unit="s",
-    description="Time to answer, by endpoint",
-    explicit_bucket_boundaries_advisory=_SECONDS,
+request_duration = _store.histogram(
+    "turboserve.state_store.request.duration",
+    "s",
+    "Time to answer, by endpoint.",
+    DESTINATION,
+    buckets=_LATENCY_S,
 )
-conflicts = _meter.create_counter(
-    "turboserve.store.conflicts", description="Compare-and-sets that lost, by endpoint"
+conflicts = _store.counter(
+    "turboserve.state_store.conflicts", "{request}", "Compare-and-sets that lost, by endpoint.", DESTINATION
 )
-outbox_delay = _meter.create_histogram(
-    "turboserve.store.outbox.delay",
-    unit="s",
-    description="From an event's commit to its place in the log",
-    explicit_bucket_boundaries_advisory=_SECONDS,
+outbox_delay = _store.histogram(
+    "turboserve.state_store.outbox.delay",
+    "s",
+    "From an event's commit to its place in the log.",
+    buckets=_LATENCY_S,
 )
-outbox_backlog = _meter.create_gauge(
-    "turboserve.store.outbox.backlog", description="Events not in the log yet"
+outbox_backlog = _store.gauge(
+    "turboserve.state_store.outbox.backlog", "{event}", "Events that are not in the log yet."
 )
-outbox_lag = _meter.create_gauge(
-    "turboserve.store.outbox.lag", unit="s", description="For how long the oldest of them has waited"
+outbox_lag = _store.gauge(
+    "turboserve.state_store.outbox.lag", "s", "How long the oldest event of the backlog has waited."
 )
-fence_writes = _meter.create_counter("turboserve.store.fence.writes", description="`own` messages appended")
-fenced = _meter.create_counter(
-    "turboserve.store.fence.refused", description="`own` messages that the broker refused: another came first"
+fence_writes = _store.counter("turboserve.state_store.fence.writes", "{message}", "`own` messages appended.")
+fence_refused = _store.counter(
+    "turboserve.state_store.fence.refused",
+    "{message}",
+    "`own` messages that the broker refused: another came first.",
 )
-migrations = _meter.create_counter("turboserve.store.migrations", description="Committed steps of migrations")
-chunks = _meter.create_counter("turboserve.store.chunks", description="Chunks counted from the log")
-foreign_chunks = _meter.create_counter(
-    "turboserve.store.foreign_chunks", description="Entries of chunk logs that no owner wrote, not counted"
+migrations = _store.counter(
+    "turboserve.state_store.migrations", "{migration}", "Committed steps of migrations.", MIGRATION_STEP
 )
-foreign_latents = _meter.create_counter(
-    "turboserve.store.foreign_latents", description="Latents of a worker that was not the session's owner"
+chunks = _store.counter("turboserve.state_store.chunks", "{chunk}", "Chunks counted from the log.")
+foreign_chunks = _store.counter(
+    "turboserve.state_store.foreign_chunks",
+    "{chunk}",
+    "Entries of chunk logs that no owner wrote, not counted.",
 )
-log_fill = _meter.create_gauge(
-    "turboserve.store.log.fill", description="Share of a stream's `max_bytes` that is taken, by stream"
+foreign_latents = _store.counter(
+    "turboserve.state_store.foreign_latents",
+    "{latent}",
+    "Latents of a worker that was not the session's owner.",
 )
-log_disk_free = _meter.create_gauge(
-    "turboserve.store.log.disk.free", unit="By", description="Free space of the disk of the broker's store"
+foreign_histories = _store.counter(
+    "turboserve.state_store.foreign_histories",
+    "{history}",
+    "Histories removed from the chunk log because their identity never owned the session.",
 )
-log_level = _meter.create_gauge(
-    "turboserve.store.log.space", description="Room for the log: 0 enough, 1 low, 2 scarce, 3 full"
+log_fill = _store.gauge(
+    "turboserve.state_store.log.fill", "1", "Share of a stream's `max_bytes` that is taken.", STREAM
 )
-foreign_histories = _meter.create_counter(
-    "turboserve.store.foreign_histories",
-    description="Histories removed from the chunk log because their identity never owned the session",
+log_disk_free = _store.gauge(
+    "turboserve.state_store.log.disk.free", "By", "Free space of the disk of the broker's store."
 )
-log_purged = _meter.create_counter(
-    "turboserve.store.log.purged", description="Finished sessions removed from the log for room"
+log_space = _store.gauge(
+    "turboserve.state_store.log.space", "{level}", "Room for the log: 0 enough, 1 low, 2 scarce, 3 full."
 )
-log_accepts = _meter.create_gauge(
-    "turboserve.store.log.accepts", description="1 while a stream takes appends, else 0, by stream"
+log_purged = _store.counter(
+    "turboserve.state_store.log.purged", "{session}", "Finished sessions removed from the log for room."
+)
+log_accepts = _store.gauge(
+    "turboserve.state_store.log.accepts", "{stream}", "1 while a stream takes appends, else 0.", STREAM
 )

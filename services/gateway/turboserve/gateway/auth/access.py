@@ -21,6 +21,7 @@ from turboserve.gateway import metrics
 from turboserve.gateway.auth.hashing import KeySet, StoredKey
 from turboserve.gateway.auth.throttle import FailureThrottle, LogBudget, network_of
 from turboserve.gateway.problems.errors import TooManyWrongKeysError
+from turboserve.telemetry_names import REASON
 
 DEFAULT_TENANT = "default"
 LOG_LINES_PER_MINUTE = 20
@@ -130,7 +131,7 @@ class Authenticator:
             return identity
         if not key:
             # Counted, not throttled: a missing key is no guess. A page sends none before its user enters one.
-            metrics.keys_refused.add(1, {"reason": "missing"})
+            metrics.keys_refused.add(1, {REASON: "missing"})
             raise UnauthorizedError(
                 "an API key is needed: Authorization: Bearer KEY, or for streams ?access_token=KEY",
                 field="Authorization",
@@ -139,7 +140,7 @@ class Authenticator:
         now_s = self._clock.monotonic()
         wait_s = self._throttle.failed(network, now_s)
         reason = "unknown" if wait_s is None else "throttled"
-        metrics.keys_refused.add(1, {"reason": reason})
+        metrics.keys_refused.add(1, {REASON: reason})
         left_out = self._log_budget.take(now_s)
         if left_out is not None:
             log.warning("api key refused", address=network, reason=reason, others_not_logged=left_out)

@@ -179,7 +179,7 @@ class Sessions:
         """Record the time to first chunk: a viewer has received chunk 0."""
         began = self._requested_at.pop(session, None)
         if began is not None:
-            metrics.ttfc_seconds.record(self._clock.monotonic() - began)
+            metrics.time_to_first_chunk.record(self._clock.monotonic() - began)
 
 
 def _ref(tenant: str, session: str) -> SessionRef:

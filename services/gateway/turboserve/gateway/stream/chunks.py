@@ -22,6 +22,7 @@ from turboserve.gateway import metrics
 from turboserve.gateway.problems.errors import ChunkGoneError
 from turboserve.subjects import CHUNK
 from turboserve.tasks import answered, until
+from turboserve.telemetry_names import REASON
 
 REMEMBERED = 65_536
 STEPS = 500
@@ -75,7 +76,7 @@ class ChunkLog:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1, {"reason": "owner"}))
+        self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1, {REASON: "owner"}))
         self._sequences: FIFOCache[tuple[str, int], int] = FIFOCache(REMEMBERED)
 
     async def listen(self) -> None:
@@ -161,7 +162,7 @@ class ChunkLog:
                     if oldest is None or oldest.header.index > expected:
                         raise _gone(expected, header.index)
                     # The log has all chunks from the oldest on, so this entry is out of order.
-                    metrics.foreign_chunks.add(1, {"reason": "order"})
+                    metrics.foreign_chunks.add(1, {REASON: "order"})
                     continue
                 expected, epoch = expected + 1, header.epoch
                 yield chunk

@@ -10,7 +10,6 @@ from opentelemetry.trace import Link, SpanKind
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turboserve import logs
-from turboserve.bus.requests import SESSION
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import SessionRecord
@@ -25,6 +24,7 @@ from turboserve.gateway.stream.chunks import StreamStart
 from turboserve.gateway.stream.watch import Watch
 from turboserve.tasks import stop
 from turboserve.telemetry import QUIET, links_to, traceparent, tracer, within
+from turboserve.telemetry_names import SESSION
 
 log = logs.get("stream")
 _trace = tracer("gateway")

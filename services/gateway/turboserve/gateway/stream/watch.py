@@ -13,7 +13,6 @@ from typing import Self
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
 from turboserve import logs
-from turboserve.bus.requests import SESSION
 from turboserve.contracts.errors import SessionNotFoundError, TransitionError, TurboServeError
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import Activity, SessionRecord
@@ -23,6 +22,7 @@ from turboserve.gateway.events.session_events import follow_events
 from turboserve.gateway.stream.chunks import Chunk, StreamStart
 from turboserve.ids import new_id
 from turboserve.telemetry import QUIET, context_from, is_sampled, tracer
+from turboserve.telemetry_names import CHUNK_INDEX, SESSION, VIEWER
 
 _trace = tracer("gateway")
 
@@ -57,8 +57,8 @@ class DeliverySpans:
                 "messaging.operation.name": "deliver",
                 "messaging.operation.type": "process",
                 SESSION: chunk.header.session,
-                "turboserve.chunk.index": chunk.header.index,
-                "turboserve.viewer.id": self._viewer,
+                CHUNK_INDEX: chunk.header.index,
+                VIEWER: self._viewer,
             },
             # A viewer who leaves is no error.
             **QUIET,
@@ -78,8 +78,8 @@ class DeliverySpans:
             start_time=sent_at,
             attributes={
                 SESSION: session,
-                "turboserve.chunk.index": index,
-                "turboserve.viewer.id": self._viewer,
+                CHUNK_INDEX: index,
+                VIEWER: self._viewer,
             },
         )
         span.end()
@@ -180,9 +180,9 @@ class Watch:
         header = chunk.header
         self.last = header.index
         metrics.chunks.add(1)
-        metrics.video_bytes.add(size)
+        metrics.video.add(size)
         if header.published_at >= self._joined_at:
-            metrics.delivery_seconds.record(max(0.0, self._gateway.clock.wall() - header.published_at))
+            metrics.delivery_duration.record(max(0.0, self._gateway.clock.wall() - header.published_at))
         if header.index == 0:
             self._gateway.sessions.first_chunk_sent(header.session)
         await self._gateway.timeline.delivered(header.session, self.viewer, header.end_s, header.compute_s)

@@ -30,7 +30,7 @@ class TimelineService:
         """Id that distinguishes this process from other gateways and from its own predecessor."""
         self._interval_s = interval_s
         self._timeline = Timeline(interval_s, timeout_s)
-        metrics.slack_min.add(self)
+        metrics.slack_min.add(self, TimelineService.smallest_slack)
 
     async def joined(
         self,
@@ -103,4 +103,4 @@ class TimelineService:
                     metrics.stalls.add(1)
                     log.info("viewer stalled", session=session)
                 case Recovered(_, seconds):
-                    metrics.stall_seconds.record(seconds)
+                    metrics.stall_duration.record(seconds)

@@ -12,6 +12,7 @@ from turboserve.contracts.errors import DeadlineError, LogFullError, LogUnavaila
 from turboserve.state_store import metrics
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CANARIES, Log
+from turboserve.telemetry_names import STREAM
 
 TTL_INTERVALS = 10
 """Number of intervals for which a canary stays in the log: the newest is kept, and old ones use no space."""
@@ -65,7 +66,7 @@ class Canaries:
         await asyncio.gather(*(self._append(where, canary) for where in CANARIES))
         refused = self.refused_by()
         for where in CANARIES:
-            metrics.log_accepts.set(int(where.stream not in refused), {"stream": where.stream})
+            metrics.log_accepts.set(int(where.stream not in refused), {STREAM: where.stream})
 
     async def _append(self, where: Log, canary: Canary) -> None:
         stream = where.stream

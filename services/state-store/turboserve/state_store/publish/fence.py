@@ -133,7 +133,7 @@ class Fence:
             metrics.fence_writes.add(1)
             return ack.sequence
         except FencedError:
-            metrics.fenced.add(1)
+            metrics.fence_refused.add(1)
         # Another process of the store was first. Its entry shows whether it wrote this epoch or another one.
         entry = await last_entry(self._bus, CHUNKS, subject)
         if entry is not None and _epoch_of(entry) == record.epoch:

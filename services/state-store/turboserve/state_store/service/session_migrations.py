@@ -15,6 +15,7 @@ from turboserve.state_store.ports.database import Database
 from turboserve.state_store.service.transactions import PostCommit, fenced, locked
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import traceparent
+from turboserve.telemetry_names import MIGRATION_STEP
 
 KEY_BYTES = 32
 
@@ -41,7 +42,7 @@ class SessionMigrations:
             change = rules.begin(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
             change = traced(change, "migration_traceparent", traceparent())
             await db.changes.write(change, migration_key=random_token(KEY_BYTES))
-        metrics.migrations.add(1, {"step": "begin"})
+        metrics.migrations.add(1, {MIGRATION_STEP: "begin"})
         return await self._post_commit.changed(change.record)
 
     async def commit(self, request: CommitMigration) -> SessionRecord:
@@ -56,7 +57,7 @@ class SessionMigrations:
             if target is None or target.phase is WorkerPhase.GONE:
                 raise gone(request.target)
             await db.changes.write(change)
-        metrics.migrations.add(1, {"step": "commit"})
+        metrics.migrations.add(1, {MIGRATION_STEP: "commit"})
         return await self._post_commit.owner_changed(change.record, row.fence_revision, record.worker)
 
     async def abandon(self, request: AbandonMigration) -> SessionRecord:
@@ -69,7 +70,7 @@ class SessionMigrations:
             if change is None:
                 return await self._post_commit.fresh(record)
             await db.changes.write(change)
-        metrics.migrations.add(1, {"step": "abandon"})
+        metrics.migrations.add(1, {MIGRATION_STEP: "abandon"})
         if change.record.epoch != record.epoch:
             named = (record.worker, record.target)
             return await self._post_commit.owner_changed(change.record, row.fence_revision, *named)

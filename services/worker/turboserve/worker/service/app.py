@@ -11,9 +11,10 @@ from turboserve.ids import new_id
 from turboserve.service import Runtime
 from turboserve.subjects import Caller, identity_of
 from turboserve.telemetry import TRACEPARENT, context_from, set_error, tracer
+from turboserve.telemetry_names import WORKER
+from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.tensor_backend import Models
-from turboserve.worker.service import metrics
 from turboserve.worker.service.heartbeat import announced, starting
 from turboserve.worker.service.host_platform import HostPlatform
 from turboserve.worker.service.models import load_models
@@ -34,7 +35,7 @@ async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_mode
     span = _trace.start_span("start worker", context=context_from(os.environ.get(TRACEPARENT)))
     try:
         worker = await compose(runtime, settings, HostPlatform(settings, runtime.clock, load))
-        span.set_attribute("turboserve.worker.id", worker.id)
+        span.set_attribute(WORKER, worker.id)
     except Exception as error:
         set_error(span, error)
         raise
@@ -99,17 +100,15 @@ def capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -
 
 def expose(worker: Worker) -> None:
     """Export gauges of the table and of the engine's memory."""
-    engine = worker.engine
-    table = worker.table
-    media_start = engine.config.media_start
-    metrics.observe("resident_sessions", lambda: table.slots_used)
-    metrics.observe("capacity", lambda: table.capacity)
-    metrics.observe("unpublished_chunks", lambda: table.unpublished)
-    metrics.observe(
-        "lead_seconds",
-        lambda: min((held.lead_s for held in table.held(media_start) if held.resident), default=0.0),
-    )
-    metrics.observe("kv_bytes", lambda: engine.slab_bytes_used)
-    metrics.observe("host_bytes", lambda: engine.host_bytes_used)
-    states = engine.host_states
-    metrics.observe("host_states", lambda: states)
+    metrics.sessions_resident.add(worker, lambda worker: worker.table.slots_used)
+    metrics.capacity.add(worker, lambda worker: worker.table.capacity)
+    metrics.chunks_unpublished.add(worker, lambda worker: worker.table.unpublished)
+    metrics.lead.add(worker, _smallest_lead)
+    metrics.kv.add(worker, lambda worker: worker.engine.slab_bytes_used)
+    metrics.host_memory.add(worker, lambda worker: worker.engine.host_bytes_used)
+    metrics.host_states.add(worker, lambda worker: worker.engine.host_states)
+
+
+def _smallest_lead(worker: Worker) -> float:
+    held = worker.table.held(worker.engine.config.media_start)
+    return min((session.lead_s for session in held if session.resident), default=0.0)

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from turboserve import logs
 from turboserve.tasks import stop
+from turboserve.telemetry_names import ERROR_TYPE, MIGRATION_BYTES, MIGRATION_ROUNDS, TRANSFER_ROLE
+from turboserve.worker import metrics
 from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, UnknownSessionError
@@ -19,7 +21,6 @@ from turboserve.worker.service.ports import EngineRunner
 from turboserve.worker.service.spans import SendSpans, fetch_span
 from turboserve.worker.service.table import Table
 from turboserve.worker.settings import Settings
-from turboserve.worker.transfer import metrics
 from turboserve.worker.transfer.errors import (
     AuthenticationError,
     MigrationNotOfferedError,
@@ -221,8 +222,8 @@ class Migrations:
         try:
             with fetch_span(command) as span:
                 fetched = await self._copy_and_adopt(command, kept)
-                span.set_attribute("turboserve.migration.rounds", fetched.rounds)
-                span.set_attribute("turboserve.migration.bytes", fetched.bytes_copied)
+                span.set_attribute(MIGRATION_ROUNDS, fetched.rounds)
+                span.set_attribute(MIGRATION_BYTES, fetched.bytes_copied)
             answer = events.StateReceived(
                 session,
                 run,
@@ -247,7 +248,7 @@ class Migrations:
             if isinstance(error, EngineError):
                 # The engine has no room, or the state is not of this model. Other transfer errors are counted
                 # where they occur.
-                metrics.broken.add(1, {"role": "target", "code": error.code})
+                metrics.transfers_broken.add(1, {TRANSFER_ROLE: "target", ERROR_TYPE: error.code})
             log.warning("state not fetched", session=session, reason=answer.reason)
         except Exception as error:
             answer = events.StateFetchFailed(session, run, f"internal: {error!r}"[:500])

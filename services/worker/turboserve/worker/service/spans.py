@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span, set_span_in_context
 
-from turboserve.bus.requests import SESSION
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.sampling import PERIODIC
 from turboserve.telemetry import context_from, links_to, tracer
+from turboserve.telemetry_names import (
+    BATCH_SIZE,
+    CHUNK_INDEX,
+    CONTROL_SEQ,
+    EPOCH,
+    ERROR_TYPE,
+    MIGRATION_ON_HOST,
+    PERIODIC,
+    SESSION,
+)
 from turboserve.worker.engine.interface import ChunkReady, Step
 from turboserve.worker.service.commands import FetchState
 from turboserve.worker.service.session_entry import Absent, DesiredState, SessionEntry
@@ -35,7 +43,7 @@ class AdmissionSpans:
                 self._open[record.id] = _trace.start_span(
                     "admit session",
                     context=context_from(record.traceparent),
-                    attributes={SESSION: record.id, "turboserve.epoch": record.epoch},
+                    attributes={SESSION: record.id, EPOCH: record.epoch},
                 )
         for session in self._open.keys() - entries.keys():
             self._end(session, "left")
@@ -44,12 +52,12 @@ class AdmissionSpans:
         """The engine has the session's admission."""
         span = self._open.pop(session, None)
         if span is not None:
-            span.set_attribute("turboserve.chunk.index", next_chunk)
+            span.set_attribute(CHUNK_INDEX, next_chunk)
             span.end()
 
     def _end(self, session: str, reason: str) -> None:
         span = self._open.pop(session)
-        span.set_attribute("error.type", reason)
+        span.set_attribute(ERROR_TYPE, reason)
         span.end()
 
 
@@ -118,8 +126,8 @@ def chunk_span(
     began_s = min([timings.started_s, *(step.began_s for step in timings.steps)])
     attributes = {
         SESSION: ready.session,
-        "turboserve.chunk.index": ready.index,
-        "turboserve.control.seq": ready.control_seq,
+        CHUNK_INDEX: ready.index,
+        CONTROL_SEQ: ready.control_seq,
     }
     if origin.cause is None:
         attributes[PERIODIC] = True
@@ -151,7 +159,7 @@ def _stage(parent: Span, step: Step, origin: ChunkOrigin, nanoseconds: Callable[
         context=set_span_in_context(parent),
         links=links_to(*others),
         start_time=nanoseconds(step.began_s),
-        attributes={"turboserve.batch.size": len(step.sessions)},
+        attributes={BATCH_SIZE: len(step.sessions)},
     )
     span.end(nanoseconds(step.ended_s))
 
@@ -161,7 +169,7 @@ def fetch_span(command: FetchState) -> AbstractContextManager[Span]:
     return _trace.start_as_current_span(
         "fetch state",
         context=context_from(command.traceparent),
-        attributes={SESSION: command.session, "turboserve.migration.on_host": command.on_host},
+        attributes={SESSION: command.session, MIGRATION_ON_HOST: command.on_host},
     )
 
 

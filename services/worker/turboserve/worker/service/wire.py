@@ -23,8 +23,9 @@ from turboserve.contracts.errors import FencedError, TurboServeError, Unavailabl
 from turboserve.contracts.requests import GetLatents
 from turboserve.ids import random_token
 from turboserve.subjects import CHUNK, GET_LATENTS, LATENTS, OWN
+from turboserve.telemetry_names import TAKEOVER
+from turboserve.worker import metrics
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.service import metrics
 from turboserve.worker.service.events import LogPlace, Ownership, PublishOutcome
 from turboserve.worker.service.packager import PackagedChunk
 
@@ -241,14 +242,14 @@ class Takeover:
             found.insert(0, latents)
             epoch = header.epoch if index > header.began else header.before
         if not found:
-            metrics.takeovers.add(1, {"context": "lost"})
+            metrics.takeovers.add(1, {TAKEOVER: "lost"})
             log.warning("latents lost: continuing from an empty context", session=session, chunk=next_chunk)
             return None, None
         sink = None
         if 0 < config.sink_size <= config.frames_per_chunk and next_chunk > len(found):
             sink = await self._sink(session, deadline, wanted)
         whole = len(found) == min(window, next_chunk)
-        metrics.takeovers.add(1, {"context": "whole" if whole else "partial"})
+        metrics.takeovers.add(1, {TAKEOVER: "whole" if whole else "partial"})
         log.info("session taken over", session=session, chunk=next_chunk, chunks_of_latents=len(found))
         return torch.cat(found), sink
 

@@ -22,9 +22,11 @@ from turboserve.contracts.workers import Assignment, LoadReport, Playhead, Worke
 from turboserve.subjects import ASSIGN, FAIL_SESSION, PLAYHEAD
 from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry import set_error, tracing
+from turboserve.telemetry_names import EPOCH
+from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.gather import LatencyProfile
-from turboserve.worker.service import commands, events, metrics
+from turboserve.worker.service import commands, events
 from turboserve.worker.service.engine_driver import AdmitRequest
 from turboserve.worker.service.heartbeat import RELEASE, Heartbeat
 from turboserve.worker.service.migrations import Migrations
@@ -203,7 +205,7 @@ class Worker:
         self._chunks[item.session, item.run, item.index] = item
         # The context lets an exemplar name the chunk's trace.
         context = trace.set_span_in_context(item.span) if tracing() else None
-        metrics.chunk_compute.record(item.compute_s, context=context)
+        metrics.compute_duration.record(item.compute_s, context=context)
         self._profile.observe(item.concurrent_sessions, item.compute_s)
         self.handle(events.ChunkPackaged(item.session, item.run, item.index, item.control_seq))
 
@@ -296,7 +298,7 @@ class Worker:
     async def _publish(self, command: commands.PublishChunk, chunk: PackagedChunk) -> None:
         started = self._clock.monotonic()
         if tracing():
-            chunk.span.set_attribute("turboserve.epoch", command.ownership[0])
+            chunk.span.set_attribute(EPOCH, command.ownership[0])
         try:
             with trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False):
                 outcome, sequence = await self._wire.publish(
@@ -307,7 +309,7 @@ class Worker:
             outcome, sequence = events.PublishOutcome.UNKNOWN, 0
         if outcome is events.PublishOutcome.ACKED:
             metrics.chunks.add(1)
-            metrics.publish_latency.record(self._clock.monotonic() - started)
+            metrics.publish_duration.record(self._clock.monotonic() - started)
         elif outcome is events.PublishOutcome.FENCED:
             metrics.fenced.add(1)
             set_error(chunk.span, FencedError("the broker refused the chunk"))

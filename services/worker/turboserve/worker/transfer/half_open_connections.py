@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from turboserve import logs
-from turboserve.worker.transfer import metrics
+from turboserve.telemetry_names import ERROR_TYPE, TRANSFER_ROLE
+from turboserve.worker import metrics
 from turboserve.worker.transfer.errors import AuthenticationError
 
 TOTAL_LIMIT = 256
@@ -69,7 +70,7 @@ class HalfOpenConnections:
     def refused(self, address: str, error: Exception) -> None:
         """Count a refused peer, and log the count at most every `REPORT_S`."""
         code = AuthenticationError.code
-        metrics.broken.add(1, {"role": "source", "code": code})
+        metrics.transfers_broken.add(1, {TRANSFER_ROLE: "source", ERROR_TYPE: code})
         self._refused += 1
         now = self._now()
         if now - self._reported_at >= REPORT_S:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from turboserve import logs
+from turboserve.telemetry_names import ERROR_TYPE, TRANSFER_ROLE
+from turboserve.worker import metrics
 from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page, changed, digest_of, fingerprints_of
-from turboserve.worker.transfer import handshake, metrics
+from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel
 from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import (
@@ -131,11 +133,11 @@ class Source:
             await self._negotiate(channel, opened, keys)
         except TransferError as error:
             log.info("transfer refused or broken", code=error.code, error=str(error))
-            metrics.broken.add(1, {"role": "source", "code": error.code})
+            metrics.transfers_broken.add(1, {TRANSFER_ROLE: "source", ERROR_TYPE: error.code})
             await _refuse(channel, error)
         except Exception as error:
             log.exception("transfer failed")
-            metrics.broken.add(1, {"role": "source", "code": TransferError.code})
+            metrics.transfers_broken.add(1, {TRANSFER_ROLE: "source", ERROR_TYPE: TransferError.code})
             await _refuse(channel, TransferError(repr(error)))
         finally:
             self._connections -= 1

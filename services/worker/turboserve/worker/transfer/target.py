@@ -13,9 +13,17 @@ from torch import Tensor
 
 from turboserve import logs
 from turboserve.telemetry import tracer
+from turboserve.telemetry_names import (
+    ERROR_TYPE,
+    MIGRATION_BYTES,
+    MIGRATION_ROUND,
+    TRANSFER_BACKEND,
+    TRANSFER_ROLE,
+)
+from turboserve.worker import metrics
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.state_pages import digest_of, fingerprints_of
-from turboserve.worker.transfer import handshake, metrics
+from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
@@ -196,11 +204,12 @@ class Target:
                 room.begin()
                 fetched = await self._attempt(session, migration, key, address, room, deadline, tries)
             except SnapshotRejectedError as error:
-                metrics.broken.add(1, {"role": "target", "code": LayoutMismatchError.code})
-                raise LayoutMismatchError(str(error)) from error
+                mismatch = LayoutMismatchError(str(error))
+                metrics.transfers_broken.add(1, {TRANSFER_ROLE: "target", ERROR_TYPE: mismatch.code})
+                raise mismatch from error
             except TransferError as error:
                 log.info("transfer broke", session=session, code=error.code, error=str(error))
-                metrics.broken.add(1, {"role": "target", "code": error.code})
+                metrics.transfers_broken.add(1, {TRANSFER_ROLE: "target", ERROR_TYPE: error.code})
                 explained = tries.failed(error)
                 try:
                     await asyncio.sleep(deadline.left(RETRY_S))
@@ -208,7 +217,7 @@ class Target:
                 except DeadlineExceededError:
                     raise explained from None
                 continue
-            metrics.bytes_copied.add(fetched.bytes_copied, {"backend": fetched.backend})
+            metrics.transfer_received.add(fetched.bytes_copied, {TRANSFER_BACKEND: fetched.backend})
             return replace(fetched, seconds=self._now() - started)
 
     async def _attempt(
@@ -282,14 +291,14 @@ class Target:
             size = copy.link.transfer(
                 copy.session, RemotePages(frame.offer), memory, everything, copy.deadline
             )
-            metrics.seconds.add(self._now() - begun, {"backend": copy.link.kind})
+            metrics.transfer_time.add(self._now() - begun, {TRANSFER_BACKEND: copy.link.kind})
             names = (page.name for page in frame.pages)
             return size, fingerprints_of(dict(zip(names, places, strict=True)), copy.deadline.left)
 
         with _trace.child("copy round") as span:
             size, prints = await self._links.blocking(receive, copy.deadline, copy.link)
-            span.set_attribute("turboserve.migration.round", frame.number)
-            span.set_attribute("turboserve.migration.bytes", size)
+            span.set_attribute(MIGRATION_ROUND, frame.number)
+            span.set_attribute(MIGRATION_BYTES, size)
         copy.prints |= prints
         copy.sizes |= {page.name: page.size for page in frame.pages}
         copy.rounds += 1

@@ -1,0 +1,71 @@
+"""Metrics of a worker and of its transfers."""
+
+from __future__ import annotations
+
+from turboserve.instruments import Instruments
+from turboserve.telemetry_names import ERROR_TYPE, TAKEOVER, TRANSFER_BACKEND, TRANSFER_ROLE
+
+_worker = Instruments("worker")
+
+chunks = _worker.counter("turboserve.worker.chunks", "{chunk}", "Chunks accepted into the log.")
+compute_duration = _worker.histogram(
+    "turboserve.worker.compute.duration", "s", "First denoising step of a chunk to its packaging."
+)
+publish_duration = _worker.histogram(
+    "turboserve.worker.publish.duration", "s", "Append of a chunk to its acknowledgement."
+)
+publish_retries = _worker.counter(
+    "turboserve.worker.publish.retries", "{append}", "Appends whose outcome was not known."
+)
+fenced = _worker.counter("turboserve.worker.fenced", "{chunk}", "Chunks that the broker refused.")
+foreign_chunks = _worker.counter(
+    "turboserve.worker.foreign_chunks",
+    "{chunk}",
+    "Entries of chunk logs that no owner wrote, met when a session's log was read.",
+)
+takeovers = _worker.counter(
+    "turboserve.worker.takeovers",
+    "{session}",
+    "Sessions taken over from another worker, by the state that was left.",
+    TAKEOVER,
+)
+stale_latents = _worker.counter(
+    "turboserve.worker.stale_latents",
+    "{latent}",
+    "Stored latents that do not belong to the chunk in the log.",
+)
+failures = _worker.counter("turboserve.worker.sessions.failed", "{session}", "Sessions that failed.")
+
+sessions_resident = _worker.observed_gauge(
+    "turboserve.worker.sessions.resident", "{session}", "Sessions in a slab."
+)
+capacity = _worker.observed_gauge("turboserve.worker.capacity", "{session}", "Sessions that may hold a slot.")
+chunks_unpublished = _worker.observed_gauge(
+    "turboserve.worker.unpublished_chunks", "{chunk}", "Chunks that are generated and not acknowledged."
+)
+lead = _worker.observed_gauge(
+    "turboserve.worker.lead", "s", "Smallest lead of a resident session over its playhead."
+)
+kv = _worker.observed_gauge("turboserve.worker.kv", "By", "Slabs in use.")
+host_memory = _worker.observed_gauge(
+    "turboserve.worker.host_memory", "By", "Suspended sessions in host memory."
+)
+host_states = _worker.observed_gauge(
+    "turboserve.worker.host_states",
+    "{session}",
+    "Suspended sessions that fit into host memory, by the largest state.",
+)
+
+transfer_received = _worker.counter(
+    "turboserve.worker.transfer.received", "By", "State fetched from other workers.", TRANSFER_BACKEND
+)
+transfer_time = _worker.counter(
+    "turboserve.worker.transfer.time", "s", "Time in which state was copied.", TRANSFER_BACKEND
+)
+transfers_broken = _worker.counter(
+    "turboserve.worker.transfers.broken",
+    "{transfer}",
+    "Transfers refused or broken.",
+    TRANSFER_ROLE,
+    ERROR_TYPE,
+)

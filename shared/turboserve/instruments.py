@@ -1,0 +1,116 @@
+"""The registry of metrics: each instrument of the services is created here, with a name in the scheme."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from opentelemetry import metrics
+
+from turboserve.telemetry_names import check_metric
+
+Source = TypeVar("Source")
+
+
+@dataclass(frozen=True)
+class Instrument:
+    """The declaration of an instrument."""
+
+    kind: str
+    """counter, up_down_counter, histogram, gauge."""
+    name: str
+    unit: str
+    """UCUM: `s`, `By`, `1` for a share, `{thing}` for a number of things."""
+    description: str
+    attributes: tuple[str, ...]
+    """Every attribute that its values may have."""
+
+
+REGISTRY: dict[str, Instrument] = {}
+"""Name → every instrument of the modules that this process has imported."""
+
+
+class SetGauge(Protocol):
+    """A gauge that keeps the value that was set last."""
+
+    def set(self, amount: float, attributes: dict[str, str] | None = None) -> None:
+        """Set the value that has these attributes."""
+
+
+class ObservedGauge:
+    """A gauge that is read at every export of metrics: one value per source that still exists.
+
+    A gauge holds weak references to its sources, because an instrument lives as long as the process.
+    """
+
+    def __init__(self, meter: metrics.Meter, name: str, unit: str, description: str) -> None:
+        self._sources: weakref.WeakKeyDictionary[Any, Callable[[Any], float | None]]
+        self._sources = weakref.WeakKeyDictionary()
+        meter.create_observable_gauge(name, callbacks=[self._observe], unit=unit, description=description)
+
+    def add(self, source: Source, read: Callable[[Source], float | None]) -> None:
+        """Export the value of `source` from now on.
+
+        `read` returns the value, or None while the source has none. It must not refer to the source itself.
+        """
+        self._sources[source] = read
+
+    def _observe(self, _options: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
+        values = [read(source) for source, read in list(self._sources.items())]
+        return [metrics.Observation(value) for value in values if value is not None]
+
+
+class Instruments:
+    """Creates the instruments of one component, and registers them.
+
+    Every method raises TelemetryNameError for a name or a unit outside the scheme.
+    """
+
+    def __init__(self, component: str) -> None:
+        """`component` is one of `telemetry_names.COMPONENTS`."""
+        self._meter = metrics.get_meter(f"turboserve.{component}")
+
+    def counter(self, name: str, unit: str, description: str, *attributes: str) -> metrics.Counter:
+        """Create a sum that only grows."""
+        _register("counter", name, unit, description, attributes)
+        return self._meter.create_counter(name, unit=unit, description=description)
+
+    def up_down_counter(
+        self, name: str, unit: str, description: str, *attributes: str
+    ) -> metrics.UpDownCounter:
+        """Create a sum that also falls."""
+        _register("up_down_counter", name, unit, description, attributes)
+        return self._meter.create_up_down_counter(name, unit=unit, description=description)
+
+    def histogram(
+        self,
+        name: str,
+        unit: str,
+        description: str,
+        *attributes: str,
+        buckets: Sequence[float] | None = None,
+    ) -> metrics.Histogram:
+        """Create a distribution. `buckets`: upper bounds, in `unit`; None: OpenTelemetry's own."""
+        _register("histogram", name, unit, description, attributes)
+        return self._meter.create_histogram(
+            name, unit=unit, description=description, explicit_bucket_boundaries_advisory=buckets
+        )
+
+    def gauge(self, name: str, unit: str, description: str, *attributes: str) -> SetGauge:
+        """Create a value that is set."""
+        _register("gauge", name, unit, description, attributes)
+        return self._meter.create_gauge(name, unit=unit, description=description)
+
+    def observed_gauge(self, name: str, unit: str, description: str) -> ObservedGauge:
+        """Create a value that is read at every export."""
+        _register("gauge", name, unit, description, ())
+        return ObservedGauge(self._meter, name, unit, description)
+
+
+def _register(kind: str, name: str, unit: str, description: str, attributes: tuple[str, ...]) -> None:
+    check_metric(name, unit)
+    declared = Instrument(kind, name, unit, description, attributes)
+    if REGISTRY.setdefault(name, declared) != declared:
+        raise ValueError(f"metric {name!r} is declared twice")
