@@ -118,6 +118,15 @@ def traceparent() -> str | None:
     return _traceparent(trace.get_current_span())
 
 
+def set_traceparent(environment: dict[str, str]) -> None:
+    """Let the process that gets `environment` continue the current span, or none."""
+    if (text := traceparent()) is not None:
+        environment[TRACEPARENT] = text
+    else:
+        # What started this process did not start the other one.
+        environment.pop(TRACEPARENT, None)
+
+
 def traceparent_of(span: trace.Span) -> str | None:
     """The context of `span` as W3C `traceparent`; None for the invalid span."""
     return _traceparent(span) if _sends_spans else None

@@ -11,6 +11,8 @@ from unittest import mock
 
 import psutil
 import pytest
+from opentelemetry import trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 import turboserve.autoscaler.providers.ray
 from tests.autoscaler.provider_places import (
@@ -23,6 +25,7 @@ from tests.autoscaler.provider_places import (
     raylets,
     started,
 )
+from turboserve import telemetry
 from turboserve.autoscaler.providers.base import (
     LaunchError,
     NoResourcesError,
@@ -139,6 +142,22 @@ async def test_the_next_provider_finds_what_the_last_one_started(place: Place) -
     await eventually(lambda: [worker for worker, _ in exits] == ["wrk_1"])
     await second.release("test-0", "wrk_0", 5.0)
     await eventually(lambda: [worker for worker, _ in exits] == ["wrk_1", "wrk_0"])
+
+
+@pytest.mark.parametrize("place", ["local", "ray"], indirect=True)
+async def test_a_worker_continues_the_span_within_which_it_is_launched(place: Place) -> None:
+    provider, _ = place.provider()
+    span = SpanContext(0xA1, 0xB2, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    telemetry.switch_tracing(on=True)
+    try:
+        with trace.use_span(NonRecordingSpan(span)):
+            await provider.launch("test-0", "wrk_traced")
+        await provider.launch("test-1", "wrk_untraced")
+    finally:
+        telemetry.switch_tracing(on=False)
+    found = environment_of(process_of("wrk_traced"))[telemetry.TRACEPARENT]
+    assert found == f"00-{0xA1:032x}-{0xB2:016x}-01"
+    assert telemetry.TRACEPARENT not in environment_of(process_of("wrk_untraced"))
 
 
 # Only Ray

@@ -120,11 +120,7 @@ class LocalProvider(PoolProvider):
             WORKER_VARIABLE: worker,
             HEALTH_VARIABLE: str(port),
         }
-        if (traceparent := telemetry.traceparent()) is not None:
-            environment[telemetry.TRACEPARENT] = traceparent
-        else:
-            # What launched this service did not launch the worker.
-            environment.pop(telemetry.TRACEPARENT, None)
+        telemetry.set_traceparent(environment)
         try:
             child = await asyncio.to_thread(self._spawn, environment)
         except OSError as error:

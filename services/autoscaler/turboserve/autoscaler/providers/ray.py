@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import SecretStr
 
-from turboserve import lifeline, logs
+from turboserve import lifeline, logs, telemetry
 from turboserve.autoscaler.identities import credentials
 from turboserve.autoscaler.providers import ray_host
 from turboserve.autoscaler.providers.base import (
@@ -156,6 +156,7 @@ class RayProvider(PoolProvider):
             "TURBOSERVE_POOL_MEMBER": provider_worker.member,
             "TURBOSERVE_WORKER_ID": provider_worker.worker,
         }
+        telemetry.set_traceparent(environment)
 
         def make(ray: Any) -> tuple[Any, str | None]:
             from ray.util import get_placement_group
