@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 from opentelemetry import metrics, propagate, trace
@@ -32,6 +33,8 @@ _NO_SPAN = nullcontext(trace.INVALID_SPAN)
 _EMPTY = Context()
 _W3C = TraceContextTextMapPropagator()
 _TRACEPARENT = "traceparent"
+REMEMBERED = 1024
+"""Parsed texts `traceparent` that a process keeps. Links of batched chunks repeat the same few."""
 QUIET: dict[str, Any] = {"record_exception": False, "set_status_on_exception": False}
 """Options of a span that an exception does not mark as failed."""
 
@@ -139,24 +142,37 @@ def _traceparent(span: trace.Span) -> str | None:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
+@lru_cache(maxsize=REMEMBERED)
+def _remote(text: str) -> trace.SpanContext:
+    """Read a `traceparent`. An invalid text gives the invalid context."""
+    return trace.get_current_span(_W3C.extract({_TRACEPARENT: text}, _EMPTY)).get_span_context()
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _link(text: str) -> trace.Link | None:
+    context = _remote(text)
+    return trace.Link(context) if context.is_valid else None
+
+
 def context_from(text: str | None) -> Context:
     """Read a context from a `traceparent`. None or an invalid text: the context without a span."""
-    if text is None or not _sends_spans:
+    if text is None or not _sends_spans or not (remote := _remote(text)).is_valid:
         return _EMPTY
-    return _W3C.extract({_TRACEPARENT: text}, _EMPTY)
+    return trace.set_span_in_context(trace.NonRecordingSpan(remote), _EMPTY)
 
 
 def is_sampled(text: str | None) -> bool:
     """Whether spans are exported and this `traceparent` belongs to an exported trace."""
     if text is None or not _sends_spans:
         return False
-    return trace.get_current_span(context_from(text)).get_span_context().trace_flags.sampled
+    return _remote(text).trace_flags.sampled
 
 
 def links_to(*texts: str | None) -> list[trace.Link]:
     """Links to the spans with these `traceparent`s."""
-    contexts = (trace.get_current_span(context_from(text)).get_span_context() for text in texts)
-    return [trace.Link(context) for context in contexts if context.is_valid]
+    if not _sends_spans:
+        return []
+    return [link for text in texts if text is not None and (link := _link(text)) is not None]
 
 
 def set_error(span: trace.Span, error: BaseException, *, failed: bool = True) -> None:

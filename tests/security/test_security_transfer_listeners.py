@@ -65,7 +65,7 @@ async def test_workers_listen_at_their_transfer_address_alone(scene: Scene) -> N
     await scene.until(lambda: scene.metric(source, HOST_BYTES) > 0, "its state is on the host")
     await migrated(scene, last, near)
     copied_by = {
-        way: scene.metric(worker, f'{COPIED_BYTES}{{turboserve_transfer_backend="{way}"')
+        way: scene.metric(worker, COPIED_BYTES, f'turboserve_transfer_backend="{way}"')
         for way, worker in (("gloo", near), ("shm", near), ("nixl", workers[-1]))
     }
     assert all(copied_by[way] > 0 for names in ways[1:] for way in names), copied_by

@@ -146,7 +146,7 @@ async def test_lost_latents_cost_the_context_but_not_the_session(
     import redis
 
     first, second = await scene.worker(), await scene.worker()
-    before = scene.metric(second, LOST)
+    before = scene.metric(second, TAKEOVERS, LOST)
     session = await scene.started(first)
     await scene.chunks(session, 5)
     scene.signal(first, signal.SIGKILL)
@@ -159,7 +159,7 @@ async def test_lost_latents_cost_the_context_but_not_the_session(
     await scene.place(session, second, "recover")
     chunks = await scene.chunks(session, 14)
     assert chunks[-1].header.worker == second
-    assert scene.metric(second, LOST) == before + 1
+    assert scene.metric(second, TAKEOVERS, LOST) == before + 1
 
 
 async def test_a_worker_that_slept_through_a_change_of_owner_is_kept_out(scene: Scene) -> None:

@@ -53,7 +53,7 @@ ANSWER_S = 20.0
 """Time after which a request without an answer is repeated."""
 LOG_LINES = 30
 TAKEOVERS = "turboserve_worker_takeovers_total"
-LOST = 'turboserve_worker_takeovers_total{turboserve_takeover_context="lost"'
+LOST = 'turboserve_takeover_context="lost"'
 FENCED = "turboserve_worker_fenced_total"
 T = TypeVar("T")
 Req = TypeVar("Req", bound=Contract)
@@ -136,11 +136,12 @@ class Scene:
         await self.until(lambda: process.poll() is not None, f"{worker} exits")
         return process.returncode
 
-    def metric(self, worker: str, name: str) -> float:
+    def metric(self, worker: str, name: str, label: str = "") -> float:
+        """Return the sum of a worker's samples whose names begin with `name` and which have `label`."""
         url = f"http://127.0.0.1:{self.pool.health[worker]}/metrics"
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and label in line)
 
     async def clear(self) -> None:
         """Leave no session behind, and only workers that are as good as new."""

@@ -131,8 +131,12 @@ class TracedWorker:
             assert isinstance(item, GeneratedChunk)
             # A block may end in the middle of a chunk: keep one with all its steps.
             if self._last is None or len(item.ready.timings.steps) > len(self._last.ready.timings.steps):
+                # As the engine driver does: without the session itself.
                 batched = {
-                    name: _context(int(name)) for step in item.ready.timings.steps for name in step.sessions
+                    name: _context(int(name))
+                    for step in item.ready.timings.steps
+                    for name in step.sessions
+                    if name != item.ready.session
                 }
                 self._last = GeneratedChunk(
                     item.run, item.ready, item.concurrent_sessions, ChunkOrigin(batched=batched)

@@ -20,7 +20,7 @@ from turboserve.telemetry_names import (
     PERIODIC,
     SESSION,
 )
-from turboserve.worker.engine.interface import ChunkReady, Step
+from turboserve.worker.engine.interface import ChunkReady
 from turboserve.worker.service.commands import FetchState
 from turboserve.worker.service.session_entry import Absent, DesiredState, SessionEntry
 
@@ -139,29 +139,24 @@ def chunk_span(
         attributes=attributes,
     )
     if span.get_span_context().trace_flags.sampled:
+        parent = set_span_in_context(span)
         for step in timings.steps:
-            _stage(span, step, origin, nanoseconds)
-        alone = (ready.session,)
-        _stage(
-            span,
-            Step("decode", timings.ready_s - timings.decode_s, timings.ready_s, alone),
-            origin,
-            nanoseconds,
-        )
-        _stage(span, Step("package", packaged_s, now_s, alone), origin, nanoseconds)
+            stage = _trace.start_span(
+                step.stage,
+                context=parent,
+                links=links_to(*(origin.batched.get(name) for name in step.sessions)),
+                start_time=nanoseconds(step.began_s),
+                attributes={BATCH_SIZE: len(step.sessions)},
+            )
+            stage.end(nanoseconds(step.ended_s))
+        decoding_s = timings.ready_s - timings.decode_s
+        for name, from_s, to_s in (
+            ("decode", decoding_s, timings.ready_s),
+            ("package", packaged_s, now_s),
+        ):
+            stage = _trace.start_span(name, context=parent, start_time=nanoseconds(from_s))
+            stage.end(nanoseconds(to_s))
     return span
-
-
-def _stage(parent: Span, step: Step, origin: ChunkOrigin, nanoseconds: Callable[[float], int]) -> None:
-    others = [origin.batched.get(name) for name in step.sessions]
-    span = _trace.start_span(
-        step.stage,
-        context=set_span_in_context(parent),
-        links=links_to(*others),
-        start_time=nanoseconds(step.began_s),
-        attributes={BATCH_SIZE: len(step.sessions)},
-    )
-    span.end(nanoseconds(step.ended_s))
 
 
 def fetch_span(command: FetchState) -> AbstractContextManager[Span]:
