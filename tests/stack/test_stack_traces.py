@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.helpers.browser import NEEDS_CHROMIUM, chromium
 from tests.helpers.otlp_receiver import OtlpReceiver, ReceivedSpan, outside_scheme
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
@@ -301,3 +302,82 @@ async def story_of_migration(receiver: OtlpReceiver, client: Client, session: st
         "scheduler: request state.session.migration.commit",
         "scheduler: decide commit",
     ]
+
+
+async def test_forwards_are_linked_to_the_sessions_batched_with_them(
+    data_dir: Path, receiver: OtlpReceiver
+) -> None:
+    environment = {
+        "TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint,
+        "TURBOSERVE_TRACE_PERIODIC_RATIO": "1",
+        # Both sessions generate all the time.
+        "TURBOSERVE_MAX_LEAD_S": "600",
+        "TURBOSERVE_WORKER_MAX_SESSIONS": "2",
+    }
+    clients = Client(), Client()
+    with BackgroundStack(data_dir, "--workers", "1", environment=environment) as stack:
+        async with httpx.AsyncClient(base_url=stack.url, timeout=LIMIT_S) as api:
+            body = {"prompt": "a red circle moving left"}
+            created = [await client.post(api, "/v1/sessions", body) for client in clients]
+            first, second = (Viewer(api, each["id"]) for each in created)
+            traces = {
+                viewer.session: client.trace for viewer, client in zip((first, second), clients, strict=True)
+            }
+            async with first.watching(), second.watching(), asyncio.timeout(LIMIT_S):
+                while not all(batched(receiver.spans, session, traces) for session in traces):
+                    await asyncio.sleep(0.5)
+            await first.delete()
+            await second.delete()
+
+
+def batched(spans: Sequence[ReceivedSpan], session: str, traces: dict[str, str]) -> bool:
+    """Whether a chunk of `session` had a batched forward. Such forwards are linked to the other session."""
+    chunks = {
+        span.id for span in named(spans, "worker", "generate chunk") if span.attributes[SESSION] == session
+    }
+    forwards = [
+        span
+        for span in named(spans, "worker", "denoise")
+        if span.parent in chunks and span.attributes["turboserve.batch.size"] == 2
+    ]
+    others = {trace for name, trace in traces.items() if name != session}
+    for forward in forwards:
+        assert {trace for trace, _ in forward.links} == others, forward
+    return bool(forwards)
+
+
+@NEEDS_CHROMIUM[0]
+@NEEDS_CHROMIUM[1]
+async def test_the_first_frame_that_the_page_shows_is_in_the_trace_of_the_creation(
+    data_dir: Path, tmp_path: Path, receiver: OtlpReceiver
+) -> None:
+    environment = {"TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint}
+    autoplay = "--autoplay-policy=no-user-gesture-required"
+    with BackgroundStack(data_dir, "--workers", "1", environment=environment) as stack:
+        async with chromium(tmp_path / "profile", autoplay, wait_ms=LIMIT_S * 1000) as browser:
+            page = await browser.new_page()
+            await page.goto(stack.url)
+            await page.get_by_label("What should the video show?").fill("a red circle moving left")
+            await page.get_by_role("button", name="Start").click()
+            async with asyncio.timeout(LIMIT_S):
+                while not (shown := named(receiver.spans, "gateway", "show first frame")):
+                    await asyncio.sleep(0.2)
+            session = (await page.evaluate("location.hash")).removeprefix("#")
+            assert [span.attributes[SESSION] for span in shown] == [session]
+
+            def complete(spans: Sequence[ReceivedSpan]) -> bool:
+                return ancestors(spans, shown[0])[-1:] == ["gateway: POST /v1/sessions"]
+
+            spans = await receiver.until(complete, LIMIT_S, shown[0].trace)
+            about(spans, session)
+            above = ancestors(spans, shown[0])
+            assert above[:3] == [
+                "worker: send chunk",
+                "worker: generate chunk",
+                "state-store: process state.session.place",
+            ]
+            assert "scheduler: decide place" in above
+            [root] = named(spans, "gateway", "POST /v1/sessions")
+            assert root.parent == ""
+            assert root.begins_ns < shown[0].begins_ns < shown[0].ends_ns
+            await page.get_by_role("button", name="End session").click()
