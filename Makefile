@@ -84,7 +84,7 @@ lint-style:
 	@echo "test: ruff format --check"; $(BIN)/ruff format --check .
 
 lint-types:
-	@echo "test: mypy --strict"; $(BIN)/mypy $(sort $(wildcard */turboserve services/*/turboserve))
+	@echo "test: mypy --strict"; $(BIN)/mypy $(sort $(wildcard */turboserve services/*/turboserve)) tests
 
 lint-imports:
 	@echo "test: lint-imports"; $(BIN)/lint-imports

@@ -21,6 +21,7 @@ import pytest
 import redis
 from _pytest.terminal import TerminalReporter
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from nats.js.errors import NotFoundError
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -58,7 +59,7 @@ def pytest_sessionstart() -> None:
     earlier tests have imported.
     """
     if hypothesis.settings().derandomize:
-        nothing = providers.Constants()
+        nothing = Constants()
         providers._get_local_constants = lambda: nothing
 
 

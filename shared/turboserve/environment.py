@@ -18,7 +18,7 @@ SYSTEM = (
     *("FAKETIME*", "DONT_FAKE_MONOTONIC"),
 )
 """Variables that any program needs. Servers get these only. A trailing `*` matches any rest of a name."""
-SERVICE = (
+SERVICE: tuple[str, ...] = (
     *SYSTEM,
     *("VIRTUAL_ENV", "PYTHON*", "COVERAGE_*"),
     # The exporters of traces and metrics read these.

@@ -61,7 +61,7 @@ class Bench:
     def take(self, kind: type[Kind]) -> Kind:
         """Take the oldest open command of this kind."""
         found = next(command for command in self.open if isinstance(command, kind))
-        self.open.remove(found)  # type: ignore[arg-type]
+        self.open.remove(found)
         return found
 
     def has(self, kind: type[Command]) -> bool:

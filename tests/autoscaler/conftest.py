@@ -83,7 +83,11 @@ class Autoscaler(Service):
             return False
 
         await eventually(told)
-        return {row.pool_member: row for row in found if (row.pool_member or "").startswith(f"{pool}-")}
+        return {
+            row.pool_member: row
+            for row in found
+            if row.pool_member and row.pool_member.startswith(f"{pool}-")
+        }
 
     async def replaced(self, member: str, worker: str) -> None:
         """Wait until the pool member has no worker or another one."""

@@ -156,7 +156,10 @@ async def clear(place: Place) -> None:
 
 
 async def spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    return await asyncio.to_thread(subprocess.Popen, command, **options)
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, **options)
+
+    return await asyncio.to_thread(start)
 
 
 async def eventually(condition: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:

@@ -195,7 +195,8 @@ def test_only_fresh_feedback_without_a_gap_ever_shrinks_the_pool(
 @settings(max_examples=40, deadline=None)
 def test_the_same_events_give_the_same_decisions(steps: list[tuple[float, object]]) -> None:
     def play() -> list[object]:
-        controller, now, said = Controller(POLICY, TABLE, 3), 0.0, []
+        controller, now = Controller(POLICY, TABLE, 3), 0.0
+        said: list[object] = []
         for wait, event in steps:
             now += wait
             said.append(controller.handle(event, now))  # type: ignore[arg-type]

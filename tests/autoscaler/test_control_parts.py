@@ -31,7 +31,7 @@ def load(required: int = 1, workers: int = 1, at: float = 0.0, **changed: object
         "model": "m", "rho_max": 0.5, "required": required, "waiting": 0, "capacity": 4 * workers,
         "workers": workers, "at": at,
     }  # fmt: skip
-    return LoadFeedback.model_construct(None, **(values | changed))  # type: ignore[arg-type]
+    return LoadFeedback.model_construct(None, **(values | changed))
 
 
 class TestDetector:

@@ -107,8 +107,9 @@ def test_a_list_without_a_worker_that_speaks_is_not_believed() -> None:
         bench.report(worker)
         list_again(bench)
     assert bench.phase is PoolMemberPhase.READY
-    assert bench.pool.doubt is not None
-    assert worker in bench.pool.doubt
+    doubt = bench.pool.doubt
+    assert doubt is not None
+    assert worker in doubt
     assert [action.action for action in bench.pool.actions].count("gone") == 0
     list_again(bench, RunningWorker("local-0", worker))
     assert bench.pool.doubt is None

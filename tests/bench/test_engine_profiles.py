@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from turboserve.bench.engine.models import TaehvConfig, random_models
+from turboserve.bench.engine.models import random_models
 from turboserve.cli.main import app
 from turboserve.worker.engine.profile_file import STAGES, ProfileFile
 from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.taehv import TaehvConfig
 from turboserve.worker.service.models import make_engine
 from turboserve.worker.settings import Settings
 

@@ -24,8 +24,7 @@ def play(player: Player, arrivals: dict[int, float], until_s: float) -> None:
 def test_playback_waits_for_one_second_of_video() -> None:
     player = Player()
     play(player, {0: 0.0}, 2.0)
-    assert not player.started
-    assert player.position_s == 0.0
+    assert (player.started, player.position_s) == (False, 0.0)
     player.arrived(1, 0.75, 1.5, 2.0)
     player.tick(2.5)
     assert player.started

@@ -33,9 +33,10 @@ from turboserve.cli.embedded import (
     ServerFullError,
     guard,
 )
-from turboserve.cli.embedded.nats import ADMIN, HEALTH_USER, server_health
+from turboserve.cli.embedded.nats import HEALTH_USER, server_health
 from turboserve.cli.embedded.running import running
 from turboserve.cli.embedded.server import EmbeddedServer, ServerUnhealthyError, ServerUnresponsiveError
+from turboserve.subjects import ADMIN
 
 PATIENCE_S = 120.0
 """Time limit of slow operations on a busy machine, such as a server's writes before it ends."""

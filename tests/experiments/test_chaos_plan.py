@@ -85,7 +85,7 @@ def test_what_this_machine_cannot_do_is_left_out_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(surroundings, "faketime_library", lambda: None)
-    monkeypatch.setattr(surroundings.small_disk, "why_not", lambda: "mounting needs root")
+    monkeypatch.setattr(small_disk, "why_not", lambda: "mounting needs root")
     monkeypatch.setenv("PATH", str(tmp_path))
     reasons = surroundings.left_out(ALL_GROUPS)
     assert set(reasons) == {FaultGroup.DISK_FULL, FaultGroup.DESCRIPTORS, FaultGroup.CLOCK_STEP}
@@ -124,7 +124,7 @@ async def test_idle_sockets_take_every_descriptor_that_a_server_has_and_give_the
             await asyncio.sleep(0.01)
 
 
-GOOD = [
+GOOD: list[Owned | Logged] = [
     Owned(1, 1, "a"),
     Logged(2, 0, 1, "a", "x"),
     Logged(3, 1, 1, "a", "y"),
@@ -223,7 +223,7 @@ def test_reservations_count_against_capacity() -> None:
 
 
 def test_a_takeover_counts_from_the_new_owner_to_its_first_chunk_after_a_death() -> None:
-    log = [
+    log: list[Owned | Logged] = [
         Owned(1, 1, "a", at=0.0),
         Logged(2, 0, 1, "a", "x", at=1.0),
         # Moved: the log was not silent.

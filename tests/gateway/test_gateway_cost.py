@@ -7,12 +7,17 @@ import time
 from datetime import datetime
 from typing import Any
 
+import httpx
+
+from tests.gateway.conftest import StartSession
 from tests.helpers.problem import problem
 from tests.helpers.reporting_autoscaler import ReportingAutoscaler
 from turboserve.contracts.cost import Rental
 
 
-async def test_a_session_costs_its_share_of_its_workers_time(api, start) -> None:  # type: ignore[no-untyped-def]
+async def test_a_session_costs_its_share_of_its_workers_time(
+    api: httpx.AsyncClient, start: StartSession
+) -> None:
     session = await start()
     mine: dict[str, Any] = {}
     deadline = time.monotonic() + 120
@@ -31,8 +36,8 @@ async def test_a_session_costs_its_share_of_its_workers_time(api, start) -> None
     problem(await api.get("/v1/cost?limit=0"), 422, "invalid_input", "limit")
 
 
-async def test_only_operators_correct_the_cost(  # type: ignore[no-untyped-def]
-    api, start, autoscaler: ReportingAutoscaler
+async def test_only_operators_correct_the_cost(
+    api: httpx.AsyncClient, start: StartSession, autoscaler: ReportingAutoscaler
 ) -> None:
     session = await start()
     await autoscaler.report("paid", Rental(worker="wk_paid", age_s=500.0))

@@ -168,7 +168,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "field"), BAD)
-async def test_a_bad_field_is_named(api: httpx.AsyncClient, body, field) -> None:
+async def test_a_bad_field_is_named(api: httpx.AsyncClient, body: object, field: str) -> None:
     problem(await api.post("/v1/sessions", json=body), 422, "invalid_input", field)
 
 
@@ -216,7 +216,7 @@ async def test_an_unknown_model_is_refused(api: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"null", b"[]", b'"x"', b"5", b"\xff\xfe", b"[" * 60_000, b'{"prompt": "\\ud800"}']
 )
-async def test_a_body_that_cannot_be_read_is_refused(api: httpx.AsyncClient, content) -> None:
+async def test_a_body_that_cannot_be_read_is_refused(api: httpx.AsyncClient, content: bytes) -> None:
     answer = await api.post("/v1/sessions", content=content, headers={"Content-Type": "application/json"})
     readable = content in (b"", b"null", b"[]", b'"x"', b"5", b'{"prompt": "\\ud800"}')
     code = (422, "invalid_input") if readable else (400, "malformed_request")
@@ -252,7 +252,9 @@ SESSION_PATHS = [
 
 @pytest.mark.parametrize("session", ["ses_nobody", "no.such", "*", "%3E", "a b", "x" * 65, "ses_%00"])
 @pytest.mark.parametrize(("method", "path"), SESSION_PATHS)
-async def test_an_unknown_session_is_not_found(api: httpx.AsyncClient, method, path, session) -> None:
+async def test_an_unknown_session_is_not_found(
+    api: httpx.AsyncClient, method: str, path: str, session: str
+) -> None:
     body = {"prompt": "x"} if path == "/prompts" else None
     answer = await api.request(method, f"/v1/sessions/{session}{path}", json=body)
     assert answer.status_code == 404

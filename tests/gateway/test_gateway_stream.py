@@ -141,7 +141,7 @@ async def test_any_index_is_found(start: StartSession, watch: Watch) -> None:
 
 
 @pytest.mark.parametrize("after", ["last", "-2", "1.5", "", "9" * 40])
-async def test_an_after_that_is_no_index_is_refused(start: StartSession, watch: Watch, after) -> None:
+async def test_an_after_that_is_no_index_is_refused(start: StartSession, watch: Watch, after: str) -> None:
     viewer = await watch((await start())["id"], after=after)
     error = await viewer.next()
     assert (error["type"], error["code"], error["field"]) == ("error", "invalid_input", "after")

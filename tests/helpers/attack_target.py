@@ -77,20 +77,28 @@ class Target:
         return all(process.poll() is None for process in self.pool._processes.values())
 
 
+class ScaledPool(Pool):
+    """A pool whose worker an autoscaler starts."""
+
+    def start_worker(self) -> None:
+        self.start(
+            "autoscaler",
+            "turboserve.autoscaler",
+            {
+                "TURBOSERVE_POOL_WORKER_COMMAND": json.dumps([sys.executable, str(DRAWN_WORKER)]),
+                "TURBOSERVE_POOL_STOP_WITH_AUTOSCALER": "1",
+                "TURBOSERVE_POOL_MAX": "2",
+                "TURBOSERVE_WORKER_NATS_USER": "worker",
+                "TURBOSERVE_WORKER_NATS_PASSWORD": self.nats.passwords["worker"],
+                "TURBOSERVE_POOL_WORKER_VARIABLES": "DRAWN_CAPACITY",
+                "DRAWN_CAPACITY": "64",
+            },
+        )
+
+
 @contextmanager
 def running_target(directory: Path) -> Iterator[Target]:
     """Run servers, state store, scheduler, gateway, and an autoscaler with one worker of its own."""
-    pool = Pool(directory)
-    pool.start_worker = lambda: pool.start(
-        "autoscaler",
-        "turboserve.autoscaler",
-        TURBOSERVE_POOL_WORKER_COMMAND=json.dumps([sys.executable, str(DRAWN_WORKER)]),
-        TURBOSERVE_POOL_STOP_WITH_AUTOSCALER="1",
-        TURBOSERVE_POOL_MAX="2",
-        TURBOSERVE_WORKER_NATS_USER="worker",
-        TURBOSERVE_WORKER_NATS_PASSWORD=pool.nats.passwords["worker"],
-        TURBOSERVE_POOL_WORKER_VARIABLES="DRAWN_CAPACITY",
-        DRAWN_CAPACITY="64",
-    )
+    pool = ScaledPool(directory)
     with pool.running():
         yield Target(pool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -35,7 +36,7 @@ class Scene:
         """Run `work` in the process `name`. Returns its result."""
         return self.loop.run_until_complete(self.spawn(name, work))
 
-    def spawn(self, name: str, work: Coroutine[Any, Any, T]) -> Any:
+    def spawn(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         return self.loop.spawn(self.processes[name], work)
 
     def connect(self, name: str, user: str | None = None) -> Bus:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 
@@ -95,13 +96,15 @@ class Pool:
         self.start(
             "state-store",
             "turboserve.state_store",
-            TURBOSERVE_POSTGRES_URL=self.postgres.url("turboserve"),
-            TURBOSERVE_REDIS_URL=self.redis.url,
-            **self._store,
+            {
+                "TURBOSERVE_POSTGRES_URL": self.postgres.url("turboserve"),
+                "TURBOSERVE_REDIS_URL": self.redis.url,
+                **self._store,
+            },
         )
 
     def start_scheduler(self) -> None:
-        self.start("scheduler", "turboserve.scheduler", **self._scheduler)
+        self.start("scheduler", "turboserve.scheduler", self._scheduler)
 
     def start_worker(self) -> None:
         self.start("worker", str(DRAWN_WORKER))
@@ -110,9 +113,10 @@ class Pool:
         self,
         name: str,
         program: str,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        *,
         user: str | None = None,
         descriptors: int | None = None,
-        **environment: str,
     ) -> None:
         """Start one process; `user` is the service whose permissions it has, by default `name`.
 
@@ -172,7 +176,7 @@ class Pool:
         port = port or self._ports.get(name)
         key = environment.pop("DRAWN_KEY", None)
         environment = {"TURBOSERVE_GATEWAY_PORT": str(port), **GATEWAY_DEADLINES, **environment}
-        self.start(name, "turboserve.gateway", "gateway", descriptors, **environment)
+        self.start(name, "turboserve.gateway", environment, user="gateway", descriptors=descriptors)
         url = f"http://127.0.0.1:{port}"
         self.wait_for(name, url, key)
         return url

@@ -74,8 +74,8 @@ class SchemaFilter:
         return json.dumps({VERSION: self._version, **found}, separators=(",", ":"))
 
     def _by_type(self, names: list[str], kind: object) -> str | None:
-        types = {self._defs[name]["properties"]["type"]["const"]: name for name in names}
-        return types.get(kind)  # type: ignore[call-overload, no-any-return]
+        types: dict[object, str] = {self._defs[name]["properties"]["type"]["const"]: name for name in names}
+        return types.get(kind)
 
     def _known(self, schema: Any, value: Any) -> Any:
         """Return `value` without the members that `schema` does not have."""
@@ -102,14 +102,14 @@ class SchemaFilter:
         if headers is not None:
             headers = dict(headers)
         if headers and ERROR in headers:
-            headers[ERROR] = self.text("error", "answer", headers[ERROR])  # type: ignore[index]
+            headers[ERROR] = self.text("error", "answer", headers[ERROR])
         elif headers and CHUNK in headers:
-            headers[CHUNK] = self.text(subject, part, headers[CHUNK])  # type: ignore[index]
+            headers[CHUNK] = self.text(subject, part, headers[CHUNK])
         elif headers and META in headers:
-            headers[META] = self.text(subject, part, headers[META])  # type: ignore[index]
+            headers[META] = self.text(subject, part, headers[META])
         elif data:
             data = self.text(subject, part, data).encode()
-        return data, headers  # type: ignore[return-value]
+        return data, headers
 
 
 class FilteredClient:

@@ -23,10 +23,10 @@ class VirtualWorld:
         self.generation = 0
         """Number of the core's incarnation. Messages to an earlier one are dropped."""
         self.names = itertools.count()
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
 
-    def at(self, delay_s: float, action: Callable[[], None]) -> None:
+    def at(self, delay_s: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._queue, (self.now + delay_s, next(self._order), action))
 
     def run(self, seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts.sessions import Phase, SessionRecord
@@ -115,7 +115,7 @@ class Bench:
 
     def take(self, kind: type[Kind]) -> Kind:
         found = next(command for command in self.out if isinstance(command, kind))
-        self.out.remove(found)  # type: ignore[arg-type]
+        self.out.remove(found)
         return found
 
     def none(self, *kinds: type[Command]) -> bool:
@@ -138,8 +138,8 @@ class Bench:
         """Return the row that the store makes of the command."""
         row = self.rows[command.session]
         if isinstance(command, BeginMigration):
-            phase = Phase.MIGRATING if row.phase is Phase.ACTIVE else row.phase
-            return self.change(row.id, phase=phase, target=command.worker, migration=row.version + 1)
+            begun = Phase.MIGRATING if row.phase is Phase.ACTIVE else row.phase
+            return self.change(row.id, phase=begun, target=command.worker, migration=row.version + 1)
         assert command.migration == row.migration
         phase = Phase.ACTIVE if row.phase is Phase.MIGRATING else row.phase
         over = {"phase": phase, "target": None, "migration": None}
@@ -165,7 +165,7 @@ class Bench:
         self.load(at, MigrationReport.model_validate({**values, "digest": "d", **more}))
 
 
-def migrating(**more: object) -> Bench:
+def migrating(**more: Any) -> Bench:
     """Return a bench whose session `s` is migrating from `a` to `b`."""
-    row = session(phase=Phase.MIGRATING, target="b", migration=2, **more)
+    row = session(**{"phase": Phase.MIGRATING, "target": "b", "migration": 2, **more})
     return Bench(worker("a"), worker("b"), row)

@@ -31,6 +31,7 @@ from turboserve.scheduler.messages import (
     Place,
     RecordDecision,
     Refused,
+    Reply,
     SendFeedback,
     Tick,
 )
@@ -108,7 +109,7 @@ class World(RowsWorld):
         self.trace.append(f"{self.now:.3f} {command}")
 
     def carry_out(self, command: Command) -> None:
-        if isinstance(command, RecordDecision | SendFeedback):
+        if isinstance(command, RecordDecision | SendFeedback | Reply):
             return
         generation = self.generation
 
@@ -140,7 +141,7 @@ class World(RowsWorld):
         late_s = 2 * DEADLINE_S if lost and self.chance(0.5) else 0.0
         if late_s:
             self.at(DEADLINE_S, lambda: failed(Refused.UNKNOWN))
-            self.at(late_s, lambda: self.serve(command) and None)
+            self.at(late_s, lambda: self.serve(command))
         else:
             self.at(self.delay(), execute)
 

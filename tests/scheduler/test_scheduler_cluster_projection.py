@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.scheduler import test_scheduler_simulation
+from tests.scheduler.scheduler_faults import MANY
+from tests.scheduler.scheduler_world import World
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import Event
 from turboserve.scheduler.projections import session_state, worker_state
@@ -31,7 +32,7 @@ def compare(core: Scheduler, now: float) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_changes_alone_keep_the_picture_true(seed: int) -> None:
-    class World(test_scheduler_simulation.World):
+    class ComparedWorld(World):
         compared = 0
 
         def feed(self, event: Event, generation: int) -> None:
@@ -40,7 +41,7 @@ def test_changes_alone_keep_the_picture_true(seed: int) -> None:
                 compare(self.core, self.now)
                 self.compared += 1
 
-    world = World(seed, test_scheduler_simulation.MANY)
+    world = ComparedWorld(seed, MANY)
     for _ in range(60):
         for _ in range(world.random.choice((0, 0, 1, 1, 4))):
             world.fiddle()

@@ -87,7 +87,7 @@ class Bench:
 
     def take(self, kind: type[Kind]) -> Kind:
         found = next(command for command in self.out if isinstance(command, kind))
-        self.out.remove(found)  # type: ignore[arg-type]
+        self.out.remove(found)
         return found
 
     def all(self, kind: type[Kind]) -> list[Kind]:

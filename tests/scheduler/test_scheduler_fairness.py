@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -136,7 +137,7 @@ def test_with_one_tenant_it_is_first_come_first_served() -> None:
 # The core
 
 
-def ours(name: str, tenant: str, **more: object) -> SessionRecord:
+def ours(name: str, tenant: str, **more: Any) -> SessionRecord:
     return session(name, tenant=tenant, **more)
 
 

@@ -220,7 +220,7 @@ class World:
             self.deliver(process, lambda: process.core.on_leadership_lost(self.now + process.skew_s))
 
     def send(self, process: Process, ask: Ask) -> None:
-        ended = []
+        ended: list[bool] = []
 
         def end(work: Callable[[float], None]) -> None:
             if not ended:

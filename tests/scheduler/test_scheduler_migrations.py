@@ -275,8 +275,8 @@ def test_a_suspended_session_migrates_without_a_slot_and_resumes_where_it_arrive
 
 
 def test_the_state_of_a_suspended_session_dies_with_its_holder() -> None:
-    suspended = {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED, "target": "b", "migration": 2}
-    bench = Bench(worker("a"), worker("b"), session(**suspended))
+    suspended = session(phase=Phase.SUSPENDED, activity=Activity.PAUSED, target="b", migration=2)
+    bench = Bench(worker("a"), worker("b"), suspended)
     bench.feed(WorkerChanged(worker("a", phase=WorkerPhase.GONE)))
     assert "a is gone" in bench.store(AbandonMigration).reason
 

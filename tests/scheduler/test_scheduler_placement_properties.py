@@ -23,7 +23,7 @@ from turboserve.scheduler.placement import (
     WorkerState,
 )
 
-EXAMPLES = 75 if settings.default.derandomize else 300
+EXAMPLES = 75 if settings().derandomize else 300
 """Number of examples: few and fixed for a commit, many if new ones are drawn."""
 MODELS = ("big", "toy")
 WORKERS = tuple(f"w{n}" for n in range(6))

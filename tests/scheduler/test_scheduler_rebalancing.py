@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ from turboserve.scheduler.placement.links import kind_between
 LINEAR = {n: 0.1 * n for n in range(1, 9)}
 
 
-def cluster(loads: dict[str, int], **changes: dict[str, object]) -> Cluster:
+def cluster(loads: dict[str, int], **changes: Mapping[str, object]) -> Cluster:
     """Build workers with the given numbers of sessions, L(n) = 0.1 n, K = 5; `changes` by worker."""
     made = Cluster()
     for name, load in loads.items():

@@ -212,7 +212,7 @@ async def test_no_stream_is_made_or_changed_to_copy_messages_elsewhere(broker: B
     thief = await broker.connect(service)
     before = [(await broker.jetstream.stream_info(name)).config for name in (CHUNKS, EVENTS)]
     for number, target in enumerate(targets()):
-        copies = [
+        copies: list[dict[str, object]] = [
             {"republish": {"src": ">", "dest": target}, "subjects": [f"thief{number}.>"]},
             {
                 "sources": [
@@ -332,6 +332,7 @@ async def test_a_server_looks_at_the_caller_and_at_where_it_is_to_answer(nats_ur
         for inbox in ("own.victim", "state.session.get.from.gateway", "_INBOX_admin.a", "_INBOX_gatewayx.a"):
             subscription = await client.client.subscribe(inbox, cb=stray)
             await client.client.publish("state.session.end.from.gateway", FORGED, reply=inbox)
+            assert isinstance(client.client, Client)
             await processed(client.client)
             # An answer would come before that of a later request.
             assert await ask("gateway", "_INBOX_gateway.b") == "gateway"

@@ -56,10 +56,10 @@ def environments(stack: BackgroundStack) -> Mapping[str, list[dict[str, str]]]:
         with suppress(psutil.NoSuchProcess, OSError):
             variables = environment_of(process.pid)
             ancestors = [process.pid, *(parent.pid for parent in process.parents())]
-            name = next((roots[pid] for pid in ancestors if pid in roots), None)
+            service = next((roots[pid] for pid in ancestors if pid in roots), None)
             if variables and process.is_running():
-                assert name is not None, process
-                found.setdefault(name, []).append(variables)
+                assert service is not None, process
+                found.setdefault(service, []).append(variables)
     assert set(found) == {*SERVERS, *SOURCES} - {"every service"}
     return found
 

@@ -182,14 +182,17 @@ def test_a_session_is_failed_and_its_latents_are_read_by_its_owner_alone(
 ) -> None:
     own = attacker.owned()
     other = "wrk_other"
-    for request, endpoint in (
-        (FailSession(session=session, epoch=own.epoch, worker=other, reason="x"), FAIL_SESSION),
-        (FailSession(session=session, epoch=own.epoch - 1, worker=other, reason="x"), FAIL_SESSION),
-        (GetLatents(session=session, index=0, worker=other), GET_LATENTS),
-        (GetLatents(session=session, index=0), GET_LATENTS),
+    failures = [
+        FailSession(session=session, epoch=epoch, worker=other, reason="x")
+        for epoch in (own.epoch, own.epoch - 1)
+    ]
+    reads = [GetLatents(session=session, index=0, worker=worker) for worker in (other, None)]
+    for attempt in (
+        *(attacker.bus.call(FAIL_SESSION, failure) for failure in failures),
+        *(attacker.bus.call(GET_LATENTS, read) for read in reads),
     ):
         with pytest.raises(TurboServeError) as refused:
-            attacker._runner.run(attacker.bus.call(endpoint, request))  # type: ignore[arg-type]
+            attacker._runner.run(attempt)
         assert refused.value.code in ("stale_epoch", "forbidden")
     # Unwatched for a few seconds, a session is suspended.
     assert record(target, session)["phase"] in ("active", "suspended")

@@ -7,6 +7,7 @@ import contextlib
 import json
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 import psutil
@@ -25,9 +26,19 @@ from tests.worker.transfer.transfer_peer import (
     Steps,
 )
 from turboserve.worker.transfer import half_open_connections, handshake
-from turboserve.worker.transfer.channel import FRAME_LIMIT, Channel
+from turboserve.worker.transfer.channel import FRAME_LIMIT, ByteReader, ByteWriter, Channel
 from turboserve.worker.transfer.errors import AuthenticationError, PeerLostError, TransferError
-from turboserve.worker.transfer.frames import Denied, Frame, Hello, Open, Proof, Refuse, Verified, Wait
+from turboserve.worker.transfer.frames import (
+    Challenge,
+    Denied,
+    Frame,
+    Hello,
+    Open,
+    Proof,
+    Refuse,
+    Verified,
+    Wait,
+)
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.network import listen
 from turboserve.worker.transfer.pace import CopyLimits
@@ -164,11 +175,11 @@ async def test_a_source_that_does_not_prove_the_key_gets_no_word_more() -> None:
     """A process at the source's address could otherwise feed any state to the target."""
     heard: list[Frame] = []
 
-    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def impostor(reader: ByteReader, writer: ByteWriter) -> None:
         channel = Channel(reader, writer)
         with contextlib.suppress(TransferError):
             heard.append(await channel.receive(PATIENCE_S))
-            await channel.send(handshake.Challenge(nonce=handshake.new_nonce()), PATIENCE_S)
+            await channel.send(Challenge(nonce=handshake.new_nonce()), PATIENCE_S)
             proof = await channel.receive(PATIENCE_S)
             heard.append(proof)
             # The target's own proof, sent back.
@@ -193,7 +204,7 @@ async def test_a_frame_that_is_not_the_peers_ends_the_connection(attack: str) ->
     server, number = await listen(_keep(ends), HOST, 0)
     reader, writer = await asyncio.open_connection(HOST, number)
     sender, receiver = Channel(reader, writer), await ends.get()
-    keys = handshake.derive(KEY, opening(), handshake.Challenge(nonce=handshake.new_nonce()))
+    keys = handshake.derive(KEY, opening(), Challenge(nonce=handshake.new_nonce()))
     receiver.protect(sends=keys.source_frames, receives=keys.target_frames)
 
     written: list[bytes] = []
@@ -331,7 +342,7 @@ async def test_a_flood_neither_keeps_the_target_out_nor_costs_descriptors(
         at = served
         assert await fetch()
         assert len(port.source._half_open) <= half_open_connections.ADDRESS_LIMIT
-        await until(lambda at=at: served > at)
+        await until(lambda: served > at)  # noqa: B023
     # Both ends of each are in this process; the worker's share is still bounded.
     assert me.num_fds() < before + 300 + half_open_connections.ADDRESS_LIMIT + 200
     for task in floods:
@@ -350,7 +361,7 @@ async def test_one_address_makes_room_by_its_own_connections() -> None:
     with contextlib.ExitStack() as stack:
         for number, address in enumerate(["a", "b", "b", "b", "b", "c"]):
             name = f"{address}{number}"
-            stack.enter_context(gate.held(address, lambda name=name: dropped.append(name)))
+            stack.enter_context(gate.held(address, partial(dropped.append, name)))
         # The fourth `b` removes the first, and `c` one of the address with most connections.
         assert dropped == ["b1", "b2"]
         assert len(gate) == 4
@@ -370,7 +381,7 @@ async def test_an_authenticated_target_still_hears_why_it_is_refused(port: Port)
 def test_proofs_depend_on_everything_that_names_the_connection() -> None:
     """No key of one connection equals that of another, nor are the two keys of one connection equal."""
     one = opening()
-    challenge = handshake.Challenge(nonce=handshake.new_nonce())
+    challenge = Challenge(nonce=handshake.new_nonce())
     others = [
         handshake.derive(KEY, one, challenge),
         handshake.derive(OTHER_KEY, one, challenge),
@@ -378,7 +389,7 @@ def test_proofs_depend_on_everything_that_names_the_connection() -> None:
         handshake.derive(KEY, one.model_copy(update={"migration": MIGRATION + 1}), challenge),
         handshake.derive(KEY, one.model_copy(update={"worker": "wrk_2"}), challenge),
         handshake.derive(KEY, one.model_copy(update={"nonce": handshake.new_nonce()}), challenge),
-        handshake.derive(KEY, one, handshake.Challenge(nonce=handshake.new_nonce())),
+        handshake.derive(KEY, one, Challenge(nonce=handshake.new_nonce())),
     ]
     found = [key for keys in others for key in vars(keys).values()]
     assert len(set(found)) == len(found) == 5 * len(others)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
+from nats.aio.client import Client
 
 from turboserve.bus import Bus, append, log, pages
 from turboserve.cli.embedded import NatsServer
@@ -16,10 +17,18 @@ Connect = Callable[[str], Awaitable[Bus]]
 LIMIT_S = 60.0
 
 
+def client_of(bus: Bus) -> Client:
+    """Return the client of nats-py of `bus`; that of the broker in memory is one as well."""
+    assert isinstance(bus.client, Client)
+    return bus.client
+
+
 @pytest.fixture(autouse=True)
 def patient_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the default time limits: answers of a busy machine may take long."""
-    monkeypatch.setitem(append.__kwdefaults__, "deadline_s", LIMIT_S)
+    defaults = append.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "deadline_s", LIMIT_S)
     monkeypatch.setattr(Bus.jetstream, "__defaults__", (LIMIT_S,))
 
 

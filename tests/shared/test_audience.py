@@ -65,7 +65,9 @@ GATEWAYS = ("a", "b", "c", None)
         max_size=40,
     )
 )
-def test_it_is_what_those_with_viewers_said_last_whatever_the_order(words) -> None:
+def test_it_is_what_those_with_viewers_said_last_whatever_the_order(
+    words: list[tuple[float, str | None, float, int, bool]],
+) -> None:
     audience, now = Audience(), 0.0
     said: dict[str | None, tuple[float, float, int, bool]] = {}
     for pause_s, gateway, playhead_s, viewers, live in words:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,9 +13,9 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.errors import NotFoundError
 
+from tests.shared.conftest import Connect
 from turboserve.bus import Bus
 
-Connect = Callable[[str], Awaitable[Bus]]
 LIMIT_S = 60
 S = ""
 """Name of the stream, different in each test.

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import nats.errors
 import pytest
 from nats.aio.msg import Msg
 
+from tests.shared.conftest import Connect, client_of
 from turboserve.bus import Bus
 
-Connect = Callable[[str], Awaitable[Bus]]
 LIMIT_S = 60
 
 
@@ -221,7 +220,7 @@ async def test_subscriptions_outlive_a_reconnect(connect: Connect) -> None:
     bus, sender = await connect("admin"), await connect("admin")
     heard = await hear(bus, "a")
     assert bus.connection == 0
-    await bus.client.force_reconnect()
+    await client_of(bus).force_reconnect()
     async with asyncio.timeout(LIMIT_S):
         while bus.connection != 1:
             await asyncio.sleep(0.005)
@@ -233,7 +232,7 @@ async def test_subscriptions_outlive_a_reconnect(connect: Connect) -> None:
 async def test_what_is_sent_without_a_connection_is_sent_later(connect: Connect) -> None:
     bus, listener = await connect("admin"), await connect("admin")
     heard = await hear(listener, "a")
-    await bus.client.force_reconnect()
+    await client_of(bus).force_reconnect()
     assert not bus.connected
     assert bus.connection is None
     await bus.client.publish("a", b"1")

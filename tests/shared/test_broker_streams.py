@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import nats.errors
@@ -14,9 +14,9 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError
 
+from tests.shared.conftest import Connect
 from turboserve.bus import Bus
 
-Connect = Callable[[str], Awaitable[Bus]]
 LIMIT_S = 60
 S = ""
 """Name of the stream, different in each test.
@@ -48,11 +48,12 @@ def config(**fields: Any) -> api.StreamConfig:
     return api.StreamConfig(**(values | fields))
 
 
-async def refusal(jetstream: JetStreamContext, subject: str, data: bytes = b"", **headers: str) -> int | None:
+async def refusal(
+    jetstream: JetStreamContext, subject: str, data: bytes = b"", headers: dict[str, str] | None = None
+) -> int | None:
     """Append a message. Returns the code of the error, if any."""
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
-        await jetstream.publish(subject, data, headers=names or None)
+        await jetstream.publish(subject, data, headers=headers)
     except APIError as error:
         return error.err_code
     return None
@@ -77,15 +78,15 @@ async def test_the_fence_holds_for_its_own_and_for_another_subject(
         f"wrong last sequence: {own}",
     )
     newer = (await jetstream.publish("own.a", headers={SUBJECT_SEQUENCE: str(own)})).seq
-    assert await refusal(jetstream, "chunk.a", **{SUBJECT_SEQUENCE: str(own), **other}) == 10071
+    assert await refusal(jetstream, "chunk.a", headers={SUBJECT_SEQUENCE: str(own), **other}) == 10071
     await jetstream.publish("chunk.a", headers={SUBJECT_SEQUENCE: str(newer), **other})
     # An empty subject has sequence 0, whatever else the stream holds.
-    assert await refusal(jetstream, "own.b", **{SUBJECT_SEQUENCE: str(newer)}) == 10071
+    assert await refusal(jetstream, "own.b", headers={SUBJECT_SEQUENCE: str(newer)}) == 10071
     await jetstream.publish("own.b", headers={SUBJECT_SEQUENCE: "0"})
     last = (await jetstream.stream_info(S)).state.last_seq
-    assert await refusal(jetstream, "own.c", **{"Nats-Expected-Last-Sequence": str(last - 1)}) == 10071
+    assert await refusal(jetstream, "own.c", headers={"Nats-Expected-Last-Sequence": str(last - 1)}) == 10071
     await jetstream.publish("own.c", headers={"Nats-Expected-Last-Sequence": str(last)})
-    assert await refusal(jetstream, "own.c", **{"Nats-Expected-Stream": "T"}) == 10060
+    assert await refusal(jetstream, "own.c", headers={"Nats-Expected-Stream": "T"}) == 10060
 
 
 async def test_a_removed_fence_refuses_who_names_it(jetstream: JetStreamContext) -> None:
@@ -93,7 +94,7 @@ async def test_a_removed_fence_refuses_who_names_it(jetstream: JetStreamContext)
     own = (await jetstream.publish("own.a")).seq
     await jetstream.purge_stream(S, subject="own.a")
     headers = {SUBJECT_SEQUENCE: str(own), f"{SUBJECT_SEQUENCE}-Subject": "own.a"}
-    assert await refusal(jetstream, "chunk.a", **headers) == 10071
+    assert await refusal(jetstream, "chunk.a", headers=headers) == 10071
 
 
 async def test_a_message_id_is_taken_once_within_the_window(jetstream: JetStreamContext) -> None:
@@ -120,7 +121,7 @@ async def test_the_fence_is_asked_before_the_message_id(jetstream: JetStreamCont
     await jetstream.add_stream(config())
     headers = {SUBJECT_SEQUENCE: "0", "Nats-Msg-Id": "x"}
     own = (await jetstream.publish("own.a", headers=headers)).seq
-    assert await refusal(jetstream, "own.a", **headers) == 10071
+    assert await refusal(jetstream, "own.a", headers=headers) == 10071
     chunk = {SUBJECT_SEQUENCE: str(own), f"{SUBJECT_SEQUENCE}-Subject": "own.a", "Nats-Msg-Id": "y"}
     first = await jetstream.publish("chunk.a", headers=chunk)
     again = await jetstream.publish("chunk.a", headers=chunk)
@@ -129,7 +130,7 @@ async def test_the_fence_is_asked_before_the_message_id(jetstream: JetStreamCont
 
 async def test_an_id_of_a_refused_message_is_not_taken(jetstream: JetStreamContext) -> None:
     await jetstream.add_stream(config())
-    assert await refusal(jetstream, "own.a", **{SUBJECT_SEQUENCE: "7", "Nats-Msg-Id": "x"}) == 10071
+    assert await refusal(jetstream, "own.a", headers={SUBJECT_SEQUENCE: "7", "Nats-Msg-Id": "x"}) == 10071
     assert not (await jetstream.publish("own.a", headers={"Nats-Msg-Id": "x"})).duplicate
 
 
@@ -153,9 +154,9 @@ async def test_a_message_lives_as_long_as_it_says(jetstream: JetStreamContext) -
             await asyncio.sleep(0.1)
     assert await stored(jetstream) == {"chunk.b": 1, "chunk.c": 1, "own.a": 1}
     for wrong in ("x", "0s", "0.5s", "-1s"):
-        assert await refusal(jetstream, "own.a", **{"Nats-TTL": wrong}) == 10165
+        assert await refusal(jetstream, "own.a", headers={"Nats-TTL": wrong}) == 10165
     await jetstream.add_stream(config(name="T", subjects=["t.*"]))
-    assert await refusal(jetstream, "t.a", **{"Nats-TTL": "5s"}) == 10166
+    assert await refusal(jetstream, "t.a", headers={"Nats-TTL": "5s"}) == 10166
 
 
 async def test_messages_of_a_stream_age(jetstream: JetStreamContext) -> None:
@@ -188,7 +189,7 @@ async def test_what_is_stored_is_republished_with_its_place(bus: Bus) -> None:
     await jetstream.publish("own.a", b"3")
     # Neither a duplicate nor a refused message is republished.
     await jetstream.publish("own.a", b"3", headers={"Nats-Msg-Id": "x"})
-    await refusal(jetstream, "own.a", **{SUBJECT_SEQUENCE: "0"})
+    await refusal(jetstream, "own.a", headers={SUBJECT_SEQUENCE: "0"})
     await bus.flush()
     assert [(message.subject, message.data, message.reply) for message in heard] == [
         ("live.own.a", b"1", ""),
@@ -258,7 +259,7 @@ async def test_a_full_stream_refuses_what_is_new(jetstream: JetStreamContext) ->
     # The oldest is as large as before, so a message may still be larger than the newest.
     await jetstream.publish("own.a", body)
     assert (await jetstream.stream_info(S)).state.bytes == 85 + 130
-    assert await refusal(jetstream, "chunk.a", bytes(sized(85)), A="b") == 10077
+    assert await refusal(jetstream, "chunk.a", bytes(sized(85)), headers={"A": "b"}) == 10077
     await jetstream.publish("own.b", bytes(sized(85)))
     assert (await jetstream.stream_info(S)).state.bytes == 300
     await jetstream.update_stream(

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.shared.conftest import Connect, client_of
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.bus.client import NoServerError
@@ -21,7 +22,7 @@ LATENTS = LatentsHeader(
 )
 
 
-async def test_an_answer_and_every_kind_of_refusal(connect) -> None:  # type: ignore[no-untyped-def]
+async def test_an_answer_and_every_kind_of_refusal(connect: Connect) -> None:
     store, caller = await connect("state-store"), await connect("autoscaler")
 
     async def answer(request: DrainWorker, _: Caller) -> Done:
@@ -47,17 +48,17 @@ async def test_an_answer_and_every_kind_of_refusal(connect) -> None:  # type: ig
     assert "invalid_input" in (raw.headers or {})["Ts-Error"]
 
 
-async def test_a_client_that_gave_up_says_so(connect) -> None:  # type: ignore[no-untyped-def]
+async def test_a_client_that_gave_up_says_so(connect: Connect) -> None:
     """nats-py closes itself for good after some errors of the broker; the service must then end."""
     bus = await connect("gateway")
     assert not bus.closed.is_set()
-    await bus.client._process_err("'Maximum Subscriptions Exceeded'")
+    await client_of(bus)._process_err("'Maximum Subscriptions Exceeded'")
     async with asyncio.timeout(60):
         await bus.closed.wait()
     assert not bus.connected
 
 
-async def test_no_responder_and_no_answer_are_distinguished(connect) -> None:  # type: ignore[no-untyped-def]
+async def test_no_responder_and_no_answer_are_distinguished(connect: Connect) -> None:
     store, caller = await connect("state-store"), await connect("autoscaler")
     with pytest.raises(NoServerError) as nobody:
         await caller.call(subjects.WORKER_GONE, WorkerGone(worker="w", reason=""))
@@ -76,7 +77,7 @@ async def test_no_responder_and_no_answer_are_distinguished(connect) -> None:  #
     release.set()
 
 
-async def test_requests_run_side_by_side_and_are_shared_by_the_instances(connect) -> None:  # type: ignore[no-untyped-def]
+async def test_requests_run_side_by_side_and_are_shared_by_the_instances(connect: Connect) -> None:
     served = [0, 0]
     together = asyncio.Event()
 
@@ -100,7 +101,7 @@ async def test_requests_run_side_by_side_and_are_shared_by_the_instances(connect
     assert all(served)
 
 
-async def test_raw_bodies_travel_beside_their_message(connect) -> None:  # type: ignore[no-untyped-def]
+async def test_raw_bodies_travel_beside_their_message(connect: Connect) -> None:
     store, worker = await connect("state-store"), await connect("worker")
     data = bytes(range(256)) * 4_096
 
@@ -122,7 +123,9 @@ async def test_raw_bodies_travel_beside_their_message(connect) -> None:  # type:
     assert await asyncio.wait_for(kept.get(), 60) == (LATENTS, data)
 
 
-async def test_a_subscription_outlives_what_it_cannot_read_and_what_its_handler_raises(connect) -> None:  # type: ignore[no-untyped-def]
+async def test_a_subscription_outlives_what_it_cannot_read_and_what_its_handler_raises(
+    connect: Connect,
+) -> None:
     gateway, store = await connect("gateway"), await connect("state-store")
     heard: asyncio.Queue[float] = asyncio.Queue()
 
@@ -140,7 +143,7 @@ async def test_a_subscription_outlives_what_it_cannot_read_and_what_its_handler_
     assert await asyncio.wait_for(heard.get(), 60) == 2.0
 
 
-async def test_what_the_caller_sends_wrong_names_its_field(connect) -> None:  # type: ignore[no-untyped-def]
+async def test_what_the_caller_sends_wrong_names_its_field(connect: Connect) -> None:
     store, caller = await connect("state-store"), await connect("autoscaler")
 
     async def answer(_: DrainWorker, __: Caller) -> Done:
@@ -154,7 +157,7 @@ async def test_what_the_caller_sends_wrong_names_its_field(connect) -> None:  # 
     assert caught.value.field == "worker"
 
 
-async def test_a_leaders_answer_is_the_one_that_comes_though_all_instances_hear(connect) -> None:  # type: ignore[no-untyped-def]
+async def test_a_leaders_answer_is_the_one_that_comes_though_all_instances_hear(connect: Connect) -> None:
     """A stopped former leader in a queue group would swallow every other request."""
     first, second, caller = (
         await connect("state-store"),
@@ -183,7 +186,7 @@ async def test_a_leaders_answer_is_the_one_that_comes_though_all_instances_hear(
     assert sorted(heard) == sorted(f"{who} {number}" for who in ("former", "leader") for number in range(10))
 
 
-async def test_messages_of_another_connection_are_distinguished(connect) -> None:  # type: ignore[no-untyped-def]
+async def test_messages_of_another_connection_are_distinguished(connect: Connect) -> None:
     """While the store was disconnected, the broker told workers that no store serves.
 
     The store must know of the reconnection before the first request over it.
@@ -204,7 +207,7 @@ async def test_messages_of_another_connection_are_distinguished(connect) -> None
         # Both are answered: none comes over the next connection.
         await ask(60)
         await ask(60)
-        await store.client.force_reconnect()
+        await client_of(store).force_reconnect()
         while len(connections) < 4:
             with suppress(NoServerError, DeadlineError):
                 await ask(0.5)

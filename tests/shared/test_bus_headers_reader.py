@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from nats.js import api
 
+from tests.shared.conftest import Connect
 from turboserve.bus import Bus, Entry, append, read_headers, reader
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
@@ -17,7 +18,7 @@ LIMIT_S = 120.0
 
 
 @pytest.fixture
-async def admin(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
+async def admin(connect: Connect) -> AsyncIterator[Bus]:
     bus: Bus = await connect("admin")
     await bus.jetstream().add_stream(
         api.StreamConfig(
@@ -29,7 +30,7 @@ async def admin(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
 
 
 @pytest.fixture
-async def store(admin: Bus, connect) -> Bus:  # type: ignore[no-untyped-def]
+async def store(admin: Bus, connect: Connect) -> Bus:
     """A bus with the permissions of the only service that may create a consumer."""
     bus: Bus = await connect("state-store")
     return bus

@@ -9,6 +9,7 @@ import pytest
 from nats.js import api
 
 from tests.helpers.followers import acquainted
+from tests.shared.conftest import Connect
 from turboserve.bus import Bus, append, follow, last_entry, read, read_headers, reader
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 from turboserve.tasks import stop
@@ -29,7 +30,7 @@ async def make(bus: Bus) -> None:
 
 
 @pytest.fixture
-async def bus(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
+async def bus(connect: Connect) -> AsyncIterator[Bus]:
     bus = await connect("admin")
     await make(bus)
     yield bus
@@ -37,7 +38,7 @@ async def bus(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
 
 
 @pytest.fixture
-async def gateway(connect) -> Bus:  # type: ignore[no-untyped-def]
+async def gateway(connect: Connect) -> Bus:
     """A bus with the permissions of a service that follows."""
     bus: Bus = await connect("gateway")
     return bus
@@ -151,7 +152,7 @@ async def test_a_reader_of_many_subjects_goes_on_with_a_new_stream_that_is_longe
 
 async def test_a_reader_of_headers_goes_on_with_a_new_stream_that_is_longer_than_its_place(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     monkeypatch.setattr(reader, "FETCH_S", 0.5)
     found: list[str] = []
 

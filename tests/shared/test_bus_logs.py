@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js import api
 
+from tests.shared.conftest import Connect
 from turboserve.bus import Bus, append, follow, last_entry, next_entry
 from turboserve.contracts.errors import FencedError, UnavailableError
 from turboserve.subjects import CHUNK, CHUNKS, OWN
@@ -15,9 +19,11 @@ from turboserve.subjects import CHUNK, CHUNKS, OWN
 pytestmark = pytest.mark.usefixtures("patient_reads")
 LIMIT_S = 120.0
 
+Receive = Callable[[Msg], Awaitable[None]]
+
 
 @pytest.fixture
-async def bus(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
+async def bus(connect: Connect) -> AsyncIterator[Bus]:
     bus = await connect("admin")
     jetstream = bus.jetstream()
     await jetstream.add_stream(
@@ -107,37 +113,35 @@ async def test_a_follower_notices_what_was_lost_on_the_way(bus: Bus) -> None:
     """Live messages are delivered at most once: one in three does not arrive here."""
     lossy = bus.client.subscribe
 
-    async def subscribe(subject: str, cb=None, **options):  # type: ignore[no-untyped-def]
-        async def sometimes(message) -> None:  # type: ignore[no-untyped-def]
+    async def subscribe(subject: str, queue: str = "", *, cb: Receive, **options: Any) -> Subscription:
+        async def sometimes(message: Msg) -> None:
             if int(message.data) % 3:
                 await cb(message)
 
-        return await lossy(subject, cb=sometimes, **options)
+        return await lossy(subject, queue, cb=sometimes, **options)
 
-    bus.client.subscribe = subscribe  # type: ignore[method-assign, assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bus.client, "subscribe", subscribe)
         task = asyncio.create_task(follow_until(bus, "lossy", 31))
         for number in range(31):
             await put(bus, "lossy", number)
             await asyncio.sleep(0.01)
         assert await asyncio.wait_for(task, LIMIT_S) == list(range(31))
-    finally:
-        bus.client.subscribe = lossy  # type: ignore[method-assign]
 
 
 async def test_a_follower_of_several_subjects_notices_what_was_lost_before_another_began(bus: Bus) -> None:
     """A live message names the one before it on its own subject, not the lost one of another identity."""
     lossy = bus.client.subscribe
 
-    async def subscribe(subject: str, cb=None, **options):  # type: ignore[no-untyped-def]
-        async def sometimes(message) -> None:  # type: ignore[no-untyped-def]
+    async def subscribe(subject: str, queue: str = "", *, cb: Receive, **options: Any) -> Subscription:
+        async def sometimes(message: Msg) -> None:
             if int(message.data) % 4 != 3:
                 await cb(message)
 
-        return await lossy(subject, cb=sometimes, **options)
+        return await lossy(subject, queue, cb=sometimes, **options)
 
-    bus.client.subscribe = subscribe  # type: ignore[method-assign, assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bus.client, "subscribe", subscribe)
         task = asyncio.create_task(follow_until(bus, "moved", 33))
         # The last of each stint of four does not arrive here.
         for number in range(33):
@@ -145,8 +149,6 @@ async def test_a_follower_of_several_subjects_notices_what_was_lost_before_anoth
             await append(bus, subject, b"%d" % number, message_id=f"moved:{number}")
             await asyncio.sleep(0.01)
         assert await asyncio.wait_for(task, LIMIT_S) == list(range(33))
-    finally:
-        bus.client.subscribe = lossy  # type: ignore[method-assign]
 
 
 async def test_a_slow_follower_loses_nothing(bus: Bus) -> None:

@@ -10,6 +10,7 @@ from nats.js import api
 
 from tests.helpers.chunk_headers import chunk_header
 from tests.helpers.other_versions import NEWER, OLDER, of_version
+from tests.shared.conftest import Connect
 from turboserve.bus import Bus, Owners, append, last_entry
 from turboserve.bus.log import Entry
 from turboserve.contracts.chunks import HEADER, Ownership
@@ -24,7 +25,7 @@ KEPT = 8
 
 
 @pytest.fixture
-async def store(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
+async def store(connect: Connect) -> AsyncIterator[Bus]:
     bus = await connect("admin")
     await make_stream(bus)
     yield bus
@@ -84,7 +85,7 @@ async def chunk(
     return entry
 
 
-async def test_only_the_owner_at_an_entrys_place_has_written_it(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+async def test_only_the_owner_at_an_entrys_place_has_written_it(store: Bus, connect: Connect) -> None:
     reader = Foreign(await connect("gateway"))
     early = await chunk(store, 0, 1, "w1")
     await own(store, 1, "w1")
@@ -102,7 +103,7 @@ async def test_only_the_owner_at_an_entrys_place_has_written_it(store: Bus, conn
         assert reader.count == 5
 
 
-async def test_the_newest_chunk_is_found_behind_what_no_owner_wrote(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+async def test_the_newest_chunk_is_found_behind_what_no_owner_wrote(store: Bus, connect: Connect) -> None:
     reader = Foreign(await connect("worker"))
     await own(store, 1, "w1")
     assert await reader.owners.newest(SESSION) is None
@@ -124,7 +125,7 @@ async def test_the_newest_chunk_is_found_behind_what_no_owner_wrote(store: Bus, 
     assert oldest[0].index == 0
 
 
-async def test_a_session_with_more_owners_than_the_log_keeps(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+async def test_a_session_with_more_owners_than_the_log_keeps(store: Bus, connect: Connect) -> None:
     """Chunks of owners whose entry is gone still count.
 
     No worker can write such a chunk for a new session.
@@ -142,7 +143,7 @@ async def test_a_session_with_more_owners_than_the_log_keeps(store: Bus, connect
     assert await reader.owners.header("ses_new", fresh) is None
 
 
-async def test_a_stream_that_was_made_anew_has_other_owners(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+async def test_a_stream_that_was_made_anew_has_other_owners(store: Bus, connect: Connect) -> None:
     reader = Foreign(await connect("gateway"))
     for _ in range(20):
         await own(store, 1, "w9", "ses_other")
@@ -156,7 +157,7 @@ async def test_a_stream_that_was_made_anew_has_other_owners(store: Bus, connect)
     assert await reader.owners.header(SESSION, await chunk(store, 2, 2, "w2")) is None
 
 
-async def test_a_former_owner_is_known_before_its_successor_writes(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+async def test_a_former_owner_is_known_before_its_successor_writes(store: Bus, connect: Connect) -> None:
     gateway = await connect("gateway")
     reader = Foreign(gateway)
     heard = asyncio.Event()
@@ -177,7 +178,9 @@ async def test_a_former_owner_is_known_before_its_successor_writes(store: Bus, c
     assert await reader.owners.header(SESSION, await chunk(store, 1, 2, "w2")) is not None
 
 
-async def test_an_entry_counts_only_on_the_subject_of_its_owners_identity(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+async def test_an_entry_counts_only_on_the_subject_of_its_owners_identity(
+    store: Bus, connect: Connect
+) -> None:
     reader = Foreign(await connect("gateway"))
     await own(store, 1, "wk1_a")
     mine = await chunk(store, 0, 1, "wk1_a")
@@ -199,7 +202,9 @@ FORGED_HEADERS = (
 
 
 @pytest.mark.parametrize("forged", FORGED_HEADERS, ids=["none", "no server", "bad request", "the broker's"])
-async def test_headers_of_an_entry_do_not_pass_for_the_brokers(store: Bus, connect, forged) -> None:  # type: ignore[no-untyped-def]
+async def test_headers_of_an_entry_do_not_pass_for_the_brokers(
+    store: Bus, connect: Connect, forged: dict[str, str]
+) -> None:
     """Incident: a stored message with the headers of the broker's answers ended the log for a reader."""
     reader = Foreign(await connect("worker"))
     await own(store, 1, "w1")
@@ -217,7 +222,9 @@ async def test_headers_of_an_entry_do_not_pass_for_the_brokers(store: Bus, conne
     assert found[1].sequence == last.sequence
 
 
-async def test_the_entries_of_others_displace_nothing_and_cost_little_to_skip(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+async def test_the_entries_of_others_displace_nothing_and_cost_little_to_skip(
+    store: Bus, connect: Connect
+) -> None:
     reader = Foreign(await connect("gateway"))
     await own(store, 1, "w1")
     entries = []
@@ -241,8 +248,8 @@ async def test_the_entries_of_others_displace_nothing_and_cost_little_to_skip(st
 
 
 async def test_after_a_migration_away_and_back_the_oldest_is_behind_what_is_missing(
-    store: Bus, connect
-) -> None:  # type: ignore[no-untyped-def]
+    store: Bus, connect: Connect
+) -> None:
     """The broker drops the oldest of one identity's entries, even if another's are older still."""
     reader = Foreign(await connect("gateway"))
 
@@ -273,7 +280,7 @@ async def test_after_a_migration_away_and_back_the_oldest_is_behind_what_is_miss
     assert first[0].index == 3
 
 
-async def test_chunks_of_versions_without_identities_stay_readable(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+async def test_chunks_of_versions_without_identities_stay_readable(store: Bus, connect: Connect) -> None:
     jetstream = store.jetstream()
     config = (await jetstream.stream_info(CHUNKS)).config
     await jetstream.update_stream(config.evolve(subjects=[OWN.every, CHUNK_UNNAMED.every]))

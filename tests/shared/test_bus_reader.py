@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.js import api
 
+from tests.shared.conftest import Connect
 from turboserve.bus import Bus, Entry, append, pages, read, reader
 from turboserve.bus.pages import Page, read_page
 from turboserve.contracts.errors import UnavailableError
@@ -27,7 +28,7 @@ Hear = Callable[[Any], Awaitable[None]]
 
 
 @pytest.fixture
-async def admin(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
+async def admin(connect: Connect) -> AsyncIterator[Bus]:
     bus: Bus = await connect("admin")
     await bus.jetstream().add_stream(
         api.StreamConfig(
@@ -43,7 +44,7 @@ async def admin(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
 
 
 @pytest.fixture
-async def scheduler(admin: Bus, connect) -> Bus:  # type: ignore[no-untyped-def]
+async def scheduler(admin: Bus, connect: Connect) -> Bus:
     """A bus with the permissions of the service that reads this way."""
     bus: Bus = await connect("scheduler")
     return bus
@@ -105,7 +106,9 @@ async def test_past_and_present_of_all_logs_in_the_streams_order(admin: Bus, sch
     assert numbers(await asyncio.wait_for(rest, LIMIT_S)) == list(range(30, 120))
 
 
-async def test_lost_live_messages_are_read_from_the_log(admin: Bus, scheduler: Bus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_lost_live_messages_are_read_from_the_log(
+    admin: Bus, scheduler: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Live messages are delivered at most once: one in three does not arrive here."""
     lossy(scheduler, monkeypatch, lambda raw: raw.subject.startswith("live.") and int(raw.data) % 3 == 0)
     reading = asyncio.create_task(read_until(scheduler, 31))
@@ -117,7 +120,7 @@ async def test_lost_live_messages_are_read_from_the_log(admin: Bus, scheduler: B
 
 async def test_messages_of_others_and_deleted_ones_hold_nothing_up(
     admin: Bus, scheduler: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     """Sequences that never come are no reason to wait. Otherwise the reader would wait for an hour here."""
     monkeypatch.setattr(reader, "QUIET_S", 3_600.0)
     [first, second, *_] = await put(admin, range(4))
@@ -130,7 +133,9 @@ async def test_messages_of_others_and_deleted_ones_hold_nothing_up(
     assert numbers(await asyncio.wait_for(read_until(scheduler, 39, after=first), LIMIT_S))[0] == 2
 
 
-async def test_a_slow_reader_loses_nothing_and_holds_little(admin: Bus, scheduler: Bus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_a_slow_reader_loses_nothing_and_holds_little(
+    admin: Bus, scheduler: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reader, "BACKLOG", 4)
     await put(admin, [0])
     found: list[int] = []
@@ -147,7 +152,7 @@ async def test_a_slow_reader_loses_nothing_and_holds_little(admin: Bus, schedule
 
 async def test_a_message_that_is_lost_within_a_page_makes_the_page_void(
     admin: Bus, scheduler: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     await put(admin, range(10))
     lost = {3}
 
@@ -163,7 +168,9 @@ async def test_a_message_that_is_lost_within_a_page_makes_the_page_void(
     assert numbers(await asyncio.wait_for(read_until(scheduler, 10), LIMIT_S)) == list(range(10))
 
 
-async def test_pages_end_where_they_are_asked_to(admin: Bus, scheduler: Bus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_pages_end_where_they_are_asked_to(
+    admin: Bus, scheduler: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert await read_page(scheduler, EVENTS, 1, 10) == Page((), True)
     places = await put(admin, range(10))
     page = await read_page(scheduler, EVENTS, places[2], 5)
@@ -176,7 +183,9 @@ async def test_pages_end_where_they_are_asked_to(admin: Bus, scheduler: Bus, mon
     assert numbers(await asyncio.wait_for(read_until(scheduler, 10), LIMIT_S)) == list(range(10))
 
 
-async def test_a_stream_that_cannot_be_asked_is_unavailable(scheduler: Bus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_a_stream_that_cannot_be_asked_is_unavailable(
+    scheduler: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pages, "PAGE_TIMEOUT_S", 0.2)
     with pytest.raises(UnavailableError):
         await read_page(scheduler, "CHUNKS", 1, 10)

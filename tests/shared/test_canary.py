@@ -14,7 +14,6 @@ from turboserve.bus.canary import STALL_S, CanaryMonitor, canaries_of, subscribe
 from turboserve.subjects import CANARY_CHUNKS, CANARY_EVENTS, CHUNKS, EVENTS, SERVICES
 from turboserve.tasks import stop
 
-Connect = Callable[[str], Awaitable[Bus]]
 TIMEOUT_S = 5.0
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from turboserve import health
+from turboserve import health, telemetry
 from turboserve.health import CONNECTIONS, HealthServer
 
 PATIENCE_S = 60.0
@@ -71,8 +71,9 @@ async def test_who_does_not_read_its_answer_is_cut_off(
 ) -> None:
     """The answer exceeds the kernel's buffers. Incident: the server waited without an end."""
     monkeypatch.setattr(health, "ANSWER_S", 0.5)
-    monkeypatch.setattr(health.telemetry, "prometheus_text", lambda: bytes(64 << 20))
+    monkeypatch.setattr(telemetry, "prometheus_text", lambda: bytes(64 << 20))
     _reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
+    assert isinstance(writer.transport, asyncio.Transport)
     writer.transport.pause_reading()
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
     async with asyncio.timeout(PATIENCE_S):

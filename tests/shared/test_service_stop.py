@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.shared.conftest import Connect
 from turboserve import service
 from turboserve.bus import Bus
 from turboserve.config import Settings
 from turboserve.service import Runtime, run_service
-
-Connect = Callable[[str], Awaitable[Bus]]
 
 
 async def closed(bus: Bus, *closers: Callable[[], Awaitable[None]]) -> list[dict[str, Any]]:

@@ -124,8 +124,8 @@ def test_random_delays_keep_the_order_of_a_connection_and_not_that_of_two() -> N
     scene.loop.advance(60.0)
     found = [body for _, body in heard]
     assert sorted(found) == sorted(sent)
-    for name in (b"first", b"second"):
-        assert [body for body in found if name in body] == [body for body in sent if name in body]
+    for sender in (b"first", b"second"):
+        assert [body for body in found if sender in body] == [body for body in sent if sender in body]
     assert found != sent
     scene.close()
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, suppress
 
 import pytest
@@ -219,7 +219,7 @@ def test_nothing_that_a_dead_process_was_to_do_happens(loop: VirtualLoop) -> Non
 def test_an_async_generator_that_is_dropped_is_closed_by_its_own_process(loop: VirtualLoop) -> None:
     closed: list[str] = []
 
-    async def numbers():  # type: ignore[no-untyped-def]
+    async def numbers() -> AsyncGenerator[int]:
         try:
             yield 1
             yield 2

@@ -9,6 +9,7 @@ import pytest
 
 from tests.simulation.simulate_plants import BUSY, violations
 from turboserve.simulation.faults import CALM, Faults
+from turboserve.bus import append as log_append
 from turboserve.state_store.core import workers
 from turboserve.state_store.ports.records import PendingEvent
 from turboserve.state_store.publish.outbox import Outbox
@@ -28,7 +29,7 @@ def test_an_admission_rule_that_changed_is_seen(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_epoch_check_that_is_skipped_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker appends without the condition that it still owns the session."""
-    append = wire.append
+    append = log_append
 
     async def unconditional(*args: Any, expect: Any = None, **options: Any) -> Any:
         return await append(*args, **options)

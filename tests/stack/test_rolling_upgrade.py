@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -35,6 +35,7 @@ from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
 from turboserve.worker.service.heartbeat import RELEASE
 
+T = TypeVar("T")
 DOCS = Path(__file__).parents[2] / "docs"
 OF_THIS_MAJOR = [version for version in checked_in(DOCS) if version.major == SCHEMA_VERSION.major]
 NEW = SCHEMA_VERSION
@@ -126,7 +127,7 @@ class Deployment:
         return {}
 
 
-@pytest.fixture(params=COMBINATIONS.values(), ids=COMBINATIONS)
+@pytest.fixture(params=list(COMBINATIONS.values()), ids=list(COMBINATIONS))
 def deployment(
     request: pytest.FixtureRequest,
     nats_server: NatsServer,
@@ -169,9 +170,9 @@ class Viewer:
         request = CreateSession(id=self.session, tenant="t", model="toyworld", prompt="a red circle", seed=1)
         return await self.until_answered(lambda: self._bus.call(subjects.CREATE_SESSION, request))
 
-    async def until_answered(self, ask: Callable[[], Any]) -> Any:
+    async def until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Repeat a request until it is carried out: services start, and workers join."""
-        found: list[Any] = []
+        found: list[T] = []
         refusals: list[str] = []
 
         async def answered() -> bool:

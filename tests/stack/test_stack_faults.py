@@ -102,9 +102,7 @@ async def test_sessions_of_a_killed_worker_go_on_elsewhere(
         for viewer, owner, before in zip(viewers, owners, seen, strict=True):
             if owner != lived:
                 await viewer.until(
-                    lambda viewer=viewer, owner=owner: (
-                        [c.worker != owner for c in viewer.chunks[-3:]] == [True] * 3
-                    ),
+                    partial(three_of_another, viewer, owner),
                     deadline_s - time.monotonic(),
                     "three chunks of another worker",
                 )
@@ -136,6 +134,11 @@ async def use_both_workers(api: httpx.AsyncClient, viewers: list[Viewer]) -> Non
 async def living_workers(api: httpx.AsyncClient) -> set[str]:
     workers = (await api.get("/v1/workers")).json()["workers"]
     return {worker["id"] for worker in workers if worker["phase"] == "ready"}
+
+
+def three_of_another(viewer: Viewer, owner: str) -> bool:
+    """Return whether the newest three chunks come from another worker than `owner`."""
+    return [chunk.worker != owner for chunk in viewer.chunks[-3:]] == [True] * 3
 
 
 async def surviving_worker(api: httpx.AsyncClient, owners: set[str], deadline_s: float) -> str:

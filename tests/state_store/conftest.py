@@ -26,6 +26,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("servers", kinds, indirect=True, scope="module")
 
 
+StartStore = Callable[..., Awaitable[Store]]
+
+
 @pytest.fixture(scope="module")
 def servers(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Addresses of the real servers, or of servers in memory."""
@@ -64,7 +67,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def start_store(settings: Settings) -> AsyncIterator[Callable[..., Awaitable[Store]]]:
+async def start_store(settings: Settings) -> AsyncIterator[StartStore]:
     """Start one more instance, with changed settings. All are stopped at the end."""
     async with AsyncExitStack() as stack:
 
@@ -75,7 +78,7 @@ async def start_store(settings: Settings) -> AsyncIterator[Callable[..., Awaitab
 
 
 @pytest.fixture
-async def store(start_store: Callable[..., Awaitable[Store]]) -> Store:
+async def store(start_store: StartStore) -> Store:
     return await start_store()
 
 

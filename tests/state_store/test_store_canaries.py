@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.state_store.conftest import StartStore
 from tests.state_store.state_store_harness import Harness, Store, until
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CANARIES, CHUNKS, EVENTS
@@ -22,7 +23,7 @@ async def test_a_store_appends_canaries_to_both_streams_and_is_ready_by_them(
         assert info.state.subjects[canary.every] >= 1
 
 
-async def test_old_canaries_leave_the_log(api: Harness, start_store, settings: Settings) -> None:  # type: ignore[no-untyped-def]
+async def test_old_canaries_leave_the_log(api: Harness, start_store: StartStore, settings: Settings) -> None:
     await start_store(canary_interval_s=0.1)
     jetstream = api.bus.jetstream()
 

@@ -24,13 +24,14 @@ from turboserve.contracts.requests import (
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.ports.database import Database
+from turboserve.state_store.settings import Settings
 from turboserve.subjects import Endpoint
 
 SERVERS = ("real", "memory")
 
 
 @pytest.fixture
-async def database(settings, api: Harness) -> AsyncIterator[Database]:  # type: ignore[no-untyped-def]
+async def database(settings: Settings, api: Harness) -> AsyncIterator[Database]:
     """The same database. Afterwards there is no leader and no term, for later tests."""
     memory = memory_servers(settings)
     if memory is not None:

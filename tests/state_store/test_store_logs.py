@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
 import pytest
 from sqlalchemy import text
 
 from tests.helpers.other_versions import NEWER, OLDER, of_version
+from tests.state_store.conftest import StartStore
 from tests.state_store.state_store_harness import LIMIT_S, Harness, Store, until
 from turboserve import subjects
 from turboserve.bus import append, last_entry
@@ -85,7 +86,7 @@ class Parts:
 
 
 @pytest.fixture
-async def parts(api: Harness, store: Store, settings: Settings):  # type: ignore[no-untyped-def]
+async def parts(api: Harness, store: Store, settings: Settings) -> AsyncIterator[Parts]:
     parts = Parts(api, store, settings)
     yield parts
     await parts.database.close()
@@ -263,7 +264,7 @@ async def test_events_published_long_ago_are_recognised_in_the_log(api: Harness,
     assert [event.id for event in found] == [*(event.id for event in events), "ev_never_published"]
 
 
-async def test_several_publishers_keep_the_order(api: Harness, parts: Parts, start_store) -> None:  # type: ignore[no-untyped-def]
+async def test_several_publishers_keep_the_order(api: Harness, parts: Parts, start_store: StartStore) -> None:
     await start_store()
     await start_store()
     records = [await api.running(f"ordered{n}") for n in range(4)]
@@ -346,8 +347,8 @@ async def test_any_number_of_ended_sessions_is_purged_and_deleted_at_once(
 
 
 async def test_chunks_are_counted_once_under_any_leader(
-    api: Harness, start_store, settings: Settings
-) -> None:  # type: ignore[no-untyped-def]
+    api: Harness, start_store: StartStore, settings: Settings
+) -> None:
     second = await start_store()
     record = await api.running("counted")
     receipts = [await api.prompt(record.id, f"prompt {n}") for n in range(3)]

@@ -117,7 +117,7 @@ async def test_rows_of_the_time_before_0012_get_the_words_of_today_and_lose_them
         ("place", {"migration": 0.5, "latency_s": 0.25}),
         ("migrated", {"migration": 4, "bytes_copied": 8, "migrations_together": 2}),
     ]
-    assert {one["event_id"]: json.loads(one["body"]) for one in after["outbox"]} == {
+    assert {one["event_id"]: json.loads(str(one["body"])) for one in after["outbox"]} == {
         "s:4:moved": {
             "schema_version": "1.0",
             "type": "session.migrated",

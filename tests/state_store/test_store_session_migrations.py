@@ -12,6 +12,7 @@ import pytest
 from nats.aio.msg import Msg
 from sqlalchemy import text
 
+from tests.state_store.conftest import StartStore
 from tests.state_store.state_store_harness import PATIENT, Harness, until
 from turboserve import subjects
 from turboserve.contracts.chunks import Ownership
@@ -372,7 +373,9 @@ async def test_a_commit_never_gives_a_session_to_a_worker_that_is_gone(api: Harn
             assert (row.phase, row.worker, row.target, row.epoch) == (Phase.ACTIVE, begun.worker, None, 1)
 
 
-async def test_migrations_among_everything_else_leave_rows_and_logs_that_agree(start_store, settings) -> None:  # type: ignore[no-untyped-def]
+async def test_migrations_among_everything_else_leave_rows_and_logs_that_agree(
+    start_store: StartStore, settings: Settings
+) -> None:
     """Two stores, many callers, no order: no worker is overfull at any time, epochs rise by one."""
     await start_store(**PATIENT)
     await start_store(**PATIENT)

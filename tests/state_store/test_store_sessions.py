@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from tests.state_store.conftest import StartStore
 from tests.state_store.state_store_harness import Harness, Store, until
 from turboserve import subjects
 from turboserve.bus.requests import ERROR_HEADER
@@ -37,6 +38,7 @@ from turboserve.contracts.sessions import Activity, Decision, Phase
 from turboserve.contracts.versions import stamped
 from turboserve.contracts.workers import Assignment, Playhead
 from turboserve.ids import new_id
+from turboserve.state_store.settings import Settings
 
 SERVERS = ("real", "memory")
 
@@ -191,7 +193,7 @@ async def test_a_model_is_unknown_until_a_worker_serves_it_and_stays_known_while
     assert busy.value.retry_after_s is not None
 
 
-async def test_the_total_of_sessions_is_limited(start_store, settings) -> None:  # type: ignore[no-untyped-def]
+async def test_the_total_of_sessions_is_limited(start_store: StartStore, settings: Settings) -> None:
     await start_store(max_sessions=1)
     async with Harness.connected(settings) as api:
         listed = await api.bus.call(subjects.LIST_SESSIONS, ListSessions(limit=1000))

@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 from sqlalchemy import text
 
+from tests.state_store.conftest import StartStore
 from tests.state_store.state_store_harness import PATIENT, Harness, Store, until
 from turboserve import subjects
 from turboserve.contracts.errors import (
@@ -35,7 +36,9 @@ async def listed(api: Harness, worker: str, *, gone: bool = False) -> WorkerReco
     return next(record for record in page.workers if record.id == worker)
 
 
-async def test_a_burst_never_overfills_a_worker_with_two_stores_answering(start_store, settings) -> None:  # type: ignore[no-untyped-def]
+async def test_a_burst_never_overfills_a_worker_with_two_stores_answering(
+    start_store: StartStore, settings: Settings
+) -> None:
     await start_store()
     await start_store()
     async with Harness.connected(settings) as api:
@@ -278,7 +281,9 @@ async def test_the_renewal_lists_what_is_the_workers_and_nothing_that_has_ended(
     assert reassigned.epoch == 2
 
 
-async def test_anything_at_once_leaves_rows_and_logs_that_agree(start_store, settings) -> None:  # type: ignore[no-untyped-def]
+async def test_anything_at_once_leaves_rows_and_logs_that_agree(
+    start_store: StartStore, settings: Settings
+) -> None:
     """Two stores, many callers, no order: epochs rise by one, the fence agrees, no worker is overfull."""
     await start_store(**PATIENT)
     await start_store(**PATIENT)

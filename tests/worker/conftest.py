@@ -48,7 +48,7 @@ class RunningSumDecoder:
     def decode(
         self, latents: Tensor, caches: Sequence[dict[str, Tensor]] | None
     ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        rows = [self._one(row, caches and caches[i]) for i, row in enumerate(latents)]
+        rows = [self._one(row, None if caches is None else caches[i]) for i, row in enumerate(latents)]
         return torch.stack([frames for frames, _ in rows]), [cache for _, cache in rows]
 
     def _one(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -119,8 +119,9 @@ def make_models() -> Callable[..., Models]:
         torch.manual_seed(seed)
         transformer = CausalWanTransformer(config)
         torch.nn.init.normal_(transformer.head.head.weight, std=0.2)
-        for block in transformer.blocks:
-            torch.nn.init.normal_(block.cross_attn.v.weight, std=0.5)
+        for index in range(len(transformer.blocks)):
+            values = transformer.get_parameter(f"blocks.{index}.cross_attn.v.weight")
+            torch.nn.init.normal_(values, std=0.5)
         transformer.requires_grad_(False).eval()
         return Models(transformer, HashedText(config), RunningSumDecoder())
 

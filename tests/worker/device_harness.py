@@ -106,7 +106,7 @@ class DeviceHarness:
         marker = events.ControlTookEffect("marker", 0, self._markers)
         packager: Any = self.packager
         await self.call(lambda _: packager.put(marker))
-        found = []
+        found: list[T] = []
         while (item := await self._delivery()) != marker:
             if isinstance(item, kind):
                 found.append(item)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.worker import table_bench
 from tests.worker.table_bench import Bench
 from turboserve.contracts.sessions import Phase, SessionRecord
@@ -16,7 +18,7 @@ def row(session: str = "s1", **changes: object) -> SessionRecord:
     return table_bench.row(session, **{"worker": A, **changes})
 
 
-def migrating(**changes: object) -> SessionRecord:
+def migrating(**changes: Any) -> SessionRecord:
     return row(**{"version": 5, "phase": Phase.MIGRATING, "target": B, "migration": 5, **changes})
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.worker.device_harness import LED, SLOTS, DeviceHarness, Kind, Tensors, Virtual
+from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import (
     DuplicateSessionError,
     SlabsExhaustedError,
@@ -470,7 +471,7 @@ def test_only_a_session_that_stands_still_is_read_whole(kind: Kind) -> None:
 def test_a_call_that_was_given_up_is_not_carried_out(kind: Kind) -> None:
     async def scenario(make: Make) -> None:
         harness = await make()
-        called: list[int] = []
+        called: list[Engine] = []
         given_up = harness.runner.call(called.append)
         if given_up.cancel():
             # Otherwise a thread was faster.
@@ -483,14 +484,12 @@ def test_a_call_that_was_given_up_is_not_carried_out(kind: Kind) -> None:
 def test_an_ended_device_delivers_what_it_has_made_and_no_more(kind: Kind) -> None:
     async def scenario(make: Make) -> None:
         harness = await make()
-        assert harness.runner.alive
-        assert harness.packager.alive
+        assert [harness.runner.alive, harness.packager.alive] == [True, True]
         harness.generate()
         harness.admit(run=1)
         await harness.chunk()
         await harness.close()
-        assert not harness.runner.alive
-        assert not harness.packager.alive
+        assert [harness.runner.alive, harness.packager.alive] == [False, False]
         made = harness.runner.engine.sessions["a"].delivered
         indices = [1 + index for index in range(made - 1)]
         await asyncio.sleep(0.2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from turboserve.bench.engine.memory import PeakMemory, peak_and_expected
 from turboserve.worker.engine import tensor_backend
@@ -24,7 +24,7 @@ from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.presets import preset
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
-from turboserve.worker.model.toyworld import load_toyworld
+from turboserve.worker.model.toyworld import ToyDecoder, load_toyworld
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.wan_vae import WanDecoder, WanVae
 from turboserve.worker.model.wan_vae_config import WanVaeConfig
@@ -40,6 +40,7 @@ from turboserve.worker.service.models import make_engine
 from turboserve.worker.settings import Settings
 
 META = torch.device("meta")
+Compute = Callable[[list[Any]], list[Tensor]]
 
 
 def short_window() -> ModelConfig:
@@ -74,7 +75,8 @@ def measured(config: ModelConfig, dtype: torch.dtype, rows: int, frames: int) ->
         with PeakMemory() as peak:
             made = [latents.to(dtype, copy=True), rotation.clone()]
             model.run(made[0], conditioning, made[1], NoMemory())
-    return peak.peak_bytes
+    found: int = peak.peak_bytes
+    return found
 
 
 @pytest.mark.parametrize(
@@ -136,17 +138,18 @@ def test_more_is_decoded_at_once_where_memory_hardly_notices() -> None:
     one, four = (plan(Models(transformer, text, tiny), gpu_bytes, rows) for rows in (1, 4))
     assert one.sessions() - 2 <= four.sessions() < one.sessions()
     # One on a CPU, unless more are configured; never more than there may be sessions.
+    few = Settings(worker_max_sessions=4, host_memory_bytes=0)
     for settings, rows in (({}, 1), ({"decode_batch": 3}, 3), ({"decode_batch": 9}, 4)):
-        engine = make_engine(
-            load_toyworld(), Settings(worker_max_sessions=4, host_memory_bytes=0, **settings)
-        )
+        engine = make_engine(load_toyworld(), few.model_copy(update=settings))
         assert engine.options.decode_batch == rows
 
 
 def test_every_part_counts_on_a_cpu_too() -> None:
     models = load_toyworld()
     budget = plan(models, 1 << 40)
-    networks = (models.transformer, models.text, models.decoder._vae)
+    assert isinstance(models.text, nn.Module)
+    assert isinstance(models.decoder, ToyDecoder)
+    networks: tuple[nn.Module, ...] = (models.transformer, models.text, models.decoder._vae)
     parameters = sum(p.numel() * 4 for network in networks for p in network.parameters())
     assert parameters <= budget.model_bytes <= parameters + 1024
     three = Settings(memory_bytes=budget.expected_bytes(3) + budget.session_bytes // 2, host_memory_bytes=0)
@@ -215,7 +218,7 @@ def test_recaches_have_no_more_tokens_than_a_full_batch(make_driver: Callable[..
         driver.engine.admit(SessionSpec(name, "a red circle"), driver.now)
     assert len([event for event in driver.run() if isinstance(event, ChunkReady)]) == 12
     sizes: list[tuple[int, int]] = []
-    compute = driver.engine.forward.compute
+    compute: Compute = driver.engine.forward.compute
 
     def counted(batch: list[Any]) -> list[Tensor]:
         sizes.append((len(batch), batch[0].work.frames))
@@ -243,7 +246,7 @@ def test_how_many_recaches_go_together_their_own_profile_says(
     stage.recache_profile = LatencyProfile({1: 0.1, 2: 0.1 * doubled})
     seen: list[int] = []
     stage.recache_profile.observe = lambda size, _: seen.append(size)
-    compute = stage.compute
+    compute: Compute = stage.compute
 
     def counted(batch: list[Any]) -> list[Tensor]:
         found.append(len(batch))

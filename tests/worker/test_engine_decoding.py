@@ -35,7 +35,7 @@ def taehv(dtype: torch.dtype) -> Decoder:
     model = Taehv(TaehvConfig(widths=(16, 12, 8, 8))).requires_grad_(False)
     for parameter in model.parameters():
         parameter.mul_(1.6)
-    nn.init.constant_(model.decoder[-1].bias, 0.5)
+    nn.init.constant_(model.get_parameter(f"decoder.{len(model.decoder) - 1}.bias"), 0.5)
     return TaehvDecoder(model.to(dtype), *SIDE, frames_at_once=2)
 
 
@@ -68,7 +68,9 @@ def test_a_batch_gives_each_session_what_it_gets_alone(
             # Not bit-equal: a convolution over more rows may be blocked differently. The difference is
             # rounding: a level of a pixel at most, and next to nothing in float64.
             assert (frames[row].int() - expected.int()).abs().max() <= 1
-            [own] = alone[row] or ()
+            caches = alone[row]
+            assert caches is not None
+            [own] = caches
             assert own.keys() == together[row].keys()
             for name, part in own.items():
                 assert together[row][name].shape == part.shape

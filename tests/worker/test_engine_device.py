@@ -32,7 +32,7 @@ class AllThere(TorchDispatchMode):
     """Refuses every operation on a tensor that is not on the device."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -150,7 +150,7 @@ def test_what_fails_at_a_boundary_ends_its_session_alone(
     encode = driver.engine.models.text.encode
 
     def too_long(prompts: list[str]) -> Tensor:
-        text = encode(prompts)
+        text: Tensor = encode(prompts)
         return text.repeat(1, 3, 1) if "long" in prompts else text
 
     driver.engine.admit(SessionSpec("a", "a red circle"), driver.now)

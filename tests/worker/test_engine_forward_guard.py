@@ -24,7 +24,7 @@ class Guard(TorchDispatchMode):
     """Refuses to wait for a value. Refuses reads of guarded memory except by attention, and views of it."""
 
     def __init__(self, guarded: list[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.attended = 0
         self._guarded = {tensor.untyped_storage().data_ptr() for tensor in guarded}
 
@@ -55,7 +55,7 @@ def test_a_forward_neither_waits_nor_copies_the_cache(make_driver: Callable[...,
     for number in range(rows):
         engine.control(str(number), Control(1, prompt="a blue square"))
     guard = Guard([engine.backend.pool._frames, engine.backend.pool._text])
-    compute = engine.forward.compute
+    compute: Callable[[list[Any]], list[Tensor]] = engine.forward.compute
     kinds = set()
 
     def guarded(batch: list[Any]) -> list[Tensor]:

@@ -16,7 +16,7 @@ from turboserve.worker.engine.gather import (
     LatencyProfile,
     LeastCreditFirst,
 )
-from turboserve.worker.engine.memory import SlabLayout, SlabPool
+from turboserve.worker.engine.memory import Slab, SlabLayout, SlabPool
 
 POLICIES = ("fcfs", "chunk", "step")
 FLAT = LatencyProfile({1: 0.02, 16: 0.03})
@@ -241,7 +241,7 @@ def test_a_pool_hands_out_what_fits_and_no_more(capacity: int, takes: list[bool]
         return
     pool = SlabPool(layout, capacity, torch.device("cpu"))
     assert pool.allocated_bytes <= capacity
-    held = []
+    held: list[Slab] = []
     for take in takes:
         if take and len(held) < pool.slots:
             held.append(pool.acquire())

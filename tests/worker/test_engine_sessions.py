@@ -275,14 +275,15 @@ def test_refusals_are_typed(make_driver: MakeDriver) -> None:
         driver.engine.admit(spec("a"), driver.now)
     with pytest.raises(SlabsExhaustedError, match="all 1 of"):
         driver.engine.admit(spec("b"), driver.now)
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: driver.engine.control("x", Control(1)),
         lambda: driver.engine.playhead("x", 0.0, now=0.0),
         lambda: driver.engine.suspend("x"),
         lambda: driver.engine.resume("a", 0.0),
         lambda: driver.engine.evict("x"),
         lambda: driver.engine.snapshot("a"),
-    ):
+    )
+    for call in calls:
         with pytest.raises(UnknownSessionError):
             call()
 

@@ -135,7 +135,8 @@ def test_it_takes_the_best_moment_that_there_is_between_two_chunks(make_driver: 
     driver.engine.admit(SPEC, driver.now)
     driver.run()
     driver.engine.quiesce("a", driver.now, 1.2, 3.0)
-    began, events = driver.now, []
+    began: float = driver.now
+    events: list[SessionQuiesced] = []
     while not events and driver.now < began + 5:
         driver.engine.playhead("a", driver.now - began, now=driver.now)
         events = [event for event in driver.run() if isinstance(event, SessionQuiesced)]

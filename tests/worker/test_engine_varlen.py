@@ -30,7 +30,7 @@ def test_rows_of_different_fill_and_slab_read_their_own_keys(
         # The rows' slabs, and how full they are, differ: one session is ahead, one slab is elsewhere.
         driver.engine.admit(SessionSpec("gone", "x", 9), driver.now)
         driver.engine.admit(SessionSpec("a", "a red circle", 1), driver.now)
-        made = driver.chunks("a", 2)
+        made: list[Any] = driver.chunks("a", 2)
         driver.engine.evict("gone")
         for name, seed in (("b", 2), ("c", 3)):
             driver.engine.admit(SessionSpec(name, f"prompt of {name}", seed), driver.now)

@@ -65,7 +65,7 @@ def test_fragments_of_several_encoders_join_to_one_contiguous_video(fps: float) 
     chunks = session(4, fps)
     data = chunks[0].init + b"".join(chunk.fragment for chunk in chunks)
 
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         pictures = list(container.decode(video=0))
 
     step = TIMESCALE // fps
@@ -87,7 +87,7 @@ def test_the_init_segment_is_the_same_bytes_for_every_chunk_and_encoder(fps: flo
 
 def test_a_chunk_in_the_middle_plays_by_itself() -> None:
     chunk = FragmentEncoder().encode(moving(12, 57), index=5, first_frame=57, fps=16)
-    with av.open(io.BytesIO(chunk.init + chunk.fragment)) as container:
+    with av.open(io.BytesIO(chunk.init + chunk.fragment), "r") as container:
         pictures = list(container.decode(video=0))
     assert [picture.pts for picture in pictures] == [3_000 * n for n in range(57, 69)]
 
@@ -110,7 +110,7 @@ def test_the_same_frames_give_the_same_bytes() -> None:
 def test_a_chunk_is_one_group_of_pictures_without_b_frames_even_across_a_scene_cut() -> None:
     frames = np.concatenate([solid(COLOURS["black"], 6), moving(6, 0)])
     chunk = FragmentEncoder().encode(frames, index=0, first_frame=0, fps=16)
-    with av.open(io.BytesIO(chunk.init + chunk.fragment)) as container:
+    with av.open(io.BytesIO(chunk.init + chunk.fragment), "r") as container:
         packets = [packet for packet in container.demux(video=0) if packet.size]
     assert [packet.is_keyframe for packet in packets] == [True] + [False] * 11
     assert all(packet.pts == packet.dts for packet in packets)
@@ -119,7 +119,7 @@ def test_a_chunk_is_one_group_of_pictures_without_b_frames_even_across_a_scene_c
 @pytest.mark.parametrize("name", sorted(COLOURS))
 def test_colours_survive(name: str) -> None:
     chunk = FragmentEncoder().encode(solid(COLOURS[name], 12), index=0, first_frame=0, fps=16)
-    with av.open(io.BytesIO(chunk.init + chunk.fragment)) as container:
+    with av.open(io.BytesIO(chunk.init + chunk.fragment), "r") as container:
         pictures = list(container.decode(video=0))
     assert {(picture.colorspace, picture.color_range) for picture in pictures} == {(1, 1)}
     mean = pictures[-1].to_ndarray(format="rgb24").reshape(-1, 3).mean(0)
@@ -132,7 +132,7 @@ def test_large_pictures() -> None:
     )
     assert (chunk.width, chunk.height, chunk.frames) == (832, 480, 9)
     assert chunk.codec.startswith("avc1.")
-    with av.open(io.BytesIO(chunk.init + chunk.fragment)) as container:
+    with av.open(io.BytesIO(chunk.init + chunk.fragment), "r") as container:
         assert sum(1 for _ in container.decode(video=0)) == 9
 
 

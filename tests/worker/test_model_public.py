@@ -114,6 +114,7 @@ def test_the_adapter_is_merged_and_the_authors_weights_are_taken(
     config: ModelConfig, files: PublicFiles, weights: dict[str, Tensor]
 ) -> None:
     name = "blocks.0.ffn.0.weight"
+    assert files.lora is not None
     lora = torch.load(files.lora, weights_only=True)["generator_lora"]
     key = "base_model.model.blocks.0.ffn.0"
     delta = lora[f"{key}.lora_B.weight"] @ lora[f"{key}.lora_A.weight"]

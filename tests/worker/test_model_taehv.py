@@ -25,7 +25,7 @@ def model() -> Taehv:
     for parameter in made.parameters():
         # With weights at their initial scale, the frames would be almost all alike.
         parameter.mul_(1.6)
-    nn.init.constant_(made.decoder[-1].bias, 0.5)
+    nn.init.constant_(made.get_parameter(f"decoder.{len(made.decoder) - 1}.bias"), 0.5)
     return made
 
 
@@ -138,4 +138,4 @@ def test_weights_that_double_time_at_every_level_serve_one_that_does_not(model: 
     state = dict(model.state_dict())
     small = state["decoder.7.conv.weight"]
     state["decoder.7.conv.weight"] = torch.cat((small + 1, small))
-    assert torch.equal(load_taehv(state, CONFIG).decoder[7].conv.weight, small)
+    assert torch.equal(load_taehv(state, CONFIG).get_parameter("decoder.7.conv.weight"), small)

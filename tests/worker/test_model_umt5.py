@@ -79,8 +79,9 @@ def full_forward(library: UMT5EncoderModel, tokenizer: Any) -> Tensor:
         truncation=True,
         return_tensors="pt",
     )
-    hidden = library(tokens.input_ids, tokens.attention_mask).last_hidden_state
-    return hidden * tokens.attention_mask.unsqueeze(-1)
+    hidden: Tensor = library(tokens.input_ids, tokens.attention_mask).last_hidden_state
+    mask: Tensor = tokens.attention_mask
+    return hidden * mask.unsqueeze(-1)
 
 
 def test_equals_the_library_s_full_forward(

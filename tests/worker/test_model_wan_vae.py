@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +180,7 @@ def test_the_original_names_are_those_that_diffusers_converts(made: AutoencoderK
 
 
 @pytest.fixture
-def files(tmp_path: Path, made: AutoencoderKLWan) -> Iterator[dict[str, Path]]:
+def files(tmp_path: Path, made: AutoencoderKLWan) -> dict[str, Path]:
     made.save_pretrained(tmp_path / "model" / "vae")
     names = wan_vae(levels=4, res_blocks=2)
     original = renamed(dict(made.state_dict()), names.back)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def test_equal_weights_have_one_digest_and_any_other_has_another() -> None:
     assert len(whole) == 32
     touched = network()
     with torch.no_grad():
-        touched[1].bias[4] += 1e-7
+        touched.get_parameter("1.bias")[4] += 1e-7
     others = [
         {"a": touched, "b": network(1)},
         {"a": network(), "b": network(2)},
@@ -59,7 +61,7 @@ def test_large_tensors_are_hashed_in_pieces_of_which_each_counts(monkeypatch: py
     for index in range(35):
         touched = network()
         with torch.no_grad():
-            touched[0].weight.view(-1)[index] += 1.0
+            touched.get_parameter("0.weight").view(-1)[index] += 1.0
         assert weights_digest({"a": touched}) != whole
 
 
@@ -67,8 +69,8 @@ def test_what_two_names_share_counts_once_and_layout_does_not_matter() -> None:
     tied = nn.ModuleDict({"x": nn.Linear(3, 4, bias=False), "y": nn.Linear(3, 4, bias=False)})
     tied["y"].weight = tied["x"].weight
     alone = nn.ModuleDict({"x": nn.Linear(3, 4, bias=False)})
-    alone["x"].weight = nn.Parameter(tied["x"].weight.detach().t().contiguous().t())
-    assert not alone["x"].weight.is_contiguous()
+    alone["x"].weight = nn.Parameter(tied.get_parameter("x.weight").detach().t().contiguous().t())
+    assert not alone.get_parameter("x.weight").is_contiguous()
     assert weights_digest({"t": tied}) == weights_digest({"t": alone})
 
 
@@ -104,7 +106,7 @@ def two_checkpoints(make_driver: Callable[..., Any]) -> tuple[Any, Any]:
     for driver, name in ((source, "one"), (target, "other")):
         models: Models = replace(driver.engine.models, weights=name)
         options: EngineOptions = driver.engine.options
-        driver.engine = Engine(models, options, clock=lambda driver=driver: driver.now)
+        driver.engine = Engine(models, options, clock=partial(attrgetter("now"), driver))
     source.engine.admit(SPEC, source.now)
     source.chunks("a", 2)
     return source, target

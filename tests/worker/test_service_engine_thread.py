@@ -44,23 +44,25 @@ class EngineHarness:
             gate.set()
         assert holding.result(WAIT_S)
 
-    def next(self, kind: type[Any]) -> Any:
-        """Return the next event of this kind; others are dropped."""
+    def next(self, *kinds: type[Any]) -> Any:
+        """Return the next event of these kinds; others are dropped."""
         while True:
             item = self.delivered.get(timeout=WAIT_S)
-            if isinstance(item, kind):
+            if isinstance(item, kinds):
                 return item
 
 
 @pytest.fixture
 def harness(make_driver: Callable[..., Any]) -> Iterator[EngineHarness]:
     engine = make_driver(slots=2, max_lead_s=2.0).engine
-    harness = EngineHarness(EngineThread(engine, lambda item: harness.delivered.put(item), SystemClock()))
-    harness.thread.start()
-    harness.thread.submit(commands.GenerateUntil(math.inf))
-    yield harness
-    harness.thread.stop(5.0)
-    assert harness.thread.failure is None
+    started: EngineHarness = EngineHarness(
+        EngineThread(engine, lambda item: started.delivered.put(item), SystemClock())
+    )
+    started.thread.start()
+    started.thread.submit(commands.GenerateUntil(math.inf))
+    yield started
+    started.thread.stop(5.0)
+    assert started.thread.failure is None
 
 
 def test_chunks_carry_the_run_of_their_session(harness: EngineHarness) -> None:
@@ -118,7 +120,7 @@ def test_a_command_that_a_suspension_overtook_harms_no_session(harness: EngineHa
     harness.thread.submit(commands.SetPlayhead("a", 1, 0.5, True))
     harness.thread.submit(commands.PauseGeneration("a", 1, 0))
     harness.thread.submit(commands.Resume("a", 1, 60.0))
-    made = harness.next((GeneratedChunk, events.RunFailed))
+    made = harness.next(GeneratedChunk, events.RunFailed)
     assert isinstance(made, GeneratedChunk), made
     assert made.ready.index == moved.next_chunk
 
@@ -130,9 +132,9 @@ def test_a_session_without_latents_goes_on_at_its_chunk_with_a_decoder_that_is_w
         harness.admit(run=1, next_chunk=5)
         # Commands that arrive meanwhile take effect once the session is there.
         harness.thread.submit(commands.SetPrompt("a", 1, 3, "a blue square"))
-    first = harness.next((GeneratedChunk, events.ControlTookEffect))
+    first = harness.next(GeneratedChunk, events.ControlTookEffect)
     while not isinstance(first, GeneratedChunk):
-        first = harness.next((GeneratedChunk, events.ControlTookEffect))
+        first = harness.next(GeneratedChunk, events.ControlTookEffect)
     assert first.ready.index == 5
     assert first.ready.frames.shape[0] == 12
     second = harness.next(GeneratedChunk)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.worker.table_bench import Bench, row
@@ -71,7 +73,7 @@ def test_where_the_log_is_lost_the_next_chunk_does_not_wait_for_viewers(in_slab:
     bench.handle(events.Assigned(suspended if in_slab else suspended.model_copy(update={"own_revision": 10})))
     bench.last(commands.Suspend)
     bench.handle(events.MovedToHost("s1", run, 3))
-    active = {"version": 5, "next_chunk": 3, "own_revision": 4 if in_slab else 10}
+    active: dict[str, Any] = {"version": 5, "next_chunk": 3, "own_revision": 4 if in_slab else 10}
     bench.handle(events.Assigned(row(**active)))
     bench.last(commands.Resume)
     assert bench.last(commands.GenerateNext).run == run

@@ -263,11 +263,11 @@ class World:
                 source = B if name == A else A
                 self.copies[session, name] = Copy(command, source)
             case commands.CancelFetch(session=session, run=run):
-                copy = self.copies.get((session, name))
-                if copy is not None and copy.fetch.run == run:
+                ended = self.copies.get((session, name))
+                if ended is not None and ended.fetch.run == run:
                     del self.copies[session, name]
-                    if copy.stage != "ask":
-                        self.mail[copy.source].append(events.TransferEnded(session, copy.fetch.migration))
+                    if ended.stage != "ask":
+                        self.mail[ended.source].append(events.TransferEnded(session, ended.fetch.migration))
                 if session in engine and engine[session].run == run:
                     del engine[session]
             case commands.PublishChunk():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.worker.table_bench import Bench
@@ -147,7 +149,7 @@ def test_the_seal_of_one_connection_is_not_given_to_the_next_without_a_new_word(
 
 def test_a_suspended_session_is_given_from_the_host() -> None:
     bench, run = running()
-    suspended = {"phase": Phase.SUSPENDED, "version": 6}
+    suspended: dict[str, Any] = {"phase": Phase.SUSPENDED, "version": 6}
     bench.handle(events.Assigned(row(**suspended)))
     bench.handle(events.Assigned(migrating(**{**suspended, "version": 7, "migration": 7})))
     with pytest.raises(SourceNotReadyError):

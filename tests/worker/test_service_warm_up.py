@@ -55,7 +55,7 @@ def test_the_warm_up_measures_what_there_are_slots_for_and_leaves_nothing(
 def test_every_recache_that_a_prompt_switch_may_need_is_computed_before_anybody_waits_for_it(
     make_driver: Callable[..., Any],
     tiny_config: ModelConfig,
-    changes: dict[str, int],
+    changes: dict[str, Any],
     overlap: bool,
     recaches: list[int],
     chunks: int,

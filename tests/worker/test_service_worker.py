@@ -10,7 +10,8 @@ from pathlib import Path
 import av
 import pytest
 
-from tests.worker.worker_scene import FENCED, LOST, TAKEOVERS, Scene, Store, environment, pool, scene, store
+from tests.worker.worker_processes import Store
+from tests.worker.worker_scene import FENCED, LOST, TAKEOVERS, Scene, environment, pool, scene, store
 from turboserve.bus import next_entry
 from turboserve.bus.log import Entry
 from turboserve.contracts.chunks import HEADER, ChunkHeader, Ownership

@@ -66,7 +66,7 @@ class Decoder:
     def decode(
         self, latents: Tensor, caches: Sequence[dict[str, Tensor]] | None
     ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        rows = [self._one(row, caches and caches[i]) for i, row in enumerate(latents)]
+        rows = [self._one(row, None if caches is None else caches[i]) for i, row in enumerate(latents)]
         return torch.stack([frames for frames, _ in rows]), [cache for _, cache in rows]
 
     def _one(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:

@@ -71,7 +71,7 @@ def gateway(target: Target) -> Iterator[Gateway]:
 def attack(gateway: Gateway, examples: int) -> None:
     schema = MIGRATE_SESSION.request.model_json_schema()
     pids, seen = gateway.target.pids(), set[str]()
-    names = {
+    names: dict[str, list[str | None]] = {
         "session": [gateway.session, "ses_other"],
         "worker": [gateway.worker, "wrk_other", None],
     }

@@ -10,7 +10,7 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
-from schemathesis.checks import CHECKS
+from schemathesis.checks import CHECKS, CheckFunction
 
 from tests.helpers.attack_target import KEYS, Target
 from tests.helpers.hostile import NOT_DOCUMENTS
@@ -93,11 +93,17 @@ def schema(target: Target) -> Any:
     return schema
 
 
+def check_function(name: str) -> CheckFunction:
+    found = CHECKS.get_one(name)
+    assert not isinstance(found, type), name
+    return found
+
+
 def hold(target: Target, operation: Any, mode: GenerationMode, examples: int) -> None:
     """Call `operation` with data that its schema allows (or forbids), and check the answers against it."""
-    checks = [CHECKS.get_one(name) for name in ANSWERS]
+    checks = [check_function(name) for name in ANSWERS]
     if mode is GenerationMode.NEGATIVE:
-        checks.append(CHECKS.get_one("negative_data_rejection"))
+        checks.append(check_function("negative_data_rejection"))
     key = {"Authorization": f"Bearer {KEYS['operator']}"}
 
     @settings(

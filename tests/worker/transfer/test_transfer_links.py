@@ -70,7 +70,7 @@ async def test_two_sides_find_each_other_through_the_channel(channels: tuple[Cha
         return making.result()
 
     one, other = channels
-    assert await asyncio.gather(side(one, "a", "b"), side(other, "b", "a")) == [value, value]
+    assert list(await asyncio.gather(side(one, "a", "b"), side(other, "b", "a"))) == [value, value]
     # Nothing of it is left in the channel.
     await one.send(Wait(), PATIENCE_S)
     assert await other.receive(PATIENCE_S) == Wait()

@@ -13,7 +13,7 @@ import torch
 from tests.worker.transfer.transfer_peer import KEY, MIGRATION, MODEL, SESSION, TARGET
 from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page
 from turboserve.worker.transfer import handshake, shm
-from turboserve.worker.transfer.channel import Channel
+from turboserve.worker.transfer.channel import FRAME_LIMIT, Channel
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import MigrationNotOfferedError, PeerLostError
 from turboserve.worker.transfer.frames import Frame, Hello, Open, Taken, Welcome
@@ -163,7 +163,7 @@ async def test_so_does_one_that_is_still_busy_when_all_has_been_taken() -> None:
     hashed = asyncio.Event()
 
     class Taken3(Channel):
-        async def receive(self, seconds: float) -> Frame:
+        async def receive(self, seconds: float, limit: int = FRAME_LIMIT) -> Frame:
             return Taken(number=3, size=1)
 
         async def send(self, frame: Frame, seconds: float) -> None:

@@ -170,12 +170,12 @@ def harmed(link: Link, harm: str | None, clock: HeldClock) -> Link:
         session: str,
         source: LocalPages | RemotePages,
         target: LocalPages | RemotePages,
-        pages: range,
+        page_range: range,
         deadline: Deadline,
     ) -> int:
         if harm == "truncate" and isinstance(source, LocalPages):
             source = LocalPages([[part[: part.numel() // 2] for part in page] for page in source.pages])
-        copied = send(session, source, target, pages, deadline)
+        copied = send(session, source, target, page_range, deadline)
         if harm in ("flip", "flip once") and isinstance(target, LocalPages):
             target.pages[0][0][5] ^= 4
             clock.advance(LONG_S if harm == "flip once" else 0.0)
@@ -183,10 +183,10 @@ def harmed(link: Link, harm: str | None, clock: HeldClock) -> Link:
 
     offer = link.offer
 
-    def offered(memory: LocalPages, pages: range, deadline: Deadline) -> dict[str, Any]:
+    def offered(pages: LocalPages, page_range: range, deadline: Deadline) -> dict[str, Any]:
         if harm == "truncate":
-            memory = LocalPages([[part[: part.numel() // 2] for part in page] for page in memory.pages])
-        return offer(memory, pages, deadline)
+            pages = LocalPages([[part[: part.numel() // 2] for part in page] for page in pages.pages])
+        return offer(pages, page_range, deadline)
 
     if harm is not None:
         link.transfer = transfer  # type: ignore[method-assign]

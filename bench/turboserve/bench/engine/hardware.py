@@ -54,7 +54,7 @@ def suspend(
     on_device = [slab.keys, slab.values, slab.text_keys, slab.text_values]
     pinned = device.type == "cuda"
     on_host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=pinned) for t in on_device]
-    stream = torch.cuda.Stream(device) if pinned else None  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device) if pinned else None
     total = sum(t.numel() * t.element_size() for t in on_device)
 
     def copied(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> Callable[[], None]:

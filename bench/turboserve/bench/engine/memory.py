@@ -21,7 +21,7 @@ from turboserve.worker.engine.tensor_backend import Models
 PROMPTS = ("a red circle moving left on black", "a blue square on white")
 
 
-class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PeakMemory(TorchDispatchMode):
     """Counts the bytes of all live tensors that are created under it, on this thread.
 
     A CPU has no such counter, and the size of a process is too coarse for megabytes. Memory inside an

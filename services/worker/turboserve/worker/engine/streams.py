@@ -29,7 +29,7 @@ def mark(device: torch.device) -> torch.cuda.Event | None:
     """An event after this thread's work so far, for another stream to wait for; None on a CPU."""
     if device.type != "cuda":
         return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event
 
@@ -157,7 +157,7 @@ def _main(
     # another.
     torch.get_num_threads()
     try:
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         while (entry := jobs.get()) is not None:
             _do(entry, stream)
             done.append(entry[0])
