@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.simulation.simulate_plants import BUSY, violations
-from turboserve.simulation.faults import CALM, Faults
 from turboserve.bus import append as log_append
+from turboserve.simulation.faults import CALM, Faults
 from turboserve.state_store.core import workers
 from turboserve.state_store.ports.records import PendingEvent
 from turboserve.state_store.publish.outbox import Outbox
