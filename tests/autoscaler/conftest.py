@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.service_process import Service, connected, eventually, state_store
+from tests.helpers.service_process import Service, connected, state_store
+from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -160,13 +160,3 @@ async def spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, **options)
 
     return await asyncio.to_thread(start)
-
-
-async def eventually(condition: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
-    deadline = asyncio.get_running_loop().time() + LIMIT_S
-    while True:
-        found = condition()
-        if found if isinstance(found, bool) else await found:
-            return
-        assert asyncio.get_running_loop().time() < deadline, "it never came true"
-        await asyncio.sleep(0.02)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.service_process import eventually
+from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.contracts.cost import GetCost
 from turboserve.contracts.pool import OrderPool, PoolMemberPhase

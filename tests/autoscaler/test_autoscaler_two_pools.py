@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.service_process import LIMIT_S, Service, eventually
+from tests.helpers.service_process import LIMIT_S, Service
+from tests.helpers.waiting import eventually
 from turboserve.autoscaler.control.policy import default_table
 from turboserve.cli.embedded import NatsServer
 from turboserve.free_ports import any_free

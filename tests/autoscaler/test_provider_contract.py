@@ -20,11 +20,11 @@ from tests.autoscaler.provider_places import (
     NEEDS,
     Place,
     clear,
-    eventually,
     process_of,
     raylets,
     started,
 )
+from tests.helpers.waiting import eventually
 from turboserve import telemetry
 from turboserve.autoscaler.providers.base import (
     LaunchError,

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.autoscaler.autoscaler_bench import Bench, row
+from tests.helpers.waiting import eventually
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.executor import Executor
 from turboserve.autoscaler.lifecycle import Policy
@@ -206,11 +207,12 @@ class _Runtime:
         self.tasks.append(asyncio.create_task(work))
 
     async def until(self, condition: Callable[[PoolStatus], bool]) -> PoolStatus:
-        async with asyncio.timeout(60.0):
-            while not (self.bus.published and condition(self.bus.published[-1])):
-                for task in self.tasks:
-                    assert not task.done(), f"it ended: {task!r}"
-                await asyncio.sleep(0.01)
+        def is_there() -> bool:
+            for task in self.tasks:
+                assert not task.done(), f"it ended: {task!r}"
+            return bool(self.bus.published) and condition(self.bus.published[-1])
+
+        await eventually(is_there)
         return self.bus.published[-1]
 
 
@@ -236,9 +238,7 @@ async def test_a_health_question_that_raises_anything_is_said() -> None:
         AutoscalerSettings(),
     )
     asking = asyncio.create_task(shell._watch_provider())
-    async with asyncio.timeout(60.0):
-        while shell.status().provider_error is None:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: shell.status().provider_error is not None, 60.0)
     assert not asking.done()
     assert "nodes" in (shell.status().provider_error or "")
     await stop(asking)

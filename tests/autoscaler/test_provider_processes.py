@@ -15,9 +15,9 @@ from tests.autoscaler.provider_places import (
     PROGRAM,
     Place,
     clear,
-    eventually,
     spawn,
 )
+from tests.helpers.waiting import eventually
 from turboserve.autoscaler.providers.base import (
     LaunchError,
     NoResourcesError,

@@ -22,6 +22,7 @@ import redis
 from nats.js.errors import APIError
 
 from tests.helpers.broker_clients import connected_client, processed
+from tests.helpers.waiting import eventually, eventually_blocking
 from turboserve import subjects
 from turboserve.cli.embedded import (
     Layout,
@@ -127,9 +128,7 @@ async def test_the_health_user_may_ask_for_health_and_nothing_else(nats_server: 
     for subject in asked:
         await client.publish(subject, b"{}")
     await client.subscribe("$SYS.>")
-    deadline_s = time.monotonic() + PATIENCE_S
-    while len(refused) < len(asked) + 1 and time.monotonic() < deadline_s:
-        await asyncio.sleep(0.02)
+    await eventually(lambda: len(refused) > len(asked), PATIENCE_S, lambda: str(refused))
     await client.close()
     for subject in (*asked, "$SYS.>"):
         refusal = (
@@ -261,11 +260,9 @@ def test_a_killed_guard_takes_a_server_with_it_that_only_starts_in_the_backgroun
         started = subprocess.Popen(command)
     finally:
         signal.signal(signal.SIGQUIT, before)
-    while not pid_file.exists():
-        time.sleep(0.01)
+    eventually_blocking(lambda: pid_file.exists())
     process = psutil.Process(int(pid_file.read_text()))
-    while process.name() != "sleep":
-        time.sleep(0.01)
+    eventually_blocking(lambda: process.name() == "sleep")
     started.kill()
     started.wait()
     process.wait(timeout=PATIENCE_S)
@@ -300,8 +297,7 @@ def test_a_server_waits_for_the_last_process_of_its_predecessor(own_servers: lis
 
 
 def _wait_for_pid(server: EmbeddedServer) -> int:
-    while not server.pid_file.exists():
-        time.sleep(0.01)
+    eventually_blocking(lambda: server.pid_file.exists())
     return int(server.pid_file.read_text())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.waiting import eventually
 from turboserve.cli.supervisor import core
 from turboserve.cli.supervisor.health_checks import HealthChecks
 from turboserve.cli.supervisor.logs import LogHub
@@ -49,10 +50,8 @@ class Asked:
     async def until(self, command: core.Command) -> None:
         """Probe until the core issues the command."""
         asking = asyncio.create_task(self._questions.run())
-        async with asyncio.timeout(LIMIT_S):
-            while command not in self.commands:
-                assert not asking.done(), "nobody asks any more"
-                await asyncio.sleep(0.01)
+        await eventually(lambda: asking.done() or command in self.commands, LIMIT_S)
+        assert not asking.done(), "the checks have ended"
         asking.cancel()
         await asyncio.wait([asking])
 

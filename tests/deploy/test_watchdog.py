@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from nats.js.errors import ServerError
 
 from tests.helpers.broker_clients import connected_client
+from tests.helpers.waiting import eventually_blocking
 from turboserve.cli.embedded.binaries import nats_server
 from turboserve.experiments.chaos.small_disk import SmallDisk, why_not
 from turboserve.free_ports import any_free
@@ -61,7 +61,7 @@ class Watched:
                 self._command, env=self._environment, stdout=subprocess.DEVNULL, stderr=output
             )
         try:
-            wait_for(self._has_appended)
+            eventually_blocking(self._has_appended)
             yield process
         finally:
             for each in [*psutil.Process(process.pid).children(), process] if process.poll() is None else []:
@@ -81,13 +81,6 @@ class Watched:
 def server_of(watchdog: subprocess.Popen[bytes]) -> psutil.Process:
     children = psutil.Process(watchdog.pid).children()
     return next(child for child in children if child.name() == "nats-server")
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never came true"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -137,9 +130,9 @@ async def test_it_waits_while_the_disk_is_full_and_ends_when_there_is_room_and_n
             with pytest.raises((nats.errors.TimeoutError, ServerError)):
                 await jetstream.publish(OWN.of("s1"), bytes(2**18), timeout=1.0)
             await client.close()
-            wait_for(lambda: "its disk is full" in watched.said())
+            eventually_blocking(lambda: "its disk is full" in watched.said())
             # More failing answers than would end it if there were room.
-            wait_for(lambda: watched.said().count("unhealthy") > 5)
+            eventually_blocking(lambda: watched.said().count("unhealthy") > 5)
             assert watchdog.poll() is None
             disk.free()
             assert watchdog.wait(PATIENCE_S) == 1

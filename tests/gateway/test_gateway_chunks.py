@@ -10,6 +10,7 @@ from nats.js import api
 
 from tests.helpers.chunk_headers import chunk_header
 from tests.helpers.followers import acquainted
+from tests.helpers.waiting import eventually
 from turboserve.bus import Bus, append
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
@@ -220,7 +221,6 @@ async def test_a_viewer_whose_next_chunk_was_lost_with_the_log_begins_again(
                 await following
             assert gone.value.limit == 7
             return
-        while asked < 2:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: asked >= 2)
         assert not following.done()
     await stop(following)

@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 from tests.gateway.conftest import StartSession, Watch
 from tests.helpers.pool_harness import Pool
+from tests.helpers.waiting import eventually
 from turboserve.bus import Bus
 from turboserve.config import Settings
 from turboserve.contracts.workers import Playhead
@@ -78,9 +79,6 @@ async def test_viewers_of_one_session_through_two_gateways_are_taken_together(
 
     for viewer in (behind, third):
         await viewer.socket.close()
-    async with asyncio.timeout(120):
-        # Reported once, and the first gateway continues its reports.
-        while not any(word.session == session and not word.viewers for word in words):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: any(word.session == session and not word.viewers for word in words), 120)
     assert await playhead_s() >= furthest
     await ahead.chunks(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import importlib
 import pkgutil
@@ -19,6 +18,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.semconv import attributes
 from opentelemetry.semconv._incubating import attributes as incubating
 
+from tests.helpers.waiting import eventually
 from turboserve.cli.reference.metrics import instruments
 from turboserve.telemetry_names import is_own_attribute, is_span
 
@@ -135,25 +135,22 @@ class OtlpReceiver:
         self, condition: Callable[[Sequence[ReceivedSpan]], bool], limit_s: float, trace: str
     ) -> list[ReceivedSpan]:
         """Wait until the spans of `trace` satisfy `condition`. Returns them, in the order of their begin."""
-        try:
-            async with asyncio.timeout(limit_s):
-                while not condition(found := self.trace(trace)):
-                    await asyncio.sleep(0.1)
-                return found
-        except TimeoutError:
-            names = "\n".join(map(str, self.trace(trace)))
-            raise AssertionError(f"the trace {trace} has only:\n{names}") from None
+
+        def only() -> str:
+            return f"the trace {trace} has only:\n" + "\n".join(map(str, self.trace(trace)))
+
+        await eventually(lambda: condition(self.trace(trace)), limit_s, only)
+        return self.trace(trace)
 
     async def until_exemplars(self, metrics: set[str], trace: str, limit_s: float) -> None:
         """Wait until each of these histograms has an exemplar of `trace`."""
-        found: set[str] = set()
-        try:
-            async with asyncio.timeout(limit_s):
-                while not metrics <= found:
-                    await asyncio.sleep(0.2)
-                    found = {each.metric for each in self.exemplars if each.trace == trace}
-        except TimeoutError:
-            raise AssertionError(f"of the trace {trace} only {found} have exemplars") from None
+
+        def found() -> set[str]:
+            return {each.metric for each in self.exemplars if each.trace == trace}
+
+        await eventually(
+            lambda: metrics <= found(), limit_s, lambda: f"of the trace {trace} only {found()} have exemplars"
+        )
 
     def _receive(self, path: str, body: bytes) -> None:
         if path.endswith("/v1/traces"):

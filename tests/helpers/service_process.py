@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -85,12 +83,3 @@ async def connected(nats: NatsServer, name: str, request_deadline_s: float = 3.0
         request_deadline_s=request_deadline_s,
     )
     return await Bus.connect(name, settings)
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], limit_s: float = LIMIT_S) -> None:
-    """Poll until the condition holds; fails after `limit_s`."""
-    deadline = asyncio.get_running_loop().time() + limit_s
-    while not await condition():
-        late = asyncio.get_running_loop().time() >= deadline
-        assert not late, f"{condition!r} did not come true within {limit_s:g} s"
-        await asyncio.sleep(0.05)

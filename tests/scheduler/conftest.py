@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.service_process import Service, connected, eventually, state_store
+from tests.helpers.service_process import Service, connected, state_store
+from tests.helpers.waiting import eventually
 from tests.scheduler.scheduler_instances import Instance
 from turboserve import subjects
 from turboserve.bus import Bus

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.service_process import eventually
+from tests.helpers.waiting import eventually
 from tests.scheduler.scheduler_instances import Instance
 from turboserve import subjects
 from turboserve.contracts.requests import EndSession, SessionRef

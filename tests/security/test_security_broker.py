@@ -24,6 +24,7 @@ from tests.helpers.broker_subjects import (
     every_api_subject,
     every_application_subject,
 )
+from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.cli.embedded import NatsServer
 
@@ -106,9 +107,7 @@ async def test_what_a_service_needs_arrives_where_it_is_needed(
                 stored = await clients[writer].request(log.by(ID, ID), b"{}", timeout=PATIENCE_S)
                 assert "error" not in json.loads(stored.data), (writer, stored.data)
                 wanted.update((reader, f"live.{log.by(ID, ID)}") for reader in log.readers)
-        async with asyncio.timeout(PATIENCE_S):
-            while wanted - heard:
-                await asyncio.sleep(0.05)
+        await eventually(lambda: not (wanted - heard), PATIENCE_S)
         for endpoint in subjects.ENDPOINTS:
             for caller in (*endpoint.callers, subjects.ADMIN):
                 subject = endpoint.request_subject(caller)

@@ -15,7 +15,8 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-from tests.state_store.state_store_harness import Harness, Process, Store, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import Harness, Process, Store
 from turboserve import subjects
 from turboserve.bus import last_entry
 from turboserve.clock import SystemClock
@@ -108,7 +109,7 @@ async def steps_cost_nothing(api: Harness, step: Callable[[float], None]) -> Non
     async def is_followed() -> bool:
         return (await of_pool(api, None)) > nobodys
 
-    await until(is_followed, PATIENCE_S)
+    await eventually(is_followed, PATIENCE_S)
     first = await api.bus.call(subjects.GET_COST, GetCost())
     await pool.report()
     for step_s in (HOUR_S, 0.0, DAYS_40_S, -HOUR_S, 0.0):
@@ -171,7 +172,7 @@ async def test_a_step_of_40_days_removes_neither_sessions_nor_chunks(settings: S
         await api.end(ended.id)
         seen = Playhead(session=watched.id, playhead_s=1.0, viewers=1)
         await api.bus.publish(subjects.PLAYHEAD, watched.id, seen)
-        await until(lambda: heard(api, watched.id), PATIENCE_S)
+        await eventually(lambda: heard(api, watched.id), PATIENCE_S)
 
         clock.step_s = DAYS_40_S
         # A read at this very moment finds that it was watched just now.

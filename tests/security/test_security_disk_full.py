@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.helpers.waiting import eventually
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.experiments.chaos.simulated_clients import with_retry
@@ -131,9 +132,7 @@ async def test_servers_that_are_killed_on_a_full_disk_start_on_it(
             pid = await asyncio.to_thread(stack.kill, name)
             await asyncio.to_thread(stack.wait_until_back, name, pid, PATIENCE_S)
             # Space that a server frees at its start is taken again.
-            async with asyncio.timeout(PATIENCE_S):
-                while disk.free_bytes >= 2**20:
-                    await asyncio.sleep(0.05)
+            await eventually(lambda: disk.free_bytes < 2**20, PATIENCE_S)
     finally:
         filling.cancel()
         await asyncio.wait([filling])

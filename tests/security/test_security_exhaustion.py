@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
@@ -25,6 +25,7 @@ import websockets
 
 from tests.helpers.pool_harness import Pool
 from tests.helpers.ports import free_ports
+from tests.helpers.waiting import eventually_blocking
 from turboserve.bench.edge import attacks
 from turboserve.gateway.serving.guard import READ_BYTES
 from turboserve.gateway.serving.protocols import BURST_S
@@ -126,13 +127,6 @@ class Player:
                         await stream.send(json.dumps({"type": "playhead", "playhead_s": message["start_s"]}))
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def test_headers_without_an_end_are_refused_and_take_no_memory(attacked: Attacked) -> None:
     """Incident: 150 MB of headers took 173 MB of memory, which stayed."""
     before = attacked.rss()
@@ -195,7 +189,9 @@ def test_connections_that_never_ask_for_anything_are_closed(attacked: Attacked) 
             for one in held.enter_context(attacks.half_open(attacked.address, 20, beginning, PATIENCE_S))
         ]
         assert len(opened) == 20 * len(beginnings)
-        until(lambda: not attacks.still_open(opened), "half-open connections stay open")
+        eventually_blocking(
+            lambda: not attacks.still_open(opened), PATIENCE_S, "half-open connections stay open"
+        )
         player.plays_on(1)
 
 
@@ -231,7 +227,9 @@ def test_idle_sockets_starve_no_client(attacked: Attacked) -> None:
             player.plays_on(1)
         second = attacked.session()  # The broker is reached.
         httpx.delete(f"{attacked.url}{second['links']['self']}", timeout=PATIENCE_S)
-    until(lambda: "connections refused" in attacked.pool.log(attacked.name), "nothing was logged")
+    eventually_blocking(
+        lambda: "connections refused" in attacked.pool.log(attacked.name), PATIENCE_S, "nothing was logged"
+    )
     assert attacks.rss_bytes(attacked.pid) < 400 * MEGABYTE
 
 
@@ -253,7 +251,9 @@ def test_served_connections_up_to_the_limit_leave_the_reserve_and_the_viewers(at
         assert b'"code":"too_many_connections"' in answer
         assert attacks.descriptors(attacked.pid) < DESCRIPTORS - 16
         player.plays_on(2)
-    until(lambda: attacks.answers(attacked.address), "the gateway does not come back")
+    eventually_blocking(
+        lambda: attacks.answers(attacked.address), PATIENCE_S, "the gateway does not come back"
+    )
 
 
 def test_a_flood_of_pings_takes_no_memory_and_delays_no_other_client(attacked: Attacked) -> None:
@@ -348,7 +348,7 @@ def server(**environment: str) -> Iterator[tuple[int, attacks.Address]]:
     )
     try:
         address = ("127.0.0.1", port)
-        until(lambda: attacks.answers(address, "/"), "the server does not start")
+        eventually_blocking(lambda: attacks.answers(address, "/"), PATIENCE_S, "the server does not start")
         yield process.pid, address
     finally:
         process.send_signal(signal.SIGKILL)
@@ -366,7 +366,11 @@ def test_who_does_not_read_is_cut_off_and_its_memory_freed() -> None:
             one.sendall(b"GET /stream.mp4?interval_s=0 HTTP/1.1\r\nHost: here\r\n\r\n")
             # Each is served, though the first may be cut off before the last one comes.
             assert one.recv(13).startswith(b"HTTP/1.1 200 ")
-        until(lambda: attacks.descriptors(pid) < files + 20, "clients that do not read stay connected")
+        eventually_blocking(
+            lambda: attacks.descriptors(pid) < files + 20,
+            PATIENCE_S,
+            "clients that do not read stay connected",
+        )
         assert attacks.rss_bytes(pid) - before < 40 * MEGABYTE
 
 
@@ -381,7 +385,9 @@ def test_an_address_has_its_share_and_no_more() -> None:
         greedy = [
             held.enter_context(closing(attacks.connect(address, PATIENCE_S, "127.0.0.2"))) for _ in range(12)
         ]
-        until(lambda: len(attacks.still_open(greedy)) == 8, "one address has not its share")
+        eventually_blocking(
+            lambda: len(attacks.still_open(greedy)) == 8, PATIENCE_S, "one address has not its share"
+        )
         with closing(attacks.connect(address, PATIENCE_S, "127.0.0.2")) as refused:
             answer = refused.recv(65_536)
         assert answer.startswith(b"HTTP/1.1 429 ")

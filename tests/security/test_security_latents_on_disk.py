@@ -12,7 +12,8 @@ import pytest
 from pydantic import SecretStr
 
 from tests.helpers.virtual_clock import VirtualClock
-from tests.state_store.state_store_harness import Machine, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import Machine
 from turboserve.cli.embedded import Layout, Ports, RedisServer
 from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import LatentsHeader
@@ -108,22 +109,22 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 async def test_latents_outlive_a_redis_that_is_killed_and_one_that_is_stopped(store: Store) -> None:
     """Incident: they were in memory alone, so sessions started from empty context after a full restart."""
     for index in range(8):
-        await until(store.kept(index))
-    await until(store.is_written)
+        await eventually(store.kept(index))
+    await eventually(store.is_written)
     await store.machine.kill()
     await store.machine.start()
-    await until(store.there(7))
+    await eventually(store.there(7))
     assert [await store.has(index) for index in range(9)] == [True] + 3 * [False] + 4 * [True] + [False]
     await store.machine.stop()
     await store.machine.start()
-    await until(store.there(7))
+    await eventually(store.there(7))
     # The latents of an ended session are deleted for good.
     await store.latents.forget(SESSION)
-    await until(store.is_written)
+    await eventually(store.is_written)
     await store.machine.kill()
     await store.machine.start()
     # Redis answers: otherwise there would be no latents either.
-    await until(store.is_written)
+    await eventually(store.is_written)
     assert not await store.has(7)
 
 
@@ -141,7 +142,7 @@ async def test_what_redis_kept_over_a_restart_does_not_say_that_it_was_watching(
     async def anew() -> bool:
         return await playheads.watching_since() == clock.wall()
 
-    await until(anew)
+    await eventually(anew)
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ async def test_a_full_disk_costs_new_latents_until_there_is_room_again(
     disk: Path, store_on_disk: Store
 ) -> None:
     store = store_on_disk
-    await until(store.kept(0))
+    await eventually(store.kept(0))
     filler = disk / "filler"
     with filler.open("wb") as file:
         try:
@@ -180,7 +181,7 @@ async def test_a_full_disk_costs_new_latents_until_there_is_room_again(
         await store.keep(index)
         return not await store.has(index)
 
-    await until(refused)
+    await eventually(refused)
     # It answers, still has its data, and is not restarted for a fault that a restart does not repair.
     assert await store.has(0)
     assert not store.hot.backing_off
@@ -192,16 +193,16 @@ async def test_a_full_disk_costs_new_latents_until_there_is_room_again(
     await store.machine.kill()
     await store.machine.start()
     pid = store.server.pid_file.read_text()
-    await until(store.there(0))
-    await until(refused)
+    await eventually(store.there(0))
+    await eventually(refused)
 
     filler.unlink()
     freed = time.monotonic()
     last = next(chunks)
-    await until(store.kept(last))
+    await eventually(store.kept(last))
     print(f"kept again after {time.monotonic() - freed:.2f} s")
     assert store.server.pid_file.read_text() == pid
     await store.machine.kill()
     await store.machine.start()
-    await until(store.there(last))
+    await eventually(store.there(last))
     assert await store.has(0)

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from opentelemetry.trace import INVALID_SPAN
 
-from tests.helpers.service_process import Service, connected, eventually, state_store
+from tests.helpers.service_process import Service, connected, state_store
+from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.bus import Bus, append, next_entry
 from turboserve.cli.embedded import NatsServer

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 
+from tests.helpers.waiting import eventually
 from tests.worker.transfer.transfer_peer import (
     KEY,
     MIGRATION,
@@ -106,12 +107,6 @@ async def fetch(port: Port) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
 
 def opening(session: str = SESSION, migration: int = MIGRATION) -> Open:
     return Open(session=session, migration=migration, worker=TARGET, nonce=handshake.new_nonce())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +297,7 @@ async def test_what_is_no_handshake_gets_no_explanation(port: Port, said: bytes)
         answer = await reader.read()
     assert b"refuse" not in answer
     assert port.worker.asked == []
-    await until(lambda: len(port.source._half_open) == 0)
+    await eventually(lambda: len(port.source._half_open) == 0)
     writer.close()
 
 
@@ -337,12 +332,13 @@ async def test_a_flood_neither_keeps_the_target_out_nor_costs_descriptors(
                 strangers.pop(0).close()
 
     floods = [asyncio.create_task(flood()) for _ in range(4)]
-    await until(lambda: served > 2 * half_open_connections.ADDRESS_LIMIT)
+    await eventually(lambda: served > 2 * half_open_connections.ADDRESS_LIMIT)
+    fetched: list[int] = []
     for _ in range(3):
-        at = served
+        fetched.append(served)
         assert await fetch()
         assert len(port.source._half_open) <= half_open_connections.ADDRESS_LIMIT
-        await until(lambda: served > at)  # noqa: B023
+        await eventually(lambda: served > fetched[-1])
     # Both ends of each are in this process; the worker's share is still bounded.
     assert me.num_fds() < before + 300 + half_open_connections.ADDRESS_LIMIT + 200
     for task in floods:
@@ -350,7 +346,7 @@ async def test_a_flood_neither_keeps_the_target_out_nor_costs_descriptors(
     await asyncio.gather(*floods, return_exceptions=True)
     for writer in strangers:
         writer.close()
-    await until(lambda: len(port.source._half_open) == 0)
+    await eventually(lambda: len(port.source._half_open) == 0)
     assert await fetch()
 
 

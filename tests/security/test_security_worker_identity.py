@@ -22,7 +22,8 @@ from tests.helpers.broker_refusals import refusals
 from tests.helpers.broker_subjects import ID, NEEDS, USERS, every_api_subject, every_application_subject
 from tests.helpers.chunk_headers import chunk_header
 from tests.helpers.ports import free_ports
-from tests.helpers.service_process import Service, connected, eventually, state_store
+from tests.helpers.service_process import Service, connected, state_store
+from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.broker_accounts import worker_user
 from turboserve.bus import Bus, Owners, append

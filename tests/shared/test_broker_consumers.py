@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.errors import NotFoundError
 
+from tests.helpers.waiting import eventually
 from tests.shared.conftest import Connect
 from turboserve.bus import Bus
 
@@ -74,9 +75,7 @@ class Inbox:
 
     async def until(self, count: int) -> list[tuple[Any, ...]]:
         """Return the first `count`: subject, places in stream and consumer, number behind; or a status."""
-        async with asyncio.timeout(LIMIT_S):
-            while len(self.received) < count:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: len(self.received) >= count, LIMIT_S)
         return [_place(message) for message in self.received]
 
     async def _receive(self, message: Msg) -> None:

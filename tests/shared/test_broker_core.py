@@ -9,6 +9,7 @@ import nats.errors
 import pytest
 from nats.aio.msg import Msg
 
+from tests.helpers.waiting import eventually
 from tests.shared.conftest import Connect, client_of
 from turboserve.bus import Bus
 
@@ -25,9 +26,7 @@ class Heard:
         self.messages.append(message)
 
     async def until(self, count: int) -> list[bytes]:
-        async with asyncio.timeout(LIMIT_S):
-            while len(self.messages) < count:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: len(self.messages) >= count, LIMIT_S)
         return [message.data for message in self.messages]
 
 
@@ -109,9 +108,7 @@ async def test_a_queue_group_shares_and_who_is_in_none_hears_all(connect: Connec
     everything = [b"%d" % number for number in range(60)]
     assert await alone.until(60) == everything
     assert await other_group.until(60) == everything
-    async with asyncio.timeout(LIMIT_S):
-        while sum(len(member.messages) for member in members) < 60:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: sum(len(member.messages) for member in members) >= 60, LIMIT_S)
     shared = Counter(message.data for member in members for message in member.messages)
     assert shared == Counter(everything)
     assert all(member.messages for member in members)
@@ -221,9 +218,7 @@ async def test_subscriptions_outlive_a_reconnect(connect: Connect) -> None:
     heard = await hear(bus, "a")
     assert bus.connection == 0
     await client_of(bus).force_reconnect()
-    async with asyncio.timeout(LIMIT_S):
-        while bus.connection != 1:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: bus.connection == 1, LIMIT_S)
     await bus.flush()
     await sender.client.publish("a", b"after")
     assert await heard.until(1) == [b"after"]

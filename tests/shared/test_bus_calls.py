@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.helpers.waiting import eventually
 from tests.shared.conftest import Connect, client_of
 from turboserve import subjects
 from turboserve.bus import Bus
@@ -180,9 +181,7 @@ async def test_a_leaders_answer_is_the_one_that_comes_though_all_instances_hear(
     await second.flush()
     for number in range(10):
         assert await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker=str(number))) == Done()
-    async with asyncio.timeout(60):
-        while len(heard) < 20:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: len(heard) >= 20, 60)
     assert sorted(heard) == sorted(f"{who} {number}" for who in ("former", "leader") for number in range(10))
 
 

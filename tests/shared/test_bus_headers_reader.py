@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from nats.js import api
 
+from tests.helpers.waiting import eventually
 from tests.shared.conftest import Connect
 from turboserve.bus import Bus, Entry, append, read_headers, reader
 from turboserve.subjects import CHUNK, CHUNKS, OWN
@@ -82,8 +83,7 @@ async def test_a_reader_whose_consumer_is_deleted_goes_on(admin: Bus, store: Bus
                 return
 
     reading = asyncio.create_task(reader())
-    while not found:
-        await asyncio.sleep(0.05)
+    await eventually(lambda: found)
     jetstream = admin.jetstream()
     for info in await jetstream.consumers_info(CHUNKS):
         await jetstream.delete_consumer(CHUNKS, info.name)

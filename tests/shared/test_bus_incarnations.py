@@ -9,6 +9,7 @@ import pytest
 from nats.js import api
 
 from tests.helpers.followers import acquainted
+from tests.helpers.waiting import eventually
 from tests.shared.conftest import Connect
 from turboserve.bus import Bus, append, follow, last_entry, read, read_headers, reader
 from turboserve.subjects import CHUNK, CHUNKS, OWN
@@ -82,8 +83,7 @@ async def test_a_new_stream_is_followed_from_its_beginning(bus: Bus, gateway: Bu
     """Incident: its first messages were never delivered, since the follower had passed their sequences."""
     following = Following(gateway)
     await put(bus, *"123456")
-    while len(following.found) < 6:
-        await asyncio.sleep(0.02)
+    await eventually(lambda: len(following.found) >= 6)
     await acquainted(gateway, CHUNKS)
     await anew(bus)
     await put(bus, "7")
@@ -96,8 +96,7 @@ async def test_a_new_stream_that_has_outgrown_the_old_one_unnoticed_is_read_whol
 ) -> None:
     following = Following(gateway)
     await put(bus, "1")
-    while not following.found:
-        await asyncio.sleep(0.02)
+    await eventually(lambda: following.found)
     await acquainted(gateway, CHUNKS)
     await anew(bus)
     await put(bus, *"2345")
@@ -138,15 +137,11 @@ async def test_a_reader_of_many_subjects_goes_on_with_a_new_stream_that_is_longe
 
     reading = asyncio.create_task(read_on())
     await put(bus, "1")
-    while not found:
-        await asyncio.sleep(0.02)
+    await eventually(lambda: found)
     await acquainted(bus, CHUNKS)
     await anew(bus)
     await put(bus, *"2345")
-    async with asyncio.timeout(LIMIT_S):
-        # Messages from before the loss was noticed may have come twice.
-        while list(dict.fromkeys(reversed(found)))[::-1] != list("12345"):
-            await asyncio.sleep(0.05)
+    await eventually(lambda: list(dict.fromkeys(reversed(found)))[::-1] == list("12345"), LIMIT_S)
     await stop(reading)
 
 
@@ -162,11 +157,8 @@ async def test_a_reader_of_headers_goes_on_with_a_new_stream_that_is_longer_than
 
     reading = asyncio.create_task(read_on())
     await put(bus, "1")
-    while not found:
-        await asyncio.sleep(0.02)
+    await eventually(lambda: found)
     await anew(bus)
     await put(bus, *"2345")
-    async with asyncio.timeout(LIMIT_S):
-        while found != list("12345"):
-            await asyncio.sleep(0.05)
+    await eventually(lambda: found == list("12345"), LIMIT_S)
     await stop(reading)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from nats.js import api
 
+from tests.helpers.waiting import eventually
 from turboserve.broker_accounts import permissions
 from turboserve.bus import Bus, append
 from turboserve.bus.canary import STALL_S, CanaryMonitor, canaries_of, subscribe_canaries, watch_canaries
@@ -105,9 +106,7 @@ async def test_a_canary_reaches_a_service_only_once_it_is_stored(
     try:
         assert not watched.takes(CHUNKS, now())
         await append(store, CANARY_CHUNKS.every, b"{}", message_id="1", ttl_s=20)
-        async with asyncio.timeout(60):
-            while not watched.takes(CHUNKS, now()):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: watched.takes(CHUNKS, now()), 60)
         await store.jetstream().publish("own.s", b"x" * 3_700)
         # Refused by the stream: the broker delivers it to no subscriber.
         heard_s = watched.silent_s(CHUNKS, now())

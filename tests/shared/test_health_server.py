@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.helpers.waiting import eventually
 from turboserve import health, telemetry
 from turboserve.health import CONNECTIONS, HealthServer
 
@@ -77,8 +78,6 @@ async def test_who_does_not_read_its_answer_is_cut_off(
     writer.transport.pause_reading()
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
     async with asyncio.timeout(PATIENCE_S):
-        while not server._open:
-            await asyncio.sleep(0.01)
-        while server._open:
-            await asyncio.sleep(0.05)
+        await eventually(lambda: server._open)
+        await eventually(lambda: not server._open)
     writer.transport.abort()

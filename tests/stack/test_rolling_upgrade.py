@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.helpers.schema_peer import REFUSED
-from tests.helpers.service_process import Service, connected, eventually, state_store
+from tests.helpers.service_process import Service, connected, state_store
+from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.bus import Bus, next_entry
 from turboserve.cli.embedded import NatsServer, Ports

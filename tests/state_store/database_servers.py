@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from pydantic import SecretStr
 from sqlalchemy import text
 
+from tests.helpers.waiting import eventually
 from turboserve.simulation.runtime.rows.database import MemoryDatabase
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.state_store.database import PostgresDatabase
@@ -60,9 +60,11 @@ class DatabaseServer:
 
     async def until_waiting(self, sessions: int = 1) -> None:
         """Wait until `sessions` sessions wait for a lock."""
-        async with asyncio.timeout(60):
-            while await self._waiting() != sessions:
-                await asyncio.sleep(0.02)
+
+        async def waits() -> bool:
+            return await self._waiting() == sessions
+
+        await eventually(waits)
 
     async def _waiting(self) -> int:
         if self.memory is not None:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from pydantic import SecretStr
 
 from tests.helpers.chunk_headers import chunk_header
+from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.bus import Ack, Bus, append
 from turboserve.cli.embedded import EmbeddedServer
@@ -207,7 +208,7 @@ class Harness:
             return row.epoch != record.epoch or row.own_revision is not None
 
         if record.own_revision is None and record.epoch > 0:
-            await until(settled)
+            await eventually(settled)
         return found
 
     async def begin_migration(self, record: SessionRecord, target: str) -> SessionRecord:
@@ -318,27 +319,10 @@ class Harness:
             return await self.event_types(session) == list(types)
 
         try:
-            await until(same)
-        except TimeoutError:
+            await eventually(same)
+        except AssertionError:
             assert await self.event_types(session) == list(types)
         return await self.events(session)
-
-
-async def until(condition: object, limit_s: float = LIMIT_S) -> None:
-    """Wait until `condition()`, plain or async, holds. Raises TimeoutError with its last result."""
-    result: object = None
-    try:
-        async with asyncio.timeout(limit_s):
-            while True:
-                result = condition()  # type: ignore[operator]
-                if asyncio.iscoroutine(result):
-                    result = await result
-                if result:
-                    return
-                await asyncio.sleep(0.02)
-    except TimeoutError as error:
-        error.add_note(f"{condition!r} was {result!r} for {limit_s:g} s")
-        raise
 
 
 class Process:
@@ -362,7 +346,7 @@ class Process:
         process = await asyncio.create_subprocess_exec(*command, env=environment)
         try:
             async with Harness.connected(settings) as harness:
-                await until(harness.answered, START_LIMIT_S)
+                await eventually(harness.answered, START_LIMIT_S)
             yield cls(process)
         finally:
             if process.returncode is None:

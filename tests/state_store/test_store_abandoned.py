@@ -10,7 +10,8 @@ import pytest
 import redis
 from sqlalchemy import text
 
-from tests.state_store.state_store_harness import Harness, Store, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import Harness, Store
 from turboserve import subjects
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Playhead
@@ -59,14 +60,14 @@ async def test_only_sessions_suspended_and_unwatched_for_too_long_are_ended(sett
         async def is_seen() -> bool:
             return (await api.get(watched.id)).playhead_s == 1.0
 
-        await until(is_seen)
+        await eventually(is_seen)
         for record in (left, watched, playing):
             await long_ago(database, record)
 
         async def ended() -> bool:
             return (await api.get(left.id)).phase is Phase.TERMINATED
 
-        await until(ended)
+        await eventually(ended)
         row = await api.get(left.id)
         assert (row.worker, row.reason) == (None, "no viewer for 3600 s")
         await api.until_events(

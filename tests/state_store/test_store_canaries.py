@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tests.helpers.waiting import eventually
 from tests.state_store.conftest import StartStore
-from tests.state_store.state_store_harness import Harness, Store, until
+from tests.state_store.state_store_harness import Harness, Store
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CANARIES, CHUNKS, EVENTS
 
@@ -15,7 +16,7 @@ async def test_a_store_appends_canaries_to_both_streams_and_is_ready_by_them(
         checks = store.runtime.checks()
         return checks["log_chunks"] and checks["log_events"]
 
-    await until(ready)
+    await eventually(ready)
     jetstream = api.bus.jetstream()
     for canary in CANARIES:
         info = await jetstream.stream_info(canary.stream, subjects_filter=canary.every)
@@ -35,4 +36,4 @@ async def test_old_canaries_leave_the_log(api: Harness, start_store: StartStore,
             counts.append(state.last_seq > 60 and state.messages < 40)
         return all(counts)
 
-    await until(left)
+    await eventually(left)

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from tests.state_store.state_store_harness import Harness, Process, Store, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import Harness, Process, Store
 from turboserve import subjects
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import FencedError
@@ -28,7 +29,7 @@ async def all_is_published(settings: Settings) -> None:
             return await db.outbox.backlog() == (0, None)
 
     try:
-        await until(nothing_left)
+        await eventually(nothing_left)
     finally:
         await database.close()
 
@@ -39,7 +40,7 @@ async def counted(api: Harness, session: str, next_chunk: int) -> None:
     async def done() -> bool:
         return (await api.get(session)).next_chunk == next_chunk
 
-    await until(done)
+    await eventually(done)
 
 
 async def test_a_session_that_was_committed_is_announced(settings: Settings) -> None:
@@ -80,7 +81,7 @@ async def test_a_change_of_owner_reaches_the_fence_exactly_once(settings: Settin
             async def fenced() -> bool:
                 return (await api.get(before.id)).own_revision is not None
 
-            await until(fenced)
+            await eventually(fenced)
             row = await api.get(before.id)
             assert (row.epoch, row.worker) == (2, second)
             owns = await api.history(subjects.OWN.of(before.id))
@@ -120,7 +121,7 @@ async def test_a_step_of_a_migration_that_was_committed_reaches_both_workers(
             request = api.begin_migration(before, target) if step == "begin" else api.abandon_migration(begun)
             await process.dies_of(api.bus, request)
         async with Store.running(settings):
-            await until(api.answered)
+            await eventually(api.answered)
             row = await api.get(begun.id)
             incoming = (await api.renew(target, model)).incoming
             [assigned] = (await api.renew(str(row.worker), model)).assigned
@@ -161,7 +162,7 @@ async def test_a_migration_that_was_committed_reaches_the_fence_exactly_once(
             async def fenced() -> bool:
                 return (await api.get(begun.id)).own_revision is not None
 
-            await until(fenced)
+            await eventually(fenced)
             row = await api.get(begun.id)
             assert (row.epoch, row.worker, row.target) == (2, begun.target, None)
             owns = await api.history(subjects.OWN.of(row.id))
@@ -202,7 +203,7 @@ async def test_an_event_that_was_published_is_not_published_again(settings: Sett
             async def left() -> bool:
                 return "worker.left" in await types_so_far()
 
-            await until(left)
+            await eventually(left)
             assert await types_so_far() == ["worker.joined", "worker.left"]
 
 

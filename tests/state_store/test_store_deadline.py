@@ -10,7 +10,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from sqlalchemy import text
 
-from tests.state_store.state_store_harness import PATIENT, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import PATIENT
 from turboserve.config import SettingsError
 from turboserve.contracts.errors import UnavailableError
 from turboserve.state_store.database import PostgresDatabase
@@ -55,7 +56,7 @@ async def test_what_the_driver_trips_over_after_the_cut_is_unavailable(database:
                 return (await db.connection.execute(text("select 2"))).scalar() == 2
         return False
 
-    await until(works)
+    await eventually(works)
 
 
 async def test_a_mistake_of_ours_is_not_taken_for_an_outage(postgres_url: str) -> None:

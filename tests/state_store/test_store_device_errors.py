@@ -7,8 +7,9 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.waiting import eventually
 from tests.state_store.core_requests import FREE, active, begin_request, place_request
-from tests.state_store.state_store_harness import Harness, until
+from tests.state_store.state_store_harness import Harness
 from turboserve import subjects
 from turboserve.contracts.events import SessionEnded
 from turboserve.contracts.requests import ListWorkers
@@ -191,7 +192,7 @@ async def test_a_step_of_chunks_counted_in_between_clears_a_session(api: Harness
     async def counted() -> bool:
         return (await api.get(record.id)).next_chunk == 8
 
-    await until(counted)
+    await eventually(counted)
     await leave(api, second, record.id)
     row = await api.get(record.id)
     assert (row.device_errors, row.device_error_chunk) == (1, 8)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from tests.state_store.state_store_harness import Harness, Store, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import Harness, Store
 from turboserve import subjects
 from turboserve.contracts.errors import TurboServeError
 
@@ -27,6 +28,6 @@ async def test_owners_go_on_in_a_stream_that_was_made_again(api: Harness, store:
             return False
         return True
 
-    await until(accepted)
+    await eventually(accepted)
     for record in records:
         assert (await api.get(record.id)).epoch == record.epoch

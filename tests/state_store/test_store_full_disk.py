@@ -10,7 +10,8 @@ import pytest
 import redis.asyncio
 from pydantic import SecretStr
 
-from tests.state_store.state_store_harness import PATIENT, Harness, Store, machine, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import PATIENT, Harness, Store, machine
 from turboserve import subjects
 from turboserve.bus import next_entry
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
@@ -111,18 +112,18 @@ async def test_a_log_whose_disk_was_full_goes_on_without_loss_or_repeat(
             return await refused(api, "full") is None
 
         try:
-            await until(lambda: len(acked) > 5)
+            await eventually(lambda: len(acked) > 5)
             # On a busy machine it would fill the disk by itself.
             writes.clear()
-            await until(lambda: store.runtime.checks()["log_chunks"])
-            await until(lambda: store.runtime.warnings() == {})
-            await until(admits)
+            await eventually(lambda: store.runtime.checks()["log_chunks"])
+            await eventually(lambda: store.runtime.warnings() == {})
+            await eventually(admits)
 
             # Announced while everything still works: a tenth of the disk is left, then less.
             disk.fill(5 * MIB)
-            await until(lambda: "log_space" in store.runtime.warnings())
+            await eventually(lambda: "log_space" in store.runtime.warnings())
             assert store.runtime.warnings()["log_space"].startswith("low")
-            await until(lambda: store.runtime.checks()["log_chunks"])
+            await eventually(lambda: store.runtime.checks()["log_chunks"])
 
             writes.set()
             disk.fill()
@@ -130,8 +131,8 @@ async def test_a_log_whose_disk_was_full_goes_on_without_loss_or_repeat(
             async def refuses() -> bool:
                 return isinstance(await refused(api, "full"), LogUnavailableError)
 
-            await until(refuses)
-            await until(lambda: not store.runtime.checks()["log_chunks"])
+            await eventually(refuses)
+            await eventually(lambda: not store.runtime.checks()["log_chunks"])
             before = len(acked)
             error = await refused(api, "full")
             assert isinstance(error, LogUnavailableError)
@@ -144,14 +145,14 @@ async def test_a_log_whose_disk_was_full_goes_on_without_loss_or_repeat(
             # The broker has switched its storage off for good: its supervisor restarts it.
             await nats.stop()
             await nats.start()
-            await until(lambda: len(acked) > before + 5)
+            await eventually(lambda: len(acked) > before + 5)
             writes.clear()
-            await until(
+            await eventually(
                 lambda: all(
                     ok for name, ok in store.runtime.checks().items() if name.startswith(("log_", "str"))
                 )
             )
-            await until(admits)
+            await eventually(admits)
         finally:
             await stop(writer)
         found = await indices(api, record)
@@ -189,10 +190,10 @@ async def test_a_postgres_whose_disk_was_full_is_waited_for(
         Harness.connected(settings) as api,
     ):
         record = await api.running("full-rows", capacity=8)
-        await until(lambda: store.runtime.checks()["postgres"])
+        await eventually(lambda: store.runtime.checks()["postgres"])
         disk.fill()
         # The server answers reads, and may still change a row. Only a write of new blocks reveals the fault.
-        await until(lambda: not store.runtime.checks()["postgres"])
+        await eventually(lambda: not store.runtime.checks()["postgres"])
 
         async def all_typed() -> bool:
             """Create rows until there is no page left for one."""
@@ -202,14 +203,14 @@ async def test_a_postgres_whose_disk_was_full_is_waited_for(
                     return isinstance(error, UnavailableError) and error.retry_after_s is not None
             return False
 
-        await until(all_typed)
+        await eventually(all_typed)
         disk.free()
-        await until(lambda: store.runtime.checks()["postgres"])
+        await eventually(lambda: store.runtime.checks()["postgres"])
 
         async def works() -> bool:
             return await refused(api, "full-rows") is None
 
-        await until(works)
+        await eventually(works)
         assert (await api.get(record.id)).epoch == record.epoch
         assert not store.runtime.stopping.is_set()
 
@@ -240,15 +241,15 @@ async def test_a_redis_that_takes_no_writes_is_said_and_done_without(
         async def unknown() -> bool:
             return not await known()
 
-        await until(lambda: "redis" not in store.runtime.warnings())
-        await until(known)
+        await eventually(lambda: "redis" not in store.runtime.warnings())
+        await eventually(known)
         await client.config_set("maxmemory-policy", "noeviction")
         await client.config_set("maxmemory", "1")
-        await until(lambda: "memory" in store.runtime.warnings().get("redis", ""))
+        await eventually(lambda: "memory" in store.runtime.warnings().get("redis", ""))
         # Viewers are no longer known, so no session is suspended or ended for lack of viewers.
-        await until(unknown)
+        await eventually(unknown)
         assert await refused(api, "hot") is None
         assert store.runtime.checks()["postgres"]
         await client.config_set("maxmemory", "0")
-        await until(lambda: "redis" not in store.runtime.warnings())
-        await until(known)
+        await eventually(lambda: "redis" not in store.runtime.warnings())
+        await eventually(known)

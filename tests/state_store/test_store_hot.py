@@ -16,7 +16,8 @@ import turboserve.state_store.hot.guard
 import turboserve.state_store.hot.redis
 from tests.helpers.other_versions import NEWER, OLDER, of_version
 from tests.helpers.virtual_clock import VirtualClock
-from tests.state_store.state_store_harness import LIMIT_S, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import LIMIT_S
 from turboserve.audience import SILENT_S
 from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import LatentsHeader
@@ -210,7 +211,7 @@ async def test_a_frozen_server_is_given_up_and_does_later_what_was_sent(url: str
         return False
 
     # Commands sent while it is frozen use an existing connection.
-    await until(connected)
+    await eventually(connected)
     with frozen(url, memory), pytest.raises(HotUnavailableError):
         await store.write({key: {"a": 1.0}}, ttl_s=60)
     async with asyncio.timeout(60.0):

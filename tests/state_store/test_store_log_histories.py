@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.state_store.state_store_harness import Harness, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import Harness
 from turboserve.bus import Owners, append, next_entry
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.sessions import SessionRecord
@@ -163,5 +164,5 @@ async def test_an_ended_session_leaves_nothing_of_any_identity(api: Harness, his
         await histories._purge.sessions([record.id])
         return not await in_log(api, record.id)
 
-    await until(purged)
+    await eventually(purged)
     await histories.trim()

@@ -13,7 +13,8 @@ from nats.js import api as js
 from nats.js.errors import NotFoundError
 from sqlalchemy import text
 
-from tests.state_store.state_store_harness import Harness, Machine, Store, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import Harness, Machine, Store
 from turboserve import subjects
 from turboserve.bus import Bus, Owners, append, last_entry, next_entry
 from turboserve.cli.embedded import Layout, NatsServer, Ports
@@ -77,7 +78,7 @@ async def append_patiently(api: Harness, record: SessionRecord, index: int) -> N
     async def done() -> bool:
         return await append_chunk(api, record, index)
 
-    await until(done)
+    await eventually(done)
 
 
 async def chunks_in_log(api: Harness, record: SessionRecord) -> int:
@@ -116,7 +117,7 @@ async def test_finished_sessions_make_room_oldest_first_then_old_chunks_and_fenc
         index += 1
         assert index < 30
     index -= 1
-    await until(lambda: store.runtime.warnings().get("log_space") is None)
+    await eventually(lambda: store.runtime.warnings().get("log_space") is None)
     # The chunks of the session that ended last stay as long as the older ones make enough room.
     assert await chunks_in_log(api, finished[2]) == 10
     assert await chunks_in_log(api, suspended) == 10
@@ -144,7 +145,7 @@ async def test_finished_sessions_make_room_oldest_first_then_old_chunks_and_fenc
             return not (await api.resume(suspended.id)).phase.ended
         return False
 
-    await until(resumed)
+    await eventually(resumed)
     await api.end(live.id)
     await api.end(suspended.id)
 
@@ -180,7 +181,7 @@ async def test_nothing_is_admitted_when_only_floors_are_left_and_again_when_one_
         warning = store.runtime.warnings().get("log_space", "")
         return warning.startswith(("scarce", "full")) and await refused()
 
-    await until(refused_when_full)
+    await eventually(refused_when_full)
     owners = [await owner_in_log(api, record) for record in sessions]
     assert owners == [record.epoch for record in sessions]
     for record in sessions[:3]:
@@ -189,7 +190,7 @@ async def test_nothing_is_admitted_when_only_floors_are_left_and_again_when_one_
     async def admitted() -> bool:
         return not await refused()
 
-    await until(admitted)
+    await eventually(admitted)
     for record in sessions[3:]:
         assert await owner_in_log(api, record) == record.epoch
         await append_patiently(api, record, 3_000)
@@ -209,13 +210,13 @@ async def test_old_events_make_room_and_the_newest_stay(api: Harness, store: Sto
         return entry is not None and b'"74:x' in entry.data
 
     # 150 KB go through a stream of 105 KB, by an outbox that retries until there is room.
-    await until(published)
+    await eventually(published)
     info = await jetstream.stream_info(EVENTS)
     assert info.state.bytes <= config.max_bytes
     assert info.state.first_seq > 1
     await api.end(record.id)
     # The next test's sessions are admitted.
-    await until(lambda: store.runtime.warnings().get("log_space") is None)
+    await eventually(lambda: store.runtime.warnings().get("log_space") is None)
 
 
 async def test_sessions_that_no_row_knows_make_room(api: Harness, store: Store) -> None:
@@ -239,7 +240,7 @@ async def test_sessions_that_no_row_knows_make_room(api: Harness, store: Store) 
         # Its fence is removed after its chunks.
         return await owner_in_log(api, unknown) == 0
 
-    await until(purged)
+    await eventually(purged)
     assert await owner_in_log(api, live) == live.epoch
     await api.end(live.id)
 
@@ -348,7 +349,7 @@ async def test_streams_of_an_earlier_version_get_a_size_in_place(
             await machine.stop()
             server._max_store_bytes = limit // 2
             await machine.start()
-            await until(lambda: bus.connected and admin.connected)
+            await eventually(lambda: bus.connected and admin.connected)
             await streams.ensure_with_retry()
             for name, size in sizes.items():
                 assert (await jetstream.stream_info(name)).config.max_bytes == size
@@ -356,7 +357,7 @@ async def test_streams_of_an_earlier_version_get_a_size_in_place(
             await machine.stop()
             server._max_store_bytes = 4 * limit
             await machine.start()
-            await until(lambda: bus.connected and admin.connected)
+            await eventually(lambda: bus.connected and admin.connected)
             await streams.ensure_with_retry()
             for name, size in sizes.items():
                 assert ((await jetstream.stream_info(name)).config.max_bytes or 0) > 2 * size

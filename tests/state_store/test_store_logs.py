@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import text
 
 from tests.helpers.other_versions import NEWER, OLDER, of_version
+from tests.helpers.waiting import eventually
 from tests.state_store.conftest import StartStore
-from tests.state_store.state_store_harness import LIMIT_S, Harness, Store, until
+from tests.state_store.state_store_harness import LIMIT_S, Harness, Store
 from turboserve import subjects
 from turboserve.bus import append, last_entry
 from turboserve.contracts.chunks import Ownership
@@ -244,7 +245,7 @@ async def test_events_published_long_ago_are_recognised_in_the_log(api: Harness,
     async def empty() -> bool:
         return await parts.sql("select 1 from outbox") == []
 
-    await until(empty)
+    await eventually(empty)
     await asyncio.sleep(2 * WINDOW_S)
     # As left by a crash before the removal, with one more that was never published.
     async with parts.database.transaction() as db:
@@ -259,7 +260,7 @@ async def test_events_published_long_ago_are_recognised_in_the_log(api: Harness,
             await parts.outbox.drain()
         return await empty()
 
-    await until(drained)
+    await eventually(drained)
     found = await api.events(record.id)
     assert [event.id for event in found] == [*(event.id for event in events), "ev_never_published"]
 
@@ -363,7 +364,7 @@ async def test_chunks_are_counted_once_under_any_leader(
     async def counted() -> bool:
         return (await api.get(record.id)).next_chunk == 30
 
-    await until(counted)
+    await eventually(counted)
     applied = ["prompt.applied"] * 3
     events = await api.until_events(
         record.id, "session.created", "session.placed", *["prompt.accepted"] * 3, *applied

@@ -17,7 +17,8 @@ import pytest
 from nats.js.errors import NotFoundError as StreamNotFound
 from pydantic import SecretStr
 
-from tests.state_store.state_store_harness import PATIENT, Harness, Machine, Process, Store, machine, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import PATIENT, Harness, Machine, Process, Store, machine
 from turboserve import subjects
 from turboserve.bus import append
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
@@ -77,10 +78,10 @@ async def test_postgres_dies_hangs_and_comes_back(
         for round_ in range(2):
             await postgres.kill()
             await refused_in_time()
-            await until(lambda: not store.runtime.checks()["postgres"])
+            await eventually(lambda: not store.runtime.checks()["postgres"])
             await api.chunk(record, round_)
             await postgres.start()
-            await until(serves)
+            await eventually(serves)
 
         postgres.signal(signal.SIGSTOP)
         pids = [int(pid) for pid in await children(postgres)]
@@ -92,19 +93,19 @@ async def test_postgres_dies_hangs_and_comes_back(
             for pid in pids:
                 signal_quietly(pid, signal.SIGCONT)
             postgres.signal(signal.SIGCONT)
-        await until(serves)
+        await eventually(serves)
 
         async def counted() -> bool:
             return (await with_retry(lambda: api.get(record.id))).next_chunk == 2
 
-        await until(counted)
+        await eventually(counted)
 
         async def all_is_published() -> bool:
             prompts = (await with_retry(lambda: api.get(record.id))).control_seq
             accepted = ["prompt.accepted"] * prompts
             return await api.event_types(record.id) == ["session.created", "session.placed", *accepted]
 
-        await until(all_is_published)
+        await eventually(all_is_published)
         assert not store.runtime.stopping.is_set()
 
 
@@ -176,9 +177,9 @@ async def test_without_redis_sessions_go_on(
         async def known() -> bool:
             return (await api.get(record.id)).unwatched_s is not None
 
-        await until(kept)
-        await until(watched)
-        await until(known)
+        await eventually(kept)
+        await eventually(watched)
+        await eventually(known)
 
         await redis.kill()
         with pytest.raises(NotFoundError):
@@ -190,12 +191,12 @@ async def test_without_redis_sessions_go_on(
         await api.prompt(record.id, "without Redis")
         [assigned] = (await api.renew(str(paused.worker), "hot")).assigned
         assert (assigned.epoch, assigned.playhead_s) == (again.epoch, 2.5)
-        await until(lambda: all(store.runtime.checks().values()))
+        await eventually(lambda: all(store.runtime.checks().values()))
 
         await redis.start()
-        await until(kept)
-        await until(watched)
-        await until(known)
+        await eventually(kept)
+        await eventually(watched)
+        await eventually(known)
         await api.end(record.id)
         with pytest.raises(ForbiddenError):
             await api.bus.call_raw(subjects.GET_LATENTS, latents)
@@ -231,7 +232,7 @@ async def test_the_broker_dies_while_sessions_change(
             async def back() -> bool:
                 return await api.answered() and all(store.runtime.checks().values())
 
-            await until(back)
+            await eventually(back)
             await api.chunk(record, index)
             await api.prompt(record.id, f"after {index}")
         await api.until_events(record.id, "session.created", "session.placed", *["prompt.accepted"] * 3)
@@ -239,7 +240,7 @@ async def test_the_broker_dies_while_sessions_change(
         async def counted() -> bool:
             return (await api.get(record.id)).next_chunk == 3
 
-        await until(counted)
+        await eventually(counted)
 
 
 async def test_a_broker_that_lost_its_disk_gets_streams_and_owners_again(
@@ -273,7 +274,7 @@ async def test_a_broker_that_lost_its_disk_gets_streams_and_owners_again(
                 for row, log in zip(rows, logged, strict=True)
             )
 
-        await until(owned)
+        await eventually(owned)
         row = await api.get(record.id)
         assert (row.epoch, row.worker) == (record.epoch, record.worker)
         assert row.version > record.version

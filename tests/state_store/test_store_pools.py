@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from tests.state_store.state_store_harness import Harness, Process, Store, until
+from tests.helpers.waiting import eventually
+from tests.state_store.state_store_harness import Harness, Process, Store
 from turboserve import subjects
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.cost import CostReport, GetCost, Rental
@@ -75,12 +76,12 @@ async def test_two_sessions_share_their_workers_time_and_the_rest_is_idle(api: H
         await told()
         return await share(api, session) >= gpu_seconds
 
-    await until(lambda: reaches(two.id, 60.0))
+    await eventually(lambda: reaches(two.id, 60.0))
     # They differ by the time that one had alone: between two samples, and during the second's placement.
     assert await share(api, one.id) >= await share(api, two.id) > 0.0
     await api.pause(two.id)
     before = await share(api, two.id)
-    await until(lambda: reaches(one.id, before + 120.0))
+    await eventually(lambda: reaches(one.id, before + 120.0))
     assert await share(api, two.id) <= before + 30.0
 
     await told(ended_ago_s=0.0)
@@ -201,7 +202,7 @@ async def test_a_share_is_never_given_at_the_price_of_an_unknown_kind(settings: 
             await told()
             return await share(api, record.id) > 0.0
 
-        await until(has_share)
+        await eventually(has_share)
         [mine] = (await cost(api, session=record.id)).sessions
         assert mine.money == pytest.approx(mine.gpu_seconds)
 
@@ -232,7 +233,7 @@ async def test_kill_9_while_counting_neither_loses_nor_doubles(settings: Setting
                 await report(api, pool, rental(), model=model)
                 return await share(api, record.id) > 502.0
 
-            await until(counts)
+            await eventually(counts)
             last = rental(ended_ago_s=0.0)
             await report(api, pool, last, model=model)
             assert await of_pool(api, pool) == pytest.approx(502.0 * last.age_s)

@@ -12,8 +12,9 @@ import pytest
 from nats.aio.msg import Msg
 from sqlalchemy import text
 
+from tests.helpers.waiting import eventually
 from tests.state_store.conftest import StartStore
-from tests.state_store.state_store_harness import PATIENT, Harness, until
+from tests.state_store.state_store_harness import PATIENT, Harness
 from turboserve import subjects
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import (
@@ -91,13 +92,13 @@ async def test_a_migration_from_its_beginning_to_its_commit(api: Harness) -> Non
     assert (begun.epoch, begun.own_revision, begun.migration) == (1, placed.own_revision, begun.version)
 
     # Both are informed at once, and with every renewal; the target also learns the source's address.
-    await until(lambda: at_target)
+    await eventually(lambda: at_target)
     assert at_target[0].incoming is not None
     assert (at_target[0].incoming.record.migration, at_target[0].incoming.source) == (
         begun.migration,
         (ADDRESS,),
     )
-    await until(lambda: at_source and at_source[-1].record.target == target)
+    await eventually(lambda: at_source and at_source[-1].record.target == target)
     assert at_source[-1].incoming is None
     renewal = await api.renew(target, "migrations")
     [incoming] = renewal.incoming
@@ -120,8 +121,8 @@ async def test_a_migration_from_its_beginning_to_its_commit(api: Harness) -> Non
     with pytest.raises(FencedError):
         await api.chunk(begun, 2)
     await api.chunk(done, 2)
-    await until(lambda: at_target[-1].record.worker == target and at_target[-1].incoming is None)
-    await until(lambda: at_source[-1].record.worker == target)
+    await eventually(lambda: at_target[-1].record.worker == target and at_target[-1].incoming is None)
+    await eventually(lambda: at_source[-1].record.worker == target)
     renewal = await api.renew(target, "migrations")
     assert ([row.id for row in renewal.assigned], renewal.incoming) == ([done.id], ())
     assert (await api.renew(source, "migrations")).assigned == ()
@@ -155,7 +156,7 @@ async def test_a_migration_that_is_given_up_leaves_everything_as_it_was(api: Har
         None,
     )
     assert (stays.epoch, stays.own_revision) == (begun.epoch, begun.own_revision)
-    await until(lambda: at_target)
+    await eventually(lambda: at_target)
     assert (at_target[-1].record.version, at_target[-1].incoming) == (stays.version, None)
     assert (await api.renew(str(begun.target), "given-up")).incoming == ()
     await api.chunk(stays, 0)
@@ -227,7 +228,7 @@ async def test_what_overtakes_a_migration_ends_it(api: Harness, how: str) -> Non
     after = await calls[how]()
     assert (after.target, after.migration) == (None, None)
     # The target, which the row no longer names, is informed of it.
-    await until(lambda: any(one.record.version == after.version for one in at_target))
+    await eventually(lambda: any(one.record.version == after.version for one in at_target))
     with pytest.raises(MigrationOverError):
         await api.commit_migration(begun)
     assert (await api.abandon_migration(begun)).version == after.version
@@ -324,7 +325,7 @@ async def test_a_state_that_the_log_has_left_behind_is_not_committed(api: Harnes
     async def counted() -> bool:
         return (await api.get(begun.id)).next_chunk == 3
 
-    await until(counted)
+    await eventually(counted)
     with pytest.raises(StaleStateError):
         await api.commit_migration(begun, next_chunk=2)
     assert (await api.get(begun.id)).migration == begun.migration
@@ -452,7 +453,7 @@ async def test_only_the_two_workers_of_a_migration_get_its_key(api: Harness, set
     assert len(bytes.fromhex(key)) == 32
 
     # At once, and with every renewal.
-    await until(lambda: at_target and at_target[-1].key and at_source and at_source[-1].key)
+    await eventually(lambda: at_target and at_target[-1].key and at_source and at_source[-1].key)
     renewals = [await api.renew(worker, "keys") for worker in (source, target)]
     for told in (at_source[-1].key, at_target[-1].key, *(renewal.keys[0] for renewal in renewals)):
         assert told is not None

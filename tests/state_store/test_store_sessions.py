@@ -7,8 +7,9 @@ import json
 
 import pytest
 
+from tests.helpers.waiting import eventually
 from tests.state_store.conftest import StartStore
-from tests.state_store.state_store_harness import Harness, Store, until
+from tests.state_store.state_store_harness import Harness, Store
 from turboserve import subjects
 from turboserve.bus.requests import ERROR_HEADER
 from turboserve.contracts.chunks import LatentsHeader
@@ -56,7 +57,7 @@ async def test_a_session_from_prompt_to_end(api: Harness) -> None:
     placed = await api.place(created, worker)
     assert (placed.phase, placed.epoch, placed.worker) == (Phase.ACTIVE, 1, worker)
     assert placed.own_revision is not None
-    await until(lambda: told)
+    await eventually(lambda: told)
     assert told[0].record.own_revision == placed.own_revision
 
     receipt = await api.prompt(created.id, "a blue square")
@@ -77,7 +78,7 @@ async def test_a_session_from_prompt_to_end(api: Harness) -> None:
     assert (row.prompt, row.metadata) == ("a blue square", {"project": "demo"})
     ended = await api.end(created.id)
     assert (ended.phase, ended.epoch, ended.worker) == (Phase.TERMINATED, 2, None)
-    await until(lambda: told[-1].record.phase is Phase.TERMINATED)
+    await eventually(lambda: told[-1].record.phase is Phase.TERMINATED)
     assert (await api.end(created.id)).version == ended.version
     await api.until_events(
         created.id,
@@ -278,7 +279,7 @@ async def test_latents_are_for_the_owner(api: Harness) -> None:
         except NotFoundError:
             return False
 
-    await until(kept)
+    await eventually(kept)
     for other in ("wk_other", None):
         with pytest.raises(ForbiddenError) as refused:
             await get(other)
@@ -293,7 +294,7 @@ async def test_idle_suspension_compares_the_version_and_looks_for_viewers(api: H
     async def seen() -> bool:
         return (await api.get(record.id)).playhead_s == 1.5
 
-    await until(seen)
+    await eventually(seen)
     with pytest.raises(ConflictError, match="watched"):
         await api.suspend_idle(record)
 

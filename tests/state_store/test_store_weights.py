@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.waiting import eventually
 from tests.state_store.core_requests import REQUEST, begin_request, paused_record, place_request
-from tests.state_store.state_store_harness import Harness, until
+from tests.state_store.state_store_harness import Harness
 from turboserve import subjects
 from turboserve.contracts.errors import ConflictError, InvalidInputError, TransitionError
 from turboserve.contracts.events import SessionPlaced
@@ -98,7 +99,7 @@ async def test_the_weights_are_in_the_rows_of_the_worker_and_of_its_sessions(api
     async def counted() -> bool:
         return (await api.get(placed.id)).next_chunk == 1
 
-    await until(counted)
+    await eventually(counted)
     with pytest.raises(InvalidInputError, match="new"):
         await api.begin_migration(placed, new)
     with pytest.raises(InvalidInputError, match="new"):

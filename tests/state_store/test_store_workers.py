@@ -10,8 +10,9 @@ from contextlib import suppress
 import pytest
 from sqlalchemy import text
 
+from tests.helpers.waiting import eventually
 from tests.state_store.conftest import StartStore
-from tests.state_store.state_store_harness import PATIENT, Harness, Store, until
+from tests.state_store.state_store_harness import PATIENT, Harness, Store
 from turboserve import subjects
 from turboserve.contracts.errors import (
     ConflictError,
@@ -162,7 +163,7 @@ async def test_a_gone_worker_is_always_refused_and_its_sessions_wait(api: Harnes
     async def reported() -> bool:
         return "worker.left" in await types()
 
-    await until(reported)
+    await eventually(reported)
     assert await types() == ["worker.joined", "worker.left"]
 
 
@@ -242,9 +243,9 @@ async def test_a_goodbye_that_waits_for_the_row_does_not_bury_the_next_process(
         async with database.transaction() as db:
             await db.workers.get(worker, lock=True)
             tasks.create_task(api.renew(worker, "buried", 0, WorkerPhase.STARTING, started_at=20.0))
-            await until(lambda: _equals(waiting, 1))
+            await eventually(lambda: _equals(waiting, 1))
             tasks.create_task(api.renew(worker, "buried", phase=WorkerPhase.GONE, started_at=10.0))
-            await until(lambda: _equals(waiting, 2))
+            await eventually(lambda: _equals(waiting, 2))
     async with Harness.connected(patient) as api:
         assert (await listed(api, worker)).phase is WorkerPhase.STARTING
     await database.close()

@@ -10,6 +10,7 @@ import pytest
 
 import turboserve.simulation.runtime.rows.database
 import turboserve.state_store.database
+from tests.helpers.waiting import eventually
 from tests.state_store.core_requests import REQUEST
 from tests.state_store.database_servers import DatabaseServer
 from turboserve.contracts.errors import ConflictError, UnavailableError
@@ -502,14 +503,10 @@ async def test_leaders_take_turns(patient_locks: None, server: DatabaseServer, d
         await lead(instance, KEY, work)
 
     tasks = {n: asyncio.create_task(lead_as(n, server.connect())) for n in (1, 2)}
-    async with asyncio.timeout(60):
-        while not leads:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: leads, 60)
     [first] = leads
     await stop(tasks[first])
-    async with asyncio.timeout(60):
-        while len(leads) < 2:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: len(leads) >= 2, 60)
     assert leads == [first, 3 - first]
     await stop(*tasks.values())
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.waiting import eventually_blocking
 from turboserve.worker.engine.interface import (
     ChunkReady,
     Control,
@@ -341,8 +342,6 @@ def test_a_lane_that_breaks_down_says_so() -> None:
 
     lane: StreamExecutor[Broken] = StreamExecutor("broken", torch.device("cpu"), Wakeup(), threaded=True)
     lane.submit(Broken())
-    deadline = time.monotonic() + WAIT_S
-    while not lane.finished and time.monotonic() < deadline:
-        time.sleep(0.001)
+    eventually_blocking(lambda: lane.finished)
     with pytest.raises(RuntimeError, match="stream executor broken has failed"):
         lane.collect()

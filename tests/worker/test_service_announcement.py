@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer
@@ -92,9 +93,7 @@ async def test_it_leaves_if_it_cannot_load(store: Store, nats_server: NatsServer
             await store.renewed.wait()
             raise ValueError("a checkpoint that is none")
     # It does not wait for the answer to its final report.
-    async with asyncio.timeout(60):
-        while WorkerPhase.GONE not in store.phases:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: WorkerPhase.GONE in store.phases, 60)
     assert store.phases[-1] is WorkerPhase.GONE
     assert store.phases.count(WorkerPhase.GONE) == 1
 
@@ -133,6 +132,4 @@ async def test_what_the_process_before_it_had_is_refused_as_long_as_rows_name_it
 async def test_it_hears_that_it_was_declared_gone(store: Store, nats_server: NatsServer) -> None:
     store.says_gone, gone = True, list[str]()
     async with loading(nats_server, gone):
-        async with asyncio.timeout(60):
-            while not gone:
-                await asyncio.sleep(0.05)
+        await eventually(lambda: gone, 60)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.helpers.other_versions import NEWER, of_version
+from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer
@@ -103,9 +104,7 @@ async def test_a_refused_version_is_no_excuse_for_the_lease_and_shows_in_readine
         data = of_version(Renew(load=report), NEWER).decode()
         newer.setattr(Renew, "to_text", lambda _: data)
         beating = asyncio.create_task(heartbeat.run())
-        async with asyncio.timeout(60.0):
-            while not worker.incompatible or beats < 4:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: worker.incompatible and beats >= 4, 60.0)
         # An answer that is too late for its deadline delivers nothing either.
         assert received.empty()
         assert not heartbeat.answered

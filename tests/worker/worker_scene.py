@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import pytest
 
+from tests.helpers.waiting import eventually
 from tests.worker.worker_processes import Pool, Store
 from turboserve.bus import Bus, append, last_entry, next_entry
 from turboserve.bus.log import Entry
@@ -237,18 +240,14 @@ class Scene:
 
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         """Wait for a condition, which may be a coroutine function and may raise `UnavailableError`."""
-        deadline = time.monotonic() + PATIENCE_S
-        trouble: UnavailableError | None = None
-        while True:
-            try:
+
+        async def holds() -> object:
+            with suppress(UnavailableError):
                 result = condition()
-                if await result if asyncio.iscoroutine(result) else result:
-                    return
-            except UnavailableError as error:
-                trouble = error
-            if time.monotonic() >= deadline:
-                raise AssertionError(self.diagnosis(what)) from trouble
-            await asyncio.sleep(0.05)
+                return await result if inspect.isawaitable(result) else result
+            return False
+
+        await eventually(holds, PATIENCE_S, lambda: self.diagnosis(what))
 
     def diagnosis(self, what: str) -> str:
         """Return the awaited condition, the last reports of the test's workers, and the ends of all logs."""

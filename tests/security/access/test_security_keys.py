@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +20,7 @@ import websockets
 from pydantic import ValidationError
 
 from tests.helpers.pool_harness import Pool
+from tests.helpers.waiting import eventually
 from tests.security.access.conftest import Connect, OpenSocket
 from turboserve.cli.keys import app as keys_command
 from turboserve.gateway.auth import key_file
@@ -39,13 +39,6 @@ def turboserve_keys(*words: str) -> tuple[int, str, str]:
 
     done = CliRunner().invoke(keys_command, list(words))
     return done.exit_code, done.stdout, done.stderr
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not await holds():
-        assert time.monotonic() < deadline_s, f"it never came true: {holds.__name__}"
-        await asyncio.sleep(0.1)
 
 
 def test_only_the_hash_is_kept_and_the_key_is_shown_once(tmp_path: Path) -> None:

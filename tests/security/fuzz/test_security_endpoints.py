@@ -11,7 +11,8 @@ import asyncpg
 import pytest
 
 from tests.helpers.hostile import NOT_DOCUMENTS, Hostile, attacks
-from tests.helpers.service_process import Service, connected, eventually, state_store
+from tests.helpers.service_process import Service, connected, state_store
+from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.bus.requests import ERROR_HEADER

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.waiting import eventually
 from turboserve.simulation.runtime.device.fabric import FabricFaults, TransferFabric
 from turboserve.simulation.runtime.device.network import MemoryNetwork
 from turboserve.simulation.runtime.loop import VirtualLoop
@@ -136,11 +137,7 @@ class Pair:
         await self.until(lambda: self.provider.said[-1:] == ["over"])
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + LIMIT_S
-        while not condition():
-            assert loop.time() < end, f"the source was asked for {self.provider.said}"
-            await asyncio.sleep(0.01)
+        await eventually(condition, LIMIT_S, lambda: f"the source was asked for {self.provider.said}")
 
 
 class Kind(ABC):

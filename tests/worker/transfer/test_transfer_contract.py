@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.waiting import eventually_blocking
 from tests.worker.transfer import transfer_peer
 from tests.worker.transfer.transfer_peer import CHANGED, LAYERS, LONG_S, MIGRATION, SESSION, SLOTS
 from turboserve.worker.transfer import nixl
@@ -81,13 +82,12 @@ class Peer:
 
     def until(self, links: int, files: int) -> None:
         """Wait until it holds no more than this."""
-        end = time.monotonic() + PATIENCE_S
-        while True:
+
+        def holds() -> bool:
             facts = self.facts()
-            if facts["links"] == links and facts["files"] <= files:
-                return
-            assert time.monotonic() < end, facts
-            time.sleep(0.1)
+            return facts["links"] == links and facts["files"] <= files
+
+        eventually_blocking(holds, PATIENCE_S, lambda: str(self.facts()))
 
 
 class Pair:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import torch
 
+from tests.helpers.waiting import eventually
 from turboserve.worker.transfer import pair, rendezvous
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
@@ -49,9 +50,9 @@ async def channels() -> AsyncIterator[tuple[Channel, Channel]]:
 
 
 async def connection_to_a_full_queue() -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while any(thread.name == "transfer-connect" for thread in threading.enumerate()):
-            await asyncio.sleep(0.05)
+    await eventually(
+        lambda: not any(thread.name == "transfer-connect" for thread in threading.enumerate()), PATIENCE_S
+    )
 
 
 async def test_two_sides_find_each_other_through_the_channel(channels: tuple[Channel, Channel]) -> None:
@@ -131,9 +132,7 @@ async def test_what_comes_too_late_is_given_up(links: Links) -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     go.set()
-    async with asyncio.timeout(PATIENCE_S):
-        while not dropped:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: dropped, PATIENCE_S)
     assert dropped == [True]
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.helpers.waiting import eventually
 from tests.worker.transfer.transfer_peer import KEY, MIGRATION, MODEL, SESSION, TARGET
 from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page
 from turboserve.worker.transfer import handshake, shm
@@ -102,10 +103,7 @@ async def heard(channel: Channel) -> Any:
 
 
 async def until(provider: Giver, said: list[str]) -> None:
-    end = asyncio.get_running_loop().time() + PATIENCE_S
-    while provider.said != said:
-        assert asyncio.get_running_loop().time() < end, provider.said
-        await asyncio.sleep(0.01)
+    await eventually(lambda: provider.said == said, PATIENCE_S, lambda: str(provider.said))
 
 
 async def test_a_refused_client_takes_nothing_from_the_one_being_served(provider: Giver, hello: Say) -> None:
@@ -136,9 +134,8 @@ async def test_no_more_than_the_budget_counts_send_while_their_sessions_generate
 ) -> None:
     """Each keeps a second cache of the decoder. The next waits, and reports it, until one has ended."""
     first, *_ = [await hello(f"s{n}") for n in range(SOURCES_AT_ONCE)]
-    async with asyncio.timeout(PATIENCE_S):
-        while provider.said.count("pages") < SOURCES_AT_ONCE:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: provider.said.count("pages") >= SOURCES_AT_ONCE, PATIENCE_S)
+    ended: list[int] = []
     for hangs_up in (True, False):
         third = await hello("third")
         assert (await heard(third)).type == "welcome"
@@ -146,15 +143,11 @@ async def test_no_more_than_the_budget_counts_send_while_their_sessions_generate
         assert provider.said.count("pages") == SOURCES_AT_ONCE
         if hangs_up:
             # A source that gives up while it waits takes no other's turn along.
-            over = provider.said.count("over")
+            ended.append(provider.said.count("over"))
             third.abort()
-            async with asyncio.timeout(PATIENCE_S):
-                while provider.said.count("over") == over:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: provider.said.count("over") != ended[-1], PATIENCE_S)
     first.abort()
-    async with asyncio.timeout(PATIENCE_S):
-        while provider.said.count("pages") == SOURCES_AT_ONCE:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: provider.said.count("pages") != SOURCES_AT_ONCE, PATIENCE_S)
 
 
 async def test_so_does_one_that_is_still_busy_when_all_has_been_taken() -> None:
