@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -121,7 +120,7 @@ async def test_a_death_is_reported_once_and_the_member_is_free(place: Place) -> 
     assert exits[0][0] == "wrk_a"
     assert await provider.adopt() == []
     await provider.launch("test-0", "wrk_b")
-    await asyncio.sleep(0.2)
+    await eventually(lambda: provider.ready("wrk_b"))
     assert len(exits) == 1
 
 

@@ -108,7 +108,7 @@ async def test_children_of_a_worker_are_not_workers(machine: Place) -> None:
     environment["TURBOSERVE_WORKER_ID"] = "wrk_child"
     child = await spawn([sys.executable, "-I", "-S", "-c", script], env=environment)
     try:
-        await asyncio.sleep(0.2)
+        await eventually(lambda: "TURBOSERVE_WORKER_ID" in environment_of(child.pid))
         assert [m.worker for m in await provider.adopt()] == ["wrk_a"]
     finally:
         child.kill()

@@ -6,6 +6,9 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 LIMIT_S = 120.0
 """Longer than any condition takes on a busy machine."""
@@ -42,6 +45,27 @@ def eventually_blocking(
         if time.monotonic() >= end:
             raise AssertionError(_failure(condition, result, limit_s, what))
         time.sleep(INTERVAL_S)
+
+
+class CompletedCalls:
+    """Counts the calls of an asynchronous method that end without an error, for all objects of the class."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.count = 0
+        original = getattr(owner, name)
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            result = await original(*args, **options)
+            self.count += 1
+            return result
+
+        monkeypatch.setattr(owner, name, counted)
+
+    async def more(self, count: int, limit_s: float = LIMIT_S) -> None:
+        """Wait until `count` calls have ended that begin from now on."""
+        # One may be under way.
+        end = self.count + 1 + count
+        await eventually(lambda: self.count >= end, limit_s)
 
 
 def _failure(

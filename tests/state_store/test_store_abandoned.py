@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,7 +9,7 @@ import pytest
 import redis
 from sqlalchemy import text
 
-from tests.helpers.waiting import eventually
+from tests.helpers.waiting import CompletedCalls, eventually
 from tests.state_store.state_store_harness import Harness, Store
 from turboserve import subjects
 from turboserve.contracts.sessions import Phase, SessionRecord
@@ -19,6 +18,7 @@ from turboserve.ids import new_id
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.hot.session_state import since_key
+from turboserve.state_store.retention import Retention
 from turboserve.state_store.settings import Settings
 
 LIMIT_S = 3_600.0
@@ -49,7 +49,15 @@ async def long_ago(database: PostgresDatabase, record: SessionRecord) -> None:
         await db.connection.execute(shift, {"s": LIMIT_S + 1.0, "id": record.id})
 
 
-async def test_only_sessions_suspended_and_unwatched_for_too_long_are_ended(settings: Settings) -> None:
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> CompletedCalls:
+    """Rounds of retention; each looks for abandoned sessions."""
+    return CompletedCalls(monkeypatch, Retention, "purge")
+
+
+async def test_only_sessions_suspended_and_unwatched_for_too_long_are_ended(
+    settings: Settings, rounds: CompletedCalls
+) -> None:
     async with store(settings, LIMIT_S) as (api, database):
         left, watched, fresh, playing = [await api.running(new_id("m")) for _ in range(4)]
         for record in (left, watched, fresh):
@@ -73,27 +81,28 @@ async def test_only_sessions_suspended_and_unwatched_for_too_long_are_ended(sett
         await api.until_events(
             left.id, "session.created", "session.placed", "session.suspended", "session.ended"
         )
-        # Several more checks.
-        await asyncio.sleep(0.5)
+        await rounds.more(3)
         phases = [(await api.get(record.id)).phase for record in (watched, fresh, playing)]
         assert phases == [Phase.SUSPENDED, Phase.SUSPENDED, Phase.ACTIVE]
 
 
-async def test_no_session_ends_before_redis_has_recorded_viewers_for_long_enough(settings: Settings) -> None:
+async def test_no_session_ends_before_redis_has_recorded_viewers_for_long_enough(
+    settings: Settings, rounds: CompletedCalls
+) -> None:
     async with store(settings, LIMIT_S, redis_since=None) as (api, database):
         record = await api.running(new_id("m"))
         await api.pause(record.id)
         await long_ago(database, record)
-        await asyncio.sleep(0.5)
+        await rounds.more(3)
         assert (await api.get(record.id)).phase is Phase.SUSPENDED
 
 
-async def test_without_a_limit_no_session_is_ended(settings: Settings) -> None:
+async def test_without_a_limit_no_session_is_ended(settings: Settings, rounds: CompletedCalls) -> None:
     async with store(settings, 0.0) as (api, database):
         record = await api.running(new_id("m"))
         await api.pause(record.id)
         await long_ago(database, record)
-        await asyncio.sleep(0.5)
+        await rounds.more(3)
         assert (await api.get(record.id)).phase is Phase.SUSPENDED
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from tests.helpers.waiting import eventually
 from tests.state_store.state_store_harness import Harness, memory_servers
 from turboserve import subjects
 from turboserve.contracts.base import Contract
@@ -144,7 +145,21 @@ async def test_a_command_of_an_old_term_is_refused_whatever_it_is(api: Harness, 
     await api.bus.call(subjects.WORKER_GONE, WorkerGone(worker=spare, reason="released"))
 
 
-async def test_a_new_term_waits_for_the_commands_of_the_old_one(api: Harness, database: Database) -> None:
+async def is_waiting(settings: Settings, database: Database) -> bool:
+    """Return whether a transaction of this database waits for a lock of another."""
+    memory = memory_servers(settings)
+    if memory is not None:
+        return memory.postgres.locks.waiting > 0
+    assert isinstance(database, PostgresDatabase)
+    waiting = "datname = current_database() and wait_event_type = 'Lock'"
+    async with database.engine.connect() as connection:
+        found = await connection.execute(text(f"select count(*) from pg_stat_activity where {waiting}"))
+        return bool(found.scalar_one())
+
+
+async def test_a_new_term_waits_for_the_commands_of_the_old_one(
+    api: Harness, database: Database, settings: Settings
+) -> None:
     """Renewals do not wait: a leader must not lose its lease because its own commands are slow."""
     first, second = Candidate(api, "first"), Candidate(api, "second")
     await first.campaign()
@@ -153,7 +168,7 @@ async def test_a_new_term_waits_for_the_commands_of_the_old_one(api: Harness, da
         await first.keep(1)
         await second.look()
         taking = asyncio.create_task(second.campaign())
-        await asyncio.sleep(0.3)
+        await eventually(lambda: is_waiting(settings, database))
         assert not taking.done()
     assert (await taking).granted
 

@@ -92,6 +92,13 @@ class DeviceHarness:
                 async_busy |= await self.call(self._busy)
             busy = async_busy
 
+    async def callbacks_run(self) -> None:
+        """Wait until the loop has run all callbacks that any thread has scheduled so far."""
+        loop = asyncio.get_running_loop()
+        passed = loop.create_future()
+        loop.call_soon_threadsafe(passed.set_result, None)
+        await passed
+
     def _busy(self, engine: Engine) -> bool:
         # Between two chunks no session is busy, and the next step begins one.
         runner: Any = self.runner

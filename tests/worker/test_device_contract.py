@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -492,11 +491,11 @@ def test_an_ended_device_delivers_what_it_has_made_and_no_more(kind: Kind) -> No
         assert [harness.runner.alive, harness.packager.alive] == [False, False]
         made = harness.runner.engine.sessions["a"].delivered
         indices = [1 + index for index in range(made - 1)]
-        await asyncio.sleep(0.2)
+        await harness.callbacks_run()
         found = [harness.delivered.get_nowait() for _ in range(harness.delivered.qsize())]
         assert [chunk.index for chunk in found if isinstance(chunk, PackagedChunk)] == indices
         harness.submit(commands.SetPlayhead("a", 1, 60.0, True))
-        await asyncio.sleep(0.2)
+        await harness.callbacks_run()
         assert harness.delivered.empty()
 
     kind.play(scenario)

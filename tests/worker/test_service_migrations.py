@@ -284,9 +284,9 @@ async def test_a_session_that_may_be_the_targets_already_stands_still_until_its_
 
     # The store counts a chunk after it is in the log.
     await scene.until(counted, "all chunks before the handoff are counted")
-    for _ in range(10):
+    for _ in range(7):
         await play_on(scene, session)
-        await asyncio.sleep(0.2)
+        await scene.more_reports(source, 1)
     assert (await scene.record(session)).next_chunk == report.next_chunk
     await abandon(scene, row)
     await scene.chunks(session, report.next_chunk + 3)

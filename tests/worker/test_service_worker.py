@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from pathlib import Path
@@ -55,7 +54,7 @@ async def test_a_placed_session_fills_the_log_and_stops_at_its_lead(scene: Scene
         times = [picture.time for picture in container.decode(video=0)]
     assert times == pytest.approx([n / 16 for n in range(9 + 11 * 12)])
 
-    await asyncio.sleep(1.0)
+    await scene.more_reports(worker, 4)
     last = await scene.newest(session)
     assert last.header.start_s - chunks[-1].header.start_s < 3.0 + 0.75
 

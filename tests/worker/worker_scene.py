@@ -249,6 +249,11 @@ class Scene:
 
         await eventually(holds, PATIENCE_S, lambda: self.diagnosis(what))
 
+    async def more_reports(self, worker: str, count: int) -> None:
+        """Wait for `count` reports that the worker sends from now on."""
+        end = self.beats[worker] + 1 + count
+        await self.until(lambda: self.beats[worker] >= end, f"{count} more reports of {worker}")
+
     def diagnosis(self, what: str) -> str:
         """Return the awaited condition, the last reports of the test's workers, and the ends of all logs."""
         found = [f"not in {PATIENCE_S:g} s: {what}"]
