@@ -22,12 +22,13 @@ TEST_PROCESSES ?= 4
 # starts would then compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-dev up test soak lint lint-style lint-types lint-imports lint-docs compiled-tests docs wheels format
+.PHONY: help setup setup-dev up test coverage soak lint lint-style lint-types lint-imports lint-docs compiled-tests docs wheels format
 
 help:
 	@echo "make up      set up, start the whole stack, print the address of the player page"
 	@echo "             (options: make up UP_ARGS='--workers 2 --port 9000')"
 	@echo "make test    set up, check style, types and imports, run every test"
+	@echo "make coverage  every test, with the branches and lines that they execute"
 	@echo "make soak    the long tests that make test leaves out"
 	@echo "make setup   only create $(VENV) with what running needs (make setup-dev: and what testing needs)"
 	@echo "make compose-up    the stack in containers, with passwords and an API key of its own (make compose-down)"
@@ -101,6 +102,13 @@ test: setup-dev
 	@$(MAKE) -j2 --output-sync=target lint-types lint-imports lint-style lint-docs compiled-tests
 	@echo "test: pytest, $(TEST_PROCESSES) files at a time"; \
 		$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+
+# Twice as long as `make test`: each branch is recorded.
+coverage: setup-dev
+	@rm -f .coverage .coverage.*; status=0; \
+		$(BIN)/python -m coverage run -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS) || status=$$?; \
+		$(BIN)/python -m coverage combine --quiet; $(BIN)/python -m coverage report --sort=cover; \
+		$(BIN)/python tools/never_executed.py || status=1; exit $$status
 
 soak: setup-dev
 	@echo "soak: pytest, one file at a time"; $(BIN)/python -m pytest -m soak --timeout 1800 $(PYTEST_ARGS)
