@@ -13,8 +13,7 @@ import pytest
 from tests.helpers.waiting import eventually
 from tests.scheduler.scheduler_instances import Instance
 from turboserve import subjects
-from turboserve.contracts.requests import EndSession, ListWorkers, SessionRef
-from turboserve.contracts.workers import WorkerPhase
+from turboserve.contracts.requests import EndSession, SessionRef
 
 Workers = Callable[..., Awaitable[Any]]
 UntilKnown = Callable[[int], Awaitable[None]]
@@ -55,15 +54,7 @@ async def test_a_worker_whose_reports_are_lost_is_not_dead(
     session = await viewers.create()
     await viewers.active(session)
     worker.reports = False
-    # The scheduler hears from neither of them from here on, and declares the silent one gone.
-    silent = await workers(4)
-    await silent.die()
-
-    async def declared_gone() -> bool:
-        rows = (await viewers.bus.call(subjects.LIST_WORKERS, ListWorkers())).workers
-        return all(row.phase is WorkerPhase.GONE for row in rows if row.id == silent.id)
-
-    await eventually(declared_gone)
+    await asyncio.sleep(2 * WORKER_TIMEOUT_S)
     record = await viewers.get(session)
     assert (record.worker, record.epoch) == (worker.id, 1)
     assert not worker.gone
