@@ -24,7 +24,7 @@ from turboserve.simulation.runtime.broker import (
     Network,
     Rates,
 )
-from turboserve.simulation.runtime.broker.network import DOUBLED, LOST
+from turboserve.simulation.runtime.broker.network import DOUBLED, LOST, TimedClient
 from turboserve.simulation.runtime.process import ProcessDeadError
 from turboserve.subjects import CHUNK, CHUNKS, OWN, Caller
 
@@ -41,7 +41,7 @@ class Chosen(Network):
         self.choose: Choose = lambda _kind, _message, _to_broker: None
 
     def fate(
-        self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool
+        self, client: TimedClient, kind: Kind, message: Message, to_broker: bool
     ) -> MessageOutcome | None:
         return self.choose(kind, message, to_broker)
 
