@@ -85,7 +85,7 @@ lint-style:
 	@echo "test: ruff format --check"; $(BIN)/ruff format --check .
 
 lint-types:
-	@echo "test: mypy --strict"; $(BIN)/mypy $(sort $(wildcard */turboserve services/*/turboserve)) tests
+	@echo "test: mypy --strict"; $(BIN)/mypy $(sort $(wildcard */turboserve services/*/turboserve)) tests tools
 
 lint-imports:
 	@echo "test: lint-imports"; $(BIN)/lint-imports
