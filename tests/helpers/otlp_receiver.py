@@ -142,15 +142,18 @@ class OtlpReceiver:
         await eventually(lambda: condition(self.trace(trace)), limit_s, only)
         return self.trace(trace)
 
-    async def until_exemplars(self, metrics: set[str], trace: str, limit_s: float) -> None:
-        """Wait until each of these histograms has an exemplar of `trace`."""
+    async def until_exemplars(self, metrics: set[str], limit_s: float) -> None:
+        """Wait until each of these histograms has an exemplar that names an exported trace.
+
+        A histogram keeps one exemplar for each bucket and export, the newest. So a later request's may have
+        taken the place of an earlier one's.
+        """
 
         def found() -> set[str]:
-            return {each.metric for each in self.exemplars if each.trace == trace}
+            exported = {span.trace for span in self.spans}
+            return {each.metric for each in self.exemplars if each.trace in exported}
 
-        await eventually(
-            lambda: metrics <= found(), limit_s, lambda: f"of the trace {trace} only {found()} have exemplars"
-        )
+        await eventually(lambda: metrics <= found(), limit_s, lambda: f"only {found()} have exemplars")
 
     def _receive(self, path: str, body: bytes) -> None:
         if path.endswith("/v1/traces"):

@@ -109,7 +109,7 @@ async def test_a_creation_and_a_prompt_are_one_trace_each(data_dir: Path, receiv
                 )
                 await story_of_creation(receiver, creation, viewer.session)
                 await story_of_prompt(receiver, prompt, viewer.session, applied["chunk_index"])
-                await receiver.until_exemplars(EXEMPLARS, creation.trace, LIMIT_S)
+                await receiver.until_exemplars(EXEMPLARS, LIMIT_S)
             await viewer.delete()
     # The services have exported everything: they have stopped.
     failed = {span.trace for span in receiver.spans if span.failed}
