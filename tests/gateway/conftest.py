@@ -13,6 +13,7 @@ import websockets
 from pydantic import SecretStr
 from websockets.asyncio.client import ClientConnection
 
+from tests.helpers.pool_harness import Pool
 from tests.helpers.reporting_autoscaler import ReportingAutoscaler
 from tests.helpers.stream_protocol import check_sent
 from turboserve.bus import Bus
@@ -22,7 +23,7 @@ PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="session")
-def gateway_url(pool: Any) -> str:
+def gateway_url(pool: Pool) -> str:
     """A gateway without API keys."""
     url: str = pool.gateway()
     return url
@@ -38,7 +39,7 @@ StartSession = Callable[..., Awaitable[dict[str, Any]]]
 
 
 @pytest.fixture
-async def autoscaler(pool: Any, api: httpx.AsyncClient) -> AsyncIterator[ReportingAutoscaler]:
+async def autoscaler(pool: Pool, api: httpx.AsyncClient) -> AsyncIterator[ReportingAutoscaler]:
     """Publishes reports of pools, as an autoscaler's user, to the gateway at `api`."""
     settings = Settings(
         nats_url=pool.nats.address,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Any
 
 import httpx
 
@@ -109,7 +108,7 @@ async def test_a_viewer_of_a_killed_gateway_goes_on_at_another(
 
 
 async def test_a_worker_that_dies_costs_a_wait_and_no_chunk(
-    pool: Any, start: StartSession, watch: Watch
+    pool: Pool, start: StartSession, watch: Watch
 ) -> None:
     session = await start()
     viewer = await watch(session["id"])

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.pool_harness import DRAWN_WORKER
+from tests.helpers.pool_harness import DRAWN_WORKER, Pool
 
 NUMBERS = itertools.count()
 
@@ -18,7 +18,7 @@ NUMBERS = itertools.count()
 class MigratingWorkers:
     """Workers of a model that no other test uses."""
 
-    def __init__(self, pool: Any, api: httpx.AsyncClient) -> None:
+    def __init__(self, pool: Pool, api: httpx.AsyncClient) -> None:
         self.model = f"migrations-{next(NUMBERS)}"
         self._pool, self._api = pool, api
         self.started: list[str] = []
@@ -33,10 +33,12 @@ class MigratingWorkers:
         self._pool.start(
             self.started[-1],
             str(DRAWN_WORKER),
-            "worker",
-            DRAWN_MODEL=self.model,
-            DRAWN_MIGRATIONS=migrations,
-            DRAWN_CAPACITY=str(capacity),
+            {
+                "DRAWN_MODEL": self.model,
+                "DRAWN_MIGRATIONS": migrations,
+                "DRAWN_CAPACITY": str(capacity),
+            },
+            user="worker",
         )
         async with asyncio.timeout(120):
             while len(found := await self.listed()) < len(self.started):
@@ -45,7 +47,7 @@ class MigratingWorkers:
 
 
 @pytest.fixture
-async def migrating_workers(pool: Any, api: httpx.AsyncClient) -> AsyncIterator[MigratingWorkers]:
+async def migrating_workers(pool: Pool, api: httpx.AsyncClient) -> AsyncIterator[MigratingWorkers]:
     migrating_workers = MigratingWorkers(pool, api)
     yield migrating_workers
     for name in migrating_workers.started:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.helpers.pool_harness import Pool
 from tests.helpers.problem import problem
 from tests.helpers.reporting_autoscaler import LIMIT_S, SCALING, ReportingAutoscaler
 from turboserve import subjects
@@ -222,7 +223,7 @@ async def test_bad_orders_name_the_field_and_change_nothing(
 
 
 async def test_only_operators_give_orders_and_read_reasons_where_there_are_keys(
-    pool: Any, autoscaler: ReportingAutoscaler
+    pool: Pool, autoscaler: ReportingAutoscaler
 ) -> None:
     url = pool.gateway(
         "gateway-operators",

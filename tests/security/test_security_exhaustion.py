@@ -48,9 +48,9 @@ HEALTH_VARIABLE = "TURBOSERVE_HEALTH_PORT"
 class Attacked:
     """A gateway, and a session that plays through it."""
 
-    def __init__(self, pool: Any, name: str, descriptors: int, **environment: str) -> None:
+    def __init__(self, pool: Pool, name: str, descriptors: int, **environment: str) -> None:
         self.pool, self.name = pool, name
-        self.url: str = pool.gateway(name, descriptors=descriptors, **SHORT, **environment)
+        self.url: str = pool.gateway(name, 0, descriptors, **SHORT, **environment)
         self.pid: int = pool.pid(name)
         self.address: attacks.Address = ("127.0.0.1", httpx.URL(self.url).port or 0)
 
@@ -71,7 +71,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def attacked(pool: Any) -> Attacked:
+def attacked(pool: Pool) -> Attacked:
     """The gateway has few descriptors, which the attacks try to use up."""
     [health] = free_ports(1)
     return Attacked(pool, "attacked", DESCRIPTORS, **{HEALTH_VARIABLE: str(health)})

@@ -11,11 +11,13 @@ import pytest
 import websockets
 from websockets.asyncio.client import ClientConnection
 
+from tests.helpers.pool_harness import Pool
+
 PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="session")
-def keyless_url(pool: Any) -> str:
+def keyless_url(pool: Pool) -> str:
     """URL of a gateway as `make up` starts it."""
     url: str = pool.gateway("keyless")
     return url

@@ -140,7 +140,7 @@ def test_an_explicit_opt_out_allows_a_gateway_without_keys(monkeypatch: Any) -> 
 
 
 @pytest.fixture(scope="module")
-def keyed_url(pool: Any) -> str:
+def keyed_url(pool: Pool) -> str:
     url: str = pool.gateway(
         "guarded",
         TURBOSERVE_API_KEYS=f"{KEY}=acme,{OTHER}=boss",

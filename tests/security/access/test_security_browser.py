@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.helpers.browser import NEEDS_CHROMIUM, chromium
+from tests.helpers.pool_harness import Pool
 
 # The attacker's name server: first it returns the attacker's address, later this machine's.
 REBOUND = "--host-resolver-rules=MAP foe.example 127.0.0.1"
@@ -145,7 +146,7 @@ async def refused(api: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def test_the_page_keeps_its_key_out_of_the_address_and_forgets_a_wrong_one(
-    pool: Any, client: Any, page: Any
+    pool: Pool, client: Any, page: Any
 ) -> None:
     url = pool.gateway("paged", TURBOSERVE_API_KEYS=f"{KEY}=default", DRAWN_KEY=KEY)
     await page.goto(f"{url}/?access_token={KEY}")
