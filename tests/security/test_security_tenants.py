@@ -36,6 +36,7 @@ LIMITS = {
     "TURBOSERVE_TENANT_PROMPTS_PER_MINUTE": str(PROMPTS),
     "TURBOSERVE_SWEEP_S": "0.2",
     "TURBOSERVE_TRANSACTION_DEADLINE_S": str(PATIENCE_S),
+    "TURBOSERVE_REQUEST_DEADLINE_S": str(2 * PATIENCE_S),
 }
 NEVER_IDLE = {"TURBOSERVE_IDLE_AFTER_S": "3600"}
 """No test watches all of its sessions, so unwatched ones must keep their slots for any duration of a test."""

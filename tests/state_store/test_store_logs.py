@@ -184,10 +184,12 @@ async def test_the_owner_learns_that_the_log_lost_its_fence(
     await api.bus.jetstream().purge_stream(subjects.CHUNKS, subject=subjects.OWN.of(record.id))
     assert await verify(parts.fence) == 1
     row = await api.get(record.id)
+    assert row.log_losses == record.log_losses + 1
     async with asyncio.timeout(LIMIT_S):
-        heard: set[int | None] = set()
-        while heard != {None, row.own_revision}:
-            heard.add((await assigned.get()).own_revision)
+        while True:
+            heard = await assigned.get()
+            if (heard.own_revision, heard.log_losses) == (row.own_revision, row.log_losses):
+                break
 
 
 async def test_an_entry_of_an_earlier_epoch_at_the_rows_revision_is_no_fence(

@@ -210,7 +210,7 @@ def store(
         TURBOSERVE_SWEEP_S="3600",
         # A busy machine is only slow: an operation that exceeds this was stuck.
         TURBOSERVE_TRANSACTION_DEADLINE_S="60",
-        TURBOSERVE_REQUEST_DEADLINE_S="60",
+        TURBOSERVE_REQUEST_DEADLINE_S="90",
         TURBOSERVE_CANARY_TIMEOUT_S="60",
         **NO_TENANT_LIMITS,
     )
