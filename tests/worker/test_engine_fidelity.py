@@ -182,6 +182,16 @@ def test_a_snapshot_keeps_the_configuration_and_continues_bit_for_bit(make_drive
         assert other.engine.free_slots == 1
 
 
+def test_reduced_forwards_leave_the_profile_of_the_best_configuration(make_driver: MakeDriver) -> None:
+    driver = make_driver(max_lead_s=30.0)
+    driver.engine.admit(spec("a", CHEAP), driver.now)
+    driver.chunks("a", 4)
+    assert driver.engine.forward.profile.to_mapping() == {}
+    driver.engine.control("a", Control(1, fidelity=Fidelity.best(driver.engine.config)))
+    driver.chunks("a", 4)
+    assert set(driver.engine.forward.profile.to_mapping()) == {1}
+
+
 def test_a_migration_takes_the_configuration_along(make_driver: MakeDriver) -> None:
     source, target = (make_driver(max_lead_s=30.0) for _ in range(2))
     source.engine.admit(spec("a", CHEAP), source.now)
@@ -191,6 +201,8 @@ def test_a_migration_takes_the_configuration_along(make_driver: MakeDriver) -> N
     buffer = target.engine.reserve(on_host=False)
     buffer.begin()
     copy(pages, buffer)
+    with pytest.raises(SnapshotRejectedError, match="fidelity"):
+        buffer.check({**header, "fidelity": {"steps": 9}}, [page.name for page in pages])
     target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
     for driver in (source, target):
         driver.engine.unquiesce("a")
@@ -202,6 +214,7 @@ def test_a_migration_takes_the_configuration_along(make_driver: MakeDriver) -> N
 @pytest.mark.parametrize(
     ("fidelity", "field"),
     [
+        (Fidelity(2.5, 1), "steps: 2.5 must be in 1..4"),  # type: ignore[arg-type]
         (Fidelity(0, 1), "steps: 0 must be in 1..4"),
         (Fidelity(5, 1), "steps: 5 must be in 1..4"),
         (Fidelity(4, 3), "window_chunks: 3 must be in 1..2"),

@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,29 +88,32 @@ def profile(
 
 
 def seconds_per_chunk(models: Models, fidelity: Fidelity) -> list[float]:
-    """Return the times of a lone session's chunks with a full window, all stages, seconds.
+    """Return the times from the beginning of one chunk to that of the next, of a lone session, seconds.
 
-    On a CPU this is processor time, which other programs change little.
+    They cover all forwards and the decoding, without packaging. The window is full, or as full as a session
+    of the model gets. On a CPU this is processor time, which other programs change little.
     """
     config = models.transformer.config
     weight = models.transformer.patch_embedding.weight
     clock = time.process_time if weight.device.type == "cpu" else time.monotonic
     slab = SlabLayout.of(config, weight.dtype).total_bytes
     engine = Engine(models, EngineOptions(slab_bytes=slab, max_lead_s=math.inf), clock)
-    limit = math.inf if config.session_frames is None else config.session_frames // config.frames_per_chunk
-    full = min(most_chunks(config), limit - 1)
+    chunks = math.inf if config.session_frames is None else config.session_frames // config.frames_per_chunk
+    if chunks < 2:
+        raise UnmeasurableError(f"model: a session of {chunks} chunk has no next chunk to measure up to")
+    first = min(most_chunks(config), chunks - 2)
+    last = min(first + TIMED_CHUNKS, chunks - 1)
     engine.admit(SessionSpec("timed", "a red circle moving left", 0, fidelity=fidelity), clock())
-    found: list[float] = []
-    last = min(full + TIMED_CHUNKS, limit)
+    begun: list[float] = []
     while True:
         for event in engine.step(clock()):
             if isinstance(event, SessionFailed):
                 raise UnmeasurableError(f"{fidelity.label}: {event.error}")
             if isinstance(event, ChunkReady):
-                if event.index >= full:
-                    found.append(event.timings.ready_s - event.timings.started_s)
-                if event.index + 1 >= last:
-                    return found
+                if event.index >= first:
+                    begun.append(event.timings.started_s)
+                if event.index >= last:
+                    return [after - before for before, after in pairwise(begun)]
 
 
 def judged_quality(

@@ -19,7 +19,7 @@ LARGEST_BLOCK = 64
 """Largest number of keys that sparse attention selects or skips together."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Fidelity:
     """One configuration. More of `steps` and `window_chunks` is better, and less of `sparsity`."""
 
@@ -42,7 +42,7 @@ class Fidelity:
             ("steps", self.steps, best.steps),
             ("window_chunks", self.window_chunks, best.window_chunks),
         ):
-            if not 1 <= value <= most:
+            if not isinstance(value, int) or not 1 <= value <= most:
                 raise InvalidFidelityError(field, value, f"in 1..{most}")
         if not 0 <= self.sparsity < 1:
             raise InvalidFidelityError("sparsity", self.sparsity, "at least 0 and below 1")

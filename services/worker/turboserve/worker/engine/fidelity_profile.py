@@ -27,7 +27,8 @@ class MeasuredFidelity:
 
     fidelity: Fidelity
     seconds: float
-    """Mean time to generate one chunk of a lone session, all stages, seconds."""
+    """Median time from the beginning of one chunk to that of the next, of a lone session, seconds: all
+    forwards and the decoding, without packaging."""
     quality: float
     """Mean quality over the prompts, 0 to 1; greater is better."""
     interval: tuple[float, float]
@@ -110,7 +111,8 @@ class FidelityProfile:
 def pareto_frontier(measured: Iterable[MeasuredFidelity]) -> tuple[MeasuredFidelity, ...]:
     """The configurations that no other dominates, fastest first.
 
-    One dominates another if it is as fast and as good, and faster or better.
+    One dominates another if it is as fast and as good, and faster or better. Of several with equal latency
+    and quality, one is kept.
     """
     frontier: list[MeasuredFidelity] = []
     for each in sorted(measured, key=lambda m: (m.seconds, -m.quality)):

@@ -176,6 +176,7 @@ class PagedReceiveBuffer:
         for field, wanted in (("version", VERSION), ("model", self._model)):
             if header.get(field) != wanted:
                 raise SnapshotRejectedError(field, header.get(field), wanted)
+        fidelity_of(header, self._config)
         slots = [int(frame) for frame in header["ring"]["slots"]]
         self._own = {name: tensor for name, tensor in self._own.items() if name in names}
         limit = self._config.window_frames

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.boundary import Pacing
+from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.gather import GatherPolicy, LatencyProfile
 from turboserve.worker.engine.interface import ChunkTimings, Event, TextEncoder
 from turboserve.worker.engine.session import ChunkTask, PendingControl, Session, Task, UndecodedChunk
@@ -179,6 +180,7 @@ class ForwardStage(Stage[Session, Session, Tensor]):
         self._backend = backend
         self._frames_per_chunk = backend.config.frames_per_chunk
         self._window_frames = backend.config.window_frames
+        self._best = Fidelity.best(backend.config)
         self._policy = policy
         self._pacing = pacing
         self._max_batch = max_batch
@@ -227,7 +229,10 @@ class ForwardStage(Stage[Session, Session, Tensor]):
         return events
 
     def observe(self, batch: list[Session], seconds: float) -> None:
-        """See `Stage.observe`. A recache of a partly filled window tells nothing about full windows."""
+        """See `Stage.observe`. A recache of a partly filled window tells nothing about full windows, and a
+        forward of a reduced configuration nothing about the best one."""
+        if any(session.state.fidelity not in (None, self._best) for session in batch):
+            return
         frames = 0 if batch[0].task is None else batch[0].task.work.frames
         if frames == self._frames_per_chunk:
             self.profile.observe(len(batch), seconds)

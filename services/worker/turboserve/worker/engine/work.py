@@ -170,11 +170,14 @@ class ChunkWork:
             # LongLive 1 writes to its sink only in a chunk's first forward, after the session's first chunk.
             self._later = state.ring.resident(self._first, config.frames_per_chunk, keep_sink=True)
         if self.fidelity != Fidelity.best(config):
-            reduced = (
-                state.ring.reduced(each, self.fidelity, config.frames_per_chunk)
-                for each in (self._placement, self._later)
+            first, later = self._placement, self._later
+            self._placement = state.ring.reduced(first, self.fidelity, config.frames_per_chunk)
+            # One placement for all forwards, where it is one: the ring keeps the views of the newest.
+            self._later = (
+                self._placement
+                if later is first
+                else state.ring.reduced(later, self.fidelity, config.frames_per_chunk)
             )
-            self._placement, self._later = reduced
         self._frames = config.frames_per_chunk
         self._noise = noise or self._drawn(state, config)
         self._noisy = self._noise(0)
