@@ -20,10 +20,9 @@ from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import GetLatents
 from turboserve.experiments.chaos.small_disk import SmallDisk, why_not
-from turboserve.state_store.hot import guard
-from turboserve.state_store.hot.guard import HotStoreGuard
+from turboserve.state_store.hot import session_state
 from turboserve.state_store.hot.redis import RedisStore
-from turboserve.state_store.hot.session_state import Latents, Playheads
+from turboserve.state_store.hot.session_state import HotStoreGuard, Latents, Playheads
 from turboserve.state_store.settings import Settings
 
 DISK_BYTES = 32 << 20
@@ -37,7 +36,7 @@ PATIENCE_S = 60.0
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the deadline, so that a busy Redis does not count as unavailable."""
-    monkeypatch.setattr(guard, "DEADLINE_S", PATIENCE_S)
+    monkeypatch.setattr(session_state, "DEADLINE_S", PATIENCE_S)
 
 
 class Store:

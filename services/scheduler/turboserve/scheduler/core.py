@@ -14,6 +14,7 @@ from dataclasses import replace
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
 from turboserve.scheduler import deciding
+from turboserve.scheduler.deciding import PendingQuery, note_refusals, settle_declaration, settle_session
 from turboserve.scheduler.messages import (
     AllListed,
     Answered,
@@ -39,7 +40,6 @@ from turboserve.scheduler.messages import (
 )
 from turboserve.scheduler.migrations import Migrations, hand_over
 from turboserve.scheduler.operator_requests import OperatorRequests, not_ready
-from turboserve.scheduler.outcomes import PendingQuery, note_refusals, settle_declaration, settle_session
 from turboserve.scheduler.placement import Cluster, Links, NeverMigrates, Placement, Rebalancer
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.projections import ClusterProjection, Feedback

@@ -14,7 +14,6 @@ from typing import TypeVar, assert_never
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import JobExecutor, Replica
 from turboserve.worker.engine.boundary import Boundary, Pacing
-from turboserve.worker.engine.decoding import DecodeBatch, DecodeStage
 from turboserve.worker.engine.gather import GATHER_POLICIES, LatencyProfile
 from turboserve.worker.engine.interface import (
     EngineOptions,
@@ -27,7 +26,7 @@ from turboserve.worker.engine.interface import (
 from turboserve.worker.engine.profile_file import STAGES
 from turboserve.worker.engine.session import ChunkTask, ContextTask, Session
 from turboserve.worker.engine.snapshot import Transfer, TransferDirection
-from turboserve.worker.engine.stages import Clock, ForwardStage, TextStage
+from turboserve.worker.engine.stages import Clock, DecodeBatch, DecodeStage, ForwardStage, TextStage
 from turboserve.worker.engine.streams import DEVICE_LOST, Wakeup
 
 T = TypeVar("T")

@@ -53,7 +53,6 @@ class KVRing:
         self._sink = config.sink_size if config.local_attn_size != -1 else 0
         self._always_read = min(config.sink_size, config.window_frames)
         self._tokens = config.tokens_per_frame
-        self._block = block_size(config.tokens_per_frame)
         self._rotation = rotation
         self._keys = slab.keys.flatten(1, 2).unbind(0)
         self._values = slab.values.flatten(1, 2).unbind(0)
@@ -142,7 +141,7 @@ class KVRing:
         # Runs are copied: attention is linear in the keys per query, the copy is so once for all queries.
         keys, values = (x[0] if len(x) == 1 else torch.cat(x, dim=2) for x in (view.keys, view.values))
         if placement.sparsity:
-            return sparse_attention(q, keys, values, placement.sparsity, self._block)
+            return sparse_attention(q, keys, values, placement.sparsity, block_size(self._tokens))
         return attention(q, keys, values)
 
     def write(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from cachetools import LRUCache
 from torch import Tensor
 
-from turboserve.worker.engine.fidelity import Fidelity, step_indices
+from turboserve.worker.engine.fidelity import step_indices
 from turboserve.worker.engine.state import KVRing, Placement, SessionState
 from turboserve.worker.model.block import AttentionMemory
 from turboserve.worker.model.config import ModelConfig
@@ -152,12 +152,14 @@ class ChunkWork:
     ) -> None:
         """Take the chunk's frame slots, evicting frames. `noise` defaults to the session's generator."""
         self.index = state.next_chunk
-        self.fidelity = state.fidelity or Fidelity.best(config)
         self.done = 0
-        taken = step_indices(self.fidelity.steps, len(schedule.steps))
-        self._steps = [schedule.steps[i] for i in taken]
-        self._sigmas = [schedule.step_sigmas[i] for i in taken]
-        self.denoising = len(taken)
+        self._steps, self._sigmas = schedule.steps, schedule.step_sigmas
+        reduced = state.fidelity
+        if reduced is not None:
+            taken = step_indices(reduced.steps, len(schedule.steps))
+            self._steps = tuple(schedule.steps[i] for i in taken)
+            self._sigmas = tuple(schedule.step_sigmas[i] for i in taken)
+        self.denoising = len(self._steps)
         """Number of forwards after which the latents are clean."""
         self.total = self.denoising + 1
         self.clean: Tensor | None = None
@@ -169,14 +171,14 @@ class ChunkWork:
         if 0 < self._first < config.sink_size:
             # LongLive 1 writes to its sink only in a chunk's first forward, after the session's first chunk.
             self._later = state.ring.resident(self._first, config.frames_per_chunk, keep_sink=True)
-        if self.fidelity != Fidelity.best(config):
+        if reduced is not None:
             first, later = self._placement, self._later
-            self._placement = state.ring.reduced(first, self.fidelity, config.frames_per_chunk)
+            self._placement = state.ring.reduced(first, reduced, config.frames_per_chunk)
             # One placement for all forwards, where it is one: the ring keeps the views of the newest.
             self._later = (
                 self._placement
                 if later is first
-                else state.ring.reduced(later, self.fidelity, config.frames_per_chunk)
+                else state.ring.reduced(later, reduced, config.frames_per_chunk)
             )
         self._frames = config.frames_per_chunk
         self._noise = noise or self._drawn(state, config)
