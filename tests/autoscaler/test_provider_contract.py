@@ -119,9 +119,12 @@ async def test_a_death_is_reported_once_and_the_member_is_free(place: Place) -> 
     await eventually(lambda: len(exits) == 1)
     assert exits[0][0] == "wrk_a"
     assert await provider.adopt() == []
-    await provider.launch("test-0", "wrk_b")
+    provider_worker = await provider.launch("test-0", "wrk_b")
     await eventually(lambda: provider.ready("wrk_b"))
-    assert len(exits) == 1
+    place.kill(provider_worker)
+    await eventually(lambda: "wrk_b" in [worker for worker, _ in exits])
+    # A second report of the first death would be among them by now.
+    assert [worker for worker, _ in exits] == ["wrk_a", "wrk_b"]
 
 
 async def test_the_next_provider_finds_what_the_last_one_started(place: Place) -> None:

@@ -122,8 +122,13 @@ def test_a_stack_from_wheels_serves_video_and_its_pages(address: str, environmen
         check=True,
     )
     assert Path(found.stdout.strip()).is_relative_to(environment)
-    for page in ("/", "/pool"):
-        assert httpx.get(address + page, timeout=PATIENCE_S).headers["content-type"].startswith("text/html")
+    for page in ("/", "/pool", "/docs"):
+        answer = httpx.get(address + page, timeout=PATIENCE_S)
+        assert answer.status_code == 200, page
+        assert answer.headers["content-type"].startswith("text/html")
+    answer = httpx.get(f"{address}/docs/swagger-ui/swagger-ui.css", timeout=PATIENCE_S)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/css")
     deadline = time.monotonic() + PATIENCE_S
     while True:
         answer = httpx.post(f"{address}/v1/sessions", json={"prompt": "a red circle"}, timeout=PATIENCE_S)

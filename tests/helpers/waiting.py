@@ -1,4 +1,4 @@
-"""Waiting for what other tasks, threads and processes bring about. Every test that polls does it here."""
+"""Waiting for what other tasks, threads and processes bring about. New tests poll with these functions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,20 @@ async def eventually(
     """Poll `condition`, which may be a coroutine function, until its result is true.
 
     Raises `AssertionError` after `limit_s` seconds of the running loop's time, with `what` (or what `what`
-    returns then) and the last result.
+    returns then) and the last result. A call of `condition` that has not returned by then is cancelled.
     """
     clock = asyncio.get_running_loop().time
     end = clock() + limit_s
     while True:
         result = condition()
         if inspect.isawaitable(result):
-            result = await result
+            try:
+                async with asyncio.timeout_at(end) as limit:
+                    result = await result
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise AssertionError(_failure(condition, "it did not return", limit_s, what)) from error
         if result:
             return
         if clock() >= end:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.helpers.browser import NEEDS_CHROMIUM, chromium
 from tests.helpers.otlp_receiver import OtlpReceiver, ReceivedSpan, outside_scheme
+from tests.helpers.waiting import eventually
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 
@@ -323,9 +324,10 @@ async def test_forwards_are_linked_to_the_sessions_batched_with_them(
             traces = {
                 viewer.session: client.trace for viewer, client in zip((first, second), clients, strict=True)
             }
-            async with first.watching(), second.watching(), asyncio.timeout(LIMIT_S):
-                while not all(batched(receiver.spans, session, traces) for session in traces):
-                    await asyncio.sleep(0.5)
+            async with first.watching(), second.watching():
+                await eventually(
+                    lambda: all(batched(receiver.spans, session, traces) for session in traces), LIMIT_S
+                )
             await first.delete()
             await second.delete()
 
@@ -359,9 +361,8 @@ async def test_the_first_frame_that_the_page_shows_is_in_the_trace_of_the_creati
             await page.goto(stack.url)
             await page.get_by_label("What should the video show?").fill("a red circle moving left")
             await page.get_by_role("button", name="Start").click()
-            async with asyncio.timeout(LIMIT_S):
-                while not (shown := named(receiver.spans, "gateway", "show first frame")):
-                    await asyncio.sleep(0.2)
+            await eventually(lambda: named(receiver.spans, "gateway", "show first frame"), LIMIT_S)
+            shown = named(receiver.spans, "gateway", "show first frame")
             session = (await page.evaluate("location.hash")).removeprefix("#")
             assert [span.attributes[SESSION] for span in shown] == [session]
 

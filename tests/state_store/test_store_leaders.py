@@ -146,12 +146,12 @@ async def test_a_command_of_an_old_term_is_refused_whatever_it_is(api: Harness, 
 
 
 async def is_waiting(settings: Settings, database: Database) -> bool:
-    """Return whether a transaction of this database waits for a lock of another."""
+    """Return whether a transaction of this database waits for a row that another has locked."""
     memory = memory_servers(settings)
     if memory is not None:
         return memory.postgres.locks.waiting > 0
     assert isinstance(database, PostgresDatabase)
-    waiting = "datname = current_database() and wait_event_type = 'Lock'"
+    waiting = "datname = current_database() and wait_event_type = 'Lock' and wait_event <> 'advisory'"
     async with database.engine.connect() as connection:
         found = await connection.execute(text(f"select count(*) from pg_stat_activity where {waiting}"))
         return bool(found.scalar_one())

@@ -165,6 +165,10 @@ class Kind(ABC):
     ) -> None:
         """Run a scenario, which receives a factory of harnesses. They are closed after it."""
 
+    @abstractmethod
+    async def time_passes(self) -> None:
+        """Let everything happen that an ended device could still do."""
+
 
 class Tensors(Kind):
     """A machine with a tiny model, on threads."""
@@ -188,6 +192,10 @@ class Tensors(Kind):
             max_batch=SLOTS,
         )
         return DeviceHarness(HostPlatform(settings, SystemClock(), lambda _: models), Engine(models, options))
+
+    async def time_passes(self) -> None:
+        # Its threads have ended.
+        pass
 
 
 class Virtual(Kind):
@@ -216,6 +224,10 @@ class Virtual(Kind):
             loop.run_until_complete(_played(scenario, harness))
         finally:
             loop.close()
+
+    async def time_passes(self) -> None:
+        # Virtual seconds: longer than any timer of a device.
+        await asyncio.sleep(60.0)
 
 
 async def _played(scenario: Any, make: Callable[[], Awaitable[DeviceHarness]]) -> None:

@@ -492,10 +492,12 @@ def test_an_ended_device_delivers_what_it_has_made_and_no_more(kind: Kind) -> No
         made = harness.runner.engine.sessions["a"].delivered
         indices = [1 + index for index in range(made - 1)]
         await harness.callbacks_run()
+        await kind.time_passes()
         found = [harness.delivered.get_nowait() for _ in range(harness.delivered.qsize())]
         assert [chunk.index for chunk in found if isinstance(chunk, PackagedChunk)] == indices
         harness.submit(commands.SetPlayhead("a", 1, 60.0, True))
         await harness.callbacks_run()
+        await kind.time_passes()
         assert harness.delivered.empty()
 
     kind.play(scenario)

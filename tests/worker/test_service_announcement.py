@@ -84,10 +84,12 @@ async def test_it_says_that_it_starts_until_it_has_loaded(store: Store, nats_ser
     assert set(store.phases) == {WorkerPhase.STARTING}
     assert (said.capacity, said.device, said.pool_member, said.started_at) == (0, "cpu", "local-0", 5.0)
     # The store answers a later renewal of another worker after everything that it received before.
-    settings = Settings(nats_url=nats_server.url("worker"))
+    settings = Settings(nats_url=nats_server.url("worker"), request_deadline_s=60.0)
     bus = await Bus.connect("worker", settings)
-    await bus.call(subjects.RENEW, Renew(load=starting("marker", settings, "cpu", pid=2, now=6.0)))
-    await bus.close()
+    try:
+        await bus.call(subjects.RENEW, Renew(load=starting("marker", settings, "cpu", pid=2, now=6.0)))
+    finally:
+        await bus.close()
     assert [request.load.worker for request in store.heard[count:]] == ["marker"]
 
 

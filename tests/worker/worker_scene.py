@@ -10,7 +10,6 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -240,14 +239,21 @@ class Scene:
 
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         """Wait for a condition, which may be a coroutine function and may raise `UnavailableError`."""
+        last_error: UnavailableError | None = None
 
         async def holds() -> object:
-            with suppress(UnavailableError):
+            nonlocal last_error
+            try:
                 result = condition()
                 return await result if inspect.isawaitable(result) else result
+            except UnavailableError as error:
+                last_error = error
             return False
 
-        await eventually(holds, PATIENCE_S, lambda: self.diagnosis(what))
+        def failed() -> str:
+            return self.diagnosis(what if last_error is None else f"{what}; last error: {last_error!r}")
+
+        await eventually(holds, PATIENCE_S, failed)
 
     async def more_reports(self, worker: str, count: int) -> None:
         """Wait for `count` reports that the worker sends from now on."""
