@@ -5,7 +5,7 @@ sessions one after the other over REST, and reads each one's first chunk over th
 
     python tools/main_path.py                      # this tree
     python tools/main_path.py --tree ../other      # another checkout that has its own .venv
-    python tools/main_path.py --write tools/main_path.txt
+    python tools/main_path.py --write main_path.txt
 
 **What counts.** A file counts if one of its functions runs for the session:
 
@@ -269,7 +269,7 @@ def main() -> None:
     print(*lines, sep="\n")
     if options.write:
         options.write.write_text("\n".join(lines) + "\n")
-    folders = Counter("/".join(file.split("/turboserve/")[0].split("/")) for file in names)
+    folders = Counter(file.split("/turboserve/")[0] for file in names)
     print(*(f"{count:4} {folder}" for folder, count in sorted(folders.items())), sep="\n")
     print(f"{len(names):4} files")
 

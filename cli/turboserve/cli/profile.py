@@ -70,19 +70,23 @@ def engine(
 
 @app.command()
 def fidelity(
-    out: Annotated[Path, typer.Option(help="The file to write, as JSON.")],
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts behind each quality.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of the choice of prompts and of the noise.")] = 0,
+    out: Annotated[Path, typer.Option(help="JSON file to write.")],
+    prompts: Annotated[
+        int, typer.Option(min=1, help="Number of prompts that each quality is measured on.")
+    ] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of prompts and of the noise.")] = 0,
     steps: Annotated[
-        list[int] | None, typer.Option(help="Number of denoising steps; again for more. None: all.")
+        list[int] | None, typer.Option(help="Number of denoising steps; may be repeated. The default is all.")
     ] = None,
     sparsity: Annotated[
         list[float] | None,
-        typer.Option(help="Share of key blocks that attention skips; again for more. None: 0, 0.6, 0.8."),
+        typer.Option(
+            help="Share of key blocks that attention skips; may be repeated. The default is 0, 0.6 and 0.8."
+        ),
     ] = None,
     quality: Annotated[
         Path | None,
-        typer.Option(help="JSON with the quality of each configuration, for a model without a judge."),
+        typer.Option(help="JSON file with the quality of each configuration, for a model without a judge."),
     ] = None,
 ) -> None:
     """Measure latency and quality of the configurations in which the model can generate a chunk.

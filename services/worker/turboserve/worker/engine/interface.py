@@ -138,7 +138,7 @@ class Step:
     """One batch that computed for a chunk. Times are monotonic seconds on the engine's clock."""
 
     stage: str
-    """`text`, `denoise`, `recache`, `replay`, `decode` or `package`."""
+    """`text`, `denoise`, `recache` or `replay`."""
     began_s: float
     ended_s: float
     sessions: tuple[str, ...]

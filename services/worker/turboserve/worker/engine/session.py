@@ -223,7 +223,7 @@ class Session:
 
     @property
     def encoding(self) -> bool:
-        """Whether a prompt waits for its embedding, and the session may compute."""
+        """Whether a prompt waits for its embedding, and the session's state is not being transferred."""
         if not self.controls or isinstance(self.activity, Transferring):
             return False
         return any(not pending.ready for pending in self.controls)
