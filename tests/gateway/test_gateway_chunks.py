@@ -144,6 +144,26 @@ async def test_viewers_begin_behind_chunks_that_the_log_has_lost(bus: Bus, log: 
         assert (await log.at(row, 4.0)).index == 7
 
 
+@pytest.mark.parametrize("more", [(), (8, 9)])
+@pytest.mark.parametrize("copy", [(), (50,)])
+async def test_a_hole_that_no_header_names_ends_at_the_next_chunk_of_the_log(
+    bus: Bus, log: ChunkLog, copy: tuple[int, ...], more: tuple[int, ...]
+) -> None:
+    """The owner did not know of the loss. `copy`: an entry with an owner's header and a far index."""
+    await owned(bus)
+    for index in (0, 1, 2, 3, *copy, 7, *more):
+        await chunk(bus, index)
+    row = record(8 + len(more), 4.0)
+    async with asyncio.timeout(LIMIT_S):
+        for after in (3, 4, 5):
+            with pytest.raises(ChunkGoneError) as gone:
+                await log.after(row, after)
+            assert gone.value.limit == 7
+        assert (await log.after(row, 6)).index == 7
+        # Chunks of 0.75 s: the playhead is at chunk 5.
+        assert (await log.at(row, 4.0)).index == 7
+
+
 async def test_a_viewer_beyond_the_end_that_is_left_waits_for_what_the_row_has_counted(
     bus: Bus, log: ChunkLog
 ) -> None:

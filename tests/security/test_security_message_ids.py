@@ -158,7 +158,7 @@ async def test_a_chunk_whose_message_id_was_used_on_another_subject_is_stored_on
         expected.append((index, b"initfragment %d" % index))
         # Once, and once more as if the acknowledgement had been lost.
         for _ in range(2):
-            outcome, _ = await wire.publish(chunk(record.id, index), ownership, 0)
+            outcome, _, _ = await wire.publish(chunk(record.id, index), ownership, 0)
             assert outcome is PublishOutcome.ACKED
             assert await logged(worker_bus, record.id) == expected
 

@@ -17,6 +17,7 @@ from opentelemetry.trace import StatusCode
 
 from tests.simulation.worker_world import PROFILE, WorkerWorld
 from turboserve import telemetry
+from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.ids import SystemRandomness, use_source
@@ -286,7 +287,7 @@ def test_a_publication_that_outlives_its_run_still_sets_the_error_of_its_chunks_
         if chunk.index < 1:
             return await published(chunk, *rest)
         await refused.wait()
-        return PublishOutcome.FENCED, 0
+        return PublishOutcome.FENCED, 0, False
 
     monkeypatch.setattr(worker._wire, "publish", publish)
     world.call(world.place("ses_1", "wrk_a"))
@@ -304,3 +305,68 @@ def test_a_publication_that_outlives_its_run_still_sets_the_error_of_its_chunks_
     world.until(lambda: not worker._publishing, "the publication ends")
     assert chunk_spans()[1] is StatusCode.ERROR
     assert chunk_spans()[0] is not StatusCode.ERROR
+
+
+def test_a_publication_that_is_cancelled_after_its_run_ends_its_chunks_span(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_sends_spans", True)
+    monkeypatch.setattr(spans, "_trace", provider.get_tracer("test"))
+    joined(world, "wrk_a")
+    worker = world.lives["wrk_a"].worker
+    assert worker is not None
+
+    async def publish(chunk: PackagedChunk, *rest: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(worker._wire, "publish", publish)
+    world.call(world.place("ses_1", "wrk_a"))
+    world.until(lambda: worker._publishing, "chunk 0 is sent")
+    world.change("ses_1", worker="wrk_b")
+    world.call(world.handle("ses_1", "wrk_a"))
+    world.until(lambda: "ses_1" not in worker.table.entries and not worker._chunks, "the run is evicted")
+
+    def ended() -> bool:
+        return "generate chunk" in [span.name for span in exporter.get_finished_spans()]
+
+    before = ended()
+    worker._tasks.cancel()
+    world.until(lambda: not worker._publishing, "the publication is cancelled")
+    assert (before, ended()) == (False, True)
+
+
+@pytest.mark.parametrize("away_s", [2.0, 45.0])
+def test_a_loss_is_in_the_next_header_also_after_the_broker_was_away_for_long(
+    world: WorkerWorld, away_s: float
+) -> None:
+    """After 30 s the log's end is asked for. The question and a chunk reach the broker together."""
+    joined(world, "wrk_a")
+    world.call(world.place("ses_1", "wrk_a"))
+    play(world, "ses_1", 12)
+    written = world.loop.time()
+    made = len(world.chunks("ses_1"))
+    play(world, "ses_1", made + 2)
+    last = world.chunks("ses_1")[-1][0]
+    # Its playback continues, so that a chunk is in flight while the broker is away.
+    world.call(world.watch("ses_1", last.start_s))
+    worker = world.lives["wrk_a"].worker
+    assert worker is not None
+    world.until(lambda: worker.table.entries["ses_1"].next_publish > last.index + 1, "a chunk is accepted")
+    world.call(world.watch("ses_1", last.start_s + 3.0))
+    world.broker.stop()
+    world.run(away_s)
+    accepted = worker.table.entries["ses_1"].next_publish
+    world.broker.start(written_until=written)
+
+    def headers() -> list[ChunkHeader]:
+        return [ChunkHeader.from_headers(e.headers) for e in world.call(world.entries("ses_1"))]
+
+    world.until(lambda: headers()[-1].index >= accepted + 1, "the next chunk comes")
+    found = headers()
+    indexes = [header.index for header in found]
+    lost = accepted - 1
+    assert lost not in indexes
+    assert found[-1].contiguous_from == accepted

@@ -75,10 +75,15 @@ class Bench:
         return self.handle(events.ChunkPackaged(session, run, index, 0))
 
     def outcome(
-        self, publish: commands.PublishChunk, outcome: events.PublishOutcome, sequence: int = 0
+        self,
+        publish: commands.PublishChunk,
+        outcome: events.PublishOutcome,
+        sequence: int = 0,
+        *,
+        duplicate: bool = False,
     ) -> list[commands.Command]:
         return self.handle(
             events.Published(
-                publish.session, publish.run, publish.index, publish.ownership, outcome, sequence
+                publish.session, publish.run, publish.index, publish.ownership, outcome, sequence, duplicate
             )
         )

@@ -9,6 +9,7 @@ import pytest
 from tests.worker.table_bench import Bench, row
 from turboserve.contracts.sessions import Phase
 from turboserve.worker.service import commands, events
+from turboserve.worker.service.session_reconciler import RECHECK_S
 
 
 def test_a_placed_session_starts_at_the_end_of_its_log() -> None:
@@ -176,6 +177,83 @@ def test_a_chunk_in_flight_while_the_broker_was_away_does_not_hide_the_loss() ->
     bench.last(commands.GenerateNext)
     bench.package("s1", run, 4)
     assert bench.last(commands.PublishChunk).contiguous_from == 3
+
+
+def test_a_loss_is_found_although_the_new_connection_is_not_noticed() -> None:
+    """The broker was away for long. Chunk 3 and the query waited for it, and were sent together."""
+    bench = Bench()
+    run = bench.run_from(row()).run
+    acked(bench, run, 3)
+    bench.package("s1", run, 3)
+    bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.UNKNOWN)
+    bench.handle(events.Tick(), bench.now + RECHECK_S)
+    read = bench.last(commands.ReadLogEnd)
+    assert read.known == (2, 22)
+    bench.handle(events.LogEndRead("s1", read.query, 4, True, 1, sequence=21, known_lost=True))
+    assert bench.last(commands.GenerateNext).run == run
+    bench.package("s1", run, 4)
+    assert bench.last(commands.PublishChunk).contiguous_from == 3
+
+
+def test_an_owner_that_has_seen_no_log_looks_for_no_chunk() -> None:
+    bench = Bench()
+    bench.handle(events.Assigned(row(next_chunk=5)))
+    assert bench.last(commands.ReadLogEnd).known is None
+
+
+def test_an_answer_during_a_publication_does_not_end_the_doubt() -> None:
+    """The row changes while chunk 3 is in flight, then the broker is away."""
+    bench = Bench()
+    run = bench.run_from(row()).run
+    acked(bench, run, 3)
+    bench.package("s1", run, 3)
+    publish = bench.last(commands.PublishChunk)
+    bench.handle(events.Assigned(row(version=3, own_revision=11)))
+    read = bench.last(commands.ReadLogEnd)
+    bench.handle(events.Reconnected())
+    bench.none(commands.ReadLogEnd)
+    bench.handle(events.LogEndRead("s1", read.query, 4, True, 1, sequence=21))
+    bench.outcome(publish, events.PublishOutcome.ACKED, sequence=21)
+    assert bench.last(commands.ReadLogEnd).known == (2, 22)
+
+
+def test_a_loss_is_not_forgotten_when_the_broker_is_away_again_before_the_next_chunk() -> None:
+    bench = Bench()
+    run = bench.run_from(row()).run
+    acked(bench, run, 3)
+    bench.package("s1", run, 3)
+    publish = bench.last(commands.PublishChunk)
+    bench.handle(events.Reconnected())
+    bench.outcome(publish, events.PublishOutcome.ACKED, sequence=21)
+    read = bench.last(commands.ReadLogEnd)
+    bench.handle(events.LogEndRead("s1", read.query, 4, True, 1, sequence=21, known_lost=True))
+    bench.handle(events.Reconnected())
+    read = bench.last(commands.ReadLogEnd)
+    assert read.known == (3, 21)
+    bench.handle(events.LogEndRead("s1", read.query, 4, True, 1, sequence=21))
+    bench.last(commands.GenerateNext)
+    bench.package("s1", run, 4)
+    assert bench.last(commands.PublishChunk).contiguous_from == 3
+
+
+def test_a_chunk_that_the_log_has_from_an_earlier_attempt_does_not_show_a_loss() -> None:
+    """Its header may be from before the loss was known."""
+    bench = Bench()
+    run = bench.run_from(row()).run
+    acked(bench, run, 3)
+    bench.handle(events.Reconnected())
+    read = bench.last(commands.ReadLogEnd)
+    bench.handle(events.LogEndRead("s1", read.query, 2, True, 1, sequence=21, known_lost=True))
+    bench.last(commands.GenerateNext)
+    bench.package("s1", run, 3)
+    publish = bench.last(commands.PublishChunk)
+    bench.outcome(publish, events.PublishOutcome.ACKED, sequence=22, duplicate=True)
+    bench.last(commands.GenerateNext)
+    bench.package("s1", run, 4)
+    publish = bench.last(commands.PublishChunk)
+    assert publish.contiguous_from == 3
+    bench.outcome(publish, events.PublishOutcome.ACKED, sequence=23)
+    bench.none(commands.GenerateNext)
 
 
 def test_a_new_owner_passes_on_from_where_the_log_has_lost_nothing() -> None:

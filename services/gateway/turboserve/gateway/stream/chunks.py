@@ -225,7 +225,7 @@ class ChunkLog:
             # it at once. Every second step halves the interval instead, so that the search is never slow.
             width = high - low.sequence
             if width <= 1:
-                return await self._step(session, index, low)
+                return await self._step(session, index, low, newest.header.index)
             share = (index - low.header.index) / (high_index - low.header.index) if guess_evenly else 0.5
             guess_evenly = not guess_evenly
             probe = low.sequence + max(1, min(width, math.floor(width * share)))
@@ -240,20 +240,24 @@ class ChunkLog:
             raise _gone(index, low.header.index)
         return low
 
-    async def _step(self, session: str, index: int, low: Chunk) -> Chunk:
-        """Find chunk `index` after `low`, entry by entry. Raises ChunkGoneError.
+    async def _step(self, session: str, index: int, low: Chunk, newest: int) -> Chunk:
+        """Find chunk `index` after `low`, entry by entry. `newest`: index of the newest chunk.
+
+        Raises ChunkGoneError with the next chunk that the log has.
 
         A search by index does not find the chunk if an entry with an owner's header is out of order.
         """
-        position = low.sequence
+        position, following = low.sequence, newest
         for _ in range(STEPS):
             chunk = await self._from(session, position + 1)
             if chunk is None:
                 break
             if chunk.header.index == index:
                 return chunk
+            if chunk.header.index > index:
+                following = min(following, chunk.header.index)
             position = chunk.sequence
-        raise _gone(index, low.header.index + 1)
+        raise _gone(index, following)
 
     async def _chunk(self, session: str, entry: Entry) -> Chunk | None:
         """Return the chunk in `entry`; None if no owner of `session` wrote it."""

@@ -14,7 +14,8 @@ class ReadLogEnd:
     session: str
     query: int
     known: LogPlace | None = None
-    """Place of a chunk that was in the log before the broker was away. None: there is none to look for."""
+    """Place of the newest chunk that was in the log, if the broker was away, before that. None: there is none to
+    look for."""
 
 
 @dataclass(frozen=True)

@@ -242,6 +242,8 @@ class Published:
     outcome: PublishOutcome
     sequence: int = 0
     """Stream sequence of the chunk, if the outcome is `ACKED`."""
+    duplicate: bool = False
+    """Whether the log had the chunk already, with the header of an earlier attempt."""
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,8 @@ class SessionEntry:
     doubted: LogPlace | None = None
     """`newest` when the broker was last away. A log without that chunk has lost its end, also where a chunk
     that was in flight meanwhile ends it."""
+    expected: LogPlace | None = None
+    """Place of the chunk that the newest query for the log's end looks for."""
     log_lost: bool = False
     """Whether the log ends before `next_publish`. Its viewers wait for a chunk that was lost. They notice the
     loss with the next chunk, which therefore must not wait for their playhead."""

@@ -250,4 +250,5 @@ class SessionReconciler:
             # Latents belong before one chunk. The log's end may be another one.
             entry.state = Absent()
         entry.log_end_query = self.number()
-        self.out.append(commands.ReadLogEnd(entry.session, entry.log_end_query, entry.doubted))
+        entry.expected = entry.doubted or entry.newest
+        self.out.append(commands.ReadLogEnd(entry.session, entry.log_end_query, entry.expected))

@@ -234,6 +234,8 @@ class Table:
         # The log may have dropped old chunks of a session that was suspended for long, or be lost whole. The
         # row and this entry have counted those chunks: an index that a viewer has seen is never used again.
         end = max(message.next_chunk, entry.record.next_chunk, entry.next_publish)
+        # Until a chunk follows a loss, only this entry knows of it.
+        further = message.next_chunk > entry.next_publish
         if isinstance(entry.state, Present):
             # Chunks after the last known one must have come from this state; otherwise the state is evicted.
             ours = end == entry.next_publish or (message.mine and entry.next_publish < end <= entry.made_next)
@@ -247,16 +249,17 @@ class Table:
             entry.last_epoch = message.epoch
         elif end != entry.next_publish:
             entry.last_epoch = 0
-        entry.next_publish, entry.checked = end, entry.ownership
-        entry.log_lost = message.next_chunk < end or message.known_lost
-        entry.contiguous_from = message.contiguous_from
+        entry.log_lost = message.next_chunk < end or message.known_lost or (entry.log_lost and not further)
+        contiguous_from = max(message.contiguous_from, 0 if further else entry.contiguous_from)
         if message.next_chunk < end:
-            entry.contiguous_from = end
-        elif message.known_lost and entry.doubted is not None:
+            contiguous_from = end
+        elif message.known_lost and entry.expected is not None:
             # A chunk that was in flight while the broker was away follows the lost ones.
-            entry.contiguous_from = max(entry.contiguous_from, entry.doubted[0] + 1)
+            contiguous_from = max(contiguous_from, entry.expected[0] + 1)
+        entry.next_publish, entry.checked, entry.contiguous_from = end, entry.ownership, contiguous_from
         entry.newest = (message.next_chunk - 1, message.sequence) if message.next_chunk else None
-        entry.doubted = None
+        if not entry.log_doubted:
+            entry.doubted = None
         if isinstance(entry.state, InSlab):
             entry.state = replace(entry.state, next_asked=False)
         if entry.began is None or entry.last_epoch != entry.record.epoch:
@@ -283,5 +286,10 @@ class Table:
             entry.pending.popleft()
             entry.newest = message.index, message.sequence
             entry.next_publish, entry.last_epoch = message.index + 1, message.ownership[0]
-            entry.attempts, entry.retry_at, entry.log_lost = 0, 0.0, False
+            entry.attempts, entry.retry_at = 0, 0.0
+            if not message.duplicate:
+                entry.log_lost = False
+            elif entry.log_lost and isinstance(entry.state, InSlab):
+                # The chunk in the log may have been sent before the loss was known: the next one shows it.
+                entry.state = replace(entry.state, next_asked=False)
             self._say(commands.ForgetChunk(entry.session, entry.run, message.index))

@@ -67,8 +67,9 @@ class Wire:
 
     async def publish(
         self, chunk: PackagedChunk, ownership: Ownership, began: int, contiguous_from: int = 0
-    ) -> tuple[PublishOutcome, int]:
-        """Append once. Returns the outcome, and the stream sequence of a chunk that is in the log.
+    ) -> tuple[PublishOutcome, int, bool]:
+        """Append once. Returns the outcome, the stream sequence of a chunk that is in the log, and whether it was
+        there already, with the header of an earlier attempt.
 
         UNKNOWN: repeat the append until the outcome is known.
 
@@ -105,15 +106,15 @@ class Wire:
                 ttl_s=self._chunk_ttl_s,
             )
         except FencedError:
-            return PublishOutcome.FENCED, 0
+            return PublishOutcome.FENCED, 0, False
         except UnavailableError as error:
             log.warning(
                 "chunk not acknowledged", session=chunk.session, chunk=chunk.index, error=error.detail
             )
-            return PublishOutcome.UNKNOWN, 0
+            return PublishOutcome.UNKNOWN, 0, False
         # A broker that already has the message has it from this process: no other process knows the message
         # id.
-        return PublishOutcome.ACKED, ack.sequence
+        return PublishOutcome.ACKED, ack.sequence, ack.duplicate
 
     async def send_latents(self, chunk: PackagedChunk, epoch: int, began: int, before: int) -> None:
         """Send the latents, best effort. Without them a takeover continues from an empty context."""

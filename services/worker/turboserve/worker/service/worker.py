@@ -299,36 +299,43 @@ class Worker:
         started = self._clock.monotonic()
         if tracing():
             chunk.span.set_attribute(EPOCH, command.ownership[0])
+        key = command.session, command.run, command.index
         try:
             with trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False):
-                outcome, sequence = await self._wire.publish(
+                outcome, sequence, duplicate = await self._wire.publish(
                     chunk, command.ownership, command.began, command.contiguous_from
                 )
+            if outcome is events.PublishOutcome.FENCED:
+                set_error(chunk.span, FencedError("the broker refused the chunk"))
         except Exception:
             log.exception("publication failed", session=chunk.session, chunk=chunk.index)
-            outcome, sequence = events.PublishOutcome.UNKNOWN, 0
+            outcome, sequence, duplicate = events.PublishOutcome.UNKNOWN, 0, False
+        finally:
+            # Also where the worker stops and cancels this publication.
+            self._publishing.discard(key)
+            if key not in self._chunks:
+                # The run was evicted meanwhile.
+                chunk.span.end()
         if outcome is events.PublishOutcome.ACKED:
             metrics.chunks.add(1)
             metrics.publish_duration.record(self._clock.monotonic() - started)
         elif outcome is events.PublishOutcome.FENCED:
             metrics.fenced.add(1)
-            set_error(chunk.span, FencedError("the broker refused the chunk"))
             log.warning("chunk refused: not the owner", session=chunk.session, chunk=chunk.index)
         else:
             metrics.publish_retries.add(1)
-        key = command.session, command.run, command.index
-        self._publishing.discard(key)
-        if key not in self._chunks:
-            # The run was evicted meanwhile.
-            chunk.span.end()
         self._check_connection()
         self.handle(
-            events.Published(chunk.session, chunk.run, chunk.index, command.ownership, outcome, sequence)
+            events.Published(
+                chunk.session, chunk.run, chunk.index, command.ownership, outcome, sequence, duplicate
+            )
         )
 
     async def _read_log_end(self, command: commands.ReadLogEnd) -> None:
         end = await self._takeover.log_end(command.session, command.known, lambda: self._asked(command))
         if end is not None:
+            # The question may have waited for a new connection, together with a chunk that now ends the log.
+            self._check_connection()
             self.handle(
                 events.LogEndRead(
                     command.session,
