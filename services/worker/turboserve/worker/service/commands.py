@@ -14,8 +14,8 @@ class ReadLogEnd:
     session: str
     query: int
     known: LogPlace | None = None
-    """Place of the newest chunk that was in the log, if the broker was away, before that. None: there is none to
-    look for."""
+    """Place of a chunk that was in the log: the newest one, or the newest before the broker was away. None:
+    no chunk is known to have been in it."""
 
 
 @dataclass(frozen=True)

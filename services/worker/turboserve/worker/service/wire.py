@@ -68,8 +68,8 @@ class Wire:
     async def publish(
         self, chunk: PackagedChunk, ownership: Ownership, began: int, contiguous_from: int = 0
     ) -> tuple[PublishOutcome, int, bool]:
-        """Append once. Returns the outcome, the stream sequence of a chunk that is in the log, and whether it was
-        there already, with the header of an earlier attempt.
+        """Append once. Returns the outcome, the stream sequence of a chunk that is in the log, and whether it
+        was there already, with the header of an earlier attempt.
 
         UNKNOWN: repeat the append until the outcome is known.
 
