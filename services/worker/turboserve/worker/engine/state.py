@@ -138,7 +138,7 @@ class KVRing:
         q, k, v: [1, S, heads, head_dim]; returns the same shape.
         """
         view = self._written(layer, placement, k, v)
-        # Runs are copied: attention is linear in the keys per query, the copy is so once for all queries.
+        # The copy of several runs serves all queries, so it costs little beside attention.
         keys, values = (x[0] if len(x) == 1 else torch.cat(x, dim=2) for x in (view.keys, view.values))
         if placement.sparsity:
             return sparse_attention(q, keys, values, placement.sparsity, block_size(self._tokens))

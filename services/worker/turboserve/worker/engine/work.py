@@ -167,19 +167,15 @@ class ChunkWork:
         self._schedule = schedule
         self._ring = state.ring
         self._first = state.first_frame(config)
-        self._placement = self._later = state.ring.place(self._first, config.frames_per_chunk)
+
+        def read(whole: Placement) -> Placement:
+            return whole if reduced is None else self._ring.reduced(whole, reduced, config.frames_per_chunk)
+
+        # One placement for all forwards where possible: the ring keeps the views of the newest.
+        self._placement = self._later = read(self._ring.place(self._first, config.frames_per_chunk))
         if 0 < self._first < config.sink_size:
             # LongLive 1 writes to its sink only in a chunk's first forward, after the session's first chunk.
-            self._later = state.ring.resident(self._first, config.frames_per_chunk, keep_sink=True)
-        if reduced is not None:
-            first, later = self._placement, self._later
-            self._placement = state.ring.reduced(first, reduced, config.frames_per_chunk)
-            # One placement for all forwards, where it is one: the ring keeps the views of the newest.
-            self._later = (
-                self._placement
-                if later is first
-                else state.ring.reduced(later, reduced, config.frames_per_chunk)
-            )
+            self._later = read(self._ring.resident(self._first, config.frames_per_chunk, keep_sink=True))
         self._frames = config.frames_per_chunk
         self._noise = noise or self._drawn(state, config)
         self._noisy = self._noise(0)
