@@ -1,0 +1,226 @@
+"""`turboserve session`: create, watch, prompt, record and end sessions, by the Python client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turboserve.cli.errors import failure
+
+if TYPE_CHECKING:
+    from turboserve.client import Client, SessionInfo
+
+app = typer.Typer(help="Create, watch, prompt, record and end sessions.", no_args_is_help=True)
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar="TURBOSERVE_URL",
+        help="Address of the gateway. The default is the stack that runs on --data.",
+    ),
+]
+Data = Annotated[Path, typer.Option("--data", envvar="TURBOSERVE_DATA", help="Folder of the stack's data.")]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", envvar="TURBOSERVE_API_KEY", help="API key, if the gateway has keys."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Id of the session.")]
+Prompt = Annotated[str, typer.Argument(help='Prompt, e.g. "a red circle moving left".')]
+STACK = Path(".turboserve")
+
+
+@app.command()
+def create(
+    prompt: Prompt,
+    model: Annotated[str | None, typer.Option(help="Model. The default is the gateway's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the noise. The default is random.")] = None,
+    url: Url = None,
+    data: Data = STACK,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a session, and print its id."""
+    with _client(url, data, key) as client:
+        session = client.create(prompt, model=model, seed=seed)
+        typer.echo(_json(session.info) if as_json else session.id)
+
+
+@app.command(name="list")
+def list_sessions(
+    all_: Annotated[bool, typer.Option("--all", help="List ended sessions, too.")] = False,
+    url: Url = None,
+    data: Data = STACK,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """List sessions, newest first."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    with _client(url, data, key) as client:
+        found = [each.info for each in client.sessions() if each.info is not None]
+    shown = [info for info in found if all_ or not info.ended]
+    if as_json:
+        for info in shown:
+            typer.echo(_json(info))
+        return
+    table = Table(Column("session", no_wrap=True), "phase", "activity", "model", "chunks", "worker", "prompt")
+    for info in shown:
+        phase, activity = info.phase, "–" if info.ended else info.activity
+        table.add_row(
+            info.id,
+            phase,
+            activity,
+            info.model,
+            str(info.next_chunk),
+            info.worker or "–",
+            escape(info.prompt),
+        )
+    Console().print(table)
+
+
+@app.command()
+def show(session: SessionId, url: Url = None, data: Data = STACK, key: Key = None) -> None:
+    """Print a session as JSON."""
+    with _client(url, data, key) as client:
+        typer.echo(_json(client.session(session).refresh(), indent=2))
+
+
+@app.command()
+def prompt(
+    session: SessionId,
+    prompt: Prompt,
+    wait: Annotated[bool, typer.Option(help="Wait until a chunk shows the prompt.")] = True,
+    url: Url = None,
+    data: Data = STACK,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the prompt of a session."""
+    with _client(url, data, key) as client:
+        found = client.session(session)
+        receipt = found.prompt(prompt)
+        chunk = found.applied(receipt) if wait else None
+    if as_json:
+        typer.echo(json.dumps(receipt.model_dump(mode="json") | {"chunk_index": chunk}))
+    elif chunk is None:
+        typer.echo(f"accepted as {receipt.prompt_id}")
+    else:
+        typer.echo(f"chunk {chunk} is the first one that shows it")
+
+
+@app.command()
+def watch(
+    session: SessionId,
+    after: Annotated[
+        int | None,
+        typer.Option(min=-1, help="Begin after this chunk; -1: at the first. The default is the playhead."),
+    ] = None,
+    url: Url = None,
+    data: Data = STACK,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the chunks and events of a session as they come, until the session ends."""
+    from turboserve.client.models import Chunk
+
+    with _client(url, data, key) as client, client.session(session).watch(after=after) as stream:
+        for item in stream.items():
+            if isinstance(item, Chunk):
+                chunk = {
+                    "type": "chunk",
+                    "index": item.index,
+                    "start_s": item.start_s,
+                    "duration_s": item.duration_s,
+                    "control_seq": item.control_seq,
+                    "worker": item.worker,
+                    "compute_s": item.compute_s,
+                    "bytes": len(item.fragment),
+                }
+                text = f"{item.start_s:8.2f} s  chunk {item.index}, {item.compute_s:.2f} s on {item.worker}"
+                typer.echo(json.dumps(chunk) if as_json else text)
+            else:
+                more = " ".join(f"{name}={value}" for name, value in item.more.items())
+                typer.echo(_json(item) if as_json else f"            {item.type} {more}".rstrip())
+        if stream.end is not None and not as_json:
+            typer.echo(f"ended: {stream.end.reason or stream.end.phase}")
+
+
+@app.command()
+def record(
+    session: SessionId,
+    output: Annotated[Path, typer.Option("--output", "-o", help="MP4 file to write.")],
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="Length. The default is until the session ends.")
+    ] = None,
+    after: Annotated[
+        int, typer.Option(min=-1, help="Begin after this chunk; -1: at the first that is kept.")
+    ] = -1,
+    url: Url = None,
+    data: Data = STACK,
+    key: Key = None,
+) -> None:
+    """Write a session's video to an MP4 file."""
+    from rich.progress import Progress
+
+    if not output.parent.is_dir():
+        raise failure(f"--output: the directory {output.parent} does not exist")
+    with Progress(transient=True) as bar, _client(url, data, key) as client:
+        task = bar.add_task("recording", total=seconds)
+        written = client.session(session).record(
+            output, seconds, after=after, on_chunk=lambda chunk: bar.advance(task, chunk.duration_s)
+        )
+    typer.echo(f"{output}: {written.chunks} chunks, {written.seconds:.2f} s")
+
+
+@app.command()
+def pause(session: SessionId, url: Url = None, data: Data = STACK, key: Key = None) -> None:
+    """Pause a session: it keeps its state and frees its slot."""
+    with _client(url, data, key) as client:
+        client.session(session).pause()
+
+
+@app.command()
+def resume(session: SessionId, url: Url = None, data: Data = STACK, key: Key = None) -> None:
+    """Resume a paused session."""
+    with _client(url, data, key) as client:
+        client.session(session).resume()
+
+
+@app.command()
+def end(session: SessionId, url: Url = None, data: Data = STACK, key: Key = None) -> None:
+    """End a session for good."""
+    with _client(url, data, key) as client:
+        client.session(session).end()
+
+
+@contextmanager
+def _client(url: str | None, data: Path, key: str | None) -> Iterator[Client]:
+    from turboserve.client import Client, TurboServeError
+
+    try:
+        with Client(url or _running(data), key=key) as client:
+            yield client
+    except (TurboServeError, ValueError, OSError) as error:
+        raise failure(str(error)) from None
+
+
+def _running(data: Path) -> str:
+    from turboserve.cli.stack import record as records
+
+    try:
+        return records.read(data).url
+    except records.StackNotRunningError as error:
+        raise failure(f"{error}, or name a gateway with --url") from None
+
+
+def _json(model: SessionInfo | Any, indent: int | None = None) -> str:
+    return json.dumps(model.model_dump(mode="json"), indent=indent)

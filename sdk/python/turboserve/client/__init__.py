@@ -1,0 +1,49 @@
+"""Client of TurboServe: `AsyncClient`, and `Client` for code without `async`."""
+
+from turboserve.client.client import AsyncClient
+from turboserve.client.errors import (
+    ChunkGoneError,
+    GatewayUnreachableError,
+    NoCapacityError,
+    NotFoundError,
+    ProblemError,
+    PromptSupersededError,
+    ProtocolError,
+    SessionEndedError,
+    TurboServeError,
+    UnauthorizedError,
+)
+from turboserve.client.models import Chunk, Event, Receipt, SessionInfo, VideoFormat
+from turboserve.client.session import AsyncSession, Recording
+from turboserve.client.stream import VideoStream
+from turboserve.client.sync import Client, Session, Stream
+from turboserve.client.video import Frame, MissingExtraError, decode, frames
+
+__all__ = [
+    "AsyncClient",
+    "AsyncSession",
+    "Chunk",
+    "ChunkGoneError",
+    "Client",
+    "Event",
+    "Frame",
+    "GatewayUnreachableError",
+    "MissingExtraError",
+    "NoCapacityError",
+    "NotFoundError",
+    "ProblemError",
+    "PromptSupersededError",
+    "ProtocolError",
+    "Receipt",
+    "Recording",
+    "Session",
+    "SessionEndedError",
+    "SessionInfo",
+    "Stream",
+    "TurboServeError",
+    "UnauthorizedError",
+    "VideoFormat",
+    "VideoStream",
+    "decode",
+    "frames",
+]

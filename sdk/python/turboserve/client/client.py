@@ -1,0 +1,122 @@
+"""The asynchronous client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from turboserve.client.models import Model, Phase, SessionInfo, Worker
+from turboserve.client.session import AsyncSession
+from turboserve.client.transport import Transport
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+class AsyncClient:
+    """A client of one gateway. It may be used by many tasks of one event loop.
+
+    >>> async with AsyncClient("http://127.0.0.1:8080") as client:
+    ...     session = await client.create("a red circle moving left")
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        key: str | None = None,
+        timeout_s: float = 30.0,
+        attempts: int = 5,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Connects with the first call.
+
+        Args:
+            base_url: Address of the gateway, `http://…` or `https://…`.
+            key: API key. None: the gateway has no keys.
+            timeout_s: Longest time for one request, seconds.
+            attempts: Attempts of a request that got no answer, or that may be repeated. At least 1.
+            transport: How HTTP requests are sent, for proxies and tests. Streams do not use it.
+        """
+        url = httpx.URL(base_url)
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ValueError(f"base_url: {base_url!r} must begin with http:// or https:// and name a host")
+        if attempts < 1:
+            raise ValueError(f"attempts: {attempts} must be at least 1")
+        self.base_url = base_url.rstrip("/")
+        self.timeout_s = timeout_s
+        self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self.stream_url = f"ws{self.base_url.removeprefix('http')}"
+        http = httpx.AsyncClient(
+            base_url=self.base_url, headers=self.headers, timeout=timeout_s, transport=transport
+        )
+        self.transport = Transport(http, attempts)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections for requests. Streams are closed by their own blocks."""
+        await self.transport.http.aclose()
+
+    async def create(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        seed: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> AsyncSession:
+        """Create a session. It lasts until `AsyncSession.end`.
+
+        A repeated request creates one session. Raises NoCapacityError, ProblemError.
+
+        Args:
+            prompt: What the video shows first.
+            model: One of `models`. None: the gateway's default.
+            seed: The same model, prompt and seed give the same video. None: random.
+            metadata: The caller's own data, stored and returned.
+            more: Further members of the request, for a newer gateway.
+        """
+        given = {"model": model, "seed": seed, "metadata": dict(metadata or {}), **more}
+        body = {"prompt": prompt} | {name: value for name, value in given.items() if value is not None}
+        answer = await self.transport.request("POST", "/v1/sessions", json=body, idempotent=False)
+        info = SessionInfo.model_validate(answer)
+        return AsyncSession(self, info.id, info)
+
+    def session(self, session: str) -> AsyncSession:
+        """Return the session of this id, without asking the gateway."""
+        return AsyncSession(self, session)
+
+    async def sessions(self, phases: Iterable[Phase] = ()) -> AsyncIterator[AsyncSession]:
+        """List the caller's sessions, newest first. `phases`: only these. Empty: all."""
+        after: str | None = None
+        while True:
+            params: dict[str, Any] = {"limit": 100, "phase": list(phases)}
+            if after is not None:
+                params["after"] = after
+            page = await self.transport.request("GET", "/v1/sessions", params=params)
+            for each in page["sessions"]:
+                info = SessionInfo.model_validate(each)
+                yield AsyncSession(self, info.id, info)
+            after = page["next"]
+            if after is None:
+                return
+
+    async def models(self) -> list[Model]:
+        """List the models that ready workers serve."""
+        answer = await self.transport.request("GET", "/v1/models")
+        return [Model.model_validate(each) for each in answer["models"]]
+
+    async def workers(self) -> list[Worker]:
+        """List the workers."""
+        answer = await self.transport.request("GET", "/v1/workers")
+        return [Worker.model_validate(each) for each in answer["workers"]]

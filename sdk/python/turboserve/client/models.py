@@ -1,0 +1,203 @@
+"""What the API answers. Members that a newer gateway adds are ignored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Phase = Literal["requested", "active", "migrating", "suspended", "terminated", "failed"]
+Activity = Literal["watching", "paused", "idle"]
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class SessionInfo(_Answer):
+    """One session, as the gateway last described it."""
+
+    id: str
+    phase: Phase
+    activity: Activity
+    """What the user wants of the session, independent of its phase."""
+    model: str
+    prompt: str
+    """The newest accepted prompt."""
+    seed: int
+    metadata: dict[str, str]
+    epoch: int
+    """Number of the current ownership. 0: no worker has owned the session yet."""
+    worker: str | None
+    target: str | None
+    """The worker that the session is migrating to."""
+    next_chunk: int
+    """Index of the first chunk that is not generated yet."""
+    control_seq: int
+    """Number of the newest accepted prompt."""
+    applied_control_seq: int
+    """Number of the newest prompt that a chunk was generated under."""
+    playhead_s: float
+    """Media time that viewers have reached, seconds."""
+    reason: str | None
+    """Why the session ended, or why it waits."""
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def ended(self) -> bool:
+        """Whether the session has ended for good."""
+        return self.phase in ("terminated", "failed")
+
+
+class Receipt(_Answer):
+    """An accepted prompt. `AsyncSession.applied` waits for the chunk that shows it."""
+
+    session: str
+    prompt_id: str
+    control_seq: int
+    """Number of the prompt in its session. Chunks carry the number of their prompt."""
+    accepted_at: datetime
+
+
+class Decision(_Answer):
+    """One decision of the scheduler about a session."""
+
+    epoch: int
+    worker: str | None
+    kind: str
+    reason: str
+    numbers: dict[str, float]
+    at: datetime
+
+
+class Migration(_Answer):
+    """A migration that has begun. `session.migrated` or `session.migration_abandoned` ends it."""
+
+    session: str
+    epoch: int
+    worker: str | None
+    """The worker that runs the session until the commit."""
+    target: str | None
+    """The worker that the session migrates to. None: the session is there already."""
+
+
+class Model(_Answer):
+    """A model that at least one ready worker serves."""
+
+    id: str
+    default: bool
+    workers: int
+    capacity: int
+    sessions: int
+
+
+class Worker(_Answer):
+    """One worker of the deployment."""
+
+    id: str
+    model: str
+    phase: str
+    capacity: int
+    sessions: int
+    device: str
+    host: str
+    reason: str | None
+
+
+class Event(BaseModel):
+    """One event of a session, with the session right after it. `more` has the members of its type."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str
+    sequence: int
+    """Number of the event in its session: 1, 2, 3, …"""
+    id: str
+    at: datetime
+    phase: Phase
+    activity: Activity
+    epoch: int
+    control_seq: int
+    worker: str | None = None
+    target: str | None = None
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """Members of this type of event alone, such as `prompt_id` and `chunk_index`."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Hello(_Answer):
+    """The first message of a stream: the session's state, and where the stream begins."""
+
+    protocol_version: int
+    session: str
+    phase: Phase
+    activity: Activity
+    prompt: str
+    model: str
+    seed: int
+    control_seq: int
+    next: int
+    """Index of the first chunk of the stream."""
+    start_s: float
+    """Media time of the stream's first frame, seconds."""
+    events_after: int
+    newest_event: int
+    max_message_bytes: int
+    report_interval_s: float
+
+
+class End(_Answer):
+    """The last message of a stream: the session has ended, and all its video was received."""
+
+    phase: Phase
+    reason: str | None = None
+    last: int
+    """Index of the last chunk; -1: there was none."""
+
+
+@dataclass(frozen=True)
+class VideoFormat:
+    """The format of the chunks that follow, until another format comes."""
+
+    mime: str
+    """MIME type with codec, as a browser's `SourceBuffer` takes it."""
+    width: int
+    height: int
+    fps: float
+    init: bytes = field(repr=False)
+    """Init segment of the fragmented MP4."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One chunk of video: a closed fragment that starts with a key frame."""
+
+    index: int
+    """0, 1, 2, …: each once in a session."""
+    start_s: float
+    """Media time of its first frame, seconds."""
+    duration_s: float
+    control_seq: int
+    """Number of the prompt that it was generated under."""
+    epoch: int
+    worker: str
+    compute_s: float
+    """Time to generate it, seconds."""
+    published_at: datetime
+    format: VideoFormat
+    fragment: bytes = field(repr=False)
+
+    @property
+    def end_s(self) -> float:
+        """Media time after its last frame, seconds."""
+        return self.start_s + self.duration_s
+
+    @property
+    def mp4(self) -> bytes:
+        """The chunk as an MP4 file of its own."""
+        return self.format.init + self.fragment

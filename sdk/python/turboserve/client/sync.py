@@ -1,0 +1,224 @@
+"""The same client without `async`: an event loop in a thread of its own does the work."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from turboserve.client import video
+from turboserve.client.client import DEFAULT_URL, AsyncClient
+from turboserve.client.models import (
+    Chunk,
+    Decision,
+    End,
+    Event,
+    Hello,
+    Migration,
+    Model,
+    Phase,
+    Receipt,
+    SessionInfo,
+    Worker,
+)
+from turboserve.client.session import AsyncSession, Recording
+from turboserve.client.stream import RECONNECT_WITHIN_S, VideoStream
+
+T = TypeVar("T")
+
+
+class Client:
+    """A client of one gateway. Use it in a `with` block; see `AsyncClient` for the arguments."""
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        key: str | None = None,
+        timeout_s: float = 30.0,
+        attempts: int = 5,
+    ) -> None:
+        self._client = AsyncClient(base_url, key=key, timeout_s=timeout_s, attempts=attempts)
+        self._starting: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
+        self._portal: BlockingPortal | None = None
+
+    def __enter__(self) -> Self:
+        self._portal = self._starting.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._portal is not None:
+            self._portal.call(self._client.close)
+        self._starting.__exit__(kind, error, trace)
+        self._portal = None
+
+    @property
+    def portal(self) -> BlockingPortal:
+        """Where the calls run. Raises RuntimeError outside the `with` block."""
+        if self._portal is None:
+            raise RuntimeError("use the client in a `with` block")
+        return self._portal
+
+    def create(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        seed: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> Session:
+        """See `AsyncClient.create`."""
+
+        async def create() -> AsyncSession:
+            return await self._client.create(prompt, model=model, seed=seed, metadata=metadata, **more)
+
+        return Session(self.portal, self.portal.call(create))
+
+    def session(self, session: str) -> Session:
+        """See `AsyncClient.session`."""
+        return Session(self.portal, self._client.session(session))
+
+    def sessions(self, phases: Iterable[Phase] = ()) -> Iterator[Session]:
+        """See `AsyncClient.sessions`."""
+        for each in _iterated(self.portal, self._client.sessions(phases)):
+            yield Session(self.portal, each)
+
+    def models(self) -> list[Model]:
+        """See `AsyncClient.models`."""
+        return self.portal.call(self._client.models)
+
+    def workers(self) -> list[Worker]:
+        """See `AsyncClient.workers`."""
+        return self.portal.call(self._client.workers)
+
+
+class Session:
+    """See `AsyncSession`."""
+
+    def __init__(self, portal: BlockingPortal, session: AsyncSession) -> None:
+        self._portal, self._session = portal, session
+        self.id = session.id
+
+    @property
+    def info(self) -> SessionInfo | None:
+        """See `AsyncSession.info`."""
+        return self._session.info
+
+    def refresh(self) -> SessionInfo:
+        """See `AsyncSession.refresh`."""
+        return self._portal.call(self._session.refresh)
+
+    def prompt(self, prompt: str) -> Receipt:
+        """See `AsyncSession.prompt`."""
+        return self._portal.call(self._session.prompt, prompt)
+
+    def applied(self, receipt: Receipt) -> int:
+        """See `AsyncSession.applied`."""
+        return self._portal.call(self._session.applied, receipt)
+
+    def pause(self) -> SessionInfo:
+        """See `AsyncSession.pause`."""
+        return self._portal.call(self._session.pause)
+
+    def resume(self) -> SessionInfo:
+        """See `AsyncSession.resume`."""
+        return self._portal.call(self._session.resume)
+
+    def end(self) -> SessionInfo:
+        """See `AsyncSession.end`."""
+        return self._portal.call(self._session.end)
+
+    def migrate(self, worker: str | None = None) -> Migration:
+        """See `AsyncSession.migrate`."""
+        return self._portal.call(self._session.migrate, worker)
+
+    def decisions(self) -> list[Decision]:
+        """See `AsyncSession.decisions`."""
+        return self._portal.call(self._session.decisions)
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """See `AsyncSession.events`."""
+        return _iterated(self._portal, self._session.events(after))
+
+    def record(
+        self,
+        path: str | Path,
+        seconds: float | None = None,
+        *,
+        after: int = -1,
+        on_chunk: Callable[[Chunk], object] | None = None,
+    ) -> Recording:
+        """See `AsyncSession.record`."""
+
+        async def record() -> Recording:
+            return await self._session.record(path, seconds, after=after, on_chunk=on_chunk)
+
+        return self._portal.call(record)
+
+    def watch(
+        self,
+        *,
+        after: int | None = None,
+        events_after: int | None = None,
+        skip_lost: bool = False,
+        reconnect_within_s: float = RECONNECT_WITHIN_S,
+    ) -> Stream:
+        """See `AsyncSession.watch`. To be entered with `with`."""
+        stream = self._session.watch(
+            after=after, events_after=events_after, skip_lost=skip_lost, reconnect_within_s=reconnect_within_s
+        )
+        return Stream(self._portal, stream)
+
+
+class Stream:
+    """See `VideoStream`."""
+
+    def __init__(self, portal: BlockingPortal, stream: VideoStream) -> None:
+        self._portal, self._stream = portal, stream
+
+    def __enter__(self) -> Self:
+        self._portal.call(self._stream.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.call(self._stream.__aexit__, kind, error, trace)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return _iterated(self._portal, aiter(self._stream))
+
+    @property
+    def hello(self) -> Hello | None:
+        """See `VideoStream.hello`."""
+        return self._stream.hello
+
+    @property
+    def end(self) -> End | None:
+        """See `VideoStream.end`."""
+        return self._stream.end
+
+    def items(self) -> Iterator[Chunk | Event]:
+        """See `VideoStream.items`."""
+        return _iterated(self._portal, self._stream.items())
+
+    def frames(self, *, paced: bool = False) -> Iterator[video.Frame]:
+        """See `video.frames`."""
+        return _iterated(self._portal, video.frames(self._stream, paced=paced))
+
+
+def _iterated(portal: BlockingPortal, items: AsyncIterator[T]) -> Iterator[T]:
+    ended = object()
+
+    async def following() -> T | object:
+        return await anext(items, ended)
+
+    while (item := portal.call(following)) is not ended:
+        yield item  # type: ignore[misc]

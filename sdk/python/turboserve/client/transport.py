@@ -1,0 +1,97 @@
+"""HTTP requests with retries. A repeated request has the same `Idempotency-Key`, so it takes effect once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import tenacity
+
+from turboserve.client.errors import GatewayUnreachableError, ProblemError, ProtocolError, problem_error
+
+LONGEST_WAIT_S = 30.0
+"""Longest time between two attempts. A gateway that asks for more is not tried again."""
+_BACKOFF = tenacity.wait_random_exponential(multiplier=0.25, max=4.0)
+
+
+class Transport:
+    """Sends requests to one gateway."""
+
+    def __init__(self, http: httpx.AsyncClient, attempts: int) -> None:
+        self.http = http
+        self.attempts = attempts
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        idempotent: bool = True,
+    ) -> Any:
+        """Return the JSON of a successful answer.
+
+        Repeats a request that got no answer, or a problem with a time to wait. `idempotent`: whether a repeat
+        is harmless without a key.
+
+        Raises ProblemError, GatewayUnreachableError.
+        """
+        headers = {} if idempotent else {"Idempotency-Key": uuid4().hex}
+        retrying = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self.attempts),
+            wait=_wait,
+            retry=tenacity.retry_if_exception(_worth_repeating),
+            reraise=True,
+        )
+        try:
+            return await retrying(self._once, method, path, json, params, headers)
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise GatewayUnreachableError(f"{self.http.base_url}: {reason}") from error
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        params: Mapping[str, Any] | None,
+        headers: Mapping[str, str],
+    ) -> Any:
+        answer = await self.http.request(method, path, json=body, params=params, headers=headers)
+        raise_for_problem(answer)
+        try:
+            return answer.json() if answer.content else None
+        except ValueError as error:
+            raise ProtocolError(f"{method} {path}: the answer is not JSON: {error}") from error
+
+
+def raise_for_problem(answer: httpx.Response) -> None:
+    """Raise ProblemError unless the answer is a success. Its body must have been read."""
+    if answer.is_success:
+        return
+    try:
+        problem = json.loads(answer.content)
+    except ValueError:
+        problem = None
+    if not isinstance(problem, dict):
+        # An answer of a proxy before the gateway, for instance.
+        problem = {"title": f"{answer.status_code} {answer.reason_phrase}"}
+    raise problem_error(answer.status_code, problem)
+
+
+def _worth_repeating(error: BaseException) -> bool:
+    if isinstance(error, ProblemError):
+        wait_s = error.retry_after_s
+        # 504: it is not known whether the request took effect, and the key makes a repeat harmless.
+        return error.status == 504 or (wait_s is not None and wait_s <= LONGEST_WAIT_S)
+    return isinstance(error, httpx.TransportError)
+
+
+def _wait(state: tenacity.RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome is not None else None
+    wait_s = error.retry_after_s if isinstance(error, ProblemError) else None
+    return max(wait_s or 0.0, _BACKOFF(state))

@@ -1,0 +1,131 @@
+"""A gateway whose answers a test writes: a real HTTP and WebSocket server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from websockets.asyncio.server import ServerConnection, serve
+
+Script = Callable[["Connection"], Awaitable[None]]
+
+
+@dataclass
+class Connection:
+    """One WebSocket connection of a client."""
+
+    socket: ServerConnection
+    query: dict[str, str]
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """What the client has sent."""
+
+    async def hello(self, start: int = 0, **more: Any) -> None:
+        greeting: dict[str, Any] = {
+            "type": "hello",
+            "protocol_version": 1,
+            "session": "ses_1",
+            "phase": "active",
+            "activity": "watching",
+            "prompt": "a red circle",
+            "model": "toyworld",
+            "seed": 7,
+            "epoch": 1,
+            "control_seq": 0,
+            "applied_control_seq": 0,
+            "next": start,
+            "start_s": float(start),
+            "events_after": 0,
+            "newest_event": 0,
+            "max_message_bytes": 65536,
+            "report_interval_s": 0.02,
+        }
+        await self.send(**greeting | more)
+
+    async def init(self, data: bytes = b"init") -> None:
+        await self.send(type="init", mime="video/mp4", width=64, height=64, fps=16.0, bytes=len(data))
+        await self.socket.send(data)
+
+    async def chunk(self, index: int) -> None:
+        data = f"fragment {index}".encode()
+        await self.send(
+            type="chunk",
+            index=index,
+            epoch=1,
+            worker="wk_1",
+            start_s=float(index),
+            duration_s=1.0,
+            control_seq=0,
+            compute_s=0.1,
+            published_at="2026-11-22T21:04:05.250000Z",
+            bytes=len(data),
+        )
+        await self.socket.send(data)
+
+    async def event(self, sequence: int, kind: str = "session.placed") -> None:
+        await self.send(
+            type=kind,
+            sequence=sequence,
+            id=f"ev_{sequence}",
+            at="2026-11-22T21:04:05.250000Z",
+            phase="active",
+            activity="watching",
+            epoch=1,
+            control_seq=0,
+            kind="place",
+        )
+
+    async def refuse(self, close_code: int, **problem: Any) -> None:
+        await self.send(type="error", **problem)
+        await self.socket.close(close_code)
+
+    async def end(self, last: int) -> None:
+        await self.send(type="end", phase="terminated", reason="ended by its user", last=last)
+        await self.socket.close(1000)
+
+    async def send(self, **message: Any) -> None:
+        await self.socket.send(json.dumps(message))
+
+    async def reading(self) -> None:
+        """Keep what the client sends until it leaves."""
+        async for raw in self.socket:
+            self.messages.append(json.loads(raw))
+
+    async def vanish(self) -> None:
+        """End the connection without a close code, as a crash does."""
+        self.socket.transport.abort()
+        await self.socket.wait_closed()
+
+
+@dataclass
+class ScriptedGateway:
+    """The address of the gateway, and its connections so far."""
+
+    url: str = ""
+    connections: list[Connection] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def scripted(*scripts: Script) -> AsyncIterator[ScriptedGateway]:
+    """Serve each connection by the next script. Further connections are answered by the last one."""
+    gateway = ScriptedGateway()
+
+    async def handle(socket: ServerConnection) -> None:
+        assert socket.request is not None
+        query = {name: value[0] for name, value in parse_qs(urlsplit(socket.request.path).query).items()}
+        connection = Connection(socket, query)
+        gateway.connections.append(connection)
+        reading = asyncio.create_task(connection.reading())
+        try:
+            await scripts[min(len(gateway.connections), len(scripts)) - 1](connection)
+        finally:
+            reading.cancel()
+
+    async with serve(handle, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        gateway.url = f"http://127.0.0.1:{port}"
+        yield gateway

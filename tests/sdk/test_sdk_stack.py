@@ -1,0 +1,180 @@
+"""The client and its documented examples, against the whole stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tools import demo
+from typer.testing import CliRunner
+
+from turboserve.bench.streaming.decode import decode as decode_file
+from turboserve.cli.main import app
+from turboserve.cli.stack.background import BackgroundStack
+from turboserve.client import AsyncClient, Client, PromptSupersededError, SessionEndedError
+from turboserve.experiments.toyworld.judge import has_colours
+
+pytestmark = pytest.mark.stack
+
+RUNNER = CliRunner()
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = (ROOT / "sdk" / "python" / "README.md", ROOT / "docs" / "how-to" / "python-client.md")
+EXAMPLES = {
+    code: title
+    for document in DOCUMENTS
+    for title, code in re.findall(r"## (.*?)\n\n```python\n(.*?)```", document.read_text(), re.DOTALL)
+}
+"""Code and title of each. The same code runs once."""
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=EXAMPLES.values())
+def test_an_example_of_the_documents_runs(stack: BackgroundStack, tmp_path: Path, code: str) -> None:
+    assert "http://127.0.0.1:8080" in code
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("http://127.0.0.1:8080", stack.url)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+async def test_a_session_from_its_first_prompt_to_its_end(stack: BackgroundStack, tmp_path: Path) -> None:
+    async with AsyncClient(stack.url) as client:
+        session = await client.create("a red circle moving left", seed=7, metadata={"who": "sdk"})
+        recording = await session.record(tmp_path / "red.mp4", seconds=2.0)
+        assert recording.seconds >= 2.0
+        video = decode_file(recording.path.read_bytes())
+        assert video.gaps() == []
+        assert has_colours(video.frames, ["red"])
+
+        async with session.watch() as stream:
+            receipt = await session.prompt("a blue square moving up")
+            async for chunk in stream:
+                if chunk.control_seq >= receipt.control_seq:
+                    break
+        assert await session.applied(receipt) <= chunk.index
+        assert (await session.refresh()).prompt == "a blue square moving up"
+        assert any(decision.kind == "place" for decision in await session.decisions())
+
+        assert (await session.pause()).activity == "paused"
+        assert (await session.pause()).activity == "paused"
+        assert (await session.resume()).activity == "watching"
+        assert (await session.end()).phase == "terminated"
+        kinds = [event.type async for event in session.events()]
+        assert kinds[0] == "session.created"
+        assert kinds[-1] == "session.ended"
+        assert session.id in {each.id async for each in client.sessions(["terminated"])}
+        with pytest.raises(SessionEndedError):
+            await session.applied(receipt.model_copy(update={"prompt_id": "prm_unknown"}))
+
+
+async def test_a_prompt_that_no_chunk_shows_is_superseded(stack: BackgroundStack) -> None:
+    async with AsyncClient(stack.url) as client:
+        session = await client.create("a red circle moving left")
+        await session.pause()
+        first = await session.prompt("a green square")
+        second = await session.prompt("a blue square")
+        await session.resume()
+        async with session.watch() as stream:
+            async for chunk in stream:
+                if chunk.control_seq >= second.control_seq:
+                    break
+        with pytest.raises(PromptSupersededError) as lost:
+            await session.applied(first)
+        assert lost.value.superseded_by == second.prompt_id
+        await session.end()
+
+
+def test_the_client_without_async_watches_frames(stack: BackgroundStack) -> None:
+    with Client(stack.url) as client:
+        assert client.models()
+        session = client.create("a green triangle moving right", seed=3)
+        with session.watch(after=-1) as stream:
+            times = []
+            for frame in stream.frames(paced=True):
+                assert frame.image.shape[-1] == 3
+                times.append(frame.time_s)
+                if frame.chunk == 2:
+                    break
+        assert times == sorted(times)
+        assert times[0] == 0.0
+        assert client.session(session.id).end().ended
+
+
+def test_the_command_line_leads_a_session_from_creation_to_end(
+    stack: BackgroundStack, tmp_path: Path
+) -> None:
+    def turboserve(*arguments: str, status: int = 0) -> str:
+        result = RUNNER.invoke(app, ["session", *arguments], env={"TURBOSERVE_DATA": stack.record.data})
+        assert result.exit_code == status, result.output
+        return result.output.strip()
+
+    name = turboserve("create", "a red circle moving left", "--seed", "7")
+    assert json.loads(turboserve("show", name))["seed"] == 7
+    clip = tmp_path / "clip.mp4"
+    assert turboserve("record", name, "-o", str(clip), "--seconds", "1").startswith(str(clip))
+    assert has_colours(decode_file(clip.read_bytes()).frames, ["red"])
+    with (
+        ThreadPoolExecutor() as pool,
+        Client(stack.url) as client,
+        client.session(name).watch() as stream,
+    ):
+        waiting = pool.submit(turboserve, "prompt", name, "a blue square", "--json")
+        # A viewer that takes chunks: without one, the video stands still at the lead.
+        for _ in stream:
+            if waiting.done():
+                break
+        shown = json.loads(waiting.result())["chunk_index"]
+    turboserve("pause", name)
+    turboserve("resume", name)
+    assert name in {json.loads(line)["id"] for line in turboserve("list", "--json").splitlines()}
+    turboserve("prompt", name, "not a [/b] square", "--no-wait")
+    assert name in turboserve("list")
+    turboserve("end", name)
+    lines = [json.loads(line) for line in turboserve("watch", name, "--after", "-1", "--json").splitlines()]
+    assert shown in [line["index"] for line in lines if line["type"] == "chunk" and line["control_seq"]]
+    assert name not in turboserve("list", "--json")
+    assert name in turboserve("list", "--json", "--all")
+    assert "no session" in turboserve("show", "ses_unknown", status=1)
+
+
+def test_a_command_without_a_stack_names_what_to_do(tmp_path: Path) -> None:
+    result = RUNNER.invoke(app, ["session", "list", "--data", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "turboserve up" in result.output
+    assert "--url" in result.output
+
+
+def test_the_command_has_a_version() -> None:
+    assert RUNNER.invoke(app, ["--version"]).output.startswith("turboserve 0.")
+
+
+def test_a_device_that_is_not_there_is_an_error_in_one_line(tmp_path: Path) -> None:
+    result = RUNNER.invoke(app, ["generate", "a", "-o", str(tmp_path / "a.mp4"), "--device", "cuda:77"])
+    assert result.exit_code == 1
+    assert result.output.startswith("turboserve: --device: cuda:77 is not available: ")
+    assert len(result.output.splitlines()) == 1
+
+
+def test_the_demo_leaves_one_video_over_two_workers(stack: BackgroundStack, tmp_path: Path) -> None:
+    lines: list[str] = []
+    output = tmp_path / "demo.mp4"
+    # A shorter script: each prompt for four chunks, since the figure of the one before leaves within two.
+    demo.play(stack.url, output, demo.steps(act_s=3.0), seconds=12.0, say=lines.append)
+    video = decode_file(output.read_bytes())
+    assert video.gaps() == []
+    for colour in ("red", "blue", "green"):
+        parts = (video.frames[n : n + 8] for n in range(0, len(video.frames) - 8, 4))
+        assert any(has_colours(part, [colour]) for part in parts), colour
+    assert sum("comes from" in line for line in lines) == 2, lines
