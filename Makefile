@@ -13,7 +13,7 @@ DOCS_STAMP := $(VENV)/.setup-docs-done
 LOG := $(VENV)/setup.log
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
-PROJECTS := $(sort $(wildcard */pyproject.toml services/*/pyproject.toml))
+PROJECTS := $(sort $(wildcard */pyproject.toml services/*/pyproject.toml sdk/python/pyproject.toml))
 UP_ARGS ?=
 PYTEST_ARGS ?=
 # Tests wait for servers more than they compute: on 2 cores 4 files at a time keep both busy.
@@ -22,13 +22,14 @@ TEST_PROCESSES ?= 4
 # starts would then compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-dev up test coverage soak lint lint-style lint-types lint-imports lint-docs compiled-tests docs wheels format
+.PHONY: help setup setup-dev up demo test coverage soak lint lint-style lint-types lint-imports lint-docs compiled-tests docs wheels format
 
 help:
 	@echo "make up      set up, start the whole stack, print the address of the player page"
 	@echo "             (options: make up UP_ARGS='--workers 2 --port 9000')"
+	@echo "make demo    start a stack, play a scripted session, leave its video as demo.mp4"
 	@echo "make test    set up, check style, types and imports, run every test"
-	@echo "make coverage  every test, with the branches and lines that they execute"
+	@echo "make coverage  every test, with all branches and lines that they execute, module by module"
 	@echo "make soak    the long tests that make test leaves out"
 	@echo "make setup   only create $(VENV) with what running needs (make setup-dev: and what testing needs)"
 	@echo "make compose-up    the stack in containers, with passwords and an API key of its own (make compose-down)"
@@ -76,6 +77,9 @@ docs: $(DOCS_STAMP)
 up: setup
 	@exec $(BIN)/turboserve up $(UP_ARGS)
 
+demo: setup
+	@$(BIN)/python tools/demo.py
+
 # Types take half a minute of one core; the rest is done beside them.
 lint: setup-dev
 	@$(MAKE) -j2 --output-sync=target lint-types lint-imports lint-style lint-docs
@@ -85,7 +89,7 @@ lint-style:
 	@echo "test: ruff format --check"; $(BIN)/ruff format --check .
 
 lint-types:
-	@echo "test: mypy --strict"; $(BIN)/mypy $(sort $(wildcard */turboserve services/*/turboserve)) tests tools
+	@echo "test: mypy --strict"; $(BIN)/mypy $(sort $(wildcard */turboserve services/*/turboserve sdk/*/turboserve)) tests tools
 
 lint-imports:
 	@echo "test: lint-imports"; $(BIN)/lint-imports
@@ -100,10 +104,13 @@ compiled-tests:
 
 test: setup-dev
 	@$(MAKE) -j2 --output-sync=target lint-types lint-imports lint-style lint-docs compiled-tests
-	@echo "test: pytest, $(TEST_PROCESSES) files at a time"; \
-		$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	@echo "test: pytest, $(TEST_PROCESSES) files at a time"; rm -f .coverage .coverage.*; status=0; \
+		$(BIN)/python -m pytest -p tests.helpers.sampled_coverage -n $(TEST_PROCESSES) --dist loadfile \
+		$(PYTEST_ARGS) || status=$$?; $(BIN)/python -m coverage combine --quiet || exit 1; \
+		echo "test: these tests execute at least $$($(BIN)/python -m coverage report --format=total) % of the" \
+		"lines and branches"; exit $$status
 
-# Twice as long as `make test`: each branch is recorded.
+# More than twice as long as `make test`: each branch is recorded, also of processes that tests start.
 coverage: setup-dev
 	@rm -f .coverage .coverage.*; status=0; \
 		$(BIN)/python -m coverage run -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS) || status=$$?; \

@@ -26,6 +26,7 @@ from nats.js.errors import NotFoundError
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.helpers.browser import page as page
 from tests.helpers.pool_harness import Pool
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
@@ -77,30 +78,36 @@ NO_DURABILITY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
 GROUPS = {
-    "tests/gateway": "pool",
-    "tests/security/access": "pool",
-    "tests/security/fuzz": "attacked",
     "tests/stack": "stacks",
     "tests/browser": "stacks",
     "tests/security/test_security_disk_full.py": "stacks",
     "tests/security/test_security_environment.py": "stacks",
-    "tests/worker/transfer/test_transfer_contract.py": "transfer",
+    "tests/gateway": "pool",
+    "tests/security/access": "pool",
     "tests/worker/test_service_migrations.py": "workers",
     "tests/worker/test_service_worker.py": "workers",
     "tests/worker/test_service_deaths.py": "workers",
-    "tests/simulation/test_simulate.py": "simulate",
+    "tests/security/fuzz": "attacked",
     "tests/cli/test_stack.py": "supervisor",
-    "tests/autoscaler/test_autoscaler_service.py": "autoscaler",
-    "tests/state_store/test_store_crash.py": "crashes",
-    "tests/scheduler/test_scheduler_standby.py": "standby",
+    "tests/simulation/test_simulate_plants.py": "plants",
     "tests/scheduler/test_scheduler_deaths.py": "deaths",
+    "tests/autoscaler/test_autoscaler_service.py": "autoscaler",
+    "tests/worker/transfer/test_transfer_contract.py": "transfer",
+    "tests/scheduler/test_scheduler_simulation.py": "scheduler simulation",
+    "tests/scheduler/test_scheduler_standby.py": "standby",
+    "tests/security/test_security_exhaustion.py": "exhaustion",
+    "tests/simulation/test_simulate.py": "simulate",
+    "tests/scheduler/test_scheduler_service.py": "scheduler",
+    "tests/autoscaler/test_provider_contract.py": "providers",
+    "tests/state_store/test_store_crash.py": "crashes",
+    "tests/state_store/test_store_outages.py": "outages",
     "tests/bench/test_engine_bench_gpu.py": "profiles",
 }
 """Folders and files whose tests run one after the other on one of xdist's processes, before all others.
 
 Some share processes that are slow to start (`pool`, `attacked`). Whole stacks at the same time would slow
-each other down. Each group takes a minute or more; the files after them are short, so all processes end at
-about the same time.
+each other down. The longest group is first, and each takes half a minute or more; the files after them are
+short, so all processes end at about the same time.
 """
 PROCESSES = pytest.StashKey[ExitStack]()
 BEFORE = pytest.StashKey[dict[str, object]]()

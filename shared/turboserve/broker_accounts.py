@@ -21,18 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from turboserve.subjects import (
-    ADMIN,
-    CHUNKS,
-    ENDPOINTS,
-    EVENTS,
-    LOGS,
-    SERVICES,
-    TOPICS,
-    Caller,
-    Topic,
-    inbox_prefix,
-)
+from turboserve.subject_types import Caller, Topic
+from turboserve.subjects import ADMIN, CHUNKS, ENDPOINTS, EVENTS, LOGS, SERVICES, TOPICS, inbox_prefix
 
 STORE = "state-store"
 WORKER = "worker"

@@ -42,8 +42,11 @@ WORKER_SETTINGS = frozenset(
         *("worker_id", "pool_member"),
         *("model", "model_weights", "checkpoint", "checkpoint_container", "lora", "vae", "text_encoder"),
         *("rotation", "dtype", "device", "torch_threads", "worker_max_sessions"),
-        *("memory_bytes", "host_memory_bytes", "max_lead_s", "profile", "gather_policy", "attention"),
+        *("memory_bytes", "host_memory_bytes", "max_lead_s", "tier_report_interval_s"),
+        *("profile", "gather_policy", "attention"),
+        *("fidelity", "fidelity_profile", "fidelity_floor"),
         *("compile", "decode_batch", "overlap"),
+        *("sequence_parallel_directory", "sequence_parallel_timeout_s"),
         *("transfer_host", "transfer_port", "transfer_backends", "transfer_bytes_per_s"),
         *(
             "migration_quiesce_max_s",

@@ -44,6 +44,7 @@ STREAM = "turboserve.log.stream"
 MESSAGE = "turboserve.message.kind"
 SCHEDULER_EVENT = "turboserve.scheduler.event"
 TAKEOVER = "turboserve.takeover.context"
+TIER = "turboserve.session.tier"
 TRANSFER_BACKEND = "turboserve.transfer.backend"
 TRANSFER_ROLE = "turboserve.transfer.role"
 
@@ -76,6 +77,7 @@ ATTRIBUTES = {
     MESSAGE: "First token of a message's subject.",
     SCHEDULER_EVENT: "Input of the scheduler's core, by class.",
     TAKEOVER: "What was left of a session's state: `whole`, `partial` or `lost`.",
+    TIER: "Tier of a session by its service credit: `urgent`, `normal` or `relaxed`.",
     TRANSFER_BACKEND: "Backend of a transfer.",
     TRANSFER_ROLE: "Role of this worker in a transfer: `source` or `target`.",
 }

@@ -118,6 +118,11 @@ def test_constant_load_takes_at_most_two_actions(
     assert K * world.controller.target >= demand
 
 
+def test_a_square_wave_is_followed_out_and_in() -> None:
+    world = World(ControlPolicy(most=20, capacity=K), 4).run(3600, lambda t: 40 if t % 1200 < 600 else 4)
+    assert {after > before for _, before, after in world.changes} == {True, False}
+
+
 @given(
     low=st.integers(0, 30),
     high=st.integers(0, 80),

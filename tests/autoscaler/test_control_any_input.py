@@ -5,6 +5,8 @@ A forecast of a billionth of a session once ended the autoscaler with a division
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -40,6 +42,9 @@ def feedbacks() -> st.SearchStrategy[LoadFeedback]:
         waiting=COUNTS,
         capacity=COUNTS,
         workers=COUNTS,
+        quality_debt=st.one_of(st.floats(0, 1), NUMBERS),
+        deficit=st.one_of(st.floats(0, 100), NUMBERS),
+        floor_capacity=st.one_of(st.none(), COUNTS),
         decisions=st.just(0),
         at=st.one_of(st.floats(0, 1e3), NUMBERS),
     )
@@ -48,7 +53,10 @@ def feedbacks() -> st.SearchStrategy[LoadFeedback]:
 def sane_feedbacks() -> st.SearchStrategy[LoadFeedback]:
     """Generate plausible feedback: workers and capacity together, no more sessions waiting than required."""
 
-    def build(workers: int, members: int, required: int, waiting: int, rho: float, at: float) -> LoadFeedback:
+    def build(
+        workers: int, members: int, required: int, waiting: int, rho: float, at: float,
+        debt: float, deficit: float, floor: int | None,
+    ) -> LoadFeedback:  # fmt: skip
         return LoadFeedback(
             model="m",
             rho_max=rho,
@@ -56,14 +64,18 @@ def sane_feedbacks() -> st.SearchStrategy[LoadFeedback]:
             waiting=min(waiting, required),
             capacity=workers * members,
             workers=workers,
+            quality_debt=debt,
+            deficit=deficit,
+            floor_capacity=floor,
             at=at,
         )
 
     counts = st.integers(0, 10**9)
     at = st.floats(0, 1e3)
     return st.builds(
-        build, st.integers(0, 10**4), st.integers(1, 10**4), counts, counts, st.floats(0, 1e6), at
-    )
+        build, st.integers(0, 10**4), st.integers(1, 10**4), counts, counts, st.floats(0, 1e6), at,
+        st.floats(0, 1), st.one_of(st.just(0.0), st.floats(0, 1e9)), st.one_of(st.none(), counts),
+    )  # fmt: skip
 
 
 EVENTS: st.SearchStrategy[Event] = st.one_of(
@@ -92,6 +104,8 @@ POLICIES = st.builds(
     scale_to_zero=st.booleans(),
     predictive=st.sampled_from([None, True, False]),
     quantile=st.floats(0.01, 0.99),
+    quality_debt_limit=st.one_of(st.just(0.0), st.floats(5e-324, 1)),
+    absorb_at_maximum=st.booleans(),
     horizon_s=st.floats(0.1, 60),
 )
 
@@ -111,6 +125,8 @@ def test_no_input_ends_the_controller_and_its_target_keeps_the_limits(
             largest = max(largest, event.size or 0)
         controller.handle(event, now)
         assert 0 <= controller.target <= largest
+        assert policy.quality_debt_limit > 0 or not controller.absorbs
+        assert all(math.isfinite(number) for number in controller.numbers().values())
 
 
 @settings(deadline=None)

@@ -8,7 +8,7 @@ from pydantic import SecretStr, ValidationError
 from turboserve.autoscaler.identities import WorkerNames, credentials
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.broker_accounts import worker_user
-from turboserve.subjects import identity_of
+from turboserve.subject_types import identity_of
 
 
 def test_no_two_workers_have_one_identity_while_there_is_another() -> None:

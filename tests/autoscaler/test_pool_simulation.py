@@ -40,6 +40,7 @@ def test_any_mixture_of_faults(seed: int, faults: Faults) -> None:
 
 def test_the_same_seed_gives_the_same_decisions() -> None:
     assert play(3, MANY).trace == play(3, MANY).trace
+    assert play(3, MANY).trace != play(4, MANY).trace
 
 
 def test_a_calm_pool_does_nothing() -> None:

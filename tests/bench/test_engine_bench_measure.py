@@ -8,6 +8,8 @@ from turboserve.bench.engine.naive import ClonedCache, NaiveLoop, ShiftedCache
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.transformer import CausalWanTransformer
 
+pytestmark = pytest.mark.measures
+
 CONFIG = ModelConfig(
     dim=48,
     ffn_dim=96,

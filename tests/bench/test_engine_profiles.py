@@ -15,6 +15,8 @@ from turboserve.worker.model.taehv import TaehvConfig
 from turboserve.worker.service.models import make_engine
 from turboserve.worker.settings import Settings
 
+pytestmark = pytest.mark.measures
+
 RUNNER = CliRunner()
 SIZES = {
     "dim": 48, "ffn_dim": 96, "num_heads": 2, "num_layers": 2, "text_dim": 12, "text_len": 5,

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.helpers.browser import NEEDS_CHROMIUM, chromium
+from tests.helpers.browser import NEEDS_CHROMIUM, WAIT_MS
 from turboserve.cli.stack.background import BackgroundStack
-
-WAIT_MS = 90_000
 
 # Share of the video's pixels that are clearly red, and clearly blue, in the current frame.
 COLOURS = """
@@ -37,27 +31,6 @@ ENOUGH = 0.02
 SEES = f"(colour) => (({COLOURS})())[colour] > {ENOUGH}"
 
 pytestmark = NEEDS_CHROMIUM
-
-
-@pytest.fixture
-async def page(tmp_path: Path) -> AsyncIterator[Any]:
-    """A new Chromium with one page. An error that the page logs fails the test."""
-    errors: list[str] = []
-    autoplay = "--autoplay-policy=no-user-gesture-required"
-    async with chromium(tmp_path / "profile", autoplay, wait_ms=WAIT_MS) as context:
-        page = await context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda line: errors.append(line.text) if refused(line) else None)
-        yield page
-        # Shown by pytest if the test failed.
-        print(await page.locator("body").inner_text())
-    assert errors == []
-
-
-def refused(line: Any) -> bool:
-    """Return whether the browser reports an error of the page, e.g. of its security policy."""
-    # Chromium also logs every answer of 400 and above; the page's reaction to them is tested separately.
-    return line.type == "error" and not line.text.startswith("Failed to load resource")
 
 
 async def until(page: Any, test: str, arg: object = None) -> None:
@@ -129,6 +102,31 @@ async def test_prompt_switch_pause_resume_reload(stack: BackgroundStack, page: A
     await until(page, SEES, arg="blue")
     # The history is back, and the session was the same all the time.
     await page.get_by_text(re.compile(r"applied at chunk \d+")).first.wait_for()
+    await page.get_by_role("button", name="End session").click()
+    await page.locator("#phase", has_text="terminated").wait_for()
+
+
+async def test_a_prompt_that_drops_the_buffer_is_shown_at_once(stack: BackgroundStack, page: Any) -> None:
+    await page.goto(stack.url)
+    await page.get_by_label("What should the video show?").fill("a red circle moving left")
+    await page.get_by_role("button", name="Start").click()
+    await until(page, SEES, arg="red")
+    # The page shows how urgent its session is.
+    await until(page, "document.getElementById('r-tier').textContent !== '–'")
+    assert re.fullmatch(r"-?\d+\.\d\d s", await page.locator("#r-slack").inner_text())
+
+    await page.get_by_label("What should it show now?").fill("a blue square moving up")
+    await page.get_by_label("Show it at once").check()
+    await page.get_by_role("button", name="Change").click()
+    await until(page, "document.body.dataset.skipped !== undefined")
+    skipped = int(await page.evaluate("document.body.dataset.skipped"))
+    # Chunk n starts at 0.75 n - 0.1875 s. The page seeks there, and shows nothing of before.
+    start_s = 0.75 * skipped - 0.1875
+    await plays_on(page, start_s)
+    await until(page, SEES, arg="blue")
+    first_s = await page.evaluate("document.getElementById('video').buffered.start(0)")
+    assert first_s >= start_s - 0.1
+    await plays_on(page, start_s + 2)
     await page.get_by_role("button", name="End session").click()
     await page.locator("#phase", has_text="terminated").wait_for()
 

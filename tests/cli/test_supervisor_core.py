@@ -58,6 +58,15 @@ def test_what_refuses_its_settings_is_not_tried_again_unless_it_has_run_before()
     assert up(SERVER, STORE).exited("store", 5.0, refused=True) == [Crashed("store", 0.1)]
 
 
+def test_the_next_deadline_is_the_earliest() -> None:
+    supervision = up(SERVER, EDGE)
+    supervision.exited("edge", 7.0)
+    supervision.exited("server", 5.0)
+    assert supervision.next_deadline() == 5.1
+    assert supervision.tick(5.1) == [Launch("server")]
+    assert supervision.next_deadline() == 7.1
+
+
 def test_waves_start_one_after_the_other() -> None:
     supervision = Supervision([SERVER, STORE, EDGE])
     assert supervision.start(0.0) == [Launch("server")]

@@ -18,7 +18,7 @@ from tests.helpers.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = sorted(
-    path.parent for path in (*ROOT.glob("*/pyproject.toml"), *ROOT.glob("services/*/pyproject.toml"))
+    path.parent for pattern in ("*", "services/*", "sdk/*") for path in ROOT.glob(f"{pattern}/pyproject.toml")
 )
 PATIENCE_S = 120.0
 
@@ -60,23 +60,28 @@ def test_every_wheel_has_its_code_and_its_license(wheels: list[Path]) -> None:
 def test_policies_from_wheels_are_found_by_name(environment: Path) -> None:
     """The baselines are found by the wheel's entry points, without an import."""
     code = """
-from turboserve.scheduler.placement import PLACEMENTS
+from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
 from turboserve.worker.engine.gather import GATHER_POLICIES
-for policies in (PLACEMENTS, GATHER_POLICIES):
+for policies in (PLACEMENTS, GATHER_POLICIES, REBALANCERS):
     print(*(f"{name}={type(policies.make(name)).__module__}" for name in policies.names))
 """
     python = str(environment / "bin" / "python")
     found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    placements, gathering = (
+    placements, gathering, rebalancers = (
         dict(each.split("=") for each in line.split()) for line in found.stdout.splitlines()
     )
     assert {name for name, module in placements.items() if module.startswith("turboserve.baselines.")} == {
-        "least-loaded", "load-aware", "memory-aware", "round-robin"
+        "fewest-streams", "least-loaded", "load-aware", "memory-aware", "round-robin"
     }  # fmt: skip
     assert gathering == {
         "step": "turboserve.worker.engine.gather",
         "chunk": "turboserve.baselines.gather",
         "fcfs": "turboserve.baselines.gather",
+        "tiers": "turboserve.baselines.gather",
+    }
+    assert rebalancers == {
+        "min-max": "turboserve.scheduler.placement.rebalance",
+        "algorithm-1": "turboserve.baselines.rehoming",
     }
 
 

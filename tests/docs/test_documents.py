@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = [*ROOT.glob("services/*/turboserve"), *ROOT.glob("*/turboserve")]
+PACKAGES = [*ROOT.glob("services/*/turboserve"), *ROOT.glob("*/turboserve"), *ROOT.glob("sdk/*/turboserve")]
 BUILT = {"build", "dist", "site", "__pycache__", "node_modules"}
 SOURCES = [path for path in sorted(ROOT.iterdir()) if path.is_dir() and not path.name.startswith(".")]
 FILES = [
@@ -22,7 +22,7 @@ LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 SOURCE_FILE = re.compile(r"(?<![\w/.$~{}<-])(?:[\w.-]+/)+[\w.-]+\.(?:py|js|md|conf|ya?ml|toml|sh|mk|txt)\b")
 """A path with a folder: files of a running stack have no such endings."""
 FOLDER = re.compile(
-    r"`((?:baselines|bench|cli|deploy|docs|experiments|services|shared|simulation|tests|training)/[\w./-]*)`"
+    r"`((?:baselines|bench|cli|deploy|docs|experiments|sdk|services|shared|simulation|tests|training)/[\w./-]*)`"
 )
 TEST_FILE = re.compile(r"(?<![\w/])test_\w+\.py\b")
 CODE_SPAN = re.compile(r"`([^`\n]+)`")

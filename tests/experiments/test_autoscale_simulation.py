@@ -177,6 +177,8 @@ class TestFleet:
         trace = ten_windows()
         for workers in (8, 16):
             found = agreement(trace, workers, Plant())
+            assert found["share"] == 1.0
+            found = agreement(trace, workers, Plant(floor_factor=0.5, memory_slots=7), absorbs=True)
             assert found["share"] == 1.0, found
 
 

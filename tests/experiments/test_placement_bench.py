@@ -24,7 +24,13 @@ def test_all_keys_are_there() -> None:
             assert found["decisions"] == least
     assert result["oracle_gap_percent"]["max"] >= result["oracle_gap_percent"]["mean"] >= 0
     assert {"round-robin", "load-aware", "memory-aware", "least-loaded"} <= result["baselines"].keys()
-    assert table(result).row_count == 2 + 6
+    for event, least in (("report", 20), ("tick", 2)):
+        for streams in ("64", "128"):
+            found = result["slack_decision_s"][event][streams]
+            assert 0 < found["p50"] <= found["p99"] <= found["max"]
+            assert found["decisions"] == least
+    assert sum(result["slack_moves"]["report"].values()) > 0
+    assert table(result).row_count == 2 + 2 + 7
 
 
 def test_a_rebalance_has_something_to_migrate() -> None:

@@ -10,7 +10,8 @@ from turboserve.experiments.toyworld.judge import judge
 from turboserve.experiments.toyworld.quality import CHUNKS_BEFORE, Job, Played, generate, held_out_jobs
 from turboserve.experiments.toyworld.world import Figure, Scene, held_out
 from turboserve.worker.engine.tensor_backend import Models
-from turboserve.worker.model.toyworld import WEIGHTS, load_toyworld, read_toyworld
+from turboserve.worker.model.toyworld import WEIGHTS, read_toyworld
+from turboserve.worker.replicas.toyworld import load_toyworld
 
 RED = Scene((Figure("circle", "red", "left"),))
 BLUE = Scene((Figure("square", "blue", "up"),))

@@ -17,8 +17,8 @@ from turboserve.config import Settings
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.gateway.chunk_log import ChunkLog, StreamStart
 from turboserve.gateway.problems.errors import ChunkGoneError
-from turboserve.gateway.stream.chunks import ChunkLog, StreamStart
 from turboserve.ids import new_id
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 from turboserve.tasks import stop
@@ -81,6 +81,13 @@ async def test_an_empty_log_goes_on_at_the_next_chunk(log: ChunkLog) -> None:
     with pytest.raises(ChunkGoneError) as gone:
         await log.after(row, 100)
     assert gone.value.limit == 100
+
+
+async def test_the_beginning_of_an_empty_log_is_gone_if_chunks_were_made(log: ChunkLog) -> None:
+    """Incident: a viewer that asked for the beginning got chunk 7 as the first, without an error."""
+    with pytest.raises(ChunkGoneError) as gone:
+        await log.after(record(7, 3.0), -1)
+    assert gone.value.limit == 7
 
 
 async def chunk(
@@ -175,12 +182,11 @@ async def test_a_viewer_beyond_the_end_that_is_left_waits_for_what_the_row_has_c
         start = await log.after(row, 6)
         # Chunks of 0.75 s: chunk 7 begins at 5.25 s.
         assert (start.index, start.start_s) == (7, 5.25)
-        with pytest.raises(ChunkGoneError) as gone:
-            await log.after(row, 5)
-        assert gone.value.limit == 7
-        with pytest.raises(ChunkGoneError) as gone:
-            await log.after(row, 7)
-        assert gone.value.limit == 7
+        # Chunks 4 to 6 were counted, so they were in the log. The owner continues with chunk 7.
+        for after in (3, 5, 7):
+            with pytest.raises(ChunkGoneError) as gone:
+                await log.after(row, after)
+            assert gone.value.limit == 7
 
 
 async def test_a_viewer_of_chunks_that_log_and_owner_have_lost_begins_again(bus: Bus, log: ChunkLog) -> None:
@@ -244,3 +250,63 @@ async def test_a_viewer_whose_next_chunk_was_lost_with_the_log_begins_again(
         await eventually(lambda: asked >= 2)
         assert not following.done()
     await stop(following)
+
+
+@pytest.mark.parametrize(("counted", "limit"), [(9, 9), (6, None), (5, None)])
+async def test_a_viewer_behind_the_end_that_is_left_begins_again_if_more_was_counted(
+    bus: Bus, log: ChunkLog, counted: int, limit: int | None
+) -> None:
+    """The log has lost chunks 4 to 8. The viewer had received chunks up to 5."""
+    await owned(bus)
+    for index in range(4):
+        await chunk(bus, index)
+    asked = asyncio.Event()
+
+    async def of_the_row() -> int:
+        asked.set()
+        return counted
+
+    async def view() -> None:
+        async for _ in log.follow("ses_a", StreamStart(6, 4.5, 500), asyncio.Event(), of_the_row):
+            pytest.fail("there is none")
+
+    viewing = asyncio.create_task(view())
+    async with asyncio.timeout(LIMIT_S):
+        await asked.wait()
+        if limit is None:
+            await asyncio.sleep(0.5)
+            assert not viewing.done()
+            await stop(viewing)
+            return
+        with pytest.raises(ChunkGoneError) as gone:
+            await viewing
+        assert gone.value.limit == limit
+
+
+async def test_a_viewer_inside_a_hole_that_no_header_names_begins_again(bus: Bus, log: ChunkLog) -> None:
+    """The log has lost chunks 3 and 4, and their owner died when it had not named the loss yet.
+
+    Chunk 50 is an entry with an owner's header before its turn, which ends no video.
+    """
+    await owned(bus)
+    for index in (0, 1, 50, 2):
+        await chunk(bus, index)
+    seen: list[int] = []
+    three = asyncio.Event()
+
+    async def view() -> None:
+        async for found in log.follow("ses_a", StreamStart(0, 0.0, 0), asyncio.Event(), no_row):
+            seen.append(found.header.index)
+            if len(seen) == 3:
+                three.set()
+
+    viewing = asyncio.create_task(view())
+    async with asyncio.timeout(LIMIT_S):
+        await three.wait()
+        await chunk(bus, 5)
+        await owned(bus, 2, "wrk_b")
+        await chunk(bus, 6, epoch=2, worker="wrk_b")
+        with pytest.raises(ChunkGoneError) as gone:
+            await viewing
+    assert gone.value.limit == 5
+    assert seen == [0, 1, 2]

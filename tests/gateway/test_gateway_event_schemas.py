@@ -38,6 +38,7 @@ OWN: dict[type[events.SessionEvent], dict[str, Any]] = {
     events.SessionMigrationAbandoned: {"target": "wk_d", "reason": "wk_d is gone"},
     events.SessionSuspended: {},
     events.SessionResumeRequested: {},
+    events.SessionChanged: {},
     events.SessionEnded: {},
     events.PromptAccepted: PROMPT,
     events.PromptApplied: {**PROMPT, "chunk_index": 3},

@@ -14,8 +14,8 @@ from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.gateway.chunk_log import ChunkLog, StreamStart
 from turboserve.gateway.problems.errors import ChunkGoneError
-from turboserve.gateway.stream.chunks import ChunkLog, StreamStart
 from turboserve.ids import new_id
 from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN
 

@@ -11,9 +11,9 @@ from fastapi import FastAPI
 
 from turboserve.contracts.errors import TenantLimitError
 from turboserve.gateway.context import Streams
+from turboserve.gateway.live_response import LiveResponse
 from turboserve.gateway.problems.errors import TooManyStreamsError
 from turboserve.gateway.problems.handlers import install
-from turboserve.gateway.stream.response import LiveResponse
 
 
 async def test_of_a_burst_as_many_are_served_as_there_are_slots_and_the_rest_is_refused() -> None:

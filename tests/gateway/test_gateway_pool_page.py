@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.helpers.browser import NEEDS_CHROMIUM, chromium
+from tests.helpers.browser import NEEDS_CHROMIUM
 from tests.helpers.reporting_autoscaler import LIMIT_S, SCALING, ReportingAutoscaler
 from turboserve.contracts.pool import PoolOrders
 
 pytestmark = NEEDS_CHROMIUM
-
-
-@pytest.fixture
-async def page(tmp_path: Path) -> AsyncIterator[Any]:
-    """A new Chromium with one page. An exception in the page fails the test."""
-    errors: list[str] = []
-    async with chromium(tmp_path / "profile", wait_ms=1000 * LIMIT_S) as context:
-        page = await context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        yield page
-        print(await page.locator("body").inner_text())
-    assert errors == []
 
 
 async def orders(autoscaler: ReportingAutoscaler, pool: str, version: int) -> PoolOrders:

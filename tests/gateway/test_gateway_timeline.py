@@ -166,6 +166,17 @@ def test_running_dry_is_a_stall_until_it_plays_again_and_pausing_is_none() -> No
     assert view.stalls == 1
 
 
+def test_slack_is_that_of_the_viewer_who_has_least_left() -> None:
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    for viewer, playhead_s in (("near", 1.0), ("far", 2.5)):
+        timeline.joined("s", viewer, 0.0, 0.0)
+        timeline.delivered("s", viewer, 3.0, 0.2, 0.0)
+        timeline.reported("s", viewer, playhead_s, 3.0 - playhead_s, 3.0)
+    view = timeline.view("s")
+    assert view is not None
+    assert (view.viewers, view.slack_s) == (2, 0.5)
+
+
 def test_credit_is_slack_less_the_time_of_one_more_chunk() -> None:
     timeline = Timeline(INTERVAL_S, TIMEOUT_S)
     timeline.joined("s", "v", 0.0, 0.0)
@@ -174,3 +185,29 @@ def test_credit_is_slack_less_the_time_of_one_more_chunk() -> None:
     view = timeline.view("s")
     assert view is not None
     assert (view.slack_s, view.credit_s) == (2.0, 1.8)
+
+
+def test_a_skip_moves_the_playhead_at_once_and_a_report_from_before_does_not_move_it_back() -> None:
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    timeline.joined("s", "v", 0.0, 0.0)
+    timeline.delivered("s", "v", 3.0, 0.1, 0.0)
+    timeline.reported("s", "v", 0.5, 2.5, 0.5)
+    assert timeline.skipped("s", "v", 3.0, 0.6) == [Publish("s", 3.0, 1)]
+    view = timeline.view("s")
+    assert view is not None
+    assert view.slack_s == 0.0
+    timeline.delivered("s", "v", 3.75, 0.1, 0.6)
+    # Sent before the skip arrived.
+    timeline.reported("s", "v", 0.6, 2.4, 0.7)
+    assert timeline.tick(1.0) == [Publish("s", 3.0, 1)]
+    timeline.reported("s", "v", 3.2, 0.5, 1.5)
+    [published] = timeline.tick(2.0)
+    assert published == Publish("s", 3.2, 1)
+
+
+def test_a_viewer_of_plain_http_skips_nothing() -> None:
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    timeline.joined("s", "v", 0.0, 0.0, self_paced=True)
+    timeline.delivered("s", "v", 3.0, 0.1, 0.0)
+    assert timeline.skipped("s", "v", 3.0, 0.1) == []
+    assert timeline.skipped("s", "unknown", 3.0, 0.1) == []

@@ -10,8 +10,8 @@ import pytest
 from turboserve.clock import SystemClock
 from turboserve.contracts.errors import NoCapacityError, TransitionError, TurboServeError, UnknownModelError
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
+from turboserve.gateway.chunk_log import StreamStart
 from turboserve.gateway.stream import watch
-from turboserve.gateway.stream.chunks import StreamStart
 from turboserve.gateway.stream.watch import Watch
 
 

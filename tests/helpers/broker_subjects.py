@@ -24,6 +24,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "state.cost.correct.from.gateway",
             "state.cost.get.from.gateway",
             "state.pool.order.from.gateway",
+            "state.session.change.from.gateway",
             "state.session.create.from.gateway",
             "state.session.decisions.from.gateway",
             "state.session.end.from.gateway",
@@ -74,6 +75,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "live.worker-event.x1",
             "load.x1.x1",
             "playhead.x1",
+            "pool.x1",
             *(f"scheduler.session.migrate.from.{user}" for user in (*USERS, ID)),
         },
     },
@@ -149,6 +151,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
                     "state.leader.resign",
                     "state.pool.order",
                     "state.pool.report",
+                    "state.session.change",
                     "state.session.create",
                     "state.session.decisions",
                     "state.session.end",
@@ -254,7 +257,7 @@ WILDCARDS_NEEDED = {
     # A user that may subscribe to `pool.*` may subscribe to `pool.>`, which is the same while no subject is
     # longer.
     "gateway": {"_INBOX_gateway.*", "_INBOX_gateway.>", "live.own.*", "pool.>"},
-    "scheduler": {"_INBOX_scheduler.*", "_INBOX_scheduler.>", "playhead.>"},
+    "scheduler": {"_INBOX_scheduler.*", "_INBOX_scheduler.>", "playhead.>", "pool.>"},
     "autoscaler": {"_INBOX_autoscaler.*", "_INBOX_autoscaler.>", "feedback.>"},
     "worker": {"_INBOX_worker.*", "_INBOX_worker.>", "playhead.>"},
     "state-store": {"_INBOX_state_store.*", "_INBOX_state_store.>", "playhead.>"},

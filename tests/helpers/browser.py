@@ -26,6 +26,10 @@ NEEDS_CHROMIUM = [
 ]
 
 
+WAIT_MS = 120_000
+"""Longer than anything that a page waits for takes on a busy machine."""
+
+
 @asynccontextmanager
 async def chromium(profile: Path, *flags: str, wait_ms: float) -> AsyncIterator[Any]:
     """Open a browser with a new profile.
@@ -40,3 +44,24 @@ async def chromium(profile: Path, *flags: str, wait_ms: float) -> AsyncIterator[
         context.set_default_timeout(wait_ms)
         yield context
         await context.close()
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Any]:
+    """A page in a new Chromium that may play by itself. An error that the page logs fails the test."""
+    errors: list[str] = []
+
+    def logged(line: Any) -> None:
+        # Chromium also logs every answer of 400 and above, which a page may expect.
+        if line.type == "error" and not line.text.startswith("Failed to load resource"):
+            errors.append(line.text)
+
+    autoplay = "--autoplay-policy=no-user-gesture-required"
+    async with chromium(tmp_path / "profile", autoplay, wait_ms=WAIT_MS) as context:
+        page = await context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", logged)
+        yield page
+        # Shown by pytest if the test failed.
+        print(await page.locator("body").inner_text())
+    assert errors == []

@@ -18,6 +18,7 @@ from turboserve.bus import append, last_entry
 from turboserve.config import Settings
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import FencedError, TurboServeError, WorkerGoneError
+from turboserve.contracts.fidelity import Tier
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import (
@@ -64,6 +65,10 @@ class DrawnWorker:
         self._playheads: dict[str, float] = {}
         self._audiences: dict[str, Audience] = {}
         self._arrivals: dict[str, MigrationReport] = {}
+        self._shown: dict[str, tuple[int, float]] = {}
+        """By session: the newest control that dropped the buffer, and where its viewers skip to, seconds."""
+        self._drops: dict[str, int] = {}
+        """By session: the first chunk under that control."""
         self._encoder = FragmentEncoder()
 
     async def start(self) -> None:
@@ -171,7 +176,12 @@ class DrawnWorker:
         while (row := self._rows.get(name)) is not None and not row.phase.ended:
             self._next[name] = index
             first = 0 if index == 0 else FIRST + (index - 1) * EACH
-            ahead = first / FPS >= max(row.playhead_s, self._playheads.get(name, 0.0)) + LEAD_S
+            if row.drop_buffer_seq > self._shown.get(name, (0, 0.0))[0]:
+                self._shown[name] = row.drop_buffer_seq, first / FPS
+                self._drops[name] = index
+            lead_s = LEAD_S if row.max_lead_s is None else max(row.max_lead_s, EACH / FPS)
+            playhead_s = max(row.playhead_s, self._playheads.get(name, 0.0))
+            ahead = first / FPS >= max(playhead_s, self._shown.get(name, (0, 0.0))[1]) + lead_s
             if row.phase is not Phase.ACTIVE or row.own_revision is None or ahead:
                 await asyncio.sleep(0.03)
                 continue
@@ -201,6 +211,10 @@ class DrawnWorker:
             codec=made.codec,
             init_bytes=len(made.init),
             compute_s=COMPUTE_S,
+            drops_buffer=self._drops.get(row.id) == index,
+            slack_s=first / FPS - self._playheads.get(row.id, 0.0),
+            credit_s=first / FPS - self._playheads.get(row.id, 0.0) - COMPUTE_S,
+            tier=Tier.RELAXED,
             published_at=time.time(),
         )
         assert row.own_revision is not None

@@ -203,7 +203,6 @@ def main() -> None:
     Bus.connect = classmethod(connect_bus)  # type: ignore[assignment, method-assign]
     sys.argv = [module]
     if module.endswith(".py"):
-        sys.path.insert(0, str(Path(module).parent))
         runpy.run_path(module, run_name="__main__")
     else:
         runpy.run_module(module, run_name="__main__")

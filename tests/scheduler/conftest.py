@@ -18,6 +18,7 @@ from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer, Ports
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import TurboServeError, UnavailableError, WorkerGoneError
+from turboserve.contracts.fidelity import SessionSlack, Tier
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.requests import Renew, SessionRef
 from turboserve.contracts.sessions import Phase, SessionRecord
@@ -31,7 +32,7 @@ from turboserve.contracts.workers import (
     WorkerPhase,
 )
 from turboserve.ids import new_id
-from turboserve.subjects import Endpoint
+from turboserve.subject_types import Endpoint
 from turboserve.tasks import stop
 
 HEARTBEAT_S = 0.2
@@ -93,6 +94,9 @@ class QuietWorker:
         self.renews = True
         self.reports = True
         self.gone = False
+        self.slacks_s: dict[str, float] = {}
+        """Session → its reported playout slack, seconds. Other sessions are reported without slack."""
+        self.chunk_latency_s: dict[int, float] = {}
         self._bus = bus
         self._task: asyncio.Task[None] | None = None
 
@@ -120,11 +124,18 @@ class QuietWorker:
             capacity=self.capacity,
             phase=self.phase,
             sessions=tuple(
-                HeldSession(session=r.id, epoch=r.epoch, next_chunk=0, resident=r.phase is Phase.ACTIVE)
+                HeldSession(
+                    session=r.id,
+                    epoch=r.epoch,
+                    next_chunk=0,
+                    resident=r.phase is Phase.ACTIVE,
+                    slack=self._slack(r.id),
+                )
                 for r in self.held.values()
                 if not self.refuse
             ),
             refusals=tuple(refusals),
+            chunk_latency_s=self.chunk_latency_s,
             transfer=("quiet://",) if self.provides_state else (),
             migrations=tuple(
                 MigrationReport(
@@ -135,6 +146,12 @@ class QuietWorker:
                 for r in self.incoming.values()
             ),
         )
+
+    def _slack(self, session: str) -> SessionSlack | None:
+        slack_s = self.slacks_s.get(session)
+        if slack_s is None:
+            return None
+        return SessionSlack(slack_s=slack_s, credit_s=slack_s - 0.3, tier=Tier.URGENT)
 
     async def _assigned(self, assignment: Assignment, _body: bytes) -> None:
         self._take(assignment.record)

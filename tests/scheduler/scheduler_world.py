@@ -10,14 +10,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 from tests.scheduler.scheduler_faults import NONE, Faults
 from tests.scheduler.scheduler_rows import RowsWorld
 from tests.scheduler.scheduler_workers import MODEL, Worker
 from turboserve.baselines.least_loaded import LeastLoaded
+from turboserve.contracts.fidelity import SessionSlack, Tier
 from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
-from turboserve.contracts.workers import MigrationReport, MigrationStage, SessionRefusal, WorkerPhase
+from turboserve.contracts.workers import (
+    HeldSession,
+    MigrationReport,
+    MigrationStage,
+    SessionRefusal,
+    WorkerPhase,
+)
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import (
     Answered,
@@ -43,6 +51,9 @@ DEADLINE_S = 3.0
 
 class World(RowsWorld):
     """Store, workers, users and network; `now` is the virtual time."""
+
+    reports_slack = False
+    """Whether workers report a slack for each session that they run."""
 
     def __init__(self, seed: int, faults: Faults, workers: int = 3, policy: Policy | None = None) -> None:
         super().__init__(seed, faults)
@@ -197,6 +208,8 @@ class World(RowsWorld):
         nothing = (MigrationStage.COPYING, 0)
         copies = {r.id: self.copies.get((r.id, r.migration or 0), nothing) for r in coming}
         report = worker.load(
+            sessions=tuple(self._held(r) for r in mine) if self.reports_slack else (),
+            chunk_latency_s={1: 0.3, 2: 0.6} if self.reports_slack else {},
             migrations=tuple(
                 MigrationReport(
                     session=r.id,
@@ -215,6 +228,12 @@ class World(RowsWorld):
             ),
         )
         return lambda: self.feed(LoadReported(report), self.generation)
+
+    def _held(self, row: SessionRecord) -> HeldSession:
+        chance = Random(f"{row.id} {self.now}")
+        slack_s = chance.choice((0.0, 0.1, 0.3, 1.0, 3.0))
+        slack = SessionSlack(slack_s=slack_s, credit_s=slack_s - 0.4, tier=Tier.NORMAL)
+        return HeldSession(session=row.id, epoch=row.epoch, next_chunk=0, slack=slack)
 
     # Users
 

@@ -26,7 +26,7 @@ from turboserve.state_store.composition import compose
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.ports.records import LogProgress
 from turboserve.state_store.settings import Settings
-from turboserve.subjects import Endpoint
+from turboserve.subject_types import Endpoint
 
 WALL = 1_700_000_000.0
 URL = "nats://{}@memory"

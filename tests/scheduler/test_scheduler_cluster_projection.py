@@ -28,6 +28,8 @@ def compare(core: Scheduler, now: float) -> None:
         known_session = cluster.sessions[name]
         sizes = {session.record.model: known_session.state_bytes}
         assert known_session == session_state(view, session, now, sizes)
+        assert cluster.urgency.slacks.get(name) == session.slack
+    assert cluster.urgency.slacks.keys() <= view.sessions.keys()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -86,6 +86,41 @@ async def migrate(viewers: Any, session: str, worker: str) -> MigrationAccepted:
                 return accepted
 
 
+async def test_a_report_of_urgent_sessions_on_a_loaded_worker_migrates_one_to_a_relaxed_worker(
+    scheduler: Any, workers: Workers, viewers: Any, until_known: Callable[[int], Awaitable[None]]
+) -> None:
+    scheduler.end()
+    scheduler.start(TURBOSERVE_RESCUE_HORIZON_S="6")
+    try:
+        pool = [await workers(4), await workers(4)]
+        for worker in pool:
+            worker.provides_state = worker.verifies = True
+            worker.chunk_latency_s = {n: 0.3 * n for n in range(1, 5)}
+        await until_known(2)
+        sessions = [await viewers.create() for _ in range(4)]
+        owners = {session: (await viewers.active(session)).worker for session in sessions}
+        urgent, relaxed = pool
+        mine = [session for session, owner in owners.items() if owner == urgent.id]
+        # Both hold two, so nothing migrates for balance.
+        assert len(mine) == 2
+        relaxed.slacks_s = {session: 3.0 for session in sessions if session not in mine}
+        await asyncio.sleep(1.0)
+        for session in sessions:
+            assert (await viewers.get(session)).epoch == 1
+        # Each chunk takes 0.3 s alone: the second of two sessions would be late.
+        urgent.slacks_s = dict(zip(mine, (0.35, 0.5), strict=True))
+        async with asyncio.timeout(120):
+            while not (gone := [s for s in mine if (await viewers.get(s)).worker == relaxed.id]):
+                await asyncio.sleep(0.1)
+        decisions = (await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=gone[0]))).decisions
+        migrate_ = next(one for one in decisions if one.kind == "migrate")
+        assert migrate_.reason.startswith("rescue: ")
+        assert migrate_.numbers["late_chunks"] > migrate_.numbers["late_chunks_after"]
+        assert migrate_.numbers["horizon_s"] == 6.0
+    finally:
+        scheduler.end()
+
+
 async def test_a_refusal_migrates_the_session(scheduler: Any, workers: Workers, viewers: Any) -> None:
     unwilling = await workers(4)
     unwilling.refuse = True

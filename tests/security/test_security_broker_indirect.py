@@ -26,7 +26,8 @@ from turboserve.config import Settings
 from turboserve.contracts.errors import ForbiddenError
 from turboserve.contracts.requests import EndSession, SessionRef
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.subjects import CHUNKS, EVENTS, Caller
+from turboserve.subject_types import Caller
+from turboserve.subjects import CHUNKS, EVENTS
 
 STOLEN = ("gateway", "scheduler", "autoscaler", "worker")
 VICTIM = "victim"

@@ -48,8 +48,9 @@ from turboserve.contracts.requests import (
 )
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import Assignment, LoadReport
-from turboserve.gateway.stream.chunks import ChunkLog, StreamStart
+from turboserve.gateway.chunk_log import ChunkLog, StreamStart
 from turboserve.ids import new_id
+from turboserve.subject_types import identity_of
 from turboserve.subjects import ASSIGN, CHUNK, CHUNKS, LATENTS, LOAD, OWN
 
 PATIENCE_S = 60.0
@@ -235,7 +236,7 @@ async def test_a_worker_registers_and_asks_only_as_its_identity(buses: dict[str,
     assert (assigned.id, assigned.phase.value) == (record.id, "active")
     named = {row.id for row in (await buses["gateway"].call(subjects.LIST_WORKERS, ListWorkers())).workers}
     assert {victim, mine} <= named
-    assert not {name for name in named if subjects.identity_of(name) not in (MINE, OTHER)}
+    assert not {name for name in named if identity_of(name) not in (MINE, OTHER)}
 
 
 def foreign_latents(store: Service) -> float:

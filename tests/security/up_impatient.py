@@ -1,13 +1,24 @@
-"""`turboserve up` with a shorter wait for a server's answers."""
+"""`turboserve up` with a shorter wait for a server's answers. It prints each result of a health check."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import typer
 
 from turboserve.cli.stack import plan
+from turboserve.cli.supervisor import core
 from turboserve.cli.up import up
+
+
+class LoggedSupervision(core.Supervision):
+    def asked(self, name: str, answer: core.HealthAnswer, *args: Any, **fields: Any) -> list[core.Command]:
+        print(f"health check of {name}: {answer.name}", flush=True)
+        return super().asked(name, answer, *args, **fields)
+
 
 if __name__ == "__main__":
     plan.SERVER_SILENT_LIMIT = 3
     plan.SERVER_ASK_EVERY_S = 0.5
+    core.Supervision = LoggedSupervision  # type: ignore[misc]
     typer.run(up)

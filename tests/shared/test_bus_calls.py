@@ -16,7 +16,7 @@ from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import DeadlineError, InvalidInputError, NoCapacityError, TurboServeError
 from turboserve.contracts.requests import Done, DrainWorker, GetLatents, WorkerGone
 from turboserve.contracts.workers import Playhead
-from turboserve.subjects import Caller
+from turboserve.subject_types import Caller
 
 LATENTS = LatentsHeader(
     session="s", index=3, epoch=1, worker="wk1_a", dtype="float16", shape=(3, 2), first_latent=9

@@ -11,11 +11,19 @@ from nats.js import api
 from tests.helpers.followers import acquainted
 from tests.helpers.waiting import eventually
 from tests.shared.conftest import Connect
-from turboserve.bus import Bus, append, follow, last_entry, read, read_headers, reader
+from turboserve.bus import Bus, append, follow, follower, incarnations, last_entry, read, read_headers, reader
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 from turboserve.tasks import stop
 
 LIMIT_S = 60
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower looks for a new stream after this much silence."""
+    monkeypatch.setattr(follower, "QUIET_S", 0.2)
+    monkeypatch.setattr(follower, "QUIET_LIMIT_S", 0.8)
+    monkeypatch.setattr(incarnations, "ASK_S", 0.2)
 
 
 async def make(bus: Bus) -> None:
@@ -118,7 +126,8 @@ async def test_a_follower_at_the_end_of_a_stream_that_stays_gets_nothing_twice(
     behind = Following(gateway, after=newest.sequence)
     whole = Following(gateway)
     for text in "4567":
-        await asyncio.sleep(0.6)
+        # Longer than the silence after which a follower looks.
+        await asyncio.sleep(2 * follower.QUIET_S)
         await put(bus, text)
     await behind.until(*"4567")
     await whole.until(*"1234567")
@@ -126,7 +135,7 @@ async def test_a_follower_at_the_end_of_a_stream_that_stays_gets_nothing_twice(
 
 
 async def test_a_reader_of_many_subjects_goes_on_with_a_new_stream_that_is_longer_than_its_place(
-    bus: Bus,
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the admin: no service reads CHUNKS by pages, so none may."""
     found: list[str] = []
@@ -135,6 +144,7 @@ async def test_a_reader_of_many_subjects_goes_on_with_a_new_stream_that_is_longe
         async for entries in read(bus, [CHUNK], 0):
             found.extend(entry.data.decode() for entry in entries)
 
+    monkeypatch.setattr(reader, "QUIET_S", 0.2)
     reading = asyncio.create_task(read_on())
     await put(bus, "1")
     await eventually(lambda: found)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.broker_scene import Scene
 from turboserve.bus import follow
-from turboserve.bus.log import QUIET_LIMIT_S
+from turboserve.bus.follower import QUIET_LIMIT_S
 from turboserve.simulation.runtime.broker import Message
 from turboserve.subjects import CHUNK, CHUNKS
 

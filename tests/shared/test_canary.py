@@ -12,6 +12,7 @@ from tests.helpers.waiting import eventually
 from turboserve.broker_accounts import permissions
 from turboserve.bus import Bus, append
 from turboserve.bus.canary import STALL_S, CanaryMonitor, canaries_of, subscribe_canaries, watch_canaries
+from turboserve.contracts.errors import LogFullError
 from turboserve.subjects import CANARY_CHUNKS, CANARY_EVENTS, CHUNKS, EVENTS, SERVICES
 from turboserve.tasks import stop
 
@@ -110,7 +111,7 @@ async def test_a_canary_reaches_a_service_only_once_it_is_stored(
         await store.jetstream().publish("own.s", b"x" * 3_700)
         # Refused by the stream: the broker delivers it to no subscriber.
         heard_s = watched.silent_s(CHUNKS, now())
-        with pytest.raises(Exception, match="maximum bytes"):
+        with pytest.raises(LogFullError, match="maximum bytes"):
             await append(store, CANARY_CHUNKS.every, b"{}" * 300, message_id="2", ttl_s=20)
         await worker.flush()
         silent_s = watched.silent_s(CHUNKS, now())

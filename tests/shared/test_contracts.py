@@ -66,7 +66,8 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
         return st.integers(limits.get("ge", -(2**62)), limits.get("le", 2**62))
     if kind is float:
         low = limits.get("ge", limits.get("gt", -1e9))
-        return st.floats(low, limits.get("le", 1e9), exclude_min="gt" in limits, allow_nan=False)
+        high = limits.get("le", limits.get("lt", 1e9))
+        return st.floats(low, high, exclude_min="gt" in limits, exclude_max="lt" in limits, allow_nan=False)
     if kind is SecretStr:
         # The only such string is a migration's key.
         return st.binary(min_size=32, max_size=32).map(bytes.hex)
@@ -81,7 +82,7 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
 def bounds(item: Any) -> list[tuple[str, Any]]:
     if isinstance(item, FieldInfo):
         return [bound for inner in item.metadata for bound in bounds(inner)]
-    names = ("ge", "le", "gt", "min_length", "max_length", "pattern")
+    names = ("ge", "le", "gt", "lt", "min_length", "max_length", "pattern")
     return [(name, getattr(item, name)) for name in names if getattr(item, name, None) is not None]
 
 
@@ -205,7 +206,7 @@ def test_what_cannot_be_a_token_of_a_subject_is_no_id(text: str) -> None:
 
 
 def test_prompts_have_their_limit() -> None:
-    fields = {"session": "s", "prompt_id": "e"}
+    fields: dict[str, Any] = {"session": "s", "prompt_id": "e"}
     requests.SubmitPrompt(**fields, prompt="x" * PROMPT_LIMIT)
     for prompt in ("", "x" * (PROMPT_LIMIT + 1)):
         with pytest.raises(ValidationError):

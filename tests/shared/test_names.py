@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = {
     path.parent.name: path.parent / "turboserve"
-    for pattern in ("*/pyproject.toml", "services/*/pyproject.toml")
+    for pattern in ("*/pyproject.toml", "services/*/pyproject.toml", "sdk/*/pyproject.toml")
     for path in ROOT.glob(pattern)
 }
 BUILTIN_EXCEPTIONS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from turboserve.policies import GROUP, Policies, PolicyLoadError, UnknownPolicyError
-from turboserve.scheduler.placement import PLACEMENTS
+from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
 from turboserve.service import EXIT_SETTINGS
 from turboserve.worker.engine.gather import GATHER_POLICIES
 
@@ -82,14 +82,23 @@ def test_an_unknown_name_is_refused_with_the_names_that_are_installed() -> None:
 
 
 def test_the_baselines_are_installed() -> None:
-    assert PLACEMENTS.names == ("min-max", "least-loaded", "load-aware", "memory-aware", "round-robin")
-    assert GATHER_POLICIES.names == ("step", "chunk", "fcfs")
+    assert PLACEMENTS.names == (
+        "min-max",
+        "fewest-streams",
+        "least-loaded",
+        "load-aware",
+        "memory-aware",
+        "round-robin",
+    )
+    assert REBALANCERS.names == ("min-max", "algorithm-1")
+    assert GATHER_POLICIES.names == ("step", "chunk", "fcfs", "tiers")
 
 
 @pytest.mark.parametrize(
     ("service", "setting", "known"),
     [
         ("scheduler", "TURBOSERVE_PLACEMENT", PLACEMENTS.names),
+        ("scheduler", "TURBOSERVE_REBALANCER", REBALANCERS.names),
         ("worker", "TURBOSERVE_GATHER_POLICY", GATHER_POLICIES.names),
     ],
 )

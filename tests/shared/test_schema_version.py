@@ -32,7 +32,7 @@ from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION, SchemaVersion, SchemaVersionError, stamped
 from turboserve.contracts.workers import Playhead
 from turboserve.gateway.events.session_events import follow_events
-from turboserve.subjects import Caller
+from turboserve.subject_types import Caller
 
 MAJOR, MINOR = SCHEMA_VERSION
 OTHER_MAJORS = (f"{MAJOR + 1}.0", f"{MAJOR - 1}.{MINOR}", f"{MAJOR}{MAJOR}.0", "0.9")

@@ -6,7 +6,8 @@ import pytest
 
 from turboserve import subjects
 from turboserve.broker_accounts import Flow, account_of, flows, permissions
-from turboserve.subjects import ENDPOINTS, LOGS, SERVICES, TOPICS, Caller
+from turboserve.subject_types import Caller
+from turboserve.subjects import ENDPOINTS, LOGS, SERVICES, TOPICS
 
 
 def test_every_subject_stands_once_and_names_services_that_exist() -> None:

@@ -9,15 +9,21 @@ from turboserve.scheduler.placement import Choice, Cluster, Demand, MinMax
 from turboserve.simulation.faults import Faults
 from turboserve.simulation.runtime.broker.stream import Stream
 from turboserve.simulation.scenario import run_scenario
+from turboserve.simulation.settings import Scale
 
 SHORT_S = 10.0
 BUSY = Faults(crash={"worker": 0.05}, cut={"worker": 0.1}, freeze={"worker": 0.1}, late_request=0.1)
 
 
-def violations(seeds: Iterable[int], faults: Faults | None = None, seconds: float = SHORT_S) -> set[str]:
+def violations(
+    seeds: Iterable[int],
+    faults: Faults | None = None,
+    seconds: float = SHORT_S,
+    scale: Scale | None = None,
+) -> set[str]:
     """Return the invariants violated in any of these seeds. Stops at the first seed with a violation."""
     for seed in seeds:
-        outcome = run_scenario(seed, seconds=seconds, faults=faults)
+        outcome = run_scenario(seed, seconds=seconds, faults=faults, scale=scale)
         if outcome.violations:
             return set(outcome.violations)
     return set()

@@ -26,7 +26,8 @@ from turboserve.simulation.runtime.broker import (
 )
 from turboserve.simulation.runtime.broker.network import DOUBLED, LOST, TimedClient
 from turboserve.simulation.runtime.process import ProcessDeadError
-from turboserve.subjects import CHUNK, CHUNKS, OWN, Caller
+from turboserve.subject_types import Caller
+from turboserve.subjects import CHUNK, CHUNKS, OWN
 
 Choose = Callable[[Kind, Message, bool], MessageOutcome | None]
 

@@ -19,7 +19,8 @@ from turboserve.contracts.errors import DeadlineError, LogFullError, LogUnavaila
 from turboserve.contracts.requests import Done, DrainWorker
 from turboserve.simulation.runtime.broker import FaultyNetwork, MemoryClient, Rates, Storage
 from turboserve.simulation.runtime.process import Process
-from turboserve.subjects import CHUNK, CHUNKS, Caller
+from turboserve.subject_types import Caller
+from turboserve.subjects import CHUNK, CHUNKS
 
 NAMES = ("state-store", "autoscaler", "worker", "gateway")
 
@@ -198,6 +199,73 @@ def test_readers_go_on_after_the_disk_was_lost(scene: Scene) -> None:
     for found in (followed, read_all):
         assert list(dict.fromkeys(found)) == [b"%d" % index for index in range(6)]
     assert list(dict.fromkeys(headers)) == [f"a:{index}" for index in range(6)]
+
+
+@pytest.mark.parametrize("refilled", [1, 2, 3, 7])
+def test_a_follower_notices_a_lost_end_that_other_messages_have_filled(scene: Scene, refilled: int) -> None:
+    """Incident: a viewer waited for chunks at sequences that it had read before the broker lost its end.
+
+    Chunks 1 and 2 are lost. `refilled`: where other messages end; the last of them come after chunk 3.
+    """
+    scene.make_stream()
+    followed: list[bytes] = []
+    lost = 0
+
+    async def noticed() -> None:
+        nonlocal lost
+        lost += 1
+
+    async def follow_on() -> None:
+        subject, live = CHUNK.of("a"), CHUNK.live("a")
+        async for entry in follow(scene.buses["gateway"], CHUNKS, subject, live, on_lost=noticed):
+            followed.append(entry.data)
+
+    def put(session: str, index: int) -> int:
+        bus = scene.buses["worker"]
+        name = f"{session}:{index}"
+        appended = append(bus, CHUNK.by(session, "w1"), b"%d" % index, message_id=name)
+        sequence: int = finish(scene, scene.spawn("worker", appended)).sequence
+        return sequence
+
+    scene.spawn("gateway", follow_on())
+    put("a", 0)
+    written_until = scene.loop.time()
+    put("a", 1)
+    assert put("a", 2) == 3
+    scene.loop.advance(10.0)
+    scene.broker.stop()
+    scene.loop.advance(1.0)
+    scene.broker.start(written_until=written_until)
+    scene.broker.cut_off(scene.processes["gateway"], 0.5)
+    for index in range(1, 7):
+        if index == refilled:
+            assert put("a", 3) == 1 + refilled
+        put("b", index)
+    if refilled == 7:
+        assert put("a", 3) == 8
+    scene.loop.advance(30.0)
+    assert lost == 1
+    # After the loss, the stream is read from its beginning.
+    assert followed == [b"0", b"1", b"2", b"0", b"3"]
+
+
+def test_a_follower_of_a_broker_that_has_lost_nothing_gets_nothing_twice(scene: Scene) -> None:
+    scene.make_stream()
+    followed: list[bytes] = []
+
+    async def follow_on() -> None:
+        async for entry in follow(scene.buses["gateway"], CHUNKS, CHUNK.of("a"), CHUNK.live("a")):
+            followed.append(entry.data)
+
+    scene.spawn("gateway", follow_on())
+    for index in range(4):
+        finish(scene, putting(scene, index))
+        scene.loop.advance(5.0)
+        scene.broker.stop()
+        scene.loop.advance(1.0)
+        scene.broker.start()
+        scene.loop.advance(5.0)
+    assert followed == [b"%d" % index for index in range(4)]
 
 
 # Frozen, slow

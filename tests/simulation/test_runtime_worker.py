@@ -283,9 +283,9 @@ def test_a_publication_that_outlives_its_run_still_sets_the_error_of_its_chunks_
     assert worker is not None
     refused, published = asyncio.Event(), worker._wire.publish
 
-    async def publish(chunk: PackagedChunk, *rest: Any) -> Any:
+    async def publish(chunk: PackagedChunk, *rest: Any, **options: Any) -> Any:
         if chunk.index < 1:
-            return await published(chunk, *rest)
+            return await published(chunk, *rest, **options)
         await refused.wait()
         return PublishOutcome.FENCED, 0, False
 
@@ -319,7 +319,7 @@ def test_a_publication_that_is_cancelled_after_its_run_ends_its_chunks_span(
     worker = world.lives["wrk_a"].worker
     assert worker is not None
 
-    async def publish(chunk: PackagedChunk, *rest: Any) -> Any:
+    async def publish(chunk: PackagedChunk, *rest: Any, **options: Any) -> Any:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(worker._wire, "publish", publish)

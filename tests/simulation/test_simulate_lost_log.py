@@ -110,3 +110,48 @@ def test_video_goes_on_after_the_second_log_is_lost_as_well() -> None:
             one.until(lambda: one.row.version > version and one.row.own_revision is not None)  # noqa: B023
         one.users.watch(one.session)
         one.rests()
+
+
+@pytest.mark.parametrize("loss", ["disk", "end"])
+def test_every_fence_has_a_greater_sequence_than_each_lost_one(loss: str) -> None:
+    """Incident: the fence of a session's end got the sequence of the lost one.
+
+    The broker then took chunks from a worker that had been cut off under the lost one.
+    """
+    with scene(workers=1) as one:
+        began_at = one.world.loop.time()
+        started(one)
+        one.users.watch(one.session)
+        one.until(lambda: made(one) >= 1)
+        greatest = 0
+        for _ in range(3):
+            one.until(lambda: one.row.own_revision is not None)
+            revision = one.row.own_revision
+            assert revision is not None
+            assert revision > greatest
+            greatest, losses = revision, one.row.log_losses
+            one.world.broker.stop()
+            one.world.loop.advance(AWAY_S)
+            if loss == "disk":
+                one.world.restart_broker()
+            else:
+                one.world.restart_broker_without_tail(began_at)
+            one.until(lambda: one.row.log_losses > losses)  # noqa: B023
+        one.rests()
+        ended = one.row.own_revision
+        assert ended is not None
+        assert ended > greatest
+
+
+def test_video_goes_on_after_chunks_are_lost_that_no_viewer_has() -> None:
+    """A test plants a worker and a gateway that do not notice this, and the session stays stuck."""
+    with scene(workers=1) as one:
+        one.session_runs()
+        world, written_until = one.world, one.world.loop.time()
+        world.broker.cut_off(world.service("gateway-1").process, 3.0)
+        world.loop.advance(3.0)
+        world.broker.stop()
+        world.loop.advance(AWAY_S)
+        world.restart_broker_without_tail(written_until)
+        world.loop.advance(20.0)
+        one.rests()

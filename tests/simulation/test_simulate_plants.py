@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tests.simulation.simulate_plants import BUSY, all_on_the_first, violations, without_fence
+from tests.simulation.simulate_scene import scene
 from turboserve.autoscaler import lifecycle
 from turboserve.autoscaler.control.advisor import Advice, Advisor
 from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.gateway.stream.chunks import Chunk, ChunkLog, StreamStart
+from turboserve.gateway.chunk_log import Chunk, ChunkLog, StreamStart
 from turboserve.scheduler.leadership import Leadership
 from turboserve.scheduler.placement import Choice, Cluster, Demand, MinMax
 from turboserve.simulation import command, scenario
@@ -24,7 +25,9 @@ from turboserve.simulation.runtime.broker.stream import Stream
 from turboserve.simulation.runtime.device.backend import VirtualBackend
 from turboserve.simulation.runtime.device.contents import VirtualState
 from turboserve.simulation.runtime.rows.progress import MemoryProgress
+from turboserve.simulation.settings import Scale
 from turboserve.state_store.core import sessions, workers
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.session import Session
 from turboserve.worker.service import commands
 from turboserve.worker.service.assignments import Lease
@@ -138,12 +141,39 @@ def test_a_reader_that_misses_a_lost_message_is_found(monkeypatch: pytest.Monkey
     assert "client_sees_prefix" in violations(range(20), Faults(lost_hint=0.3))
 
 
-def test_a_worker_that_does_not_read_a_log_again_that_was_away_is_found(
+def test_a_gateway_and_a_worker_that_do_not_notice_a_lost_end_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The broker loses the newest chunks. Their worker waits for a viewer, who waits for one of them."""
+
+    async def waiting(
+        self: ChunkLog, session: str, start: StreamStart, ended: Any, _made: Any
+    ) -> AsyncGenerator[Chunk, None]:
+        expected = start.index
+
+        async def lost() -> None:
+            """Do nothing about a lost chunk."""
+
+        async for entry in self._entries(session, start.sequence, ended, lost):
+            chunk = await self._followed(session, entry)
+            if chunk is not None and chunk.header.index == expected:
+                expected += 1
+                yield chunk
+
+    monkeypatch.setattr(ChunkLog, "follow", waiting)
     monkeypatch.setattr(Worker, "_check_connection", lambda self: None)
-    assert "converges_after_faults" in violations(range(40), Faults(lost_tail=0.1), seconds=20.0)
+    with scene(workers=1) as one:
+        one.session_runs()
+        world, written_until = one.world, one.world.loop.time()
+        world.broker.cut_off(world.service("gateway-1").process, 3.0)
+        world.loop.advance(3.0)
+        world.broker.stop()
+        world.loop.advance(0.3)
+        world.restart_broker_without_tail(written_until)
+        world.loop.advance(20.0)
+        world.mark_calm()
+        assert scenario.settle(world, one.users) is None
+        assert set(world.checker.violations) == {"converges_after_faults"}
 
 
 def test_a_pool_that_ends_busy_workers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +210,14 @@ def test_event_numbers_that_are_not_stored_are_found(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(MemoryProgress, "number_events", forgets)
     assert "events_numbered" in violations(range(20), CALM, seconds=20.0)
+
+
+def test_an_engine_that_lowers_pinned_sessions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded = Scale(workers=1, most_workers=1, slots=3, fidelity="in-time")
+    assert violations(range(3), CALM, scale=crowded) == set()
+    lowest = FidelityLadder.lowest
+    monkeypatch.setattr(FidelityLadder, "lowest", lambda self, floor, pinned: lowest(self, floor, False))
+    assert "pinned_is_best" in violations(range(20), CALM, scale=crowded)
 
 
 def test_two_leaders_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from turboserve.contracts.cost import Correction
+from turboserve.contracts.fidelity import QualityLimits
 from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.pool import PoolOrders, PoolReport
 from turboserve.contracts.requests import CreateSession, ListSessions
@@ -68,6 +69,8 @@ class RandomRows:
             prompt=self.random.choice(("a circle", "a square", "ein Würfel")),
             seed=self.random.randrange(2),
             metadata=self.random.choice(({}, {"k": "v"}, {"é": "ü"})),
+            quality=self.maybe(QualityLimits(floor=self.maybe(0.5), pin=self.random.random() < 0.5)),
+            max_lead_s=self.maybe(0.75),
         )
 
     def decision(self, session: str) -> Decision:
@@ -87,6 +90,7 @@ class RandomRows:
             model=self.random.choice(MODELS),
             phase=self.random.choice(list(WorkerPhase)),
             capacity=self.random.randrange(1, 5),
+            floor_capacity=self.random.choice((None, 3, 8)),
             transfer=self.random.choice(((), ("tcp://10.0.0.1:1",))),
             chunk_latency_s=self.random.choice(({}, {1: 0.25, 2: 0.5})),
             pool_member=self.maybe("slot-1"),
@@ -111,12 +115,17 @@ class RandomRows:
                 "control_seq": self.random.randrange(5),
                 "prompt": self.random.choice(("a circle", "a star")),
                 "reason": self.maybe("because"),
+                "drop_buffer_seq": self.random.randrange(5),
+                "quality": self.maybe(QualityLimits(pin=True)),
+                "max_lead_s": self.maybe(1.5),
+                "requested_at": self.maybe(now),
                 "weights_digest": self.maybe("d1"),
                 "updated_at": now,
                 # The row keeps its own values of these columns.
                 "next_chunk": 77,
                 "playhead_s": 77.0,
                 "unwatched_s": 7.0,
+                "waiting_s": 7.0,
             }
         )
 
@@ -207,28 +216,33 @@ class RandomRows:
 
     # Fence
 
+    def revision(self) -> int:
+        """A new revision, or one that the log had before."""
+        return max(1, self.serial() - self.random.choice((0, 0, 40)))
+
     def do_fence_store(self) -> Call:
-        session, epoch, revision = self.session(), self.random.randrange(4), self.serial()
+        session, epoch, revision = self.session(), self.random.randrange(4), self.revision()
         return lambda db: db.fence.store(session, epoch, revision)
 
     def do_fence_seen(self) -> Call:
-        session, epoch, revision = self.session(), self.random.randrange(4), self.serial()
+        session, epoch, revision = self.session(), self.random.randrange(4), self.revision()
         return lambda db: db.fence.store_seen(session, epoch, revision)
 
     def do_fence_reopen(self) -> Call:
-        session, epoch, actual = self.session(), self.random.randrange(4), self.serial()
+        session, epoch = self.session(), self.random.randrange(4)
         other = self.random.randrange(9)
 
         async def run(db: UnitOfWork) -> Any:
             row = await db.sessions.get(session)
             stored = other if row is None else row.own_revision or other
-            return await db.fence.reopen(session, epoch, stored, actual)
+            return await db.fence.reopen(session, epoch, stored)
 
         return run
 
     def do_fence_read(self) -> Call:
         async def run(db: UnitOfWork) -> Any:
-            return await db.fence.missing(10), sorted(await db.fence.settled())
+            settled = sorted(await db.fence.settled())
+            return await db.fence.missing(10), settled, await db.fence.newest()
 
         return run
 
@@ -325,7 +339,8 @@ class RandomRows:
             census = await db.admission.census(
                 session, model, tenant, renewed_after=renewed, known_after=known
             )
-            return census, await db.admission.slots_used(worker, besides=session)
+            outlook = await db.admission.outlook(model, since=known, renewed_after=renewed)
+            return census, outlook, await db.admission.slots_used(worker, besides=session)
 
         return run
 
@@ -402,7 +417,11 @@ class RandomRows:
 
     def do_pools_report(self) -> Call:
         report = PoolReport(
-            pool=self.random.choice(POOLS), model=self.random.choice(MODELS), maximum=self.random.randrange(3)
+            pool=self.random.choice(POOLS),
+            model=self.random.choice(MODELS),
+            maximum=self.random.randrange(3),
+            absorbs=self.random.random() < 0.5,
+            absorbs_at_maximum=self.random.random() < 0.5,
         )
         now, process = self.number(), f"p{self.random.randrange(3)}"
 

@@ -65,6 +65,11 @@ MEMORY_URL = "nats://admin@memory:4222"
 """Settings with this broker mean servers in memory, which every test has for itself."""
 
 
+async def no_fence() -> int:
+    """Return the newest fence of a database without sessions."""
+    return 0
+
+
 class MemoryServers:
     """Broker, Postgres and Redis in memory."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.state_store.state_store_harness import no_fence
 from turboserve.bus import Bus
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
@@ -61,7 +62,7 @@ class World:
 
     async def prepare(self) -> None:
         bus = await Bus.connect("state-store", SETTINGS, self.broker.connect)
-        await Streams(bus, self.clock, SETTINGS).ensure(resize=True)
+        await Streams(bus, self.clock, SETTINGS, no_fence).ensure(resize=True)
 
     async def write(self, until_s: float) -> None:
         """Commit events; those of one subject one after the other."""

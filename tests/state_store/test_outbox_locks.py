@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.state_store.database_servers import DatabaseServer
-from tests.state_store.state_store_harness import PATIENT
+from tests.state_store.state_store_harness import PATIENT, no_fence
 from turboserve.bus import Ack, Bus, append
 from turboserve.clock import SystemClock
 from turboserve.contracts.errors import DeadlineError, UnavailableError
@@ -34,7 +34,7 @@ async def broker() -> MemoryBroker:
 @pytest.fixture
 async def bus(broker: MemoryBroker) -> Any:
     bus = await Bus.connect("state-store", SETTINGS, broker.connect)
-    await Streams(bus, SystemClock(), SETTINGS).ensure(resize=True)
+    await Streams(bus, SystemClock(), SETTINGS, no_fence).ensure(resize=True)
     yield bus
     await bus.close()
 

@@ -8,7 +8,7 @@ from turboserve.contracts.errors import ForbiddenError
 from turboserve.contracts.requests import FailSession, GetLatents, Renew, SessionRef, WorkerGone
 from turboserve.contracts.workers import LoadReport, WorkerPhase
 from turboserve.state_store.endpoints import check
-from turboserve.subjects import Caller
+from turboserve.subject_types import Caller
 
 SCHEDULER, AUTOSCALER = Caller("scheduler"), Caller("autoscaler")
 

@@ -26,7 +26,7 @@ from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.settings import Settings
-from turboserve.subjects import Endpoint
+from turboserve.subject_types import Endpoint
 
 SERVERS = ("real", "memory")
 

@@ -14,7 +14,7 @@ from nats.js.errors import NotFoundError
 from sqlalchemy import text
 
 from tests.helpers.waiting import eventually
-from tests.state_store.state_store_harness import Harness, Machine, Store
+from tests.state_store.state_store_harness import Harness, Machine, Store, no_fence
 from turboserve import subjects
 from turboserve.bus import Bus, Owners, append, last_entry, next_entry
 from turboserve.cli.embedded import Layout, NatsServer, Ports
@@ -331,7 +331,7 @@ async def test_streams_of_an_earlier_version_get_a_size_in_place(
             await jetstream.publish("own.before", b"{}")
             await jetstream.publish("chunk.before", b"video")
 
-            streams = Streams(bus, SystemClock(), settings)
+            streams = Streams(bus, SystemClock(), settings, no_fence)
             await streams.ensure_with_retry()
             sizes: dict[str, int] = {}
             for name in (CHUNKS, EVENTS):

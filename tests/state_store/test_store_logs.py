@@ -16,17 +16,20 @@ from tests.state_store.conftest import StartStore
 from tests.state_store.state_store_harness import LIMIT_S, Harness, Store
 from turboserve import subjects
 from turboserve.bus import append, last_entry
+from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import Ownership
-from turboserve.contracts.errors import FencedError, UnavailableError
+from turboserve.contracts.errors import FencedError, LogUnavailableError, UnavailableError
 from turboserve.contracts.events import Event, PromptApplied, PromptSuperseded, WorkerJoined, WorkerLeft
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Assignment
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.hot.redis import RedisStore
 from turboserve.state_store.hot.session_state import HotStoreGuard, Latents, Playheads
+from turboserve.state_store.publish import canaries
 from turboserve.state_store.publish.canaries import Canaries, LogStatus
 from turboserve.state_store.publish.fence import Assignments, Fence
 from turboserve.state_store.publish.outbox import Outbox
+from turboserve.state_store.repository.progress import SqlFence
 from turboserve.state_store.retention import ROWS, Retention
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.transactions import PostCommit
@@ -71,11 +74,12 @@ class Parts:
         self.hot = HotStoreGuard(RedisStore(settings), clock)
         playheads = Playheads(self.hot, clock)
         assignments = Assignments(api.bus, self.database, playheads)
-        self.fence = Fence(self.database, api.bus, assignments)
+        appender = Canaries(api.bus, clock, settings)
+        self.fence = Fence(self.database, api.bus, assignments, appender)
         self.outbox = Outbox(self.database, api.bus, clock, settings)
         latents = Latents(self.hot, kept=settings.latents_kept, ttl_s=settings.latents_ttl_s)
         post_commit = PostCommit(self.outbox, self.fence, assignments, playheads)
-        status = LogStatus(Canaries(api.bus, clock, settings), settings)
+        status = LogStatus(appender, settings)
         sessions = Sessions(self.database, post_commit, playheads, latents, status, clock, settings)
         self.retention = Retention(self.database, sessions, api.bus, clock, settings)
 
@@ -167,10 +171,92 @@ async def test_verification_leaves_what_agrees_alone_and_writes_what_is_lost(
     assert (await api.get(other.id)).version == other.version
 
 
+LOST = 300
+"""Sequences by which the log is shorter than it was."""
+
+
+async def shortened(parts: Parts, record: SessionRecord) -> int:
+    """Make the log appear to have lost its end, with the fence of `record`. Returns the fence's revision."""
+    rows = await parts.sql(
+        "update sessions set own_revision = own_revision + :lost, fence_revision = fence_revision + :lost "
+        "where id = :id returning own_revision",
+        lost=LOST,
+        id=record.id,
+    )
+    return int(str(rows[0][0]))
+
+
+async def test_no_fence_has_the_sequence_of_one_that_was_lost_with_the_end_of_the_log(
+    verify: Callable[[Fence], Awaitable[int]], api: Harness, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: the next fence had, so that a worker that was cut off could append again."""
+    monkeypatch.setattr(canaries, "DEADLINE_S", LIMIT_S)
+    record, ended = await api.running("shorter"), await api.running("shorter2")
+    greatest = await shortened(parts, record)
+    assert await verify(parts.fence) == 1
+    row = await api.get(record.id)
+    assert row.epoch == record.epoch
+    assert row.own_revision is not None
+    assert row.own_revision > greatest
+    await api.chunk(row, 0)
+    # Lost a second time, and the session ends before the loss is noticed.
+    greatest = await shortened(parts, ended)
+    await api.end(ended.id)
+
+    async def settled() -> bool:
+        return (await api.get(ended.id)).own_revision is not None
+
+    await eventually(settled)
+    row = await api.get(ended.id)
+    assert row.own_revision is not None
+    assert row.own_revision > greatest
+
+
+async def test_a_stream_that_has_lost_much_is_advanced_in_several_calls(
+    monkeypatch: pytest.MonkeyPatch, api: Harness, settings: Settings
+) -> None:
+    monkeypatch.setattr(canaries, "ADVANCE_LIMIT", 2 * canaries.ADVANCE_TOGETHER)
+    monkeypatch.setattr(canaries, "DEADLINE_S", LIMIT_S)
+    jetstream = api.bus.jetstream()
+    first = (await jetstream.stream_info(subjects.CHUNKS)).state.last_seq
+    target = first + 3 * canaries.ADVANCE_TOGETHER
+    appender = Canaries(api.bus, SystemClock(), settings)
+    with pytest.raises(LogUnavailableError) as error:
+        await appender.advance(subjects.CANARY_CHUNKS, target + 1_000)
+    assert (error.value.field, error.value.limit) == (subjects.CHUNKS, target + 1_000)
+    await appender.advance(subjects.CANARY_CHUNKS, target)
+    assert (await jetstream.stream_info(subjects.CHUNKS)).state.last_seq >= target
+
+
+async def test_no_worker_learns_a_fence_that_its_row_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, api: Harness, parts: Parts
+) -> None:
+    """A store that is killed in between leaves a fence that no later one is compared with."""
+    store = SqlFence.store
+
+    async def slowly(fence: SqlFence, session: str, epoch: int, revision: int) -> SessionRecord | None:
+        await asyncio.sleep(0.3)
+        return await store(fence, session, epoch, revision)
+
+    monkeypatch.setattr(SqlFence, "store", slowly)
+    record, worker = await api.running("stored"), await api.worker("stored")
+    found: asyncio.Queue[tuple[SessionRecord, SessionRecord]] = asyncio.Queue()
+
+    async def hear(message: Assignment, _: bytes) -> None:
+        found.put_nowait((message.record, await api.get(record.id)))
+
+    await api.bus.subscribe(subjects.ASSIGN, worker, hear)
+    await api.bus.flush()
+    await api.place(record, worker)
+    async with asyncio.timeout(LIMIT_S):
+        heard, row = await found.get()
+    assert heard.own_revision is not None
+    assert (heard.epoch, heard.own_revision) == (row.epoch, row.own_revision)
+
+
 async def test_the_owner_learns_that_the_log_lost_its_fence(
     verify: Callable[[Fence], Awaitable[int]], api: Harness, parts: Parts
 ) -> None:
-    """A new stream counts from 1: the next fence may have the sequence of the lost one."""
     record = await api.running("learns")
     assert record.worker is not None
     assigned: asyncio.Queue[SessionRecord] = asyncio.Queue()

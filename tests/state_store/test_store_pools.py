@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from contextlib import suppress
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from tests.helpers.waiting import eventually
+from tests.helpers.waiting import CompletedCalls, eventually
 from tests.state_store.state_store_harness import Harness, Process, Store
 from turboserve import subjects
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
@@ -26,6 +25,7 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.pool import OrderPool, PoolOrders, PoolReport
 from turboserve.ids import new_id
 from turboserve.state_store.database import PostgresDatabase
+from turboserve.state_store.service.pools import Pools
 from turboserve.state_store.settings import Settings
 from turboserve.state_store.tables import pools
 
@@ -209,9 +209,12 @@ async def test_a_share_is_never_given_at_the_price_of_an_unknown_kind(settings: 
 
 @pytest.mark.real_servers
 @pytest.mark.parametrize("point", ["shares given, not committed", "rentals written, not committed"])
-async def test_kill_9_while_counting_neither_loses_nor_doubles(settings: Settings, point: str) -> None:
+async def test_kill_9_while_counting_neither_loses_nor_doubles(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
     """Two GPUs more than MANY_GPUS of the store that dies, so that it recognizes the rental by them."""
     pool, model, worker = new_id("p"), new_id("m"), new_id("wk")
+    samples = CompletedCalls(monkeypatch, Pools, "accrue")
 
     def rental(**more: Any) -> Rental:
         return paid(worker, time.time() - launched, gpus=502.0, **more)
@@ -237,9 +240,9 @@ async def test_kill_9_while_counting_neither_loses_nor_doubles(settings: Setting
             last = rental(ended_ago_s=0.0)
             await report(api, pool, last, model=model)
             assert await of_pool(api, pool) == pytest.approx(502.0 * last.age_s)
-            await asyncio.sleep(3 * settings.cost_sample_s)
+            await samples.more(2)
             given = await share(api, record.id)
             # The session gets the whole cost since it has its slot; a sample counted twice would give more.
             assert 502.0 < given <= 502.0 * last.age_s * (1 + 1e-9)
-            await asyncio.sleep(3 * settings.cost_sample_s)
+            await samples.more(2)
             assert await share(api, record.id) == given

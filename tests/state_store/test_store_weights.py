@@ -68,6 +68,14 @@ def test_one_without_chunks_goes_anywhere() -> None:
     assert (change.record.weights_digest, previous_of(change)) == ("new", None)
 
 
+def test_a_session_that_lost_its_worker_before_its_first_chunk_still_waits_since_its_request() -> None:
+    waiting = owned("old")
+    assert waiting.requested_at is not None
+    assert place(waiting, "old").record.requested_at == waiting.requested_at
+    # Chunks have answered the request.
+    assert place(owned("old", chunks=3), "old").record.requested_at is None
+
+
 @pytest.mark.parametrize(("before", "worker", "after"), [(None, "new", "new"), ("old", None, "old")])
 def test_what_is_not_known_is_compared_with_nothing(
     before: str | None, worker: str | None, after: str | None

@@ -1,7 +1,7 @@
 """A tiny model with random weights, stand-ins for its text encoder and decoder, and a driver for engines."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.interface import ChunkReady, EngineOptions, Event
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.engine.tensor_backend import Models
@@ -64,9 +65,11 @@ class RunningSumDecoder:
 class Driver:
     """An engine under a clock that moves only by the driver."""
 
-    def __init__(self, models: Models, options: EngineOptions) -> None:
+    def __init__(
+        self, models: Models, options: EngineOptions, ladder: FidelityLadder | None = None, **profiles: Any
+    ) -> None:
         self.now = 100.0
-        self.engine = Engine(models, options, clock=lambda: self.now)
+        self.engine = Engine(models, options, lambda: self.now, profiles or None, ladder)
 
     def run(self, until: Callable[[list[Event]], bool] | None = None, limit: int = 2000) -> list[Event]:
         """Step until there is no work, or until `until` holds for all events so far."""
@@ -130,10 +133,17 @@ def make_models() -> Callable[..., Models]:
 
 @pytest.fixture
 def make_driver(tiny_config: ModelConfig, make_models: Callable[..., Models]) -> Callable[..., Driver]:
-    """Make a driver. Arguments: `slots`, `config`, and any field of `EngineOptions`."""
+    """Make a driver. Arguments: `slots`, `config`, `profiles` (seconds by batch size, by stage), `ladder`,
+    and any field of `EngineOptions`."""
 
-    def make(slots: int = 4, config: ModelConfig = tiny_config, **options: Any) -> Driver:
+    def make(
+        slots: int = 4,
+        config: ModelConfig = tiny_config,
+        profiles: Mapping[str, Any] | None = None,
+        ladder: FidelityLadder | None = None,
+        **options: Any,
+    ) -> Driver:
         slab_bytes = slots * SlabLayout.of(config, torch.float32).total_bytes
-        return Driver(make_models(config), EngineOptions(slab_bytes, **options))
+        return Driver(make_models(config), EngineOptions(slab_bytes, **options), ladder, **(profiles or {}))
 
     return make

@@ -24,10 +24,11 @@ from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.presets import preset
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
-from turboserve.worker.model.toyworld import ToyDecoder, load_toyworld
+from turboserve.worker.model.toyworld import ToyDecoder
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.wan_vae import WanDecoder, WanVae
 from turboserve.worker.model.wan_vae_config import WanVaeConfig
+from turboserve.worker.replicas.toyworld import load_toyworld
 from turboserve.worker.service import models
 from turboserve.worker.service.host_memory import (
     LEAST_BYTES,

@@ -12,17 +12,17 @@ from torch.nn import functional as F
 
 from tests.worker.state_page_helpers import copy, frozen
 from tests.worker.test_engine_ring import HEADS, LAYERS, TOKENS, WIDTH, NaiveWindow, histories, ring_of
-from turboserve.worker.engine.errors import InvalidFidelityError, SnapshotRejectedError
+from turboserve.worker.engine.errors import InvalidFidelityError, InvalidRebuildError, SnapshotRejectedError
 from turboserve.worker.engine.fidelity import (
     LARGEST_BLOCK,
     Fidelity,
     block_size,
     most_chunks,
-    sparse_attention,
     step_indices,
 )
-from turboserve.worker.engine.interface import ChunkReady, Control, SessionSpec, Step
+from turboserve.worker.engine.interface import ChunkReady, Control, Rebuild, SessionSpec, Step
 from turboserve.worker.engine.snapshot import Snapshot
+from turboserve.worker.engine.sparse_attention import sparse_attention
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation
 
@@ -173,6 +173,13 @@ def test_a_snapshot_keeps_the_configuration_and_continues_bit_for_bit(make_drive
         assert (ours.index, ours.fidelity) == (theirs.index, CHEAP)
         assert torch.equal(ours.latents, theirs.latents)
 
+    for field, wrong in (("floor", 2.0), ("floor", "low"), ("pinned", 1)):
+        other = make_driver(slots=1)
+        with pytest.raises(SnapshotRejectedError, match=field):
+            other.engine.admit(
+                spec("a"), other.now, snapshot=Snapshot({**held.header, field: wrong}, held.tensors)
+            )
+        assert other.engine.free_slots == 1
     for bad in ({**dataclasses.asdict(CHEAP), "steps": 9}, {"speed": 1}, "fast"):
         other = make_driver(slots=1)
         with pytest.raises(SnapshotRejectedError, match="fidelity"):
@@ -180,6 +187,84 @@ def test_a_snapshot_keeps_the_configuration_and_continues_bit_for_bit(make_drive
                 spec("a"), other.now, snapshot=Snapshot({**held.header, "fidelity": bad}, held.tensors)
             )
         assert other.engine.free_slots == 1
+
+
+def test_a_sessions_limits_follow_it_into_a_snapshot_and_a_migration(make_driver: MakeDriver) -> None:
+    source, target = (make_driver(max_lead_s=30.0) for _ in range(2))
+    source.engine.admit(dataclasses.replace(spec("a"), floor=0.7), source.now)
+    source.chunks("a", 1)
+    source.engine.control("a", Control(1, pinned=True))
+    source.engine.control("a", Control(2, max_lead_s=20.0))
+    source.chunks("a", 2)
+    frozen(source)
+    header, pages = source.engine.export_session("a")
+    assert (header["floor"], header["pinned"]) == (0.7, True)
+    buffer = target.engine.reserve(on_host=False)
+    buffer.begin()
+    copy(pages, buffer)
+    target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
+    target.engine.unquiesce("a")
+    target.engine.control("a", Control(3, floor=0.0, pinned=False))
+    state = target.engine.sessions["a"].state
+    assert (state.floor, state.pinned) == (0.7, True)
+    target.chunks("a", 3)
+    assert (state.floor, state.pinned) == (0.0, False)
+
+
+@pytest.mark.parametrize("floor", [-0.1, 1.5, float("nan"), True, "low"])
+def test_a_floor_outside_its_range_is_refused(make_driver: MakeDriver, floor: Any) -> None:
+    driver = make_driver(slots=1, max_lead_s=2.0)
+    with pytest.raises(InvalidFidelityError, match=r"floor: .* must be in 0\.\.1"):
+        driver.engine.admit(dataclasses.replace(spec("a"), floor=floor), driver.now)
+    driver.engine.admit(spec("a"), driver.now)
+    with pytest.raises(InvalidFidelityError, match="floor"):
+        driver.engine.control("a", Control(1, floor=floor))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_rebuild_repeats_each_chunk_at_its_own_configuration(make_driver: MakeDriver, count: int) -> None:
+    """The clean pass of a chunk reads what its configuration reads, so its keys and values depend on it."""
+    changes = [CHEAP, Fidelity(3, 1), Fidelity(4, 2, 0.7), None, CHEAP]
+    lost = make_driver(max_lead_s=0.1)
+    lost.engine.admit(spec("a", changes[0]), lost.now)
+    made = [event for event in lost.run() if isinstance(event, ChunkReady)]
+    best, start = Fidelity.best(lost.engine.config), lost.engine.config.media_start
+    for number, fidelity in enumerate(changes[1:], start=1):
+        lost.engine.control("a", Control(number, fidelity=fidelity or best))
+        lost.engine.playhead("a", start(number), now=lost.now, playing=False)
+        made += [event for event in lost.run() if isinstance(event, ChunkReady)]
+    assert [chunk.fidelity for chunk in made] == [fidelity or best for fidelity in changes]
+
+    latents = torch.cat([chunk.latents for chunk in made[:count]])
+    errors = []
+    for fidelities in (tuple(chunk.fidelity for chunk in made[:count]), ()):
+        driver = make_driver(max_lead_s=0.1)
+        rebuild = Rebuild(count, latents, fidelities=fidelities)
+        again = dataclasses.replace(spec("a", made[count].fidelity), rebuild=rebuild)
+        driver.engine.admit(again, driver.now)
+        driver.engine.playhead("a", start(count), now=driver.now, playing=False)
+        [found] = [event for event in driver.run() if isinstance(event, ChunkReady)]
+        assert (found.index, found.fidelity) == (count, made[count].fidelity)
+        errors.append(float((found.latents - made[count].latents).abs().max()))
+    assert errors[0] == 0.0, errors
+    assert errors[1] > 1e-5
+
+
+def test_a_rebuilt_session_goes_on_from_its_newest_configuration(make_driver: MakeDriver) -> None:
+    source = make_driver(max_lead_s=30.0)
+    source.engine.admit(spec("a", CHEAP), source.now)
+    latents = torch.cat([chunk.latents for chunk in source.chunks("a", 2)])
+    driver = make_driver(max_lead_s=30.0)
+    rebuild = Rebuild(2, latents, fidelities=(None, CHEAP))
+    driver.engine.admit(dataclasses.replace(spec("a"), rebuild=rebuild), driver.now)
+    assert driver.engine.sessions["a"].state.fidelity == CHEAP
+    # The policy decides the next chunk: the default takes the best.
+    assert driver.chunks("a", 1)[0].fidelity is None
+    for wrong, error in (((CHEAP,), InvalidRebuildError), ((None, Fidelity(9, 1)), InvalidFidelityError)):
+        bad = dataclasses.replace(spec("b"), rebuild=Rebuild(2, latents, fidelities=wrong))
+        with pytest.raises(error):
+            driver.engine.admit(bad, driver.now)
+        assert not driver.engine.knows("b")
 
 
 def test_reduced_forwards_leave_the_profile_of_the_best_configuration(make_driver: MakeDriver) -> None:

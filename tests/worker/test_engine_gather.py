@@ -18,7 +18,9 @@ from turboserve.worker.engine.gather import (
 )
 from turboserve.worker.engine.memory import Slab, SlabLayout, SlabPool
 
-POLICIES = ("fcfs", "chunk", "step")
+AGING = ("fcfs", "chunk", "step")
+"""Policies that count how long a session waits. `tiers` relies on credit, which falls with time."""
+POLICIES = (*AGING, "tiers")
 FLAT = LatencyProfile({1: 0.02, 16: 0.03})
 LINEAR = LatencyProfile({1: 0.02, 16: 0.32})
 STEPS = 5
@@ -99,7 +101,7 @@ class Queue:
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.floats(-2, 30), min_size=1, max_size=8),
-    st.sampled_from(POLICIES),
+    st.sampled_from(AGING),
     st.sampled_from((LatencyProfile({1: 0.2, 16: 0.3}), LatencyProfile({1: 0.2, 16: 3.2}))),
     st.integers(1, 8),
 )
@@ -114,6 +116,29 @@ def test_no_session_starves_however_unequal_the_slack(
     # The aging of `step` advances a session past any other within (difference of credit) / aging seconds.
     spread = (max(slacks) - min(slacks)) / 0.25
     assert max(queue.longest) <= spread + 2 * len(slacks) * STEPS * profile(1) + 1
+
+
+def test_tiers_run_one_session_by_tier_then_by_credit() -> None:
+    # T is 5 × 0.02 s, so that credits below 0.2 s are urgent and those above 0.4 s relaxed.
+    ready = [
+        candidate("relaxed", credit_s=0.41),
+        candidate("normal", credit_s=0.3),
+        # With two more forwards T is 0.14 s, so that a greater credit is still urgent.
+        candidate("long", credit_s=0.27, steps_left=STEPS + 2),
+        candidate("urgent", credit_s=0.19),
+    ]
+    tiers = GATHER_POLICIES.make("tiers")
+    order = []
+    while ready:
+        [first] = tiers.gather(ready, FLAT, 8)
+        order.append(first.session)
+        ready.remove(first)
+    assert order == ["urgent", "long", "normal", "relaxed"]
+
+
+def test_tiers_give_up_a_begun_chunk_for_a_poorer_session() -> None:
+    ready = [candidate("begun", step=3, steps_left=2, credit_s=0.1), candidate("poorer", credit_s=0.05)]
+    assert [c.session for c in GATHER_POLICIES.make("tiers").gather(ready, FLAT, 8)] == ["poorer"]
 
 
 def test_fcfs_finishes_a_chunk_before_it_starts_another() -> None:
@@ -154,6 +179,8 @@ def test_profiles_interpolate_and_learn() -> None:
     assert profile(1) == 0.1  # warm-up
     profile.observe(1, 9.0)
     assert profile(1) == 0.1  # outlier
+    profile.observe(1, 0.2)
+    assert profile(1) == pytest.approx(0.11)  # a tenth of the way
     for _ in range(5):
         profile.observe(1, 1.0)
     assert profile(1) == 1.0  # so many outliers are no outliers

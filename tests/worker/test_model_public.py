@@ -25,7 +25,8 @@ from turboserve.worker.model.config import ModelConfig, ModelConfigError
 from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointError, read_checkpoint
 from turboserve.worker.model.naming import DIFFUSERS_TRANSFORMER, renamed
 from turboserve.worker.model.presets import UnknownPresetError
-from turboserve.worker.model.public import PublicFiles, load_public, load_transformer
+from turboserve.worker.model.public import PublicFiles, load_transformer
+from turboserve.worker.replicas.public import load_public
 from turboserve.worker.service.models import MissingFileError, load_models
 from turboserve.worker.settings import Settings
 

@@ -23,8 +23,9 @@ from turboserve.worker.engine.snapshot import state_fingerprint
 from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model import weights
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.model.toyworld import WEIGHTS, load_toyworld
+from turboserve.worker.model.toyworld import WEIGHTS
 from turboserve.worker.model.weights import weights_digest
+from turboserve.worker.replicas.toyworld import load_toyworld
 
 
 def network(seed: int = 0) -> nn.Sequential:

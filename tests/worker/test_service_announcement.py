@@ -18,7 +18,7 @@ from turboserve.contracts.errors import WorkerGoneError
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Incoming, LoadReport, MigrationStage, Renewal, WorkerPhase
-from turboserve.subjects import Caller
+from turboserve.subject_types import Caller
 from turboserve.worker.service.heartbeat import announced, starting
 from turboserve.worker.settings import Settings
 

@@ -19,7 +19,7 @@ from turboserve.contracts.requests import Renew
 from turboserve.contracts.versions import SCHEMA_VERSION
 from turboserve.contracts.workers import LoadReport, Renewal
 from turboserve.service import Runtime
-from turboserve.subjects import Caller
+from turboserve.subject_types import Caller
 from turboserve.tasks import stop
 from turboserve.worker.service import events
 from turboserve.worker.service.heartbeat import Heartbeat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from turboserve.contracts.errors import InvalidInputError
-from turboserve.subjects import identity_of
+from turboserve.subject_types import identity_of
 from turboserve.worker.service.app import worker_id
 from turboserve.worker.settings import Settings
 

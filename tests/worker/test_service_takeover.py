@@ -10,8 +10,10 @@ from torch import Tensor
 
 from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import LatentsHeader
+from turboserve.contracts.fidelity import ChunkFidelity
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.service.wire import Takeover
+from turboserve.worker.service.quality import fidelity_from
+from turboserve.worker.service.wire import Takeover, Wire
 
 SESSION = "ses_1"
 
@@ -34,6 +36,7 @@ class Kept:
             dtype="float32",
             shape=(3, 16, 4, 4),
             first_latent=3 * index,
+            fidelity=ChunkFidelity(steps=1 + index % 4, window_chunks=1) if index % 2 else None,
         )
 
     async def latents(self, session: str, index: int) -> tuple[LatentsHeader, Tensor] | None:
@@ -49,8 +52,11 @@ class Kept:
 async def found(kept: Kept, config: ModelConfig, next_chunk: int, epoch: int) -> tuple[list[int], int | None]:
     """Return the numbers of the context's chunks, and that of the sink."""
     takeover = Takeover(kept, config, SystemClock())  # type: ignore[arg-type]
-    latents, sink = await takeover.latents(SESSION, next_chunk, epoch, lambda: True)
+    context = await takeover.latents(SESSION, next_chunk, epoch, lambda: True)
+    latents, sink = context.latents, context.sink
     chunks = [] if latents is None else [int(chunk[0, 0, 0, 0]) for chunk in torch.split(latents, 3)]
+    names = [kept.headers[number % 100].fidelity for number in chunks]
+    assert list(context.fidelities) == [fidelity_from(each) for each in names]
     return chunks, None if sink is None else int(sink[0, 0, 0, 0])
 
 
@@ -111,3 +117,17 @@ async def test_behind_the_newest_they_are_those_that_it_names_also_then(
 ) -> None:
     kept.keep(7, 4, 7, before=0)
     assert await found(kept, tiny_config, 8, 0) == ([407], 100)
+
+
+async def test_latents_of_a_configuration_that_the_model_lacks_are_not_used(
+    kept: Kept, tiny_config: ModelConfig
+) -> None:
+    class FakeBus:
+        async def call_raw(self, operation: object, request: object) -> tuple[LatentsHeader, bytes]:
+            return header, bytes(4 * 3 * 16 * 4 * 4)
+
+    wire = Wire(FakeBus(), SystemClock(), "wrk_1", tiny_config, 60)  # type: ignore[arg-type]
+    header = kept.headers[5]
+    assert await wire.latents(SESSION, 5) is not None
+    header = header.model_copy(update={"fidelity": ChunkFidelity(steps=99, window_chunks=1)})
+    assert await wire.latents(SESSION, 5) is None

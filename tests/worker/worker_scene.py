@@ -35,6 +35,7 @@ from turboserve.contracts.requests import (
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import LoadReport, Playhead, WorkerPhase
 from turboserve.ids import new_id
+from turboserve.subject_types import Endpoint
 from turboserve.subjects import (
     CHUNK,
     CHUNKS,
@@ -47,7 +48,6 @@ from turboserve.subjects import (
     PLACE_SESSION,
     PLAYHEAD,
     WORKER_GONE,
-    Endpoint,
 )
 
 PATIENCE_S = 240.0

@@ -1,4 +1,4 @@
-"""Gather policies that performed worse than the worker's own (`LeastCreditFirst`)."""
+"""Gather policies to compare the worker's own with (`LeastCreditFirst`)."""
 
 from __future__ import annotations
 
@@ -29,3 +29,26 @@ class CoalescedChunks:
         pool = [c for c in started if c.step == max(s.step for s in started)] if started else list(ready)
         pool.sort(key=lambda c: -c.waiting_s)
         return alike(pool)[:limit]
+
+
+class TierQueue:
+    """Runs one session at a time by its tier, then by least credit, and chooses again after each forward.
+
+    A session is urgent if its credit is below α T, relaxed if it is above 2 α T, and normal otherwise. T is
+    the time of all forwards of its present chunk alone. Source: SlackServe, 4.1.
+    """
+
+    def __init__(self, alpha: float = 2.0) -> None:
+        self._alpha = alpha
+
+    def gather(self, ready: Sequence[Candidate], profile: LatencyProfile, limit: int) -> list[Candidate]:
+        """See `GatherPolicy.gather`."""
+        if not ready:
+            return []
+        alone = profile(1)
+        return [min(ready, key=lambda c: (self._tier(c, alone), c.credit_s))]
+
+    def _tier(self, candidate: Candidate, alone: float) -> int:
+        """Return 0 for urgent, 1 for normal, 2 for relaxed."""
+        urgent_s = self._alpha * (candidate.step + candidate.steps_left) * alone
+        return (candidate.credit_s >= urgent_s) + (candidate.credit_s > 2 * urgent_s)

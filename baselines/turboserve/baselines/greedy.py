@@ -10,7 +10,7 @@ from turboserve.scheduler.placement.pool import LatencyCurve
 from turboserve.scheduler.placement.types import Candidate, Choice, Demand
 
 
-class _OneByOne(Placement):
+class OneByOne(Placement):
     """Takes demands in order. A subclass chooses the best of the candidates with room."""
 
     reason: str
@@ -43,7 +43,7 @@ class _OneByOne(Placement):
         """Choose one of `rooms`, which is not empty. `loads` includes the earlier choices."""
 
 
-class RoundRobin(_OneByOne):
+class RoundRobin(OneByOne):
     """Chooses the next worker with room, by id, after the last chosen one of the model.
 
     This is the only placement whose choices depend on earlier calls.
@@ -61,7 +61,7 @@ class RoundRobin(_OneByOne):
         return best
 
 
-class LoadAwareGreedy(_OneByOne):
+class LoadAwareGreedy(OneByOne):
     """LAG: chooses the worker with the lowest present chunk latency, without the new session's share."""
 
     reason = "it is the least busy"
@@ -75,7 +75,7 @@ class LoadAwareGreedy(_OneByOne):
         return min(rooms, key=busy)
 
 
-class MemoryAwareGreedy(_OneByOne):
+class MemoryAwareGreedy(OneByOne):
     """MAG: chooses the worker with the smallest part of its session memory in use.
 
     Every slot is a slab of the same size, so this is the part of its slots in use.

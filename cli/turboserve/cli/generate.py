@@ -44,9 +44,15 @@ def generate(
     if not output.parent.is_dir():
         raise failure(f"--output: the directory {output.parent} does not exist")
     # Torch takes seconds to import.
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise failure(f"--device: {device} is not available: {str(error).splitlines()[0]}") from None
     from turboserve.cli.clip import GenerationError, fragments
     from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointError
-    from turboserve.worker.model.toyworld import load_toyworld
+    from turboserve.worker.replicas.toyworld import load_toyworld
 
     # Write to a temporary file first, so that a failure leaves no partial clip.
     unfinished = output.with_name(f".{output.name}.part")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version as version_of
+from typing import Annotated
+
 import typer
 
-from turboserve.cli import keys, model, profile
+from turboserve.cli import keys, model, profile, session
 from turboserve.cli.bench import bench
 from turboserve.cli.generate import generate
 from turboserve.cli.reference import reference
@@ -17,6 +20,23 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"turboserve {version_of('turboserve-cli')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Accept the options of the command itself."""
+
+
 app.command()(up)
 app.command()(status)
 app.command(
@@ -28,6 +48,7 @@ app.command()(reference)
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
 app.add_typer(profile.app, name="profile")
+app.add_typer(session.app, name="session")
 
 if __name__ == "__main__":
     app()

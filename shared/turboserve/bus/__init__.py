@@ -1,7 +1,8 @@
 """A thin layer over nats-py: typed messages, requests with deadlines, logs."""
 
 from turboserve.bus.client import Bus
-from turboserve.bus.log import Ack, Entry, append, follow, last_entry, next_entry
+from turboserve.bus.follower import follow
+from turboserve.bus.log import Ack, Entry, append, last_entry, next_entry
 from turboserve.bus.owners import Owners
 from turboserve.bus.reader import read, read_headers
 from turboserve.bus.unreadable import UNREADABLE, skip

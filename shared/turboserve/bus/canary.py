@@ -16,7 +16,8 @@ from nats.aio.msg import Msg as NatsMsg
 from turboserve.bus.client import Bus
 from turboserve.bus.unreadable import UNREADABLE
 from turboserve.contracts.canaries import Canary, SpaceLevel
-from turboserve.subjects import CANARIES, Log
+from turboserve.subject_types import Log
+from turboserve.subjects import CANARIES
 
 TICK_S = 0.5
 STALL_S = 2.0

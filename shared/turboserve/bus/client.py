@@ -37,7 +37,7 @@ from turboserve.contracts.errors import (
     error_from,
 )
 from turboserve.contracts.versions import MEMBER, SchemaVersionError
-from turboserve.subjects import Caller, Endpoint, Topic
+from turboserve.subject_types import Caller, Endpoint, Topic
 from turboserve.telemetry import QUIET, context_of, inject_context, set_error, tracer, tracing, within
 
 INCOMPATIBLE_S = 60.0

@@ -1,16 +1,11 @@
-"""Logs in JetStream: fenced appends, reads by sequence, and following one subject without gaps.
-
-A reader gets stored messages by direct gets, and new messages as the stream republishes them. Each
-republished message names the sequence before it on its subject. The reader thus notices a lost message and
-fetches it, and needs no consumer.
-"""
+"""Logs in JetStream: fenced appends, and reads of one message by sequence."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import nats
@@ -18,9 +13,7 @@ from nats.aio.msg import Msg as NatsMsg
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 from opentelemetry.trace import SpanKind
 
-from turboserve import logs
 from turboserve.bus.client import Bus
-from turboserve.bus.incarnations import StreamPosition
 from turboserve.contracts.errors import (
     DeadlineError,
     FencedError,
@@ -31,23 +24,14 @@ from turboserve.contracts.errors import (
 from turboserve.telemetry import inject_context, set_error, tracer, tracing
 from turboserve.telemetry_names import SESSION
 
-log = logs.get("bus")
 _trace = tracer("bus")
 
 WRONG_LAST_SEQUENCE = 10071
 NO_ROOM = frozenset({10023, 10047, 10077})
 """Error codes of a broker without room: its storage (10023, 10047) or the stream (10077) is at its limit."""
-LIVE = "live."
-"""Prefix of the subject of a republished message."""
-QUIET_S = 1.5
-"""Silence after which a follower asks the log for missed messages. Doubles with every question in a row."""
-QUIET_LIMIT_S = 6.0
-"""Upper bound of that silence. A live message reveals a missed message at once."""
 DIRECT_GET_S = 2.0
 """Deadline for reading one message, seconds."""
 NOT_FOUND = "404"
-BACKLOG = 4
-"""Live messages that a follower keeps for a busy reader. Further messages are read from the log."""
 
 
 @dataclass(frozen=True)
@@ -209,99 +193,6 @@ async def _answer(bus: Bus, subject: str, body: bytes) -> NatsMsg:
         await bus.client.publish(subject, body, reply=inbox)
         async with asyncio.timeout(DIRECT_GET_S):
             return await answers.get()
-    finally:
-        with contextlib.suppress(nats.errors.Error, OSError):
-            await subscription.unsubscribe()
-
-
-async def follow(
-    bus: Bus,
-    stream: str,
-    subject: str,
-    live: str,
-    *,
-    after_sequence: int = 0,
-    on_lost: Callable[[], Awaitable[None]] | None = None,
-) -> AsyncGenerator[Entry, None]:
-    """Yield all messages on `subject` after stream sequence `after_sequence`, each once, in order, forever.
-
-    `subject` and `live` may be patterns. A live message names the message before it on its own subject. A
-    live message on another subject than the previous message is therefore read from the log.
-
-    Survives broker restarts and lost live messages. Messages that the stream no longer keeps are skipped, so
-    readers of chunks check that indices are contiguous. A slow reader costs at most `BACKLOG` messages in
-    memory.
-
-    A stream counts as replaced if it was deleted and created again, or if it is shorter than this reader's
-    position, as after a broker lost its disk or the newest part of it. A replacement is noticed within a few
-    seconds. `on_lost` is then awaited, and an exception from it ends the iteration. Afterwards the stream is
-    read from its beginning, with sequences that start again. Messages stored before the replacement was
-    noticed may come twice.
-    """
-    queue: asyncio.Queue[Entry] = asyncio.Queue(BACKLOG)
-    dropped = False
-
-    async def receive(raw: NatsMsg) -> None:
-        nonlocal dropped
-        headers = raw.headers or {}
-        if queue.full():
-            dropped = True
-            return
-        queue.put_nowait(
-            Entry(raw.subject.removeprefix(LIVE), int(headers["Nats-Sequence"]), raw.data, headers)
-        )
-
-    subscription = await bus.client.subscribe(live, cb=receive)
-    place = StreamPosition(bus.incarnations, stream, after_sequence)
-    quiet_s = QUIET_S
-    newest = subject
-    """Subject of the previous message."""
-    announced = 0
-    """Sequence of the live message that made this reader read the log."""
-    try:
-        caught_up = False
-        while True:
-            if place.lost():
-                log.warning("stream replaced: reading from its beginning", stream=stream, subject=subject)
-                caught_up = False
-                while not queue.empty():
-                    queue.get_nowait()
-                if on_lost is not None:
-                    await on_lost()
-            if not caught_up:
-                try:
-                    entry = await next_entry(bus, stream, subject, place.position + 1)
-                except UnavailableError:
-                    await asyncio.sleep(0.2)
-                    continue
-                if entry is None:
-                    caught_up = True
-                    continue
-                place.reach(entry.sequence)
-                quiet_s, newest = QUIET_S, entry.subject
-                caught_up = entry.sequence == announced
-                yield entry
-                continue
-            if dropped and queue.empty():
-                dropped = caught_up = False
-                continue
-            try:
-                # Not wait_for: before Python 3.12 it can swallow a cancellation.
-                async with asyncio.timeout(quiet_s):
-                    entry = await queue.get()
-            except TimeoutError:
-                caught_up, quiet_s = False, min(2 * quiet_s, QUIET_LIMIT_S)
-                continue
-            quiet_s = QUIET_S
-            if entry.sequence <= place.position:
-                continue
-            before = int(entry.headers.get("Nats-Last-Sequence", "0"))
-            if before > place.position or entry.subject != newest:
-                # A message before this one may be lost in transit, or deleted: continue from the log.
-                caught_up, announced = False, entry.sequence
-                continue
-            place.reach(entry.sequence)
-            yield entry
     finally:
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()

@@ -25,7 +25,8 @@ from turboserve.bus.log import Entry, last_entry, next_entry
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.errors import IncompatibleVersionError, InvalidInputError
 from turboserve.contracts.versions import MEMBER, SchemaVersionError
-from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN, identity_of
+from turboserve.subject_types import identity_of
+from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN
 
 
 @dataclass(frozen=True)

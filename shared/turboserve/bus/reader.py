@@ -24,11 +24,12 @@ from nats.js import JetStreamContext, api
 
 from turboserve import logs
 from turboserve.bus.client import Bus
+from turboserve.bus.follower import QUIET_S
 from turboserve.bus.incarnations import StreamPosition
-from turboserve.bus.log import QUIET_S, Entry
+from turboserve.bus.log import Entry
 from turboserve.bus.pages import read_page
 from turboserve.contracts.errors import UnavailableError
-from turboserve.subjects import Log
+from turboserve.subject_types import Log
 
 log = logs.get("bus")
 

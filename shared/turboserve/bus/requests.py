@@ -24,7 +24,8 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.requests import CreateSession, NoteDecision
 from turboserve.contracts.sessions import Decision
 from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION, SchemaVersionError
-from turboserve.subjects import ADMIN, Caller, Endpoint, inbox_prefix
+from turboserve.subject_types import Caller, Endpoint
+from turboserve.subjects import ADMIN, inbox_prefix
 from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry import QUIET, context_of, set_error, tracer, tracing
 from turboserve.telemetry_names import PERIODIC, SESSION

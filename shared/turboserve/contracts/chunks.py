@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from turboserve.contracts.base import Contract, Count, Id, Text, UnixSeconds
 from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.fidelity import ChunkFidelity, SlackSeconds, Tier
 from turboserve.contracts.versions import MEMBER, SchemaVersionError
 
 H = TypeVar("H", bound="ChunkHeader")
@@ -55,6 +56,16 @@ class ChunkHeader(Contract):
     init_bytes: Count
     compute_s: float = Field(default=0.0, ge=0)
     """Time from the chunk's first denoising step to its packaging, seconds."""
+    fidelity: ChunkFidelity | None = None
+    """Configuration of the chunk. None: the best."""
+    drops_buffer: bool = False
+    """Whether viewers discard the video that they have, and skip to this chunk: the client asked for that
+    with the prompt that the chunk is the first to show."""
+    slack_s: SlackSeconds | None = None
+    """Playout slack when the chunk was published, without the chunk. None: not known."""
+    credit_s: SlackSeconds | None = None
+    tier: Tier | None = None
+    """Tier of the session when the chunk was published."""
     published_at: UnixSeconds = 0.0
 
     @property
@@ -138,3 +149,5 @@ class LatentsHeader(Contract):
     """Shape of the latents: [frames, channels, height, width]."""
     first_latent: ChunkIndex
     """Index of the first latent frame in the session's timeline."""
+    fidelity: ChunkFidelity | None = None
+    """Configuration of the chunk, with which a rebuild repeats its clean pass. None: the best."""

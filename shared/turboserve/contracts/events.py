@@ -78,6 +78,12 @@ class SessionResumeRequested(_SessionEvent):
     type: Literal["session.resume_requested"] = "session.resume_requested"
 
 
+class SessionChanged(_SessionEvent):
+    """The user changed the session's `quality` or `max_lead_s`."""
+
+    type: Literal["session.changed"] = "session.changed"
+
+
 class SessionEnded(_SessionEvent):
     """The session was terminated or failed. `record.reason` says why."""
 
@@ -122,6 +128,7 @@ SessionEvent = (
     | SessionMigrationAbandoned
     | SessionSuspended
     | SessionResumeRequested
+    | SessionChanged
     | SessionEnded
     | PromptAccepted
     | PromptApplied

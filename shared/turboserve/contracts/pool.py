@@ -10,6 +10,7 @@ from pydantic import Field
 from turboserve.contracts.autoscale import ProfileTable, ScalingStatus
 from turboserve.contracts.base import Contract, Count, Id, Note, Number, Text, UnixSeconds
 from turboserve.contracts.cost import Rental
+from turboserve.contracts.fidelity import Quality, SlackSeconds
 
 WORKERS_LIMIT = 100_000
 """Maximum number of workers in one pool."""
@@ -32,6 +33,12 @@ class LoadFeedback(Contract):
     """Sum of K over all ready workers."""
     workers: Count
     """Number of ready workers."""
+    quality_debt: float = Field(default=0.0, ge=0, le=1)
+    """Share of the chunks of the last minute that were below their best configuration, over all workers."""
+    deficit: float = Field(default=0.0, ge=0, le=1e9)
+    """Expected number of late chunks within the workers' horizons, over all workers."""
+    floor_capacity: Count | None = None
+    """Sum of K_floor over all ready workers. None: as `capacity`."""
     decisions: Count = 0
     """Number of placements by this scheduler process. A smaller number than before means a restart."""
     at: UnixSeconds = 0.0
@@ -51,6 +58,23 @@ class PoolMemberPhase(StrEnum):
     RELEASING = "releasing"
     BACKING_OFF = "backing_off"
     """The worker failed. The next attempt follows in `retry_in_s`."""
+
+
+class MemberPlayout(Contract):
+    """The playout slack of a worker's running sessions, by its newest load report."""
+
+    slack_s: SlackSeconds | None = None
+    """Least playout slack. None: no session runs."""
+    credit_s: SlackSeconds | None = None
+    """Least service credit. None: no session runs."""
+    urgent: Count = 0
+    """Number of sessions in this tier, and so on."""
+    normal: Count = 0
+    relaxed: Count = 0
+    lowered: Count = 0
+    """Number of sessions whose newest chunk is below the best configuration."""
+    quality: Quality | None = None
+    """Mean quality of the chunks of the last minute. None: no chunk, or not measured."""
 
 
 class PoolMemberStatus(Contract):
@@ -73,6 +97,8 @@ class PoolMemberStatus(Contract):
     retry_in_s: float | None = None
     reason: Note | None = None
     """Why the member is in this phase."""
+    playout: MemberPlayout | None = None
+    """None: the worker has not reported yet."""
 
 
 class PoolAction(Contract):
@@ -91,6 +117,10 @@ class PoolStatus(Contract):
 
     provider: Text
     pool: Id = "local"
+    model: Id | None = None
+    """Model that the pool's workers serve. None: an autoscaler of an earlier version."""
+    absorbs: bool = False
+    """Whether workers may hold more than K sessions, up to K_floor, since capacity is on its way."""
     target: Number | None = None
     """Number of workers wanted. None: another system starts the workers."""
     ready: Number = 0
@@ -120,6 +150,10 @@ class PoolReport(Contract):
     maximum: int = Field(default=0, ge=0, le=WORKERS_LIMIT)
     """Number of workers to which the pool may grow by itself. Sessions are admitted to wait for these
     workers. 0: the pool does not grow, and a full pool refuses new sessions."""
+    absorbs: bool = False
+    """Whether workers may hold more than K sessions, up to K_floor, until more capacity has come."""
+    absorbs_at_maximum: bool = False
+    """Whether they may also at the pool's maximum, so that admission counts on K_floor."""
     process: Id | None = None
     """Id of the reporting process, whose monotonic clock measures the ages in `rentals`. None: a process of
     an earlier version."""

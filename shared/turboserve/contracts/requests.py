@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from turboserve.contracts.base import Contract, Count, Id, Note, Text
 from turboserve.contracts.chunks import ChunkIndex
+from turboserve.contracts.fidelity import LeadSeconds, QualityLimits
 from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
@@ -35,6 +36,10 @@ class CreateSession(Contract):
     prompt: Prompt
     seed: int = Field(ge=0, le=SEED_LIMIT)
     metadata: dict[Text, MetadataValue] = Field(default={}, max_length=METADATA_KEYS_LIMIT)
+    quality: QualityLimits | None = None
+    """See `SessionRecord`. A repeated request may have other limits: they may have changed since."""
+    max_lead_s: LeadSeconds | None = None
+    """See `quality`."""
 
 
 class SessionRef(Contract):
@@ -68,6 +73,17 @@ class SubmitPrompt(SessionRef):
     prompt_id: Id
     """Chosen by the gateway, so that a repeated request returns the first one's receipt."""
     prompt: Prompt
+    drop_buffer: bool = False
+    """Whether viewers discard the video before the first chunk that shows the prompt."""
+
+
+class ChangeSession(SessionRef):
+    """gateway → state store: change what the session's owner allows. Answered with the row."""
+
+    changes: tuple[Literal["quality", "max_lead_s"], ...] = Field(default=(), max_length=8)
+    """Fields to set. The others stay."""
+    quality: QualityLimits | None = None
+    max_lead_s: LeadSeconds | None = None
 
 
 class EndSession(SessionRef):

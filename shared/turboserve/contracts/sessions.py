@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from turboserve.contracts.base import Contract, Count, Id, Note, Text, Traceparent, UnixSeconds
+from turboserve.contracts.fidelity import LeadSeconds, QualityLimits
 
 PROMPT_LIMIT = 2_000
 """Maximum number of characters in a prompt."""
@@ -92,7 +93,7 @@ class SessionRecord(Contract):
     """Stream sequence of the newest `own.<session>`. The fence compares it."""
     log_losses: Count = 0
     """How often the log has lost the fence of a current owner. The owner reads the log's end again after each
-    loss: the new fence may have the sequence of the lost one."""
+    loss, whichever rows it missed."""
     next_chunk: Count = 0
     """Index of the first chunk that the log has not accepted, as far as the store has read the log."""
     control_seq: Count = 0
@@ -101,6 +102,12 @@ class SessionRecord(Contract):
     """Number of the newest control that was in effect for an accepted chunk."""
     event_sequence: Count = 0
     """Number of the session's newest event. Events of a session have the numbers 1, 2, 3, …"""
+    drop_buffer_seq: Count = 0
+    """Number of the newest control whose client discards the video before it. 0: none."""
+    quality: QualityLimits | None = None
+    """None: the session's chunks may be as low as the floor of the worker's profile."""
+    max_lead_s: LeadSeconds | None = None
+    """Largest lead of the session, seconds. None: the worker's (`TURBOSERVE_MAX_LEAD_S`)."""
     state_digest: Digest | None = None
     weights_digest: WeightsDigest | None = None
     """Weights digest of the worker that owns the session or owned it last. None: no worker has owned the
@@ -109,6 +116,10 @@ class SessionRecord(Contract):
     """Last reported playhead, seconds of media time."""
     unwatched_s: float | None = None
     """Seconds without a viewer and without a change of the row, as of this answer. None: unknown."""
+    requested_at: UnixSeconds | None = None
+    """When the creation or the newest resumption was requested."""
+    waiting_s: float | None = Field(default=None, ge=0)
+    """Seconds since `requested_at`, as of this answer. None: unknown."""
     device_errors: Count = 0
     """Workers in a row that died of a device error in a step that computed for this session. The count
     restarts at 1 if two errors are far apart, in time or in chunks."""

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr
 
 from turboserve.contracts.base import Contract, Count, Id, Note, Secret, Text, UnixSeconds
+from turboserve.contracts.fidelity import ChunkFidelity, Quality, SessionSlack
 from turboserve.contracts.sessions import Digest, SessionRecord, WeightsDigest
 
 SLOTS_LIMIT = 10_000
@@ -46,6 +47,10 @@ class HeldSession(Contract):
     lead_s: float = 0.0
     """Seconds of media generated ahead of the playhead."""
     control_seq: Count = 0
+    slack: SessionSlack | None = None
+    """None: the session does not run, or an earlier version reports."""
+    fidelity: ChunkFidelity | None = None
+    """Configuration of the newest chunk. None: the best."""
 
 
 class SessionRefusal(Contract):
@@ -113,6 +118,18 @@ class LoadReport(Contract):
     """The worker's machine, to distinguish near workers from far ones. Empty: not known."""
     chunk_latency_s: LatencyProfile = {}
     """Measured latency of a chunk, seconds, by the number of sessions in the batch: the profile L(b)."""
+    floor_chunk_latency_s: LatencyProfile = {}
+    """As `chunk_latency_s`, at the fastest configuration whose quality is not below the floor. Empty: the
+    worker lowers no quality."""
+    floor_capacity: Slots | None = None
+    """K_floor: number of sessions that fit while the worker absorbs a burst at its floor's configurations.
+    None: `capacity`."""
+    quality: Quality | None = None
+    """Mean quality of the chunks of the last minute. None: no chunk, or not measured."""
+    quality_debt: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the chunks of the last minute that were below their best configuration."""
+    deficit: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Expected number of late chunks within the worker's horizon."""
     host_states: Count | None = None
     """Number of suspended sessions that fit into the worker's host memory, by the largest state. 0: paused
     sessions may keep their slabs, and no suspended session can migrate to this worker. None: not known."""
@@ -196,9 +213,16 @@ class WorkerRecord(Contract):
     pid: Count | None = None
     pool_member: Text | None = Field(default=None, max_length=64)
     chunk_latency_s: LatencyProfile = {}
+    floor_capacity: Slots | None = None
+    """K_floor. None: the worker lowers no quality, and takes at most `capacity` sessions."""
     started_at: UnixSeconds
     renewed_at: UnixSeconds
     reason: Note | None = None
+
+    @property
+    def most_sessions(self) -> int:
+        """Sessions that the worker can hold at all, some at lower fidelity."""
+        return max(self.capacity, self.floor_capacity or 0)
 
 
 class Assignment(Contract):

@@ -26,7 +26,7 @@ from turboserve.simulation.null_logging import quiet
 from turboserve.simulation.runtime.broker import Network
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.scenario import percentiles
-from turboserve.simulation.settings import GATHER, PLACEMENT, Scale
+from turboserve.simulation.settings import GATHER, PLACEMENT, REBALANCER, RESCUE_HORIZON_S, Scale
 from turboserve.simulation.users import Clients
 from turboserve.simulation.world import World
 from turboserve.state_store.settings import Settings as StoreSettings
@@ -77,7 +77,12 @@ class CalmScale(Scale):
         return self._of(GatewaySettings, playhead_interval_s=PLAYHEAD_S, stream_limit=100_000)
 
     def scheduler(self) -> SchedulerSettings:
-        return self._of(SchedulerSettings, placement=self.placement)
+        return self._of(
+            SchedulerSettings,
+            placement=self.placement,
+            rebalancer=self.rebalancer,
+            rescue_horizon_s=self.rescue_horizon_s,
+        )
 
     def store(self) -> StoreSettings:
         # One tenant owns all sessions.
@@ -164,6 +169,8 @@ def run_calm(
     every_forward: bool = False,
     placement: str = PLACEMENT,
     gather: str = GATHER,
+    rebalancer: str = REBALANCER,
+    rescue_horizon_s: float = RESCUE_HORIZON_S,
 ) -> dict[str, Any]:
     """Simulate `seconds` of virtual time. Returns the counts, the violations and the cost."""
     scale = CalmScale(
@@ -174,6 +181,8 @@ def run_calm(
         every_forward=every_forward,
         placement=placement,
         gather=gather,
+        rebalancer=rebalancer,
+        rescue_horizon_s=rescue_horizon_s,
     )
     world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S))
     FaultInjector(world)
@@ -196,6 +205,8 @@ def run_calm(
             "virtual_s": seconds,
             "placement": placement,
             "gather": gather,
+            "rebalancer": rebalancer,
+            "rescue_horizon_s": rescue_horizon_s,
             "engine_step": "forward" if every_forward else "chunk",
             "workers": workers,
             "sessions": len(coming),

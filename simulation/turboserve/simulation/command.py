@@ -18,11 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from turboserve.policies import UnknownPolicyError
-from turboserve.scheduler.placement import PLACEMENTS
+from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
 from turboserve.simulation.calm import calm_table, run_calm
 from turboserve.simulation.names import INVARIANTS
 from turboserve.simulation.scenario import SETTLE_S, ScenarioOutcome, percentiles, run_scenario, scale_of
-from turboserve.simulation.settings import GATHER, PLACEMENT
+from turboserve.simulation.settings import FIDELITY, GATHER, PLACEMENT, REBALANCER, RESCUE_HORIZON_S
+from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
 from turboserve.worker.engine.gather import GATHER_POLICIES
 
 TWICE_EVERY = 20
@@ -67,6 +68,17 @@ def run(
     ] = False,
     placement: Annotated[str, typer.Option(help="The schedulers' placement policy.")] = PLACEMENT,
     gather: Annotated[str, typer.Option(help="The workers' gather policy.")] = GATHER,
+    rebalancer: Annotated[str, typer.Option(help="The schedulers' rebalancer.")] = REBALANCER,
+    rescue_horizon: Annotated[
+        float, typer.Option(min=0, max=60, help="Seconds in which the rebalancer saves late chunks. 0: none.")
+    ] = RESCUE_HORIZON_S,
+    fidelity: Annotated[
+        str,
+        typer.Option(
+            help="With faults: the workers' policy of configurations. Under any but the default, devices are "
+            "too slow for the best configuration."
+        ),
+    ] = FIDELITY,
 ) -> dict[str, Any]:
     """Run the services' own processes on virtual time, against servers in memory.
 
@@ -76,6 +88,8 @@ def run(
     try:
         PLACEMENTS.check(placement)
         GATHER_POLICIES.check(gather)
+        REBALANCERS.check(rebalancer)
+        FIDELITY_POLICIES.check(fidelity)
     except UnknownPolicyError as error:
         raise typer.BadParameter(str(error)) from error
     if mode is SimulationMode.CALM:
@@ -91,13 +105,22 @@ def run(
             every_forward=every_forward,
             placement=placement,
             gather=gather,
+            rebalancer=rebalancer,
+            rescue_horizon_s=rescue_horizon,
         )
     chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
     began, began_cpu = time.monotonic(), time.process_time()
     outcomes: list[ScenarioOutcome] = []
     unequal: list[int] = []
     for each in chosen:
-        scale = replace(scale_of(each), placement=placement, gather=gather)
+        scale = replace(
+            scale_of(each),
+            placement=placement,
+            gather=gather,
+            rebalancer=rebalancer,
+            rescue_horizon_s=rescue_horizon,
+            fidelity=fidelity,
+        )
         outcome = run_scenario(each, seconds=seconds, scale=scale, keep_lines=trace)
         if (
             each % TWICE_EVERY == 0
@@ -113,7 +136,13 @@ def run(
     wall_s, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
     options = "".join(
         f" {option} {chosen}"
-        for option, chosen, shipped in (("--placement", placement, PLACEMENT), ("--gather", gather, GATHER))
+        for option, chosen, shipped in (
+            ("--placement", placement, PLACEMENT),
+            ("--gather", gather, GATHER),
+            ("--rebalancer", rebalancer, REBALANCER),
+            ("--rescue-horizon", rescue_horizon, RESCUE_HORIZON_S),
+            ("--fidelity", fidelity, FIDELITY),
+        )
         if chosen != shipped
     )
     return summary(outcomes, unequal, seconds, wall_s, cpu_s, options)

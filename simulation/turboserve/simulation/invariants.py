@@ -80,6 +80,11 @@ class Checker:
         entry = self._world.postgres.tables.sessions.rows.get(session)
         return None if entry is None else entry.record.seed
 
+    def pinned(self, session: str) -> bool:
+        entry = self._world.postgres.tables.sessions.rows.get(session)
+        quality = None if entry is None else entry.record.quality
+        return quality is not None and quality.pin
+
     # Rows
 
     def committed(self, table: Table[Any, Any], key: Any, before: Any, after: Any) -> None:
@@ -116,7 +121,7 @@ class Checker:
             for worker in {after.worker, after.target} - {None}:
                 self._room(str(worker))
         failed = after.phase is Phase.FAILED and (before is None or before.phase is not Phase.FAILED)
-        if failed and not self._is_poisoned(before, after):
+        if failed and not self._is_poisoned(before, after) and not self._is_complete(before, after):
             self.fail("converges_after_faults", f"{after.id} failed: {after.reason}")
 
     def _is_poisoned(self, before: SessionRecord | None, after: SessionRecord) -> bool:
@@ -124,6 +129,13 @@ class Checker:
         owner = None if before is None else self._world.workers.get(str(before.worker))
         deaths = self.device_deaths[after.id] + (owner is not None and owner.device_lost)
         return str(after.reason).startswith("poisoned") and deaths >= self._world.scale.store().poison_workers
+
+    def _is_complete(self, before: SessionRecord | None, after: SessionRecord) -> bool:
+        """Return whether the session has all chunks that its device declares for it."""
+        owner = None if before is None else self._world.workers.get(str(before.worker))
+        chunks = None if owner is None else owner.profile.chunks_of.get(after.seed)
+        last = self.log.of(after.id).last
+        return chunks is not None and last is not None and last.header.index + 1 >= chunks
 
     def _admitted(self, record: SessionRecord) -> None:
         """Check an admission: the pool at its largest must have a slot for each session that must run."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.events import Event, event_from_bytes
+from turboserve.simulation.player import Player
 from turboserve.simulation.runtime.broker.stream import Stored, Stream
 from turboserve.simulation.runtime.device.contents import LOST, ChunkContents, begin, link
 from turboserve.subjects import CANARY_EVENTS, CHUNK, EVENTS, OWN
@@ -54,12 +55,18 @@ class SimulatedViewer:
     """Whether the session has ended and all of it was seen."""
     seen: int = 0
     """Number of chunks received."""
+    skips: int = 0
+    """Number of times that the viewer discarded its video and skipped to a chunk."""
     end_s: float = 0.0
     """Media time up to which the viewer has video."""
     playhead_s: float = 0.0
     played_at: float = 0.0
     on_first: Callable[[], None] = lambda: None
     """Called with the viewer's first chunk."""
+    on_chunk: Callable[[int, float], None] = lambda index, end_s: None
+    """Called with each chunk: its index, and the media time at which it ends."""
+    player: Player | None = None
+    """Plays what `on_chunk` gives it. None: the viewer plays from its first report on."""
 
 
 class LogReports(Protocol):
@@ -73,6 +80,9 @@ class LogReports(Protocol):
 
     def seed_of(self, session: str) -> int | None:
         """Return the seed of a session; None if there is no such session."""
+
+    def pinned(self, session: str) -> bool:
+        """Return whether the session was created pinned."""
 
     def event_logged(self, event: Event) -> None:
         """Handle an event that the log has accepted."""
@@ -148,6 +158,11 @@ class LogChecks:
             self._reports.fail(
                 "chunks_contiguous", f"{session}: chunk {header.index} in place of {following}"
             )
+        fidelity = header.fidelity
+        if fidelity is not None and fidelity.quality != 1.0 and self._reports.pinned(session):
+            self._reports.fail(
+                "pinned_is_best", f"{session}: chunk {header.index} has quality {fidelity.quality}"
+            )
         accepted = Accepted(header, contents)
         self._chained(log, accepted, log.chunks.get(header.index - 1))
         log.last, log.fresh = accepted, False
@@ -199,4 +214,16 @@ class LogChecks:
         if not stands or viewer.next not in (None, index):
             self._reports.fail(
                 "client_sees_prefix", f"{viewer.name} of {viewer.session} gets {index}, not {viewer.next}"
+            )
+
+    def skipped(self, viewer: SimulatedViewer, index: int) -> None:
+        """Check that a viewer skips as a client asked: to the next chunk, the first under a prompt."""
+        chunks = self.of(viewer.session).chunks
+        here, before = chunks.get(index), chunks.get(index - 1)
+        asked = here is not None and here.header.drops_buffer
+        first = here is not None and (before is None or before.header.control_seq < here.header.control_seq)
+        if not (asked and first) or viewer.next not in (None, index):
+            self._reports.fail(
+                "client_sees_prefix",
+                f"{viewer.name} of {viewer.session} skips to {index}, and expects {viewer.next}",
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from turboserve.autoscaler.settings import AutoscalerSettings
@@ -12,15 +12,28 @@ from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.state_store.settings import Settings as StoreSettings
-from turboserve.subjects import identity_of
+from turboserve.subject_types import identity_of
+from turboserve.worker.engine.fidelity import Fidelity, most_chunks
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
 from turboserve.worker.settings import Settings as WorkerSettings
 
 S = TypeVar("S", bound=Settings)
 
 PLACEMENT = str(SchedulerSettings.model_fields["placement"].default)
 """The placement policy that ships as the default."""
+REBALANCER = str(SchedulerSettings.model_fields["rebalancer"].default)
+"""The rebalancer that ships as the default."""
+RESCUE_HORIZON_S = float(SchedulerSettings.model_fields["rescue_horizon_s"].default)
+"""The shipped time within which the rebalancer saves late chunks."""
 GATHER = str(WorkerSettings.model_fields["gather_policy"].default)
 """The gather policy that ships as the default."""
+FIDELITY = str(WorkerSettings.model_fields["fidelity"].default)
+"""The policy of configurations that ships as the default."""
+SLOW_FORWARD_S = {1: 0.1, 4: 0.35}
+"""Latencies of a device that is too slow for the best configuration of more than one session."""
+FORWARDS_OF = {4: 1.0, 2: 0.6, 1: 0.4}
+"""Number of denoising steps → time of a chunk, relative to the best configuration's."""
+QUALITIES = {4: 1.0, 2: 0.95, 1: 0.9}
 NO_VARIABLES = "TURBOSERVE_SIMULATED_"
 """Prefix of the environment variables that are read. None exist, so a run depends on its parameters alone."""
 PASSWORD = "simulated"
@@ -49,8 +62,12 @@ class Scale:
     stores: int = 1
     placement: str = PLACEMENT
     """The schedulers' placement policy."""
+    rebalancer: str = REBALANCER
+    rescue_horizon_s: float = RESCUE_HORIZON_S
     gather: str = GATHER
     """The workers' gather policy."""
+    fidelity: str = FIDELITY
+    """The workers' policy of configurations. Under any but `best`, devices are slow and have a ladder."""
     report_s: float = 0.5
     """Time between two reports of one viewer's playhead."""
     times: dict[str, float] = field(default_factory=lambda: dict(TIMES))
@@ -63,6 +80,8 @@ class Scale:
         return self._of(
             SchedulerSettings,
             placement=self.placement,
+            rebalancer=self.rebalancer,
+            rescue_horizon_s=self.rescue_horizon_s,
             idle_after_s=10.0,
             resync_s=6.0,
             migration_cooldown_s=4.0,
@@ -90,6 +109,7 @@ class Scale:
             pool_member=slot,
             worker_max_sessions=self.slots,
             gather_policy=self.gather,
+            fidelity=self.fidelity,
             device="cpu",
             nats_user=worker_user(identity_of(name)),
             nats_password=PASSWORD,
@@ -97,7 +117,12 @@ class Scale:
 
     def profile(self, load_s: float) -> DeviceProfile:
         """Return the profile of each worker's device."""
-        return DeviceProfile(load_s=load_s, slots=self.slots, host_states=2 * self.slots, chunk_at_once=True)
+        profile = DeviceProfile(
+            load_s=load_s, slots=self.slots, host_states=2 * self.slots, chunk_at_once=True
+        )
+        if self.fidelity == FIDELITY:
+            return profile
+        return replace(profile, forward_s=SLOW_FORWARD_S, ladder=_ladder(profile))
 
     def _pool(self, **more: Any) -> AutoscalerSettings:
         return self._of(
@@ -112,3 +137,13 @@ class Scale:
 
     def _of(self, kind: type[S], **more: Any) -> S:
         return kind(_env_prefix=NO_VARIABLES, **{**self.times, **more})  # type: ignore[call-arg]
+
+
+def _ladder(profile: DeviceProfile) -> FidelityLadder:
+    config = profile.config
+    window = most_chunks(config)
+    rungs = tuple(
+        Rung(Fidelity(steps, window), config.chunk_forwards * share, QUALITIES[steps])
+        for steps, share in FORWARDS_OF.items()
+    )
+    return FidelityLadder(rungs, floor=min(QUALITIES.values()))

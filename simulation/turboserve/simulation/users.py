@@ -10,7 +10,7 @@ from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import Activity, SessionRecord
 from turboserve.gateway.auth.access import DEFAULT_TENANT as TENANT
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.sessions.schemas import NewSession
+from turboserve.gateway.sessions.schemas import NewSession, QualityInput
 from turboserve.simulation.log_checks import SimulatedViewer
 from turboserve.simulation.service import ConnectionLostError, ServiceProcess
 from turboserve.simulation.viewer import ENDED, GONE, ViewerConnection
@@ -63,10 +63,11 @@ class Clients:
             connection.leave()
 
     async def create(
-        self, seed: int, prompt: str = "a red circle", attempts: int = 3
+        self, seed: int, prompt: str = "a red circle", attempts: int = 3, *, pin: bool = False
     ) -> SessionRecord | None:
         """Create a session. Returns None if it was refused or no answer came."""
-        request = NewSession(prompt=prompt, seed=seed, model=None, metadata={})
+        quality = QualityInput(floor=None, pin=True) if pin else None
+        request = NewSession(prompt=prompt, seed=seed, model=None, metadata={}, quality=quality)
         key = f"key-{self._world.seed}-{seed}-{self.number()}"
         record: SessionRecord | None = await self.ask(
             lambda gateway: gateway.sessions.create(TENANT, request, key), attempts
@@ -126,7 +127,7 @@ class Clients:
             del self._connections[viewer.name]
         if connection.code == ENDED and viewer.socket:
             viewer.over = True
-        elif connection.code == GONE:
+        elif connection.code in GONE:
             viewer.next = None
         elif connection.code in NOT_FOUND:
             viewer.over = True
@@ -189,7 +190,7 @@ class Users(Clients):
         chance = self._world.random
         seed = self.number()
         watchers = [chance.random() < 0.7 for _ in range(chance.choice((0, 1, 1, 1, 2)))]
-        record = await self.create(seed, attempts=chance.choice((1, 4)))
+        record = await self.create(seed, attempts=chance.choice((1, 4)), pin=seed % 3 == 0)
         if record is None:
             return
         self.seeds[record.id] = seed
@@ -199,8 +200,13 @@ class Users(Clients):
     def _change(self, record: SessionRecord, action: float) -> None:
         session = record.id
         if action < 0.3:
-            key = f"prompt-{self.number()}"
-            self._spawn(self.ask(lambda g: g.sessions.prompt(TENANT, session, "a blue square", key)))
+            number = self.number()
+            key, drops = f"prompt-{number}", number % 3 == 0
+            self._spawn(
+                self.ask(
+                    lambda g: g.sessions.prompt(TENANT, session, "a blue square", key, drop_buffer=drops)
+                )
+            )
         elif action < 0.5 and record.activity is Activity.WATCHING:
             self._spawn(self.ask(lambda g: g.sessions.pause(TENANT, session)))
         elif action < 0.7 and record.activity is not Activity.WATCHING:

@@ -22,8 +22,8 @@ from turboserve.simulation.world import World
 
 ENDED = 1000
 """Close code of a WebSocket that has sent the whole video."""
-GONE = 4410
-"""Close code when the next chunk is no longer kept; the viewer begins again at the playhead."""
+GONE = (4410, 410)
+"""Close code and status when the next chunk is no longer kept; the viewer begins again at the playhead."""
 
 
 class ViewerConnection:
@@ -92,7 +92,9 @@ class ViewerConnection:
             self.code = message["code"]
         elif (text := message.get("text")) is not None:
             self._announced = json.loads(text)
-            if self._announced["type"] == "hello" and self._reporting is None:
+            if self._announced["type"] == "skip":
+                self._skip(self._announced["index"], self._announced["start_s"])
+            elif self._announced["type"] == "hello" and self._reporting is None:
                 self._reporting = self._world.loop.spawn(self._world.loop.world, self._report())
         elif "bytes" in message and self._announced["type"] == "chunk":
             about = self._announced
@@ -120,6 +122,14 @@ class ViewerConnection:
         viewer.next = index + 1
         viewer.seen += 1
         viewer.end_s = end_s
+        viewer.on_chunk(index, end_s)
+
+    def _skip(self, index: int, start_s: float) -> None:
+        viewer = self.viewer
+        self._world.checker.log.skipped(viewer, index)
+        viewer.skips += 1
+        if viewer.player is None:
+            viewer.playhead_s = max(viewer.playhead_s, start_s)
 
     async def _report(self) -> None:
         """Play what has arrived, in real time, and report the playhead."""
@@ -128,9 +138,12 @@ class ViewerConnection:
         while True:
             await asyncio.sleep(self._world.scale.report_s)
             now = loop.time()
-            viewer.playhead_s = max(
-                viewer.playhead_s, min(viewer.end_s, viewer.playhead_s + now - viewer.played_at)
-            )
+            if viewer.player is not None:
+                viewer.playhead_s = viewer.player.advance(now)
+            else:
+                viewer.playhead_s = max(
+                    viewer.playhead_s, min(viewer.end_s, viewer.playhead_s + now - viewer.played_at)
+                )
             viewer.played_at = now
             report = {
                 "type": "playhead",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import typer
 
@@ -14,7 +12,6 @@ from turboserve.cli.supervisor import health_checks, probe
 from turboserve.cli.up import up
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     options.MODULES.update(dict.fromkeys(options.MODULES, "dummy_service"))
     environment.SERVICE = (*environment.SERVICE, "DUMMY_*")
     if "DUMMY_IMPATIENCE" in os.environ:

@@ -351,6 +351,13 @@ def test_the_throttle_lets_a_rate_through_and_forgets_within_bounds(
             assert 0 < wait_s <= 60 / per_minute + 1e-6
 
 
+def test_a_throttled_address_may_fail_again_after_the_time_in_the_answer() -> None:
+    throttle = FailureThrottle(per_minute=6)
+    assert [throttle.failed("a", 0.0) for _ in range(7)] == [None] * 6 + [10.0]
+    assert throttle.failed("a", 9.0) == pytest.approx(1.0)
+    assert throttle.failed("a", 10.01) is None
+
+
 @pytest.mark.parametrize(
     ("address", "network"),
     [

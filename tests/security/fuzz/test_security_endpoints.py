@@ -24,7 +24,7 @@ from turboserve.contracts.requests import CreateSession, ListWorkers, PlaceSessi
 from turboserve.contracts.sessions import Decision
 from turboserve.contracts.workers import LoadReport
 from turboserve.ids import new_id
-from turboserve.subjects import Endpoint
+from turboserve.subject_types import Endpoint
 
 STORE = [endpoint for endpoint in subjects.ENDPOINTS if endpoint.server == "state-store"]
 ROWS = ("sessions", "controls", "decisions", "workers", "leaders", "pools")

@@ -70,6 +70,7 @@ TABLE: dict[tuple[str, str], Access] = {
     ("DELETE", f"{POOL}/profile"): O,
     ("POST", "/v1/cost/corrections"): O,
     ("GET", SESSION): S,
+    ("PATCH", SESSION): S,
     ("DELETE", SESSION): S,
     ("POST", f"{SESSION}/prompts"): S,
     ("POST", f"{SESSION}/pause"): S,
@@ -148,6 +149,8 @@ def ask(
     """Send one request, with the body that the route accepts. Of an endless answer only the head is read."""
     if path in BODIES and verb not in ("GET", "HEAD", "TRACE"):
         options.setdefault("json", BODIES[path])
+    elif path == SESSION and verb == "PATCH":
+        options.setdefault("json", {"max_lead_s": 2.0})
     elif path == f"{POOL}/profile" and verb == "PUT":
         options.setdefault("json", profile())
     address = path.replace("{session}", session).replace("{pool}", "local") + FILES.get(path, "")
@@ -228,7 +231,7 @@ def test_without_a_key_nothing_is_revealed(target: Target, session: str, unknown
 def test_a_body_is_not_read_before_the_key(target: Target, session: str, content: bytes) -> None:
     with target.client() as client:
         for (verb, path), access in TABLE.items():
-            if verb in ("POST", "PUT", "DELETE") and access is not Access.PUBLIC:
+            if verb in ("POST", "PUT", "PATCH", "DELETE") and access is not Access.PUBLIC:
                 for kind in ("application/json", "text/plain", "multipart/form-data; boundary=x"):
                     answer = ask(
                         client, verb, path, session, {"Content-Type": kind}, content=content, json=None

@@ -19,7 +19,7 @@ from turboserve import subjects
 from turboserve.bus.requests import META_HEADER
 from turboserve.contracts.chunks import HEADER
 from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION
-from turboserve.subjects import Topic
+from turboserve.subject_types import Topic
 
 PATIENCE_S = 120.0
 

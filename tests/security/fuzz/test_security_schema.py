@@ -42,6 +42,7 @@ WRITES = (
     ("DELETE", "/v1/pools/{pool}/dry-run"),
     ("PUT", "/v1/pools/{pool}/profile"),
     ("DELETE", "/v1/pools/{pool}/profile"),
+    ("PATCH", "/v1/sessions/{session}"),
     ("DELETE", "/v1/sessions/{session}"),
     ("POST", "/v1/sessions/{session}/prompts"),
     ("POST", "/v1/sessions/{session}/pause"),

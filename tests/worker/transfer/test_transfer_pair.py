@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.waiting import eventually_blocking
 from turboserve.worker.transfer import pair, rendezvous
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import AuthenticationError, PeerLostError, TransferAbortedError
@@ -18,7 +19,6 @@ from turboserve.worker.transfer.link import PIECE_BYTES, LocalPages, RemotePages
 
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
-LATER_S = 0.3
 
 
 ENDS = pair.LinkEndpoints(bytes(32), HOST, (HOST,))
@@ -52,6 +52,12 @@ def send(link: pair.GlooLink, data: Tensor) -> int:
     return link.transfer("ses_1", LocalPages([[data]]), RemotePages(), range(1), Deadline(PATIENCE_S))
 
 
+def library_threads() -> list[str]:
+    """Return the names of this process's threads that move gloo's data."""
+    names = (task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
+    return [name for name in names if "gloo" in name]
+
+
 def test_no_thread_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_held(
     links: tuple[pair.GlooLink, pair.GlooLink],
     threads: ThreadPoolExecutor,
@@ -64,16 +70,14 @@ def test_no_thread_writes_to_the_memory_of_an_aborted_receive_while_its_error_is
     # Neither end is dead here, however slow this machine is.
     monkeypatch.setattr(pair, "PROGRESS_S", PATIENCE_S)
     source, target = links
+    assert library_threads()
     memory = torch.zeros(2 * PIECE_BYTES, dtype=torch.uint8)
     sent = torch.ones(PIECE_BYTES, dtype=torch.uint8)
     deadline = Deadline(PATIENCE_S)
     receiving = threads.submit(
         target.transfer, "ses_1", RemotePages(), LocalPages([[memory]]), range(1), deadline
     )
-    end = time.monotonic() + PATIENCE_S
-    while len(target._flights) < 2:
-        assert time.monotonic() < end, f"{len(target._flights)} of its pieces are in flight"
-        time.sleep(0.01)
+    eventually_blocking(lambda: len(target._flights) == 2, PATIENCE_S)
     # It waits for the first.
     deadline.abort()
     assert send(source, sent) == PIECE_BYTES
@@ -81,7 +85,8 @@ def test_no_thread_writes_to_the_memory_of_an_aborted_receive_while_its_error_is
         receiving.result(PATIENCE_S)
     with pytest.raises(PeerLostError):
         send(source, sent)
-    time.sleep(LATER_S)
+    # Only these threads could still write.
+    eventually_blocking(lambda: not library_threads(), PATIENCE_S)
     assert not memory[PIECE_BYTES:].any()
     assert held.value.__cause__ is None
     assert target.closed

@@ -26,7 +26,7 @@ from turboserve.worker.transfer.link import Link, LocalPages, RemotePages
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source
-from turboserve.worker.transfer.target import Target
+from turboserve.worker.transfer.target import FetchedState, Target
 
 MODEL = "0123456789abcdef"
 LAYERS, SLOTS, CHANGED = 3, 8, 2
@@ -40,8 +40,9 @@ KEY = bytes(range(32))
 def layers(slot: int, size: int, *, changed: bool) -> tuple[Tensor, ...]:
     """Return one page's bytes as views of one piece of memory, as in a slab."""
     generator = torch.Generator().manual_seed(2 * slot + changed)
-    whole = torch.randint(0, 256, (LAYERS, size), dtype=torch.uint8, generator=generator)
-    return tuple(whole.unbind(0))
+    # Eight bytes are drawn at a time: a test with large pages would otherwise spend its time here.
+    words = torch.randint(-(2**63), 2**63 - 1, (-(-LAYERS * size // 8),), generator=generator)
+    return tuple(words.view(torch.uint8)[: LAYERS * size].view(LAYERS, size).unbind(0))
 
 
 class State:
@@ -269,6 +270,17 @@ async def _target(
     links.harm, links.clock = harm, clock
     target = Target(TARGET, links, patience_s, now=clock)
     task: asyncio.Task[None] | None = None
+    failed = asyncio.Event()
+    attempt = target._attempt
+
+    async def attempted(*args: Any) -> FetchedState:
+        try:
+            return await attempt(*args)
+        except TransferError:
+            failed.set()
+            raise
+
+    target._attempt = attempted  # type: ignore[method-assign, assignment]
 
     async def fetch(session: str, migration: int, address: str) -> None:
         room = Room(size)
@@ -290,6 +302,9 @@ async def _target(
                 task = asyncio.create_task(fetch(session, migration, address))
             case "time passes":
                 clock.release()
+            case "the deadline passes after an attempt":
+                await failed.wait()
+                clock.advance(deadline_s)
             case "cancel":
                 assert task is not None
                 task.cancel()

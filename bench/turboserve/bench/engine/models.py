@@ -12,10 +12,10 @@ from turboserve.worker.engine.interface import Decoder
 from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
-from turboserve.worker.model.toyworld import load_toyworld
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.wan_vae import WanDecoder, WanVae
 from turboserve.worker.model.wan_vae_config import WanVaeConfig
+from turboserve.worker.replicas.toyworld import load_toyworld
 
 PROMPT = "a red circle moving left on black"
 SIZES = (1, 2, 4, 8, 16)

@@ -25,6 +25,7 @@ from turboserve.contracts.requests import (
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import MigrationReport, MigrationStage, Playhead
 from turboserve.ids import new_id
+from turboserve.subject_types import Endpoint, Req, Resp
 from turboserve.subjects import (
     BEGIN_MIGRATION,
     CHUNK,
@@ -34,9 +35,6 @@ from turboserve.subjects import (
     GET_SESSION,
     PLACE_SESSION,
     PLAYHEAD,
-    Endpoint,
-    Req,
-    Resp,
 )
 from turboserve.tasks import stop
 

@@ -81,7 +81,9 @@ class TracedWorker:
         self._driver = EngineDriver(engine, self._generated, clock.monotonic)
         self._driver.carry_out(commands.GenerateUntil(math.inf))
         encoder = TensorEncoder(FragmentEncoder(), weight.dtype)
-        self._packager = ChunkPackager(encoder, engine.config.fps, clock, engine.package)
+        self._packager = ChunkPackager(
+            encoder, engine.config.fps, clock, engine.package, engine.fidelity.ladder
+        )
         self._packaged = 0
         self._last: GeneratedChunk | None = None
         for number in range(sessions):

@@ -16,6 +16,7 @@ from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.errors import ErrorBody
 from turboserve.contracts.events import SessionEvent, WorkerEvent
 from turboserve.contracts.versions import SCHEMA_VERSION, SchemaVersion
+from turboserve.subject_types import Log
 
 FOLDER = Path("reference/schemas")
 """Folder of the checked-in sets, below the documentation."""
@@ -25,7 +26,7 @@ ERROR = "error"
 SchemaSet = Mapping[str, Any]
 """A set: `version`, `limits`, `messages` (subject → kind of message → names of contracts), and `$defs`."""
 
-LOGGED: dict[subjects.Log, tuple[type[Contract], ...]] = {
+LOGGED: dict[Log, tuple[type[Contract], ...]] = {
     subjects.OWN: (Ownership,),
     subjects.CHUNK: (ChunkHeader,),
     subjects.EVENT: get_args(SessionEvent),

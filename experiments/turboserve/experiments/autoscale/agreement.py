@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from turboserve.autoscaler.control.events import SessionChange
-from turboserve.contracts.pool import LoadFeedback
+from turboserve.contracts.pool import LoadFeedback, PoolStatus
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
-from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 from turboserve.experiments.autoscale.fleet import MODEL, Fleet
 from turboserve.experiments.autoscale.plant import Plant
 from turboserve.experiments.autoscale.trace import WorkloadTrace
@@ -17,7 +17,9 @@ from turboserve.scheduler.messages import (
     Answered,
     Command,
     ListAll,
+    LoadReported,
     Place,
+    PoolReported,
     SendFeedback,
     SessionChanged,
     Tick,
@@ -29,7 +31,7 @@ from turboserve.scheduler.policy import Policy
 class WholeScheduler:
     """The scheduler's core with a store that answers at once, a fixed pool and no migrations."""
 
-    def __init__(self, workers: int, plant: Plant) -> None:
+    def __init__(self, workers: int, plant: Plant, absorbs: bool = False) -> None:
         self.core = Scheduler(MinMax(), Policy(idle_after_s=1e9, worker_timeout_s=1e9))
         self.rows: dict[str, SessionRecord] = {}
         self.feedback: LoadFeedback | None = None
@@ -40,7 +42,17 @@ class WholeScheduler:
             )
             for number in range(workers)
         )  # fmt: skip
+        self._pool = PoolReported(PoolStatus(provider="local", model=MODEL, absorbs=absorbs))
         self._carry_out(self.core.handle(Tick(), 0.0), 0.0)
+        for row in self._workers:
+            report = LoadReport(
+                worker=row.id,
+                model=MODEL,
+                phase=row.phase,
+                capacity=row.capacity,
+                floor_capacity=plant.floor_capacity,
+            )
+            self._carry_out(self.core.handle(LoadReported(report), 0.0), 0.0)
 
     def on_session_change(self, session: str, kind: SessionChange, now: float) -> None:
         """Apply a session's change: its row changes as by the store's transitions."""
@@ -61,6 +73,7 @@ class WholeScheduler:
         else:
             row = row.model_copy(update={"version": row.version + 1, **_change(row, kind)})
         self.rows[session] = row
+        self._carry_out(self.core.handle(self._pool, now), now)
         self._carry_out(self.core.handle(SessionChanged(row), now), now)
 
     def _carry_out(self, commands: list[Command], now: float) -> None:
@@ -93,14 +106,16 @@ def _change(row: SessionRecord, kind: SessionChange) -> dict[str, Any]:
             return {"activity": Activity.WATCHING}
 
 
-def agreement(trace: WorkloadTrace, workers: int, plant: Plant) -> dict[str, Any]:
+def agreement(trace: WorkloadTrace, workers: int, plant: Plant, absorbs: bool = False) -> dict[str, Any]:
     """Replay a trace through both, with a fixed pool that is large enough at times and too small at others.
 
-    After every step, compares the assignment of sessions and the feedback (ρ_max, N_req, waiting, capacity).
+    With `absorbs`, workers hold up to K_floor sessions. After every step, compares the assignment of
+    sessions and the feedback (ρ_max, N_req, waiting, K and K_floor).
     """
-    whole = WholeScheduler(workers, plant)
+    whole = WholeScheduler(workers, plant, absorbs)
     fleet = Fleet(plant, NeverMigrates())
     fleet.resize(workers, 0.0, ready=True)
+    fleet.absorb(absorbs)
     steps = same_place = same_feedback = 0
     for step in trace.steps:
         whole.on_session_change(step.session, step.kind, step.at)
@@ -113,7 +128,7 @@ def agreement(trace: WorkloadTrace, workers: int, plant: Plant) -> dict[str, Any
         mine, theirs = fleet.feedback(step.at), whole.feedback
         same_feedback += theirs is not None and all(
             getattr(mine, field) == getattr(theirs, field)
-            for field in ("rho_max", "required", "waiting", "capacity", "workers")
+            for field in ("rho_max", "required", "waiting", "capacity", "workers", "floor_capacity")
         )
     return {
         "steps": steps,

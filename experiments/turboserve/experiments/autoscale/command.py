@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,16 +17,20 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from turboserve.bench.report import BenchError
-from turboserve.experiments.autoscale import cases, demand
+from turboserve.contracts.errors import InvalidInputError
+from turboserve.experiments.autoscale import absorption, cases, demand
 from turboserve.experiments.autoscale.agreement import agreement
 from turboserve.experiments.autoscale.coverage import coverage_case
 from turboserve.experiments.autoscale.forecasts import forecast_case, kinds
 from turboserve.experiments.autoscale.oscillation import oscillation_case
 from turboserve.experiments.autoscale.plant import Plant
 from turboserve.experiments.autoscale.production import SCALES, TRACES, production
+from turboserve.experiments.autoscale.requests import read_any
+from turboserve.experiments.autoscale.trace import WorkloadTrace
 
 CASES = (
-    "windows", "coverage", "real", "production", "profiling", "sweep", "agreement", "oscillation", "forecast",
+    "windows", "absorption", "coverage", "real", "production", "profiling", "sweep", "agreement",
+    "oscillation", "forecast",
 )  # fmt: skip
 """Cases in the order in which they begin, the longest first."""
 WINDOW_DELAYS = (2.0, 10.0)
@@ -62,6 +67,13 @@ def run(
         int, typer.Option(min=1, help="Number of traces that the windows' table is made from.")
     ] = 10,
     hours: Annotated[float, typer.Option(min=0.05, help="Length of the real arrivals, in hours.")] = 0.5,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="CSV for the case absorption, besides its own traces: time_s,session,event, or requests "
+            "with time_s or TIMESTAMP and generated_tokens or GeneratedTokens. May be repeated."
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Number of processes; 0 for one per core.")] = 0,
 ) -> dict[str, Any]:
     """Run the autoscaler's controller with the scheduler's placement, on a virtual clock.
@@ -72,7 +84,13 @@ def run(
     unknown = sorted(set(wanted) - set(CASES))
     if unknown:
         raise BenchError(f"--only: unknown case {unknown[0]!r}; known: {', '.join(CASES)}")
-    units = [unit for unit in _units(segments, training, hours * 3600) if unit.case in wanted]
+    try:
+        files = [read_any(path) for path in trace or ()]
+    except InvalidInputError as error:
+        raise BenchError(f"--trace: {error.field}: {error.detail}") from None
+    if files and "absorption" not in wanted:
+        raise BenchError("--trace: only the case absorption reads it; add it to --only")
+    units = [unit for unit in _units(segments, training, hours * 3600, files) if unit.case in wanted]
     began_s = time.monotonic()
     found = run_all(units, jobs or os.cpu_count() or 1)
     result: dict[str, Any] = {"definitions": DEFINITIONS, "seconds": round(time.monotonic() - began_s, 1)}
@@ -85,8 +103,10 @@ def run(
     return result
 
 
-def _units(segments: int, training: int, lasts_s: float) -> list[Unit]:
+def _units(segments: int, training: int, lasts_s: float, files: Sequence[WorkloadTrace] = ()) -> list[Unit]:
     units = [Unit("windows", f"start_up_{delay:g}_s", windows, (delay, training)) for delay in WINDOW_DELAYS]
+    measured = {**absorption.traces(lasts_s), **{one.name: one for one in files}}
+    units += [Unit("absorption", name, absorbs, (one,)) for name, one in measured.items()]
     units += [
         Unit("real", "", real, (lasts_s,)),
         Unit("production", "", production_traces, (tuple(TRACES), 10.0)),
@@ -118,6 +138,10 @@ def profiling(segments: int) -> dict[str, Any]:
     return cases.profiling_case(segments, _progress)
 
 
+def absorbs(trace: WorkloadTrace) -> dict[str, Any]:
+    return absorption.absorption_case(trace, _progress)
+
+
 def agrees(workers: int) -> dict[str, Any]:
     return agreement(production("T1"), workers, Plant(most=64))
 
@@ -147,6 +171,10 @@ DEFINITIONS = {
     "coverage": "Share of instants with no more sessions than were forecast 10 s before. The margin of each "
     "forecast is set so that this share is 0.95 on the measured traces. Surplus and shortfall are means "
     "over all instants.",
+    "absorption": "late_activations: first chunks of activations alone. `baselines` without absorption make "
+    "the front, a lower convex hull; `against` it: late at the run's cost, cost at the run's late. "
+    "quality_debt: share of chunks below the best configuration. A worker lowers the fewest chunks to the "
+    "floor, which takes half the time, so K_floor is 10.",
     "oracle": "Workers for each minute's peak at the named utilization, in the cheapest schedule (dynamic "
     "program). Each start costs start_up_s.",
     "gaps": "Cost divided by the oracle's cost, minus one. oracle_gap_percent is the mean of absolute "
@@ -217,6 +245,18 @@ def _real(found: Mapping[str, Any]) -> Table:
     return shown
 
 
+def _absorption(found: Mapping[str, Any]) -> Table:
+    shown = Table("trace", "cost / oracle", "late", "front's late", "cheaper, %", "quality debt, %",
+                  title="absorption", box=box.SIMPLE)  # fmt: skip
+    for name, case in found.items():
+        row = case["headline"]
+        shown.add_row(
+            name, f"{row['cost_of_oracle']:g}", f"{row['late_activations']} of {row['activations']}",
+            str(row["front_late_at_cost"]), str(row["cheaper_percent"]), f"{100 * row['quality_debt']:.2f}",
+        )  # fmt: skip
+    return shown
+
+
 def _forecast(found: Mapping[str, Any]) -> Table:
     shown = Table("traces", "horizon", "none", "product", "learned", title="forecasts: RMS (p95) error",
                   box=box.SIMPLE)  # fmt: skip
@@ -269,6 +309,7 @@ _PARTS: dict[str, Callable[[Mapping[str, Any]], Table]] = {
     "windows": _windows,
     "production": _production,
     "real": _real,
+    "absorption": _absorption,
     "oscillation": _oscillation,
     "sweep": _sweep,
     "forecast": _forecast,

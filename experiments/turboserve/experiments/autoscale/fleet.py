@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from turboserve.autoscaler.control.events import SessionChange
 from turboserve.contracts.pool import LoadFeedback
-from turboserve.experiments.autoscale.outcome import ScalingOutcome
+from turboserve.experiments.autoscale.outcome import DebtWindow, ScalingOutcome
 from turboserve.experiments.autoscale.plant import Plant
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.interface import Rebalancer
@@ -40,7 +40,11 @@ class Fleet:
         self._waiting: dict[str, float] = {}
         """Session → the time since which it has been active without a slot, in order."""
         self._now = 0.0
-        self._latency = [0.0, *(plant.latency_s[n] for n in range(1, plant.capacity + 1))]
+        held = range(1, plant.floor_capacity + 1)
+        self._lowered = [0, *(plant.lowered(n) for n in held)]
+        self._latency = [0.0, *(plant.chunk_s(n, self._lowered[n]) for n in held)]
+        self._absorbs = False
+        self._debt = DebtWindow()
 
     # Time
 
@@ -50,6 +54,7 @@ class Fleet:
         if elapsed <= 0:
             return
         outcome, entries = self.outcome, self.cluster.entries
+        before = outcome.session_s, outcome.lowered_s
         outcome.cost_s += elapsed * self.paid
         outcome.wait_s += elapsed * len(self._waiting)
         for worker in self._serving:
@@ -57,15 +62,17 @@ class Fleet:
             if sessions:
                 latency_s = self._latency[sessions]
                 outcome.session_s += elapsed * sessions
+                outcome.lowered_s += elapsed * self._lowered[sessions]
                 outcome.latency_sum += elapsed * sessions * latency_s
                 outcome.worst_served_s = max(outcome.worst_served_s, latency_s)
         outcome.worst_s = max(outcome.worst_s, outcome.worst_served_s)
+        self._debt.add(now, outcome.session_s - before[0], outcome.lowered_s - before[1])
 
     def finish(self, now: float) -> None:
         """End the run: sessions that still wait have waited until now."""
         self.advance(now)
         for since in self._waiting.values():
-            self._chunk(self._latency[1], now - since)
+            self._first_chunk(self._latency[1], now - since)
 
     def overdue(self, now: float) -> bool:
         """Return whether a session has waited so long that its first chunk will be late."""
@@ -122,7 +129,7 @@ class Fleet:
             self.cluster.put_session(replace(state, worker=choice.worker, suspended=False, target=None))
             if waited_s > 0:
                 self.outcome.waited += 1
-            self._chunk(self._latency[len(self.cluster.entries[choice.worker].here)], waited_s)
+            self._first_chunk(self._latency[len(self.cluster.entries[choice.worker].here)], waited_s)
 
     def rebalance(self, now: float) -> list[Migration]:
         """Begin the migrations that the scheduler's rebalancer proposes."""
@@ -143,12 +150,26 @@ class Fleet:
         self.cluster.put_session(replace(state, worker=migration.target, target=None, rests_until=rests))
         if not state.suspended:
             sessions = len(self.cluster.entries[migration.target].here)
-            self._chunk(self.plant.migration_s + self._latency[sessions])
+            self._chunk(self._migrated_s(sessions))
         self._release_empty()
+
+    def _migrated_s(self, sessions: int) -> float:
+        """Return the seconds of the first chunk after a migration. A worker that absorbs lowers it, too."""
+        plant, lowered = self.plant, self._lowered[sessions]
+        if self._absorbs:
+            lowered = plant.lowered(sessions, plant.migration_s)
+            chunk_s = plant.chunk_s(sessions, lowered)
+            self.outcome.lowered_s += (lowered - self._lowered[sessions]) * chunk_s
+            return plant.migration_s + chunk_s
+        return plant.migration_s + self._latency[sessions]
 
     def _gave_up(self, waited_s: float) -> None:
         self.outcome.waited += 1
-        self._chunk(self._latency[1], waited_s)
+        self._first_chunk(self._latency[1], waited_s)
+
+    def _first_chunk(self, made_s: float, waited_s: float) -> None:
+        self.outcome.late_first += waited_s + made_s > self.plant.target_s
+        self._chunk(made_s, waited_s)
 
     def _chunk(self, made_s: float, waited_s: float = 0.0) -> None:
         """Record a chunk's latency, including the wait before it.
@@ -187,14 +208,34 @@ class Fleet:
         """Make a started worker ready. Does nothing if the start was canceled before."""
         if self._starting.pop(worker, None) is None:
             return
-        state = WorkerState(worker, MODEL, self.plant.capacity, chunk_latency_s=self.plant.latency_s)
+        plant = self.plant
+        state = WorkerState(
+            id=worker,
+            model=MODEL,
+            capacity=plant.capacity,
+            floor_capacity=plant.floor_capacity,
+            absorbs=self._absorbs,
+            chunk_latency_s=plant.latency_s,
+        )
         self._serving[worker] = state
         self.cluster.put_worker(state)
+
+    def absorb(self, on: bool) -> bool:
+        """Let workers hold up to K_floor sessions, or only K. Returns whether only now they may."""
+        if on == self._absorbs:
+            return False
+        self._absorbs = on
+        for worker, state in self._serving.items():
+            self._serving[worker] = replace(state, absorbs=on)
+            self.cluster.put_worker(self._serving[worker])
+        return on
 
     def feedback(self, now: float) -> LoadFeedback:
         """Return the scheduler's feedback, with its own sums (`scheduler.feedback`)."""
         entries = self.cluster.entries
         ready = [entries[worker] for worker in self._wanted()]
+        debt = self._debt.share(now)
+        self.outcome.debt_peak = max(self.outcome.debt_peak, debt)
         return LoadFeedback(
             model=MODEL,
             rho_max=max((entry.held / entry.slots for entry in ready), default=0.0),
@@ -202,6 +243,8 @@ class Fleet:
             waiting=len(self._waiting),
             capacity=sum(entry.slots for entry in ready),
             workers=len(ready),
+            quality_debt=debt,
+            floor_capacity=len(ready) * self.plant.floor_capacity,
             at=now,
         )
 

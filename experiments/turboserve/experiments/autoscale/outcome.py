@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,12 @@ class ScalingOutcome:
     """Session-seconds without a slot while active."""
     late: int = 0
     """Late chunks: first chunks of activations, wait included, and next chunks after migrations."""
+    late_first: int = 0
+    """Late first chunks of activations alone."""
+    lowered_s: float = 0.0
+    """Session-seconds whose chunks are below their best configuration."""
+    debt_peak: float = 0.0
+    """Largest share of the last minute's chunks below their best configuration."""
     late_since: list[float] = field(default_factory=list)
     """Time at which each of the late sessions became active or had migrated."""
     migrations: int = 0
@@ -38,6 +45,11 @@ class ScalingOutcome:
     def mean_s(self) -> float:
         """Mean chunk latency, weighted by session-seconds."""
         return self.latency_sum / self.session_s if self.session_s else 0.0
+
+    @property
+    def quality_debt(self) -> float:
+        """Share of all chunks below their best configuration."""
+        return self.lowered_s / self.session_s if self.session_s else 0.0
 
     @property
     def passes(self) -> bool:
@@ -66,3 +78,36 @@ class ScalingOutcome:
             "moves": self.migrations,
             "actions": len(self.actions),
         }
+
+
+DEBT_S = 60
+EPSILON_S = 1e-6
+
+
+class DebtWindow:
+    """Share of the session-seconds of the last minute whose chunks were lowered, in buckets of one second."""
+
+    def __init__(self) -> None:
+        self._buckets: deque[list[float]] = deque()
+        """[second, session-seconds, lowered session-seconds]."""
+        self._sessions_s = self._lowered_s = 0.0
+
+    def add(self, now: float, sessions_s: float, lowered_s: float) -> None:
+        """Count the time up to `now` since the last call."""
+        second = math.floor(now)
+        if not self._buckets or self._buckets[-1][0] != second:
+            self._buckets.append([second, 0.0, 0.0])
+        self._buckets[-1][1] += sessions_s
+        self._buckets[-1][2] += lowered_s
+        self._sessions_s += sessions_s
+        self._lowered_s += lowered_s
+
+    def share(self, now: float) -> float:
+        while self._buckets and self._buckets[0][0] < now - DEBT_S:
+            _, sessions_s, lowered_s = self._buckets.popleft()
+            self._sessions_s -= sessions_s
+            self._lowered_s -= lowered_s
+        if self._lowered_s <= EPSILON_S or self._sessions_s <= EPSILON_S:
+            # Sums of floats leave a remainder, and zero means that the pool may shrink.
+            return 0.0
+        return min(self._lowered_s / self._sessions_s, 1.0)

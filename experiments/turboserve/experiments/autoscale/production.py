@@ -218,11 +218,18 @@ def azure(stretch: int, lasts_s: float = 3600.0) -> WorkloadTrace:
     heavy tailed. A session that stays longer than a minute idles once, for a fifth of its stay. The first two
     mean stays are left out, so that the system is not empty at 0.
     """
-    source = random.Random(f"azure {stretch}")
-    rows = arrivals()
+    every = KEPT_PER_STRETCH // stretch
+    return sessions_of(arrivals(), f"azure x{stretch}", every, lasts_s, stretch, f"azure {stretch}")
+
+
+def sessions_of(
+    rows: Sequence[tuple[float, int]], name_: str, every: int, lasts_s: float, stretch: int, seed: str
+) -> WorkloadTrace:
+    """Build a trace from (seconds, generated tokens) of requests; see `azure`. `every`: n-th that is kept."""
+    source = random.Random(seed)
     mean = sum(tokens for _, tokens in rows) / len(rows)
     steps: list[Step] = []
-    for number, (at, tokens) in enumerate(rows[:: KEPT_PER_STRETCH // stretch]):
+    for number, (at, tokens) in enumerate(rows[::every]):
         begins_s = at * stretch - 2 * STAY_S
         stay_s = STAY_S * tokens / mean * source.lognormvariate(-0.5, 1.0)
         name = f"s{number:05d}"
@@ -232,4 +239,4 @@ def azure(stretch: int, lasts_s: float = 3600.0) -> WorkloadTrace:
             steps.append(Step(begins_s + 0.6 * stay_s, name, SessionChange.ACTIVATION))
         steps.append(Step(begins_s + stay_s, name, SessionChange.DEPARTURE))
     steps.sort(key=lambda step: (step.at, step.session))
-    return checked(f"azure x{stretch}", since(steps, 0.0, lasts_s), lasts_s)
+    return checked(name_, since(steps, 0.0, lasts_s), lasts_s)

@@ -38,6 +38,7 @@ class Simulation:
         self._order = 0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self.fleet.resize(sizer.target, 0.0, ready=True)
+        self.fleet.absorb(sizer.absorbs)
         self._at(TICK_S, self._tick)
 
     @property
@@ -101,7 +102,10 @@ class Simulation:
     def _report(self) -> None:
         fleet = self.fleet
         self.sizer.on_feedback(fleet.feedback(self.now), fleet.starting, self.now)
+        admits = fleet.absorb(self.sizer.absorbs)
         if self.sizer.target == fleet.target:
+            if admits:
+                self._schedule()
             return
         self.outcome.actions.append((self.now, fleet.target, self.sizer.target))
         for ready_at, worker in fleet.resize(self.sizer.target, self.now):

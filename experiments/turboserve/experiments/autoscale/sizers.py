@@ -26,6 +26,9 @@ class Sizer(Protocol):
     @property
     def target(self) -> int: ...
 
+    @property
+    def absorbs(self) -> bool: ...
+
     def on_session_change(self, kind: SessionChange, now: float) -> None: ...
 
     def on_feedback(self, feedback: LoadFeedback, starting: int, now: float) -> None: ...
@@ -43,6 +46,10 @@ class Controlled:
     def target(self) -> int:
         return self.controller.target
 
+    @property
+    def absorbs(self) -> bool:
+        return self.controller.absorbs
+
     def on_session_change(self, kind: SessionChange, now: float) -> None:
         self.controller.handle(SessionChanged(kind), now)
 
@@ -56,6 +63,9 @@ class Controlled:
 
 class Fixed:
     """A pool that never changes."""
+
+    absorbs = False
+    """Whether workers hold more than K sessions at lower fidelity."""
 
     def __init__(self, target: int) -> None:
         self.target = target

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from turboserve.bench.placement import LOAD, NOISE, SLOTS, Samples, measure
 from turboserve.bench.report import percentile
+from turboserve.bench.slack_decisions import measure_reports
 from turboserve.experiments.placement.gap import gaps_percent
 from turboserve.scheduler.placement import (
     PLACEMENTS,
@@ -24,6 +25,9 @@ from turboserve.scheduler.placement import (
 
 WORKERS = (4, 8, 16, 32, 64, 256, 1024, 4096)
 EVENTS = ("arrival", "departure", "rebalance")
+STREAMS = (64, 128, 256, 512, 1024)
+SLACK_EVENTS = ("report", "tick")
+RESCUE_HORIZON_S = 6.0
 
 
 def run(
@@ -42,6 +46,8 @@ def run(
     """
     rebalancer = MinMaxRebalancer()
     samples = {n: measure(n, events, seed, MinMax(rebalancer), rebalancer) for n in WORKERS if n <= most}
+    rescuer = MinMaxRebalancer(Weights(rescue_horizon_s=RESCUE_HORIZON_S))
+    reports = {n: measure_reports(n, events, seed, rescuer) for n in STREAMS if n <= most * 16}
     eta = rebalancer.weights.eta
     seeds = range(seed, seed + instances)
     ours, strict = (
@@ -56,12 +62,16 @@ def run(
             "decision_s": "Processor time of the deciding thread.",
             "decision_wall_s": "Elapsed time, which includes other work of the machine.",
             "rebalance": "A worker joins or drains.",
+            "report": "A tenth of the workers reports slacks; sessions are migrated to save late chunks.",
+            "tick": "The same after reports of all workers, as SlackServe's tick.",
             "oracle_gap_percent": f"L + {eta:g} * sum of migration costs, above the exhaustive oracle's.",
             "oracle_gap_objective_only_percent": "The same, without migrations that only spread sessions.",
         },
         "scene": {"slots": SLOTS, "load": LOAD, "profile_noise": NOISE, "instances": instances},
         "decision_s": {event: by_workers(samples, event, "cpu_s") for event in EVENTS},
         "decision_wall_s": {event: by_workers(samples, event, "wall_s") for event in EVENTS},
+        "slack_decision_s": {event: by_workers(reports, event, "cpu_s") for event in SLACK_EVENTS},
+        "slack_moves": {e: {str(n): s.migrations[e] for n, s in reports.items()} for e in SLACK_EVENTS},
         "moves": {event: {str(n): s.migrations[event] for n, s in samples.items()} for event in EVENTS},
         "oracle_gap_percent": ours,
         "oracle_gap_objective_only_percent": strict,
@@ -75,7 +85,7 @@ def run(
 
 
 def by_workers(samples: Mapping[int, Samples], event: str, clock: str) -> dict[str, dict[str, float | None]]:
-    """Return p50, p99 and max in seconds by number of workers, and the number of decisions."""
+    """Return p50, p99 and max in seconds by number of workers or streams, and the number of decisions."""
     found: dict[str, dict[str, float | None]] = {}
     for workers, of in samples.items():
         seconds = getattr(of, clock)[event]
@@ -106,6 +116,14 @@ def table(result: Mapping[str, Any]) -> Table:
     for workers in result["decision_s"][EVENTS[0]]:
         cells = (result["decision_s"][event][workers] for event in EVENTS)
         shown.add_row(workers, *(f"{c['p50'] * 1e3:.3f}, {c['p99'] * 1e3:.3f}" for c in cells))
+    shown.add_section()
+    for streams, of in result["slack_decision_s"]["report"].items():
+        whole = result["slack_decision_s"]["tick"][streams]
+        cells = (
+            f"{event}: {c['p50'] * 1e3:.3f}, {c['p99'] * 1e3:.3f}"
+            for event, c in (("report", of), ("tick", whole))
+        )
+        shown.add_row(f"{streams} streams", *cells, "")
     shown.add_section()
     gaps = {"min-max": result["oracle_gap_percent"]}
     gaps |= {name: of["oracle_gap_percent"] for name, of in result["baselines"].items()}

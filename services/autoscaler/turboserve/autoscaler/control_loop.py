@@ -75,6 +75,11 @@ class ControlLoop:
             return 0
         return policy.most
 
+    @property
+    def absorbs(self) -> bool:
+        """Whether workers may hold more than K sessions. Not before the orders are known."""
+        return self.orders is not None and self.controller.absorbs
+
     def tick(self, members: Iterable[PoolMember], now: float) -> None:
         """Feed the pool's members and the time. Called once a second."""
         members = list(members)

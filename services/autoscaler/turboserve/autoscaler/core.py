@@ -28,7 +28,7 @@ from turboserve.autoscaler.messages import (
     Tick,
     WorkersListed,
 )
-from turboserve.autoscaler.pool_members import LARGEST, PoolMember, fit
+from turboserve.autoscaler.pool_members import LARGEST, PoolMember, fit, playout_of
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 
@@ -78,7 +78,7 @@ class Pool:
             case LoadReported(report):
                 member = self._member_of(report.worker)
                 if member is not None:
-                    member.reported_at = now
+                    member.reported_at, member.playout = now, playout_of(report)
                     self._life.worker_reported(member, report.phase, now)
                 elif report.worker in self._orphans:
                     self._orphan_reported_at[report.worker] = now

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from turboserve.broker_accounts import worker_user
 from turboserve.ids import new_id
-from turboserve.subjects import identity_of
+from turboserve.subject_types import identity_of
 
 PREFIX = "wrk"
 """Prefix of the ids of workers without an identity of their own."""

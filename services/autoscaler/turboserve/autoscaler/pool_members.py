@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from turboserve.contracts.pool import PoolMemberPhase
+from turboserve.contracts.fidelity import Tier
+from turboserve.contracts.pool import MemberPlayout, PoolMemberPhase
+from turboserve.contracts.workers import LoadReport
 
 NEXT: dict[PoolMemberPhase, frozenset[PoolMemberPhase]] = {
     PoolMemberPhase.VACANT: frozenset({PoolMemberPhase.RESERVING, PoolMemberPhase.LAUNCHING}),
@@ -77,6 +80,8 @@ class PoolMember:
     """Stamp after which the provider lists the worker if it lives; None while the launch is under way."""
     reported_at: float | None = None
     """Time of the worker's last load report; None: there is none."""
+    playout: MemberPlayout | None = None
+    """By the worker's last load report."""
     sessions: int = 0
     suspended: int = 0
     failures: int = 0
@@ -98,13 +103,14 @@ class PoolMember:
         self.adopted = adopted
         self.worker, self.pid, self.up_since, self.reserved = worker, None, None, True
         self.launched_at, self.ready_at, self.reported_at = now, None, None
+        self.playout = None
         self.listed, self.drain_requested, self.drained_since = False, False, None
         self.sessions = self.suspended = self.incoming = 0
 
     def vacate(self) -> None:
         """Remove the ended worker from the member."""
         self.worker = self.pid = self.up_since = self.ready_at = self.drained_since = self.ticket = None
-        self.reported_at = None
+        self.reported_at = self.playout = None
         self.sessions = self.suspended = self.incoming = 0
 
     def is_up_since(self, ticket: int) -> bool:
@@ -159,3 +165,18 @@ def fit(members: dict[str, PoolMember], target: int, pool: str, now: float) -> N
 def _least_missed(member: PoolMember) -> tuple[int, int, int]:
     """Sort key of members to give up: first those without a worker, then those with the fewest sessions."""
     return _COST.get(member.phase, 5), member.held, -member.index
+
+
+def playout_of(report: LoadReport) -> MemberPlayout:
+    """Summarize the playout slack of the worker's running sessions."""
+    slacks = [held.slack for held in report.sessions if held.slack is not None]
+    tiers = Counter(slack.tier for slack in slacks)
+    return MemberPlayout(
+        slack_s=min((slack.slack_s for slack in slacks), default=None),
+        credit_s=min((slack.credit_s for slack in slacks), default=None),
+        urgent=tiers[Tier.URGENT],
+        normal=tiers[Tier.NORMAL],
+        relaxed=tiers[Tier.RELAXED],
+        lowered=sum(held.slack is not None and held.fidelity is not None for held in report.sessions),
+        quality=report.quality,
+    )

@@ -99,6 +99,13 @@ class AutoscalerSettings(Settings):
     scale_predictive: Literal["profiled", "on", "off"] = "profiled"
     """Whether a forecast of the demand is a lower bound of the pool's size. `profiled`: only at the
     volatility levels at which the table of profiled parameters says that it pays."""
+    quality_debt_limit: float = Field(default=0.0, ge=0, le=1)
+    """Price of quality: mean share of chunks below their best configuration that the pool accepts to save
+    idle workers. While workers start or the pool may grow, workers then hold more than K sessions, up to
+    what the floor of quality carries, and the pool keeps less headroom. 0: off."""
+    absorb_at_maximum: bool = False
+    """Whether workers also hold more than K sessions while the pool is at its maximum. Otherwise sessions
+    wait then."""
     scale_horizon_s: Seconds = 10.0
     """How far ahead the forecast looks: about the time from a worker's launch until it is ready."""
 
@@ -144,6 +151,8 @@ class AutoscalerSettings(Settings):
             window=table.provenance.window,
             predictive=None if self.scale_predictive == "profiled" else self.scale_predictive == "on",
             horizon_s=self.scale_horizon_s,
+            quality_debt_limit=self.quality_debt_limit,
+            absorb_at_maximum=self.absorb_at_maximum,
             dry_run=self.scale_dry_run,
         )
 

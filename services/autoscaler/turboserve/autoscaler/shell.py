@@ -160,6 +160,8 @@ class Shell:
         return status.model_copy(
             update={
                 "scaling": scaling_status(control.controller, now, wall),
+                "model": control.model,
+                "absorbs": control.absorbs,
                 "orders": None if control.orders is None else control.orders.version,
                 "provider_error": self._provider_error or self.pool.doubt,
                 "reason": status.reason or (self._link.problem if self._link is not None else None),

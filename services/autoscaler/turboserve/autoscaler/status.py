@@ -71,6 +71,7 @@ def _member(member: PoolMember, now: float, wall: float) -> PoolMemberStatus:
         failures=member.failures,
         retry_in_s=max(member.retry_at - now, 0.0) if member.phase is PoolMemberPhase.BACKING_OFF else None,
         reason=member.reason,
+        playout=member.playout,
     )
 
 

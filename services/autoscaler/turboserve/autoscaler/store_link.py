@@ -109,6 +109,8 @@ class StoreLink:
             pool=self._pool.name,
             model=self._loop.model,
             maximum=self._loop.maximum,
+            absorbs=self._loop.absorbs,
+            absorbs_at_maximum=self._loop.controller.absorbs_at_maximum,
             process=self._process,
             rentals=rentals,
         )

@@ -12,6 +12,7 @@ from turboserve.clock import Clock
 from turboserve.gateway import openapi
 from turboserve.gateway.auth.access import Authenticator, HostRules, Keys, OriginRules
 from turboserve.gateway.auth.middleware import Authenticate
+from turboserve.gateway.chunk_log import ChunkLog
 from turboserve.gateway.context import Gateway, Streams
 from turboserve.gateway.cost.endpoints import router as cost
 from turboserve.gateway.events.endpoints import router as events
@@ -31,7 +32,6 @@ from turboserve.gateway.problems import handlers
 from turboserve.gateway.sessions.endpoints import router as sessions
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
-from turboserve.gateway.stream.chunks import ChunkLog
 from turboserve.gateway.stream.endpoints import router as stream
 from turboserve.gateway.timeline.service import TimelineService
 from turboserve.gateway.workers.endpoints import router as workers

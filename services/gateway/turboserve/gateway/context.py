@@ -14,11 +14,11 @@ from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TenantLimitError
 from turboserve.gateway.auth.access import Authenticator, Keys
+from turboserve.gateway.chunk_log import ChunkLog
 from turboserve.gateway.pools.snapshots import PoolSnapshots
 from turboserve.gateway.problems.errors import TooManyStreamsError
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
-from turboserve.gateway.stream.chunks import ChunkLog
 from turboserve.gateway.timeline.service import TimelineService
 
 RETRY_S = 5.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from turboserve import logs, subjects
 from turboserve.contracts import leading
@@ -16,7 +17,16 @@ from turboserve.ids import new_id
 from turboserve.scheduler import metrics
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.leadership import Ask, Leadership, Lease, ReadLeader, RenewLead, TakeLead
-from turboserve.scheduler.placement import PLACEMENTS, MinMax, MinMaxRebalancer, Weights
+from turboserve.scheduler.placement import (
+    PLACEMENTS,
+    REBALANCERS,
+    Links,
+    MinMax,
+    MinMaxRebalancer,
+    Placement,
+    Rebalancer,
+    Weights,
+)
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.scheduler.shell import Shell
 from turboserve.service import Runtime
@@ -167,12 +177,22 @@ def _workers(lead: Lead) -> float | None:
 
 def core_of(settings: SchedulerSettings) -> Scheduler:
     """Build a core with an empty view."""
-    rebalancer = MinMaxRebalancer(
-        Weights(eta=settings.migration_cost_weight, migrations_at_once=settings.migrations_at_once)
+    weights = Weights(
+        eta=settings.migration_cost_weight,
+        migrations_at_once=settings.migrations_at_once,
+        rescue_horizon_s=settings.rescue_horizon_s,
+    )
+    links = Links()
+    balances = settings.rebalancer == "min-max"
+    rebalancer: Rebalancer = (
+        MinMaxRebalancer(weights, links) if balances else REBALANCERS.make(settings.rebalancer)
     )
     policy = settings.policy()
-    placement = MinMax(rebalancer) if policy.rebalance else PLACEMENTS.make(settings.placement)
-    return Scheduler(placement, policy, rebalancer, rebalancer.links)
+    placement: Placement = PLACEMENTS.make(settings.placement)
+    if balances and policy.rebalance:
+        # Slots are kept for migrations for balance only: rescues depend on the time, and `MinMax` has none.
+        placement = MinMax(MinMaxRebalancer(replace(weights, rescue_horizon_s=0.0), links))
+    return Scheduler(placement, policy, rebalancer, links)
 
 
 async def start(

@@ -28,6 +28,7 @@ from turboserve.scheduler.messages import (
     MigrationRequested,
     OfSession,
     Place,
+    PoolReported,
     ReadSession,
     RecordDecision,
     Reply,
@@ -102,6 +103,9 @@ class Scheduler:
                 self._row_of_worker(record)
             case LoadReported(report):
                 self._load_reported(report, now)
+            case PoolReported(status):
+                if status.model is not None:
+                    self.view.put_pool(status.pool, status.model, status.absorbs, self.listening.now)
             case ViewersReported(session, viewers):
                 if viewers > 0 and session in self.view.sessions:
                     self.view.sessions[session].watched_at = self.listening.now
@@ -135,7 +139,7 @@ class Scheduler:
                 self._begin(begin)
             quiet = not self._commands and isinstance(event, Tick | LoadReported)
             self._commands += self._feedback.reports(
-                self.view, self._cluster(now).slots, self.decisions, now, quiet
+                self.view, self._cluster(now), self.decisions, now, quiet
             )
         commands, self._commands = self._commands, []
         return commands
@@ -178,7 +182,7 @@ class Scheduler:
                 self.view.settle(self.view.sessions.get(name))
 
     def _load_reported(self, report: LoadReport, now: float) -> None:
-        worker = self.view.put_report(report, self.listening.now)
+        worker = self.view.put_report(report, self.listening.now, now)
         if worker is None:
             # List the rows first: the store refuses to place a session on a worker without a row.
             self._listing.wanted = self._listing.wanted or not self.view.is_gone(report.worker)

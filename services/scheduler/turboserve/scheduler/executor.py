@@ -49,6 +49,7 @@ from turboserve.scheduler.messages import (
     SuspendIdle,
     WorkersListed,
 )
+from turboserve.subject_types import Endpoint
 
 Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
@@ -159,7 +160,7 @@ class Executor:
                 await self._bus.publish(subjects.FEEDBACK, feedback.model, stamped_feedback)
         return None
 
-    async def _call(self, endpoint: subjects.Endpoint[Req, Resp], request: Req) -> Resp:
+    async def _call(self, endpoint: Endpoint[Req, Resp], request: Req) -> Resp:
         """Send a request to the store, with this scheduler's term if the request needs one."""
         if isinstance(request, TermFenced):
             request = request.model_copy(update={"term": self._term})

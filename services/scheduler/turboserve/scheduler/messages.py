@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from turboserve.contracts.errors import TurboServeError
-from turboserve.contracts.pool import LoadFeedback
+from turboserve.contracts.pool import LoadFeedback, PoolStatus
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
 
@@ -39,6 +39,13 @@ class LoadReported:
     """A worker's load report. It may be lost."""
 
     report: LoadReport
+
+
+@dataclass(frozen=True)
+class PoolReported:
+    """An autoscaler's report of its pool, once a second. It may be lost."""
+
+    status: PoolStatus
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,7 @@ Event = (
     | SessionChanged
     | WorkerChanged
     | LoadReported
+    | PoolReported
     | ViewersReported
     | MigrationRequested
     | WorkersListed

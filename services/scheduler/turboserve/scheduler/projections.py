@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from cachetools import FIFOCache
 
@@ -59,6 +59,10 @@ class ClusterProjection:
         view.changed_sessions.clear()
         for name in sessions:
             self._put_session(name, now)
+        for name in view.changed_slacks:
+            session = view.sessions.get(name)
+            self._cluster.put_slack(name, None if session is None else session.slack)
+        view.changed_slacks.clear()
         return self._cluster
 
     def _put_worker(self, name: str, now: float, listened: float) -> None:
@@ -71,7 +75,8 @@ class ClusterProjection:
         else:
             self._provides[name] = worker.provides_state
             (self._timed_workers.add if worker.full_until > now else self._timed_workers.discard)(name)
-            self._cluster.put_worker(worker_state(worker, now, listened, self._timeout_s))
+            absorbs = self._view.absorbs(worker.model, listened)
+            self._cluster.put_worker(worker_state(worker, now, listened, self._timeout_s, absorbs))
         if gave != self._provides.get(name) and (entry := self._cluster.entries.get(name)) is not None:
             self._view.changed_sessions.update(entry.here, entry.suspended)
 
@@ -87,7 +92,9 @@ class ClusterProjection:
         self._cluster.put_session(session_state(self._view, session, now, self._sizes))
 
 
-def worker_state(worker: WorkerView, now: float, listened: float, timeout_s: float) -> WorkerState:
+def worker_state(
+    worker: WorkerView, now: float, listened: float, timeout_s: float, absorbs: bool = False
+) -> WorkerState:
     return WorkerState(
         id=worker.id,
         model=worker.model,
@@ -97,6 +104,9 @@ def worker_state(worker: WorkerView, now: float, listened: float, timeout_s: flo
         draining=worker.draining,
         suspect=worker.is_suspect(listened, timeout_s),
         chunk_latency_s=worker.chunk_latency_s,
+        floor_capacity=worker.floor_capacity,
+        floor_chunk_latency_s=worker.floor_chunk_latency_s,
+        absorbs=absorbs,
         host=worker.host,
     )
 
@@ -147,24 +157,24 @@ class Feedback:
         self._sent: list[LoadFeedback] = []
 
     def reports(
-        self, view: View, slots: Callable[[str], int], decisions: int, now: float, quiet: bool
+        self, view: View, cluster: Cluster, decisions: int, now: float, quiet: bool
     ) -> list[SendFeedback]:
         """Return the load feedback to send now: if it has changed, or if `every_s` has passed.
 
-        `slots` returns K of a worker. `quiet`: nothing was decided, so the load is not computed before
-        `every_s` has passed.
+        `cluster` knows K and K_floor of the workers. `quiet`: nothing was decided, so the load is not
+        computed before `every_s` has passed.
         """
         due = self._sent_at is None or now >= self._sent_at + self._every_s
         if quiet and not due:
             return []
-        load = load_feedback(view, slots, decisions)
+        load = load_feedback(view, cluster, decisions)
         if not due and load == self._sent:
             return []
         self._sent_at, self._sent = now, load
         return [SendFeedback(one) for one in load]
 
 
-def load_feedback(view: View, slots: Callable[[str], int], decisions: int) -> list[LoadFeedback]:
+def load_feedback(view: View, cluster: Cluster, decisions: int) -> list[LoadFeedback]:
     """Return one message per model that a worker serves or a session wants, ordered by name."""
     models = {worker.model for worker in view.workers.values()}
     required: Counter[str] = Counter()
@@ -179,16 +189,20 @@ def load_feedback(view: View, slots: Callable[[str], int], decisions: int) -> li
             owner = view.workers.get(session.record.worker or "")
             required[session.record.model] += owner is None or name not in owner.used
     return [
-        _of_model(view, slots, model, required[model], waiting[model], decisions)
+        _of_model(view, cluster, model, required[model], waiting[model], decisions)
         for model in sorted(models | required.keys())
     ]
 
 
 def _of_model(
-    view: View, slots: Callable[[str], int], model: str, required: int, waiting: int, decisions: int
+    view: View, cluster: Cluster, model: str, required: int, waiting: int, decisions: int
 ) -> LoadFeedback:
-    serving = [w for w in view.workers.values() if w.model == model and w.ready]
-    ready = [(worker.load, k) for worker in serving if (k := slots(worker.id)) > 0]
+    serving = [w for w in view.workers.values() if w.model == model]
+    ready = [(w.load, k) for w in serving if w.ready and (k := cluster.slots(w.id)) > 0]
+    lowers = any(w.floor_capacity for w in serving)
+    # Each playing session makes the same number of chunks in a minute, so sessions are the weights.
+    chunks = sum(len(w.used) for w in serving)
+    debt = sum(len(w.used) * w.quality_debt for w in serving) / chunks if chunks else 0.0
     return LoadFeedback(
         model=model,
         rho_max=max((load / k for load, k in ready), default=0.0),
@@ -196,6 +210,9 @@ def _of_model(
         waiting=waiting,
         capacity=sum(k for _, k in ready),
         workers=len(ready),
+        quality_debt=min(debt, 1.0),
+        deficit=sum(w.deficit for w in serving),
+        floor_capacity=sum(cluster.floor_slots(w.id) for w in serving if w.ready) if lowers else None,
         decisions=decisions,
     )
 

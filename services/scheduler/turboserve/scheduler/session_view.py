@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.scheduler.placement.slack import ReportedSlack
 from turboserve.scheduler.worker_view import ChangeTracked
 
 Share = tuple[str, str]
@@ -152,6 +153,8 @@ class SessionView(ChangeTracked):
     """The epoch in which the session must leave a draining worker without its state (see `hand_over`)."""
     refusals: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Worker → number of its refusals of this session, and the time before which it does not get it again."""
+    slack: ReportedSlack | None = None
+    """Playout slack by the owner's last report. None: the session does not run, or it is not reported."""
     changed: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from turboserve.config import Seconds, Settings
 from turboserve.scheduler.leadership import Lease
-from turboserve.scheduler.placement import PLACEMENTS
+from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
 from turboserve.scheduler.policy import Policy
 
 
@@ -32,8 +32,15 @@ class SchedulerSettings(Settings):
 
     placement: Annotated[str, AfterValidator(PLACEMENTS.check)] = "min-max"
     """Policy that chooses a session's worker: `min-max`, or an installed one. `turboserve-baselines` installs
-    `least-loaded`, `round-robin`, `load-aware` and `memory-aware`. Only `min-max` migrates sessions for
-    balance."""
+    `least-loaded`, `round-robin`, `load-aware`, `memory-aware` and `fewest-streams`. The rebalancer `min-max`
+    migrates sessions for balance only with the placement `min-max`."""
+    rebalancer: Annotated[str, AfterValidator(REBALANCERS.check)] = "min-max"
+    """Policy that proposes migrations: `min-max`, or an installed one. `turboserve-baselines` installs
+    `algorithm-1`, the re-homing of SlackServe."""
+    rescue_horizon_s: float = Field(default=0.0, ge=0, le=60)
+    """The rebalancer `min-max` also migrates sessions to save chunks that are expected to be late within this
+    time, seconds, and makes no migration that causes such chunks. It needs workers that report slack. 0: the
+    rebalancer ignores slack."""
     target_chunk_s: Seconds | None = None
     """A worker gets only as many sessions as keep its chunk latency within this limit. None: as many as the
     worker itself reports that it can serve in real time."""
@@ -63,7 +70,7 @@ class SchedulerSettings(Settings):
             resync_s=self.resync_s,
             target_chunk_s=self.target_chunk_s,
             weights_wait_s=self.weights_wait_s,
-            rebalance=self.rebalance and self.placement == "min-max",
+            rebalance=self.rebalance and (self.placement == "min-max" or self.rebalancer != "min-max"),
             migrations_at_once=self.migrations_at_once,
             migrations_per_worker=self.migrations_per_worker,
             migration_timeout_s=self.migration_timeout_s,

@@ -19,6 +19,7 @@ from turboserve import logs, subjects
 from turboserve.bus import UNREADABLE, Entry, read, skip
 from turboserve.contracts.events import Event as LogEvent
 from turboserve.contracts.events import WorkerJoined, WorkerLeft, event_from_bytes
+from turboserve.contracts.pool import PoolStatus
 from turboserve.contracts.requests import MigrateSession, MigrationAccepted
 from turboserve.contracts.workers import LoadReport, Playhead
 from turboserve.scheduler import metrics
@@ -37,6 +38,7 @@ from turboserve.scheduler.messages import (
     ListAll,
     LoadReported,
     Place,
+    PoolReported,
     RecordDecision,
     Reply,
     SessionChanged,
@@ -48,7 +50,7 @@ from turboserve.scheduler.messages import (
 from turboserve.scheduler.operator_endpoint import OperatorEndpoint
 from turboserve.scheduler.projections import WorkerReleases
 from turboserve.service import Runtime
-from turboserve.subjects import Caller
+from turboserve.subject_types import Caller
 from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry import context_of, tracer, tracing, within
 from turboserve.telemetry_names import DECISION, ERROR_TYPE, EVENT, MIGRATION_STEP, SCHEDULER_EVENT
@@ -99,6 +101,7 @@ class Shell:
         self._subscriptions += [
             await self._bus.subscribe(subjects.LOAD, "*", self._on_load),
             await self._bus.subscribe(subjects.PLAYHEAD, "*", self._on_playhead),
+            await self._bus.subscribe(subjects.POOL, "*", self._on_pool),
             await self._bus.serve_as_leader(subjects.MIGRATE_SESSION, self._on_migrate),
         ]
         self._spawn(self._ticks(), "ticks")
@@ -187,6 +190,9 @@ class Shell:
     async def _on_load(self, report: LoadReport, _body: bytes) -> None:
         self._releases.reported(report.worker, report.release)
         self.feed(LoadReported(report))
+
+    async def _on_pool(self, status: PoolStatus, _body: bytes) -> None:
+        self.feed(PoolReported(status))
 
     def _mixed_releases(self) -> str | None:
         mixed = self._releases.mixed(self.core.view.workers)

@@ -11,9 +11,13 @@ from cachetools import FIFOCache
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
+from turboserve.scheduler.placement.slack import reported
 from turboserve.scheduler.session_view import Migrating, MigratingSuspended, Placing, SessionView, Share
 from turboserve.scheduler.worker_view import Serving, WorkerView
 
+POOL_SILENT_S = 5.0
+"""Listening time without a pool's report after which its workers take no more than K sessions. Autoscalers
+report every second."""
 REMEMBERED = 10_000
 """Number of ids of ended sessions, and of gone workers, that are kept against late messages."""
 
@@ -43,6 +47,10 @@ class View:
         self.changed_workers: set[str] = set()
         """Workers added, removed or changed since the cluster projection last read this set."""
         self.changed_sessions: set[str] = set()
+        self._absorbing: dict[str, tuple[str, float]] = {}
+        """Pool → its model, and the listening time at which the pool last reported that it absorbs."""
+        self.changed_slacks: set[str] = set()
+        """Sessions with a new slack since the cluster projection last read this set."""
         self._stamp = 0
         self._gone: FIFOCache[str, None] = FIFOCache(REMEMBERED)
         self._ended: FIFOCache[str, None] = FIFOCache(REMEMBERED)
@@ -94,8 +102,11 @@ class View:
         worker.measured(record.chunk_latency_s)
         return worker
 
-    def put_report(self, report: LoadReport, heard_at: float) -> WorkerView | None:
-        """Apply a worker's load report; returns the worker's view, or None if the worker is unknown."""
+    def put_report(self, report: LoadReport, heard_at: float, now: float) -> WorkerView | None:
+        """Apply a worker's load report; returns the worker's view, or None if the worker is unknown.
+
+        `heard_at` is listening time; `now` is monotonic time, from which slacks are extrapolated.
+        """
         worker = self.workers.get(report.worker)
         if worker is None:
             return None
@@ -107,7 +118,29 @@ class View:
         worker.weights_digest = report.weights_digest or worker.weights_digest
         worker.arrivals = {migration.session: migration for migration in report.migrations}
         worker.measured(report.chunk_latency_s)
+        worker.reported_quality(report)
+        for held in report.sessions:
+            session = self.sessions.get(held.session)
+            if session is None or (session.record.worker, session.record.epoch) != (worker.id, held.epoch):
+                continue
+            if held.slack is not None or session.slack is not None:
+                session.slack = None if held.slack is None else reported(held.slack, now)
+                self.changed_slacks.add(session.id)
         return worker
+
+    def put_pool(self, pool: str, model: str, absorbs: bool, listened: float) -> None:
+        """Apply whether the workers of a pool's model may hold more than K sessions."""
+        before = self.absorbs(model, listened)
+        if absorbs:
+            self._absorbing[pool] = model, listened
+        else:
+            self._absorbing.pop(pool, None)
+        if self.absorbs(model, listened) != before:
+            self.changed_workers.update(w.id for w in self.workers.values() if w.model == model)
+
+    def absorbs(self, model: str, listened: float) -> bool:
+        """Whether workers of a model may hold more than K sessions. A silent pool does not absorb."""
+        return any(its == model and listened - at <= POOL_SILENT_S for its, at in self._absorbing.values())
 
     def drop_worker(self, worker: str) -> None:
         """Remove a gone worker for good. Its sessions that need another worker join `wanting`."""

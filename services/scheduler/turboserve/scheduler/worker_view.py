@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from turboserve.contracts.workers import MigrationReport, WorkerPhase
+from turboserve.contracts.workers import LoadReport, MigrationReport, WorkerPhase
 
 NOISE = 0.1
 """Relative change of a measured latency that counts as a change. Workers refine their profiles with every
@@ -105,6 +105,7 @@ class WorkerView(ChangeTracked):
     TRACKED_FIELDS = frozenset(
         {"capacity", "process", "heard_at", "declaration", "full_until"}
         | {"host", "provides_state", "chunk_latency_s", "weights_digest"}
+        | {"floor_capacity", "floor_chunk_latency_s"}
     )
 
     id: str
@@ -129,6 +130,14 @@ class WorkerView(ChangeTracked):
     """Whether other workers can request the state of sessions from the worker."""
     chunk_latency_s: dict[int, float] = field(default_factory=dict)
     """Measured profile: seconds of a chunk by number of sessions in the batch."""
+    floor_capacity: int = 0
+    """K_floor as last reported. 0: the worker lowers no quality, or its row alone is known."""
+    floor_chunk_latency_s: dict[int, float] = field(default_factory=dict)
+    """As `chunk_latency_s`, at the floor's configuration."""
+    quality_debt: float = 0.0
+    """Share of the worker's chunks of the last minute below their best configuration."""
+    deficit: float = 0.0
+    """Number of late chunks that the worker expects."""
     used: set[str] = field(default_factory=set)
     """Sessions whose rows hold a slot on the worker."""
     reserved: set[str] = field(default_factory=set)
@@ -167,12 +176,17 @@ class WorkerView(ChangeTracked):
 
     def measured(self, chunk_latency_s: Mapping[int, float]) -> None:
         """Apply a profile (seconds of a chunk by batch size) if it differs by more than `NOISE`."""
-        known = self.chunk_latency_s
-        if chunk_latency_s and (
-            chunk_latency_s.keys() != known.keys()
-            or any(abs(seconds - known[b]) > NOISE * known[b] for b, seconds in chunk_latency_s.items())
-        ):
+        if _differs(chunk_latency_s, self.chunk_latency_s):
             self.chunk_latency_s = dict(chunk_latency_s)
+
+    def reported_quality(self, report: LoadReport) -> None:
+        """Apply what a load report says about lower fidelity."""
+        # No other field causes an update of the cluster: most reports have the same capacity.
+        if self.floor_capacity != (floor := report.floor_capacity or 0):
+            self.floor_capacity = floor
+        if _differs(report.floor_chunk_latency_s, self.floor_chunk_latency_s):
+            self.floor_chunk_latency_s = dict(report.floor_chunk_latency_s)
+        self.quality_debt, self.deficit = report.quality_debt, report.deficit
 
     def reported(self, phase: WorkerPhase, started_at: float) -> None:
         """Apply the phase of a report or a row. `started_at`: start of the process; 0.0 if not reported."""
@@ -222,3 +236,11 @@ class WorkerView(ChangeTracked):
         if silent_s >= timeout_s and self.looked_at < self.heard_at + timeout_s:
             return True
         return listened - self.looked_at >= timeout_s * LOOK_EVERY
+
+
+def _differs(profile: Mapping[int, float], known: Mapping[int, float]) -> bool:
+    """Whether a reported profile differs from the known one by more than noise. An empty one does not."""
+    return bool(profile) and (
+        profile.keys() != known.keys()
+        or any(abs(seconds - known[b]) > NOISE * known[b] for b, seconds in profile.items())
+    )

@@ -22,7 +22,7 @@ from turboserve.state_store.log_space import LogSpace
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.hot import HotStore
 from turboserve.state_store.publish.canaries import Canaries, LogStatus
-from turboserve.state_store.publish.fence import Assignments, Fence
+from turboserve.state_store.publish.fence import Assignments, Fence, newest_fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import Retention
 from turboserve.state_store.service.leaders import Leaders
@@ -46,13 +46,13 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     hot = HotStoreGuard(hot_store, clock)
     runtime.on_stop(database.close)
     runtime.on_stop(hot.close)
-    streams = Streams(bus, clock, settings)
+    streams = Streams(bus, clock, settings, partial(newest_fence, database))
     runtime.check("postgres", lambda: database.reachable)
     runtime.check("streams", lambda: streams.ready)
 
     await streams.ensure_with_retry()
     runtime.spawn(streams.keep(), "streams")
-    # Before the database: the log and the video work without it.
+    # Before the database: existing streams and the video work without it.
     canaries = Canaries(bus, clock, settings)
     await canaries.append_all()
     runtime.spawn(canaries.run(), "canary appends")
@@ -62,7 +62,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     latents = Latents(hot, kept=settings.latents_kept, ttl_s=settings.latents_ttl_s)
     assignments = Assignments(bus, database, playheads)
     outbox = Outbox(database, bus, clock, settings)
-    fence = Fence(database, bus, assignments)
+    fence = Fence(database, bus, assignments, canaries)
     post_commit = PostCommit(outbox, fence, assignments, playheads)
     owners = Owners(bus, lambda: metrics.foreign_chunks.add(1))
     accounting = Accounting(database, bus, owners, playheads, clock, outbox.wake)

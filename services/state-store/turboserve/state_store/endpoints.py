@@ -17,7 +17,7 @@ from turboserve.state_store.service.pools import Pools
 from turboserve.state_store.service.session_migrations import SessionMigrations
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.workers import Workers
-from turboserve.subjects import Caller, Endpoint, identity_of
+from turboserve.subject_types import Caller, Endpoint, identity_of
 from turboserve.telemetry_names import DESTINATION, ERROR_TYPE
 
 Req = TypeVar("Req", bound=Contract)
@@ -44,6 +44,7 @@ async def serve(
     await one(subjects.SUBMIT_PROMPT, sessions.submit_prompt)
     await one(subjects.PAUSE_SESSION, sessions.pause)
     await one(subjects.RESUME_SESSION, sessions.resume)
+    await one(subjects.CHANGE_SESSION, sessions.change)
     await one(subjects.END_SESSION, sessions.end)
     await one(subjects.FAIL_SESSION, sessions.fail)
     await one(subjects.PLACE_SESSION, sessions.place)

@@ -29,7 +29,10 @@ class Settings(Shared):
     max_sessions: int = Field(default=10_000, ge=1)
     """Maximum number of sessions that have not ended, over all models."""
     admission_retry_s: Seconds = 5.0
-    """Retry time in the answer to a client for which there is no room, seconds."""
+    """Retry time in the answer to a client for which there is no room, if no forecast tells it, seconds."""
+    admission_slot_s: Seconds | None = None
+    """A session is refused if its slot, and so its first chunk, is expected later than this. None: an
+    admitted session waits as long as it takes."""
     tenant_sessions: int = Field(default=1_000, ge=0)
     """Maximum number of sessions of one tenant that have not ended. 0 in this and the other limits of a
     tenant: no limit."""

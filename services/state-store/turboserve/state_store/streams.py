@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import nats
 from nats.js import JetStreamContext, api
@@ -12,6 +12,7 @@ from nats.js.errors import APIError, NotFoundError
 from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.clock import Clock
+from turboserve.contracts.errors import UnavailableError
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CANARY_CHUNKS, CANARY_EVENTS, CHUNK, CHUNKS, EVENT, EVENTS, OWN, WORKER_EVENT
 
@@ -64,13 +65,17 @@ def wanted(settings: Settings) -> tuple[api.StreamConfig, ...]:
 class Streams:
     """Keeps the streams: creates them again on a broker that has lost its disk."""
 
-    def __init__(self, bus: Bus, clock: Clock, settings: Settings) -> None:
+    def __init__(
+        self, bus: Bus, clock: Clock, settings: Settings, newest_fence: Callable[[], Awaitable[int]]
+    ) -> None:
+        """`newest_fence` returns the greatest sequence that a fence ever had, and raises UnavailableError."""
         self._bus, self._clock, self._wanted = bus, clock, wanted(settings)
         self._total = settings.log_max_bytes
         self._shares: Mapping[str, float] = {
             CHUNKS: settings.log_chunks_share,
             EVENTS: settings.log_events_share,
         }
+        self._newest_fence = newest_fence
         self.ready = False
         self.made = 0
         """Number of streams that this process created."""
@@ -78,7 +83,8 @@ class Streams:
     async def ensure(self, *, resize: bool) -> None:
         """Create missing streams and update those that differ. With `resize`, make them as large as allowed.
 
-        Raises nats' errors while the broker does not answer.
+        Raises nats' errors while the broker does not answer, and UnavailableError while CHUNKS is missing and
+        the database does not answer.
         """
         jetstream = self._bus.jetstream(3.0)
         current = {name: await _config(jetstream, name) for name in self._shares}
@@ -94,7 +100,7 @@ class Streams:
         while True:
             try:
                 return await self.ensure(resize=True)
-            except (TimeoutError, OSError, nats.errors.Error) as error:
+            except (TimeoutError, OSError, nats.errors.Error, UnavailableError) as error:
                 log.warning("streams not created yet", error=repr(error))
                 await asyncio.sleep(0.5)
 
@@ -112,7 +118,7 @@ class Streams:
                 # A restarted broker may have another disk.
                 await self.ensure(resize=resize)
                 seen = connects
-            except (TimeoutError, OSError, nats.errors.Error) as error:
+            except (TimeoutError, OSError, nats.errors.Error, UnavailableError) as error:
                 self.ready = False
                 log.warning("streams not checked", error=repr(error))
 
@@ -143,6 +149,10 @@ class Streams:
             want = config.evolve(max_bytes=sizes[config.name])
             current = await _config(jetstream, config.name)
             if current is None:
+                if config.name == CHUNKS:
+                    # A worker that was cut off keeps the fence of the lost stream. No fence of the new one
+                    # has the same sequence.
+                    want = want.evolve(first_seq=1 + await self._newest_fence())
                 await jetstream.add_stream(want)
                 self.made += 1
                 log.info("stream created", stream=want.name, max_bytes=want.max_bytes)

@@ -53,6 +53,10 @@ sessions = Table(
     Column("control_seq", BigInteger, nullable=False),
     Column("applied_control_seq", BigInteger, nullable=False),
     Column("event_sequence", BigInteger, nullable=False, server_default=text("0")),
+    Column("drop_buffer_seq", BigInteger, nullable=False, server_default=text("0")),
+    Column("quality", JSONB(none_as_null=True)),
+    Column("max_lead_s", Double),
+    Column("requested_at", Double),
     Column("state_digest", Text),
     Column("weights_digest", Text),
     Column("device_errors", BigInteger, nullable=False, server_default=text("0")),
@@ -147,6 +151,8 @@ workers = Table(
     Column("pid", BigInteger),
     Column("pool_member", Text),
     Column("chunk_latency_s", JSONB, nullable=False),
+    # NULL: the worker lowers no quality.
+    Column("floor_capacity", Integer),
     Column("transfer", JSONB, nullable=False, server_default=text("'[]'")),
     Column("host", Text, nullable=False, server_default=text("''")),
     Column("started_at", Double, nullable=False),
@@ -238,6 +244,8 @@ pools = Table(
     Column("model", Text, nullable=False),
     Column("maximum", Integer, nullable=False),
     Column("reported_at", Double, nullable=False),
+    Column("absorbs", Boolean, nullable=False, server_default=text("false")),
+    Column("absorbs_at_maximum", Boolean, nullable=False, server_default=text("false")),
     # The process that reports, and the processes that it has replaced.
     Column("process", Text),
     Column("former", JSONB, nullable=False, server_default=text("'[]'")),

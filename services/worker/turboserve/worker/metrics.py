@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turboserve.instruments import Instruments
-from turboserve.telemetry_names import ERROR_TYPE, TAKEOVER, TRANSFER_BACKEND, TRANSFER_ROLE
+from turboserve.telemetry_names import ERROR_TYPE, TAKEOVER, TIER, TRANSFER_BACKEND, TRANSFER_ROLE
 
 _worker = Instruments("worker")
 
@@ -34,8 +34,30 @@ stale_latents = _worker.counter(
     "{latent}",
     "Stored latents that do not belong to the chunk in the log.",
 )
+loans = _worker.counter(
+    "turboserve.worker.loans.begun", "{loan}", "Loans of another worker of the host that began."
+)
+loans_broken = _worker.counter(
+    "turboserve.worker.loans.broken", "{loan}", "Loans whose other worker did not take part in a forward."
+)
 failures = _worker.counter("turboserve.worker.sessions.failed", "{session}", "Sessions that failed.")
 
+SLACK_BUCKETS_S = (-5.0, -2.0, -1.0, -0.5, -0.2, 0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+slack = _worker.histogram(
+    "turboserve.worker.session.slack",
+    "s",
+    "Playout slack of a session when a chunk was published, without the chunk. Below 0: the chunk was late.",
+    buckets=SLACK_BUCKETS_S,
+)
+credit = _worker.histogram(
+    "turboserve.worker.session.credit",
+    "s",
+    "Service credit of a session when a chunk was published: its slack less the time of the next chunk.",
+    buckets=SLACK_BUCKETS_S,
+)
+sessions_tier = _worker.gauge(
+    "turboserve.worker.sessions.tier", "{session}", "Running sessions, by their tier.", TIER
+)
 sessions_resident = _worker.observed_gauge(
     "turboserve.worker.sessions.resident", "{session}", "Sessions in a slab."
 )

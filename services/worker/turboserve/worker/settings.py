@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
+from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
 from turboserve.worker.engine.gather import GATHER_POLICIES
 
 AUTO_SESSIONS = 16
@@ -57,11 +58,25 @@ class Settings(Shared):
     the free memory."""
     max_lead_s: Seconds = 3.0
     """Largest lead: a session generates no chunk that starts further ahead of its playhead."""
+    tier_report_interval_s: Seconds = 0.25
+    """Shortest interval between two load reports because of sessions that changed their tier."""
     profile: Path | None = None
     """File of measured stage latencies, from `turboserve profile engine`. None: the engine learns them."""
     gather_policy: Annotated[str, AfterValidator(GATHER_POLICIES.check)] = "step"
     """Policy that chooses the sessions of a forward: `step` (any sessions at any steps), or an installed one.
-    `turboserve-baselines` installs `chunk` (whole chunks together) and `fcfs` (one session at a time)."""
+    `turboserve-baselines` installs `chunk` (whole chunks together), `fcfs` (one session at a time) and
+    `tiers` (one session at a time, by its tier and credit)."""
+    fidelity: Annotated[str, AfterValidator(FIDELITY_POLICIES.check)] = "best"
+    """Policy that chooses the configuration of each chunk: `best`, `in-time` (lowers the chunks that cost the
+    least quality until all sessions of the worker are in time), or an installed one. `turboserve-baselines`
+    installs `bmpr` and `fixed-level`."""
+    fidelity_profile: Path | None = None
+    """File of measured configurations, from `turboserve profile fidelity`. None: the file that ships with
+    toyworld's weights. Without a file of the model and the type of device, every chunk is generated at the
+    best configuration."""
+    fidelity_floor: float | None = Field(default=None, ge=0, le=1)
+    """Least quality of a chunk, relative to the best configuration's. None: the floor of the profile, the
+    median of all its configurations."""
     attention: Literal["rows", "flash", "cudnn", "varlen"] = "rows"
     """Attention kernel. `rows`, `flash` and `cudnn` compute each session's attention by itself: `rows` by the
     kernel that PyTorch chooses, the other two by the named one. `varlen` computes all sessions of a forward
@@ -87,6 +102,12 @@ class Settings(Shared):
     transfer_backends: tuple[Literal["nccl", "gloo", "nixl", "shm"], ...] = ("nccl", "gloo", "shm")
     """Transfer backends, the best first; those that this machine lacks are left out. `nixl` needs the
     worker's extra of that name."""
+    sequence_parallel_directory: Path | None = None
+    """Directory of sockets by which workers of one host lend each other their devices (sequence parallelism).
+    The workers need one user, one network namespace and, with GPUs, one GPU each. None: no loans."""
+    sequence_parallel_timeout_s: Seconds = 0.5
+    """Longest time of one exchange between two workers in a forward, in seconds. A worker lends itself only
+    while its sessions outlast that."""
     transfer_bytes_per_s: float = Field(default=10e6, gt=0)
     """Assumed transfer rate that limits a copy's time until a rate is measured for the source's host. Four
     times the estimated copy time is added to `migration_timeout_s`."""

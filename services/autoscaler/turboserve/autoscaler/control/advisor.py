@@ -14,6 +14,8 @@ Beyond the paper:
   does not have to be undone.
 - Both cool-downs count from the last action of either kind.
 - Only feedback that is fresh, finite and in order can shrink the pool.
+- With a limit of quality debt, a burst may be absorbed by lower quality instead of idle workers
+  (`absorption`). Quality debt and deficit scale out, and the pool shrinks only when both are zero.
 """
 
 from __future__ import annotations
@@ -22,6 +24,15 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from turboserve.autoscaler.control.absorption import (
+    DEBT_WINDOW_S,
+    LATE_CHUNKS,
+    QualityPrice,
+    floor_of,
+    owed,
+    peak_slots,
+    priced,
+)
 from turboserve.autoscaler.control.budget import (
     EPSILON,
     LatencyOf,
@@ -110,10 +121,13 @@ class Advisor:
     def __init__(self, policy: ControlPolicy, row: LevelParameters, latency: LatencyOf) -> None:
         self.policy = policy
         self.row = row
-        """The parameters in force."""
+        """The table's parameters at the present volatility."""
         self.pool = PoolObserved(ready=0)
         self.capacity = policy.capacity
         """K as last reported."""
+        self.floor = policy.capacity
+        """K_floor as last reported."""
+        self.price = QualityPrice(policy.quality_debt_limit)
         self.feedback_monitor = FeedbackMonitor(policy.stale_s)
         self.forecast = Forecast(policy.horizon_s, policy.quantile)
         self._latency = latency
@@ -129,6 +143,8 @@ class Advisor:
             return False
         if feedback.workers > 0:
             self.capacity = max(feedback.capacity // feedback.workers, 1)
+            self.floor = floor_of(feedback, self.capacity)
+        self.price.observe(feedback.quality_debt, now)
         if feedback.required > 0 or self._busy_at is None:
             self._busy_at = now
         self.forecast.observe(feedback.required, now)
@@ -148,6 +164,14 @@ class Advisor:
         """Whether the forecast counts: the policy decides, or else the table for this level."""
         ordered = self.policy.predictive
         return self.row.predictive if ordered is None else ordered
+
+    @property
+    def in_force(self) -> LevelParameters:
+        """The parameters in force: those of the table, with absorption counted."""
+        feedback = self.feedback_monitor.feedback
+        if feedback is None or self.policy.quality_debt_limit <= 0:
+            return self.row
+        return priced(self.row, self.capacity, self.floor, self._price(feedback))
 
     def advise(self, size: int, wakes: bool, now: float) -> Advice:
         """Advise a pool of `size`, without regard to orders. `wakes`: an empty pool has got a session."""
@@ -176,6 +200,8 @@ class Advisor:
         needed, why = self._needs(feedback)
         self._needed.add(needed, now)
         self._required.add(feedback.required, now)
+        if needed <= size and self._is_short(feedback, now):
+            needed, why = size + 1, f"{owed(feedback)}, so one more worker is needed"
         if needed > size:
             return self._out(size, feedback, needed, why, now)
         if needed < size or feedback.required == 0:
@@ -188,7 +214,7 @@ class Advisor:
 
     def _needs(self, feedback: LoadFeedback) -> tuple[int, str]:
         """Return the workers for the present demand or the forecast, without limits, and the calculation."""
-        row = self.row
+        row = self.in_force
         now_needed = self._budget()
         ahead = self._ahead() if self.predictive else 0
         if ahead > now_needed:
@@ -196,25 +222,40 @@ class Advisor:
         sum_ = f"⌈{feedback.required} / ({self.capacity} × {row.target_utilization:g})⌉ = {now_needed}"
         return now_needed, f"{feedback.required} sessions need {sum_} workers at level {row.level}"
 
+    def _is_short(self, feedback: LoadFeedback, now: float) -> bool:
+        """Whether quality or lateness shows too few workers although counts do not.
+
+        Changes of the last start-up time do not show yet, so the next such worker waits that long. Quality
+        debt must exceed its limit for longer than one absorbed burst shows in it. Beyond one worker for each
+        session, more workers help no chunk.
+        """
+        horizon_s = self.policy.horizon_s
+        if self.policy.quality_debt_limit <= 0 or feedback.required <= feedback.workers:
+            return False
+        if self.pool.starting > 0 or self._rests(horizon_s, now):
+            return False
+        return feedback.deficit >= LATE_CHUNKS or self.price.exceeded_s(now) > DEBT_WINDOW_S + horizon_s
+
     def _budget(self) -> int:
         feedback = self.feedback_monitor.feedback
         required = 0 if feedback is None else feedback.required
-        return budget(required, self.capacity, self.row, self._latency, self.policy.most)
+        return budget(required, self.capacity, self.in_force, self._latency, self.policy.most)
 
     def _ahead(self) -> int:
         """Return the workers that hold the forecast at the upper edge of the band.
 
-        The forecast's margin is the headroom, so no more is added.
+        The forecast's margin is the headroom, so no more is added. A worker that absorbs counts with K_floor.
         """
         value = self.forecast.value or 0.0
+        capacity = self.floor if self.policy.quality_debt_limit > 0 else self.capacity
         edge = min(self.row.target_utilization + self.policy.hysteresis, 1.0)
         packed = self.row.model_copy(update={"target_utilization": edge, "latency_weight": 0.0})
-        return budget(value, self.capacity, packed)
+        return budget(value, capacity, packed)
 
     # Out and in
 
     def _out(self, size: int, feedback: LoadFeedback, needed: int, why: str, now: float) -> Advice:
-        row, policy = self.row, self.policy
+        row, policy = self.in_force, self.policy
         edge = row.target_utilization + policy.hysteresis
         ahead = self.predictive and self._ahead() > size
         if feedback.rho_max > edge + EPSILON:
@@ -226,6 +267,8 @@ class Advisor:
             trigger = f"{feedback.waiting} sessions wait"
         elif feedback.rho_max >= 1 - EPSILON:
             trigger = "a worker is full"
+        elif self._is_short(feedback, now):
+            trigger = "chunks are late or below the quality that is paid for"
         elif ahead:
             trigger = "the forecast is above the capacity"
         else:
@@ -242,12 +285,15 @@ class Advisor:
         return Advice(ScalingAction.OUT, min(needed, policy.most), "out", f"{trigger}; {why}")
 
     def _in(self, size: int, feedback: LoadFeedback, now: float) -> Advice:
-        row, policy = self.row, self.policy
+        row, policy = self.in_force, self.policy
         edge = row.target_utilization - policy.hysteresis
+        debt = owed(feedback) if policy.quality_debt_limit > 0 else ""
+        if debt:
+            return Advice(ScalingAction.HOLD, size, "owed", f"{debt}; not scaling in")
         mean = feedback.required / feedback.capacity if feedback.capacity else 0.0
         floor = self._floor(now)
         # A pool that may shrink to zero keeps no slots for an earlier peak.
-        recent = math.ceil(self._required.value / self.capacity) if floor else 0
+        recent = math.ceil(self._required.value / self._peak_slots(feedback)) if floor else 0
         window_s = self._scale_in_backoff.factor * policy.in_window_s
         lowest = max(self._needed.over(window_s, now), recent, floor)
         if lowest >= size or (mean >= edge - EPSILON and feedback.required > 0):
@@ -274,6 +320,14 @@ class Advisor:
         return Advice(
             ScalingAction.HOLD, size, "packed", f"fewer workers would not hold {feedback.required} sessions"
         )
+
+    def _peak_slots(self, feedback: LoadFeedback) -> float:
+        if self.policy.quality_debt_limit <= 0:
+            return self.capacity
+        return peak_slots(self.capacity, self.floor, self._price(feedback))
+
+    def _price(self, feedback: LoadFeedback) -> float:
+        return 1.0 if feedback.deficit >= LATE_CHUNKS else self.price.value
 
     def _even_load(self, feedback: LoadFeedback) -> float:
         """Return the load of the fullest of the budgeted workers, ⌈N_req / (K ρ̂)⌉ or more, evenly filled."""

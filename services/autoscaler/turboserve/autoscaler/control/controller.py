@@ -97,6 +97,23 @@ class Controller:
             return "override"
         return "dry_run" if self.dry_run else "auto"
 
+    @property
+    def absorbs(self) -> bool:
+        """Whether workers may hold more than K sessions, up to K_floor, at lower fidelity.
+
+        They may while capacity is on its way: workers start, or the pool may grow.
+        """
+        policy, pool = self.policy, self.advisor.pool
+        if policy.quality_debt_limit <= 0:
+            return False
+        may_grow = self.mode == "auto" and self.target < policy.most
+        return self.absorbs_at_maximum or may_grow or pool.starting > 0 or pool.ready < self.target
+
+    @property
+    def absorbs_at_maximum(self) -> bool:
+        """Whether workers may hold more than K sessions although the pool cannot grow."""
+        return self.policy.quality_debt_limit > 0 and self.policy.absorb_at_maximum
+
     def _ordered(self, size: int | None, who: str, now: float) -> Decision | None:
         if size == self.override:
             return None
@@ -131,7 +148,7 @@ class Controller:
     def numbers(self) -> dict[str, float]:
         """Return the measurements and parameters behind a decision."""
         advisor = self.advisor
-        row, feedback = advisor.row, advisor.feedback_monitor.feedback
+        row, feedback = advisor.in_force, advisor.feedback_monitor.feedback
         numbers = {
             "volatility": self.detector.volatility,
             "level": row.level,
@@ -147,6 +164,14 @@ class Controller:
                 "capacity": feedback.capacity,
                 "workers": feedback.workers,
             }
+            if self.policy.quality_debt_limit > 0:
+                numbers |= {
+                    "quality_debt": feedback.quality_debt,
+                    "quality_debt_limit": self.policy.quality_debt_limit,
+                    "deficit": feedback.deficit,
+                    "floor_sessions_per_worker": advisor.floor,
+                    "table_target_utilization": advisor.row.target_utilization,
+                }
         if advisor.predictive and advisor.forecast.value is not None:
             numbers["forecast"] = advisor.forecast.value
         return numbers

@@ -74,6 +74,12 @@ def _fault(feedback: LoadFeedback) -> str | None:
         return "rho_max_not_a_number"
     if not math.isfinite(feedback.at):
         return "time_not_a_number"
+    if not (math.isfinite(feedback.quality_debt) and 0 <= feedback.quality_debt <= 1):
+        return "quality_debt_not_a_share"
+    if not (math.isfinite(feedback.deficit) and feedback.deficit >= 0):
+        return "deficit_not_a_number"
+    if feedback.floor_capacity is not None and not 0 <= feedback.floor_capacity <= MOST_SESSIONS:
+        return "floor_capacity_implausible"
     counts = feedback.required, feedback.waiting, feedback.capacity, feedback.workers
     if min(counts) < 0:
         return "below_zero"

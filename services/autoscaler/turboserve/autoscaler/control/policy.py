@@ -48,6 +48,12 @@ class ControlPolicy:
     """How far ahead the forecast looks: the time from a scale-out until the new worker serves."""
     quantile: float = 0.95
     """Share of past forecasts whose errors the margin covers."""
+    quality_debt_limit: float = 0.0
+    """Price of quality: share of the last minute's chunks that may be below their best configuration before
+    the pool keeps the whole headroom of the table. 0: workers hold no session beyond K, and quality debt and
+    deficit change no decision."""
+    absorb_at_maximum: bool = False
+    """Whether workers also hold more than K sessions while the pool cannot grow."""
     dry_run: bool = False
     """Whether decisions leave the target as it is; `advice` is then what the target would be."""
 
@@ -68,6 +74,8 @@ class ControlPolicy:
             raise ValueError(f"capacity: {self.capacity} is less than 1")
         if not 0 <= self.hysteresis < 1:
             raise ValueError(f"hysteresis: {self.hysteresis} is not within 0 to 1")
+        if not 0 <= self.quality_debt_limit <= 1:
+            raise ValueError(f"quality_debt_limit: {self.quality_debt_limit} is not within 0 to 1")
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile: {self.quantile} is not within 0 to 1")
         if self.window < 2:

@@ -14,9 +14,9 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.auth.middleware import StreamTenant
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.events.session_events import follow_events, known_position, newest_event, public_event
+from turboserve.gateway.live_response import LiveResponse
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.sessions.parameters import SessionId
-from turboserve.gateway.stream.response import LiveResponse
 from turboserve.tasks import or_silence
 
 router = APIRouter(prefix="/v1/sessions", tags=["events"])

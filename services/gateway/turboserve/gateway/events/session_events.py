@@ -113,6 +113,12 @@ class SessionResumeRequestedEvent(EventBase):
     )
 
 
+class SessionChangedEvent(EventBase):
+    """The limits of the session's quality or lead were changed. The session itself has them."""
+
+    type: Literal["session.changed"] = Field(default="session.changed", description="The type of the event.")
+
+
 class SessionEndedEvent(EventBase):
     """The session has ended. `phase` is `terminated` or `failed`."""
 
@@ -158,6 +164,7 @@ SCHEMAS: dict[type[events.SessionEvent], type[EventBase]] = {
     events.SessionMigrationAbandoned: SessionMigrationAbandonedEvent,
     events.SessionSuspended: SessionSuspendedEvent,
     events.SessionResumeRequested: SessionResumeRequestedEvent,
+    events.SessionChanged: SessionChangedEvent,
     events.SessionEnded: SessionEndedEvent,
     events.PromptAccepted: PromptAcceptedEvent,
     events.PromptApplied: PromptAppliedEvent,

@@ -5,22 +5,27 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path
+from starlette.requests import HTTPConnection
 
 from turboserve.contracts.errors import InvalidInputError, NotFoundError, UnavailableError
 from turboserve.contracts.pool import OrderPool
 from turboserve.gateway.auth.middleware import Caller, Tenant
 from turboserve.gateway.auth.operator import Operator
-from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.pools.errors import PoolNotManagedError
 from turboserve.gateway.pools.profile_schemas import NewProfile
 from turboserve.gateway.pools.schemas import Pool, PoolDryRun, PoolList, PoolOrderSet, PoolOverride
-from turboserve.gateway.pools.snapshots import RETRY_S, PoolSnapshot
+from turboserve.gateway.pools.snapshots import RETRY_S, PoolSnapshot, PoolSnapshots
 from turboserve.gateway.problems.schemas import BODY, problems
-from turboserve.subjects import ORDER_POOL
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
 
-Context = Annotated[Gateway, Depends(gateway_of)]
+
+def _snapshots_of(connection: HTTPConnection) -> PoolSnapshots:
+    found: PoolSnapshots = connection.app.state.gateway.pools
+    return found
+
+
+Snapshots = Annotated[PoolSnapshots, Depends(_snapshots_of)]
 PoolId = Annotated[
     str, Path(description="Id of the pool: its autoscaler's `TURBOSERVE_POOL_NAME`.", examples=["local"])
 ]
@@ -36,8 +41,8 @@ _OPERATORS = " For operators."
     description="All pools, each with its size, its members and the reasons for its size.",
     responses=problems(401),
 )
-async def list_pools(caller: Caller, gateway: Context) -> PoolList:
-    return PoolList(pools=[Pool.of(snapshot, caller.operator) for snapshot in gateway.pools.all()])
+async def list_pools(caller: Caller, pools: Snapshots) -> PoolList:
+    return PoolList(pools=[Pool.of(snapshot, caller.operator) for snapshot in pools.all()])
 
 
 @router.get(
@@ -47,8 +52,8 @@ async def list_pools(caller: Caller, gateway: Context) -> PoolList:
     description="The size of one pool, its members and the reasons for its size.",
     responses=problems(401, 404),
 )
-async def get_pool(pool: PoolId, caller: Caller, gateway: Context) -> Pool:
-    return Pool.of(gateway.pools.snapshot(pool), caller.operator)
+async def get_pool(pool: PoolId, caller: Caller, pools: Snapshots) -> Pool:
+    return Pool.of(pools.snapshot(pool), caller.operator)
 
 
 @router.get(
@@ -58,8 +63,8 @@ async def get_pool(pool: PoolId, caller: Caller, gateway: Context) -> Pool:
     description="The stored orders. The pool has applied them when its `orders_version` is their `version`.",
     responses=problems(401, 404, 409),
 )
-async def get_pool_orders(pool: PoolId, _tenant: Tenant, gateway: Context) -> PoolOrderSet:
-    return await _order(gateway, _managed(gateway, pool))
+async def get_pool_orders(pool: PoolId, _tenant: Tenant, pools: Snapshots) -> PoolOrderSet:
+    return await _order(pools, _managed(pools, pool))
 
 
 @router.put(
@@ -69,8 +74,8 @@ async def get_pool_orders(pool: PoolId, _tenant: Tenant, gateway: Context) -> Po
     description="The pool keeps this number of workers, whatever the load." + _OPERATORS,
     responses=PUT,
 )
-async def set_override(pool: PoolId, body: PoolOverride, _caller: Operator, gateway: Context) -> PoolOrderSet:
-    snapshot = _managed(gateway, pool)
+async def set_override(pool: PoolId, body: PoolOverride, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+    snapshot = _managed(pools, pool)
     scaling = snapshot.status.scaling
     assert scaling is not None
     if not scaling.least <= body.workers <= scaling.most:
@@ -79,7 +84,7 @@ async def set_override(pool: PoolId, body: PoolOverride, _caller: Operator, gate
             field="workers",
             limit=scaling.least if body.workers < scaling.least else scaling.most,
         )
-    return await _order(gateway, snapshot, "override", override=body.workers)
+    return await _order(pools, snapshot, "override", override=body.workers)
 
 
 @router.delete(
@@ -89,8 +94,8 @@ async def set_override(pool: PoolId, body: PoolOverride, _caller: Operator, gate
     description="Removes the override. Without an override, it changes nothing but the version." + _OPERATORS,
     responses=DELETE,
 )
-async def delete_override(pool: PoolId, _caller: Operator, gateway: Context) -> PoolOrderSet:
-    return await _order(gateway, _managed(gateway, pool), "override")
+async def delete_override(pool: PoolId, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+    return await _order(pools, _managed(pools, pool), "override")
 
 
 @router.put(
@@ -100,8 +105,8 @@ async def delete_override(pool: PoolId, _caller: Operator, gateway: Context) -> 
     description="In a dry run the controller reports what it would do and changes nothing." + _OPERATORS,
     responses=PUT,
 )
-async def set_dry_run(pool: PoolId, body: PoolDryRun, _caller: Operator, gateway: Context) -> PoolOrderSet:
-    return await _order(gateway, _managed(gateway, pool), "dry_run", dry_run=body.dry_run)
+async def set_dry_run(pool: PoolId, body: PoolDryRun, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+    return await _order(pools, _managed(pools, pool), "dry_run", dry_run=body.dry_run)
 
 
 @router.delete(
@@ -111,8 +116,8 @@ async def set_dry_run(pool: PoolId, body: PoolDryRun, _caller: Operator, gateway
     description="Removes the order; `TURBOSERVE_SCALE_DRY_RUN` of the autoscaler decides." + _OPERATORS,
     responses=DELETE,
 )
-async def delete_dry_run(pool: PoolId, _caller: Operator, gateway: Context) -> PoolOrderSet:
-    return await _order(gateway, _managed(gateway, pool), "dry_run")
+async def delete_dry_run(pool: PoolId, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+    return await _order(pools, _managed(pools, pool), "dry_run")
 
 
 @router.put(
@@ -123,8 +128,8 @@ async def delete_dry_run(pool: PoolId, _caller: Operator, gateway: Context) -> P
     "from 0 up without gaps or overlaps, and its last level is open." + _OPERATORS,
     responses=PUT,
 )
-async def set_profile(pool: PoolId, body: NewProfile, _caller: Operator, gateway: Context) -> PoolOrderSet:
-    return await _order(gateway, _managed(gateway, pool), "table", table=body.table())
+async def set_profile(pool: PoolId, body: NewProfile, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+    return await _order(pools, _managed(pools, pool), "table", table=body.table())
 
 
 @router.delete(
@@ -134,13 +139,13 @@ async def set_profile(pool: PoolId, body: NewProfile, _caller: Operator, gateway
     description="Removes the order; the autoscaler uses its default table." + _OPERATORS,
     responses=DELETE,
 )
-async def delete_profile(pool: PoolId, _caller: Operator, gateway: Context) -> PoolOrderSet:
-    return await _order(gateway, _managed(gateway, pool), "table")
+async def delete_profile(pool: PoolId, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+    return await _order(pools, _managed(pools, pool), "table")
 
 
-def _managed(gateway: Gateway, pool: str) -> PoolSnapshot:
+def _managed(pools: PoolSnapshots, pool: str) -> PoolSnapshot:
     """Return the last report of a pool whose workers its autoscaler starts. Raises typed errors."""
-    snapshot = gateway.pools.snapshot(pool)
+    snapshot = pools.snapshot(pool)
     if snapshot.status.scaling is None:
         raise PoolNotManagedError(
             "Another system starts the workers of this pool, so it takes no orders.", field="pool"
@@ -149,7 +154,7 @@ def _managed(gateway: Gateway, pool: str) -> PoolSnapshot:
 
 
 async def _order(
-    gateway: Gateway,
+    pools: PoolSnapshots,
     snapshot: PoolSnapshot,
     *change: Literal["override", "dry_run", "table"],
     **values: object,
@@ -157,7 +162,7 @@ async def _order(
     pool = snapshot.status.pool
     order = OrderPool.model_validate({"pool": pool, "change": change, **values})
     try:
-        return PoolOrderSet.of(await gateway.bus.call(ORDER_POOL, order))
+        return PoolOrderSet.of(await pools.order(order))
     except NotFoundError:
         # The autoscaler has reported to the gateways, and its first report to the state store is under way.
         raise UnavailableError(

@@ -14,6 +14,28 @@ from turboserve.gateway.pools.summary import summary
 from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp
 
 
+class MemberPlayout(PublicOutput):
+    """How urgent the sessions of a worker are, by its newest report."""
+
+    slack_s: float | None = Field(
+        description="Least playout slack of a running session, seconds. `null`: none runs.", examples=[1.9]
+    )
+    credit_s: float | None = Field(
+        description="Least service credit of a running session, seconds. `null`: none runs.", examples=[1.5]
+    )
+    urgent: int = Field(description="Number of sessions in the tier `urgent`.", examples=[0])
+    normal: int = Field(description="Number of sessions in the tier `normal`.", examples=[1])
+    relaxed: int = Field(description="Number of sessions in the tier `relaxed`.", examples=[2])
+    lowered: int = Field(
+        description="Number of sessions whose newest chunk is below the best quality.", examples=[0]
+    )
+    quality: float | None = Field(
+        description="Mean quality of the chunks of the last minute, where 1 is the best. `null`: no chunk, "
+        "or not measured.",
+        examples=[0.99],
+    )
+
+
 class PoolMember(PublicOutput):
     """A worker's place in the pool, and the worker in it."""
 
@@ -44,6 +66,21 @@ class PoolMember(PublicOutput):
     reason: Note | None = Field(
         description="Why the member is in this phase. `null` for a tenant that is not an operator.",
         examples=["ready 3.2 s after its launch"],
+    )
+    playout: MemberPlayout | None = Field(
+        description="How urgent the worker's sessions are. `null`: the worker has not reported, or no pool "
+        "started it.",
+        examples=[
+            {
+                "slack_s": 1.9,
+                "credit_s": 1.5,
+                "urgent": 0,
+                "normal": 1,
+                "relaxed": 2,
+                "lowered": 0,
+                "quality": 0.99,
+            }
+        ],
     )
 
 

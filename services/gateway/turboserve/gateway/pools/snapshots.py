@@ -9,7 +9,7 @@ from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import UnavailableError
-from turboserve.contracts.pool import PoolStatus
+from turboserve.contracts.pool import OrderPool, PoolOrders, PoolStatus
 from turboserve.gateway.pools.errors import PoolNotFoundError
 
 SILENT_S = 5.0
@@ -66,3 +66,7 @@ class PoolSnapshots:
             )
         ids = ", ".join(known) if known else "none"
         raise PoolNotFoundError(f"There is no pool {shown}. Known pools: {ids}.", field="pool")
+
+    async def order(self, order: OrderPool) -> PoolOrders:
+        """Store an order. Returns all orders of its pool. Raises NotFoundError if the store has no report."""
+        return await self._bus.call(subjects.ORDER_POOL, order)

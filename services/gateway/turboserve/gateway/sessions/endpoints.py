@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
+from starlette.requests import HTTPConnection
 
 from turboserve.contracts.base import Text
 from turboserve.contracts.sessions import Phase
 from turboserve.gateway.auth.middleware import Caller, Tenant
-from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.sessions.parameters import SessionId
 from turboserve.gateway.sessions.schemas import (
@@ -17,16 +17,32 @@ from turboserve.gateway.sessions.schemas import (
     NewMigration,
     NewPrompt,
     NewSession,
+    Playout,
     Receipt,
     Session,
+    SessionChange,
     SessionDecision,
     SessionList,
     StartedMigration,
 )
+from turboserve.gateway.sessions.service import Sessions
+from turboserve.gateway.timeline.service import TimelineService
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
-Context = Annotated[Gateway, Depends(gateway_of)]
+
+def _service_of(connection: HTTPConnection) -> Sessions:
+    found: Sessions = connection.app.state.gateway.sessions
+    return found
+
+
+def _timeline_of(connection: HTTPConnection) -> TimelineService:
+    found: TimelineService = connection.app.state.gateway.timeline
+    return found
+
+
+Service = Annotated[Sessions, Depends(_service_of)]
+Playbacks = Annotated[TimelineService, Depends(_timeline_of)]
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -54,10 +70,10 @@ async def create(
     body: NewSession,
     response: Response,
     tenant: Tenant,
-    gateway: Context,
+    sessions: Service,
     idempotency_key: IdempotencyKey = None,
 ) -> Session:
-    record = await gateway.sessions.create(tenant, body, idempotency_key)
+    record = await sessions.create(tenant, body, idempotency_key)
     session = Session.of(record)
     response.headers["Location"] = session.links.self
     return session
@@ -72,7 +88,7 @@ async def create(
 )
 async def list_sessions(
     tenant: Tenant,
-    gateway: Context,
+    sessions: Service,
     phase: Annotated[
         list[Phase] | None,
         Query(
@@ -87,7 +103,7 @@ async def list_sessions(
         Query(max_length=256, description="The `next` of the page before.", examples=["1024"]),
     ] = None,
 ) -> SessionList:
-    page = await gateway.sessions.page(tenant, tuple(dict.fromkeys(phase or ())), limit, after)
+    page = await sessions.page(tenant, tuple(dict.fromkeys(phase or ())), limit, after)
     return SessionList(sessions=[Session.of(record) for record in page.sessions], next=page.next)
 
 
@@ -95,11 +111,28 @@ async def list_sessions(
     "/{session}",
     operation_id="get_session",
     summary="Read a session",
-    description="The session's state now. The playhead is that of its viewers.",
+    description="The session's state now. The playhead is that of its viewers; `playout` says how urgent the "
+    "session is.",
     responses=problems(401, 404),
 )
-async def read(session: SessionId, tenant: Tenant, gateway: Context) -> Session:
-    return Session.of(await gateway.sessions.get(tenant, session))
+async def read(session: SessionId, tenant: Tenant, sessions: Service, timeline: Playbacks) -> Session:
+    record = await sessions.get(tenant, session)
+    view = timeline.view(record.id)
+    if view is None:
+        return Session.of(record)
+    return Session.of(record, Playout(slack_s=view.slack_s, credit_s=view.worker_credit_s, tier=view.tier))
+
+
+@router.patch(
+    "/{session}",
+    operation_id="change_session",
+    summary="Change a session",
+    description="Sets what the request has, from the next chunk on; what it leaves out stays. The event "
+    "`session.changed` follows. A repeat gets the same answer.",
+    responses=problems(*BODY, 401, 404, 409, 429),
+)
+async def change(session: SessionId, body: SessionChange, tenant: Tenant, sessions: Service) -> Session:
+    return Session.of(await sessions.change(tenant, session, body))
 
 
 @router.delete(
@@ -109,8 +142,8 @@ async def read(session: SessionId, tenant: Tenant, gateway: Context) -> Session:
     description="Viewers get the video that is already generated. A repeat gets the same answer.",
     responses=problems(401, 404),
 )
-async def end(session: SessionId, tenant: Tenant, gateway: Context) -> Session:
-    return Session.of(await gateway.sessions.end(tenant, session))
+async def end(session: SessionId, tenant: Tenant, sessions: Service) -> Session:
+    return Session.of(await sessions.end(tenant, session))
 
 
 @router.post(
@@ -119,17 +152,21 @@ async def end(session: SessionId, tenant: Tenant, gateway: Context) -> Session:
     status_code=202,
     summary="Change the prompt",
     description="Takes effect at the next chunk. The event `prompt.applied` names that chunk. If a later "
-    "prompt takes effect first, the event is `prompt.superseded`.",
+    "prompt takes effect first, the event is `prompt.superseded`. With `drop_buffer`, viewers skip to that "
+    "chunk.",
     responses=problems(*BODY, 401, 404, 409, 429),
 )
 async def prompt(
     session: SessionId,
     body: NewPrompt,
     tenant: Tenant,
-    gateway: Context,
+    sessions: Service,
     idempotency_key: IdempotencyKey = None,
 ) -> Receipt:
-    return Receipt.of(await gateway.sessions.prompt(tenant, session, body.prompt, idempotency_key))
+    receipt = await sessions.prompt(
+        tenant, session, body.prompt, idempotency_key, drop_buffer=body.drop_buffer
+    )
+    return Receipt.of(receipt)
 
 
 @router.post(
@@ -140,8 +177,8 @@ async def prompt(
     description="Stops generation, frees the slot, and keeps the state. A repeat gets the same answer.",
     responses=problems(401, 404, 409),
 )
-async def pause(session: SessionId, tenant: Tenant, gateway: Context) -> Session:
-    return Session.of(await gateway.sessions.pause(tenant, session))
+async def pause(session: SessionId, tenant: Tenant, sessions: Service) -> Session:
+    return Session.of(await sessions.pause(tenant, session))
 
 
 @router.post(
@@ -153,8 +190,8 @@ async def pause(session: SessionId, tenant: Tenant, gateway: Context) -> Session
     "request for a session that runs, gets the same answer.",
     responses=problems(401, 404, 409, 429),
 )
-async def resume(session: SessionId, tenant: Tenant, gateway: Context) -> Session:
-    return Session.of(await gateway.sessions.resume(tenant, session))
+async def resume(session: SessionId, tenant: Tenant, sessions: Service) -> Session:
+    return Session.of(await sessions.resume(tenant, session))
 
 
 @router.post(
@@ -168,10 +205,10 @@ async def resume(session: SessionId, tenant: Tenant, gateway: Context) -> Sessio
     responses=problems(*BODY, 401, 404, 409, 429),
 )
 async def migrate(
-    session: SessionId, caller: Caller, gateway: Context, body: NewMigration | None = None
+    session: SessionId, caller: Caller, sessions: Service, body: NewMigration | None = None
 ) -> StartedMigration:
     owner = None if caller.operator else caller.tenant
-    return StartedMigration.of(await gateway.sessions.migrate(owner, session, body.worker if body else None))
+    return StartedMigration.of(await sessions.migrate(owner, session, body.worker if body else None))
 
 
 @router.get(
@@ -181,6 +218,6 @@ async def migrate(
     description="Where the session was placed or migrated, and why, with the numbers that were compared.",
     responses=problems(401, 404),
 )
-async def decisions(session: SessionId, tenant: Tenant, gateway: Context) -> DecisionList:
-    page = await gateway.sessions.decisions(tenant, session)
+async def decisions(session: SessionId, tenant: Tenant, sessions: Service) -> DecisionList:
+    page = await sessions.decisions(tenant, session)
     return DecisionList(decisions=[SessionDecision.of(decision) for decision in page.decisions])

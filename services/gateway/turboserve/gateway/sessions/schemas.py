@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field
 
 from turboserve.contracts.base import ID_PATTERN, Text
+from turboserve.contracts.fidelity import LARGEST_LEAD_S, Tier
 from turboserve.contracts.requests import MigrationAccepted
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
@@ -45,6 +46,41 @@ _Value = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
 _SessionId = Annotated[str, Field(description="Id of the session.", examples=["ses_5f3a9c"])]
 
 
+class QualityInput(PublicInput):
+    """What a worker may do to the quality of the session's chunks while it has too little time."""
+
+    floor: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Least quality of a chunk, where 1 is the best configuration's. `null`: the worker's own "
+        "floor.",
+        examples=[0.9],
+    )
+    pin: bool = Field(
+        False, description="Whether every chunk is generated at the best quality.", examples=[False]
+    )
+
+
+_QualityInput = Annotated[
+    QualityInput | None,
+    Field(
+        description="Limits of the quality. `null`: the worker may lower it to its own floor.",
+        examples=[{"floor": 0.9, "pin": False}],
+    ),
+]
+_LeadInput = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        le=LARGEST_LEAD_S,
+        description="Maximum seconds of video that are generated ahead of the playhead; a worker raises it "
+        "to one chunk. With a short lead, a prompt is on screen sooner. `null`: the worker's own.",
+        examples=[0.75],
+    ),
+]
+
+
 class NewSession(PublicInput):
     """A session to create. Only `prompt` is required."""
 
@@ -67,12 +103,38 @@ class NewSession(PublicInput):
         description="The client's own data. It is stored and not interpreted.",
         examples=[{"project": "demo"}],
     )
+    quality: _QualityInput = None
+    max_lead_s: _LeadInput = None
+
+
+class SessionChange(PublicInput):
+    """What to change of a session. Members that are left out stay."""
+
+    quality: _QualityInput = None
+    max_lead_s: _LeadInput = None
+
+    @property
+    def changes(self) -> tuple[Literal["quality", "max_lead_s"], ...]:
+        """The members that the request has."""
+        names: tuple[Literal["quality", "max_lead_s"], ...] = ("quality", "max_lead_s")
+        return tuple(name for name in names if name in self.model_fields_set)
+
+
+DropBuffer = Annotated[
+    bool,
+    Field(
+        description="Whether viewers discard the video that they have not shown yet, and skip to the first "
+        "chunk that shows the prompt. The session's video stays as it is.",
+        examples=[False],
+    ),
+]
 
 
 class NewPrompt(PublicInput):
     """A prompt for a session that has begun."""
 
     prompt: PromptText
+    drop_buffer: DropBuffer = False
 
 
 class NewMigration(PublicInput):
@@ -126,6 +188,32 @@ class Links(PublicOutput):
         )
 
 
+class Quality(PublicOutput):
+    """Limits of the quality of a session's chunks."""
+
+    floor: float | None = Field(
+        description="Least quality of a chunk, where 1 is the best configuration's. `null`: the worker's own "
+        "floor.",
+        examples=[0.9],
+    )
+    pin: bool = Field(description="Whether every chunk is generated at the best quality.", examples=[False])
+
+
+class Playout(PublicOutput):
+    """How urgent a session is: what its newest chunk says that was sent to a viewer."""
+
+    slack_s: float = Field(
+        description="Playout slack now: seconds of video that the viewer with the least has left.",
+        examples=[1.9],
+    )
+    credit_s: float | None = Field(
+        description="Service credit when the chunk was published, seconds. `null`: not known.", examples=[1.5]
+    )
+    tier: Tier | None = Field(
+        description="Tier when the chunk was published. `null`: not known.", examples=["relaxed"]
+    )
+
+
 class Session(PublicOutput):
     """One session as its tenant sees it."""
 
@@ -156,6 +244,19 @@ class Session(PublicOutput):
         description="Number of the newest prompt that a chunk was generated under.", examples=[1]
     )
     playhead_s: float = Field(description="Media time that viewers have reached, seconds.", examples=[31.5])
+    quality: Quality | None = Field(
+        description="Limits of the quality. `null`: the worker may lower it to its own floor.",
+        examples=[{"floor": 0.9, "pin": False}],
+    )
+    max_lead_s: float | None = Field(
+        description="Maximum seconds of video that are generated ahead of the playhead. `null`: the worker's "
+        "own.",
+        examples=[0.75],
+    )
+    playout: Playout | None = Field(
+        description="How urgent the session is. `null`: no viewer watches it through this gateway.",
+        examples=[{"slack_s": 1.9, "credit_s": 1.5, "tier": "relaxed"}],
+    )
     reason: str | None = Field(
         description="Why the session ended, or why it waits. `null`: neither.", examples=[None]
     )
@@ -164,8 +265,9 @@ class Session(PublicOutput):
     links: Links = Field(description="Where the session's resources are.")
 
     @classmethod
-    def of(cls, record: SessionRecord) -> Self:
-        return cls(**record.model_dump(include=set(cls.model_fields)), links=Links.of(record.id))
+    def of(cls, record: SessionRecord, playout: Playout | None = None) -> Self:
+        row = record.model_dump(include=set(cls.model_fields))
+        return cls(**row, playout=playout, links=Links.of(record.id))
 
 
 class SessionList(PublicOutput):

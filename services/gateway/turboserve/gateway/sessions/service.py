@@ -16,7 +16,9 @@ from turboserve.contracts.errors import (
     TransitionError,
     UnavailableError,
 )
+from turboserve.contracts.fidelity import QualityLimits
 from turboserve.contracts.requests import (
+    ChangeSession,
     CreateSession,
     DecisionPage,
     EndSession,
@@ -30,9 +32,10 @@ from turboserve.contracts.requests import (
 from turboserve.contracts.sessions import Phase, PromptReceipt, SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.problems.errors import KeyReusedError
-from turboserve.gateway.sessions.schemas import NewSession
+from turboserve.gateway.sessions.schemas import NewSession, QualityInput, SessionChange
 from turboserve.ids import new_id, random_bits
 from turboserve.subjects import (
+    CHANGE_SESSION,
     CREATE_SESSION,
     END_SESSION,
     GET_SESSION,
@@ -81,6 +84,8 @@ class Sessions:
                     prompt=request.prompt,
                     seed=seed,
                     metadata=request.metadata,
+                    quality=_limits(request.quality),
+                    max_lead_s=request.max_lead_s,
                 ),
             )
         except ConflictError:
@@ -112,15 +117,30 @@ class Sessions:
         )
 
     async def prompt(
-        self, tenant: str, session: str, prompt: str, key: str | None, key_name: str = "Idempotency-Key"
+        self,
+        tenant: str,
+        session: str,
+        prompt: str,
+        key: str | None,
+        key_name: str = "Idempotency-Key",
+        *,
+        drop_buffer: bool = False,
     ) -> PromptReceipt:
         """Submit a prompt for the next chunk on. A repeat with the same `key` returns the first receipt.
+
+        With `drop_buffer`, viewers discard the video before that chunk.
 
         Raises KeyReusedError, which names `key_name`, if the first request had another prompt.
         """
         ref = _ref(tenant, session)
         prompt_id = new_id("prm") if key is None else _derived("prm", session, key)
-        request = SubmitPrompt(session=ref.session, tenant=ref.tenant, prompt_id=prompt_id, prompt=prompt)
+        request = SubmitPrompt(
+            session=ref.session,
+            tenant=ref.tenant,
+            prompt_id=prompt_id,
+            prompt=prompt,
+            drop_buffer=drop_buffer,
+        )
         try:
             return await self._bus.call(SUBMIT_PROMPT, request)
         except InvalidInputError as error:
@@ -135,6 +155,22 @@ class Sessions:
 
     async def resume(self, tenant: str, session: str) -> SessionRecord:
         return self.remember(await self._bus.call(RESUME_SESSION, _ref(tenant, session)))
+
+    async def change(self, tenant: str, session: str, request: SessionChange) -> SessionRecord:
+        """Change what the session's owner allows. Raises InvalidInputError for a request without a change."""
+        if not request.changes:
+            raise InvalidInputError(
+                "at least one of quality and max_lead_s is required", field="quality", limit="max_lead_s"
+            )
+        ref = _ref(tenant, session)
+        change = ChangeSession(
+            session=ref.session,
+            tenant=ref.tenant,
+            changes=request.changes,
+            quality=_limits(request.quality),
+            max_lead_s=request.max_lead_s,
+        )
+        return self.remember(await self._bus.call(CHANGE_SESSION, change))
 
     async def migrate(self, tenant: str | None, session: str, worker: str | None) -> MigrationAccepted:
         """Begin a migration. `worker` None: the best one. `tenant` None: an operator's, for any session."""
@@ -186,6 +222,10 @@ def _ref(tenant: str, session: str) -> SessionRef:
     if not is_id(session):
         raise SessionNotFoundError("no such session", field="session")
     return SessionRef(session=session, tenant=tenant)
+
+
+def _limits(quality: QualityInput | None) -> QualityLimits | None:
+    return None if quality is None else QualityLimits(floor=quality.floor, pin=quality.pin)
 
 
 def _digest(*parts: str) -> str:

@@ -12,11 +12,11 @@ from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.gateway.auth.middleware import StreamTenant, admitted
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.events.session_events import known_position
+from turboserve.gateway.live_response import LiveResponse
 from turboserve.gateway.problems.errors import UpgradeRequiredError
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.sessions.parameters import SessionId
 from turboserve.gateway.stream.mp4 import video
-from turboserve.gateway.stream.response import LiveResponse
 from turboserve.gateway.stream.socket import Connection, refuse
 from turboserve.gateway.stream.watch import place_of_viewer
 

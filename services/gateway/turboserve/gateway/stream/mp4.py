@@ -9,8 +9,8 @@ from contextlib import aclosing
 from turboserve import logs
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.gateway.chunk_log import StreamStart
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.stream.chunks import StreamStart
 from turboserve.gateway.stream.watch import Watch
 from turboserve.tasks import stop
 

@@ -10,11 +10,12 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from turboserve.contracts.base import Text
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.fidelity import Tier
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.gateway.problems.schemas import Problem
 from turboserve.gateway.problems.validation import invalid_input
 from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp, timestamp
-from turboserve.gateway.sessions.schemas import PromptText
+from turboserve.gateway.sessions.schemas import DropBuffer, PromptText, SessionChange
 
 VERSION = 1
 MEDIA_LIMIT_S = 1e9
@@ -83,6 +84,20 @@ class Init(_ServerMessage):
     fps: float = Field(description="Frames per second.", examples=[16.0])
 
 
+class ChunkFidelity(PublicOutput):
+    """The configuration of a chunk that is not of the best quality."""
+
+    steps: int = Field(description="Number of denoising steps.", examples=[3])
+    window_chunks: int = Field(
+        description="Number of newest chunks that attention reads, the chunk itself included.", examples=[3]
+    )
+    sparsity: float = Field(description="Share of the key blocks that attention skips.", examples=[0.0])
+    quality: float | None = Field(
+        description="Measured quality, where 1 is the best configuration's. `null`: not measured.",
+        examples=[0.97],
+    )
+
+
 class ChunkMessage(_ServerMessage):
     """Announces a chunk. One binary message follows: one closed fMP4 fragment."""
 
@@ -94,6 +109,20 @@ class ChunkMessage(_ServerMessage):
     duration_s: float = Field(description="Its duration, seconds.", examples=[0.75])
     control_seq: int = Field(description="Number of the prompt that it was generated under.", examples=[1])
     compute_s: float = Field(description="Time to generate it, seconds.", examples=[0.31])
+    slack_s: float | None = Field(
+        description="Playout slack when it was published: seconds of video that the viewer had left. Below "
+        "0: the chunk was late.",
+        examples=[1.9],
+    )
+    credit_s: float | None = Field(
+        description="Service credit then: the slack less the time of the next chunk, seconds.",
+        examples=[1.5],
+    )
+    tier: Tier | None = Field(description="Urgency of the session then.", examples=["relaxed"])
+    fidelity: ChunkFidelity | None = Field(
+        description="Its configuration. `null`: the best.",
+        examples=[{"steps": 3, "window_chunks": 3, "sparsity": 0.0, "quality": 0.97}],
+    )
     published_at: Timestamp = Field(description="When the worker published it.")
     bytes: int = Field(description="Size of the binary message that follows.", examples=[48213])
 
@@ -107,9 +136,22 @@ class ChunkMessage(_ServerMessage):
             duration_s=header.frames / header.fps,
             control_seq=header.control_seq,
             compute_s=header.compute_s,
+            slack_s=header.slack_s,
+            credit_s=header.credit_s,
+            tier=header.tier,
+            fidelity=None if header.fidelity is None else ChunkFidelity(**header.fidelity.model_dump()),
             published_at=timestamp(header.published_at),
             bytes=size,
         )
+
+
+class Skip(_ServerMessage):
+    """The next chunk is the first that shows a prompt with `drop_buffer`: discard all video before it."""
+
+    type: Literal["skip"] = Field(default="skip", description="The type of the message.")
+    index: int = Field(description="Index of the chunk to skip to, which follows.", examples=[42])
+    start_s: float = Field(description="Media time of its first frame, seconds.", examples=[31.35])
+    control_seq: int = Field(description="Number of the prompt that it shows.", examples=[1])
 
 
 class ReceiptMessage(_ServerMessage):
@@ -186,6 +228,13 @@ class PromptRequest(_ClientMessage):
 
     type: Literal["prompt"] = Field(description="The type of the message.")
     prompt: PromptText
+    drop_buffer: DropBuffer = False
+
+
+class ChangeRequest(_ClientMessage, SessionChange):
+    """Change the session's limits, from the next chunk on. `session.changed` follows."""
+
+    type: Literal["change"] = Field(description="The type of the message.")
 
 
 class PauseRequest(_ClientMessage):
@@ -212,13 +261,23 @@ class Ping(_ClientMessage):
     type: Literal["ping"] = Field(description="The type of the message.")
 
 
-SERVER_MESSAGES = (Hello, Init, ChunkMessage, ReceiptMessage, Pong, End, ErrorMessage)
+SERVER_MESSAGES = (Hello, Init, Skip, ChunkMessage, ReceiptMessage, Pong, End, ErrorMessage)
 """What the gateway sends besides events and video."""
-CLIENT_MESSAGES = (PlayheadReport, PromptRequest, PauseRequest, ResumeRequest, FirstFrame, Ping)
+CLIENT_MESSAGES = (
+    PlayheadReport,
+    PromptRequest,
+    ChangeRequest,
+    PauseRequest,
+    ResumeRequest,
+    FirstFrame,
+    Ping,
+)
 """What the gateway takes."""
-ClientMessage = PlayheadReport | PromptRequest | PauseRequest | ResumeRequest | FirstFrame | Ping
+ClientMessage = (
+    PlayheadReport | PromptRequest | ChangeRequest | PauseRequest | ResumeRequest | FirstFrame | Ping
+)
 _CLIENT: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="type")])
-_TAGS = ("playhead", "prompt", "pause", "resume", "first_frame", "ping")
+_TAGS = ("playhead", "prompt", "change", "pause", "resume", "first_frame", "ping")
 
 
 def read_message(text: str | None, limit_bytes: int) -> ClientMessage:

@@ -14,13 +14,13 @@ from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
+from turboserve.gateway.chunk_log import StreamStart
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.session_events import EventBase, public_event
 from turboserve.gateway.problems.errors import ChunkGoneError, MalformedRequestError
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.public import timestamp
 from turboserve.gateway.stream import protocol
-from turboserve.gateway.stream.chunks import StreamStart
 from turboserve.gateway.stream.watch import Watch
 from turboserve.tasks import stop
 from turboserve.telemetry import QUIET, links_to, traceparent, tracer, within
@@ -165,6 +165,12 @@ class Connection:
                             )
                             await self._socket.send_text(init.text())
                             await self._socket.send_bytes(chunk.init)
+                        if header.drops_buffer and header.index > 0:
+                            skip = protocol.Skip(
+                                index=header.index, start_s=header.start_s, control_seq=header.control_seq
+                            )
+                            await self._socket.send_text(skip.text())
+                            await self._watch.skipped(header.start_s)
                         await self._socket.send_text(protocol.ChunkMessage.of(header, len(fragment)).text())
                         await self._socket.send_bytes(fragment)
                 await self._watch.sent(chunk, len(fragment))
@@ -194,7 +200,7 @@ class Connection:
 
     def _span(self, message: protocol.ClientMessage) -> AbstractContextManager[object]:
         """Return the span of a request. It begins a trace, since the connection's own may last for hours."""
-        if not isinstance(message, protocol.PromptRequest | protocol.PauseRequest | protocol.ResumeRequest):
+        if isinstance(message, protocol.PlayheadReport | protocol.FirstFrame | protocol.Ping):
             return nullcontext()
         return _trace.start_as_current_span(
             f"process {message.type}",
@@ -214,7 +220,7 @@ class Connection:
                 )
             case protocol.PromptRequest():
                 receipt = await self._gateway.sessions.prompt(
-                    tenant, session, message.prompt, message.id, "id"
+                    tenant, session, message.prompt, message.id, "id", drop_buffer=message.drop_buffer
                 )
                 await self._send(
                     protocol.ReceiptMessage(
@@ -224,6 +230,8 @@ class Connection:
                         accepted_at=timestamp(receipt.accepted_at),
                     )
                 )
+            case protocol.ChangeRequest():
+                await self._gateway.sessions.change(tenant, session, message)
             case protocol.PauseRequest():
                 await self._gateway.sessions.pause(tenant, session)
             case protocol.ResumeRequest():

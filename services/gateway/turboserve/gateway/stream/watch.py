@@ -17,9 +17,9 @@ from turboserve.contracts.errors import SessionNotFoundError, TransitionError, T
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import Activity, SessionRecord
 from turboserve.gateway import metrics
+from turboserve.gateway.chunk_log import Chunk, StreamStart
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.session_events import follow_events
-from turboserve.gateway.stream.chunks import Chunk, StreamStart
 from turboserve.ids import new_id
 from turboserve.telemetry import QUIET, context_from, is_sampled, tracer
 from turboserve.telemetry_names import CHUNK_INDEX, SESSION, VIEWER
@@ -185,7 +185,11 @@ class Watch:
             metrics.delivery_duration.record(max(0.0, self._gateway.clock.wall() - header.published_at))
         if header.index == 0:
             self._gateway.sessions.first_chunk_sent(header.session)
-        await self._gateway.timeline.delivered(header.session, self.viewer, header.end_s, header.compute_s)
+        await self._gateway.timeline.delivered(self.viewer, header)
+
+    async def skipped(self, start_s: float) -> None:
+        """Note that the viewer discards the video before media time `start_s`."""
+        await self._gateway.timeline.skipped(self.record.id, self.viewer, start_s)
 
     async def _learn(self, record: SessionRecord) -> None:
         self.record = self._gateway.sessions.remember(record)

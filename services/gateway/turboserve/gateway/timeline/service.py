@@ -11,6 +11,7 @@ import nats.errors
 from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.clock import Clock
+from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.workers import Playhead
 from turboserve.gateway import metrics
 from turboserve.gateway.timeline.timeline import Command, Publish, Recovered, Stalled, Timeline, View
@@ -59,8 +60,20 @@ class TimelineService:
         metrics.viewers.add(-1)
         await self._do(self._timeline.left(session, viewer, self._clock.monotonic()))
 
-    async def delivered(self, session: str, viewer: str, end_s: float, compute_s: float) -> None:
-        await self._do(self._timeline.delivered(session, viewer, end_s, compute_s, self._clock.monotonic()))
+    async def delivered(self, viewer: str, header: ChunkHeader) -> None:
+        await self._do(
+            self._timeline.delivered(
+                header.session,
+                viewer,
+                header.end_s,
+                header.compute_s,
+                self._clock.monotonic(),
+                (header.credit_s, header.tier),
+            )
+        )
+
+    async def skipped(self, session: str, viewer: str, start_s: float) -> None:
+        await self._do(self._timeline.skipped(session, viewer, start_s, self._clock.monotonic()))
 
     async def reported(self, session: str, viewer: str, playhead_s: float, buffered_s: float) -> None:
         await self._do(

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from cachetools import FIFOCache
 
+from turboserve.contracts.fidelity import Tier
+
 EMPTY_BUFFER_S = 0.2
 """A viewer with a smaller buffer (about three frames) that does not advance has stalled."""
 
@@ -61,6 +63,10 @@ class View:
     credit_s: float
     """Service credit: slack less the time that the next chunk takes (SlackServe, eq. 1, with R = 0)."""
     stalls: int
+    worker_credit_s: float | None = None
+    """Service credit as the worker measured it for the newest chunk that was sent. None: not known."""
+    tier: Tier | None = None
+    """Tier as the worker measured it for that chunk. None: not known."""
 
 
 @dataclass
@@ -75,6 +81,8 @@ class _Viewer:
     seen_at: float
     started: bool = False
     stalled_at: float | None = None
+    skipped_to_s: float = 0.0
+    """Media time before which the viewer discards the video."""
 
 
 @dataclass
@@ -83,6 +91,8 @@ class _Session:
     playhead_s: float = 0.0
     playing: bool = True
     compute_s: float = 0.0
+    urgency: tuple[float | None, Tier | None] = None, None
+    """Credit and tier of the newest chunk that was sent, by its worker."""
     stalls: int = 0
     published_at: float = float("-inf")
     bound_s: float = 0.0
@@ -163,9 +173,18 @@ class Timeline:
         return [self._publish(session, state, now)]
 
     def delivered(
-        self, session: str, viewer: str, end_s: float, compute_s: float, now: float
+        self,
+        session: str,
+        viewer: str,
+        end_s: float,
+        compute_s: float,
+        now: float,
+        urgency: tuple[float | None, Tier | None] = (None, None),
     ) -> list[Command]:
-        """Note that `viewer` was sent a chunk. It ends at media time `end_s` and took `compute_s` to make."""
+        """Note that `viewer` was sent a chunk. It ends at media time `end_s` and took `compute_s` to make.
+
+        `urgency`: the session's credit and tier when the chunk was published, by its worker.
+        """
         state = self._sessions.get(session)
         if state is None or viewer not in state.viewers:
             return []
@@ -174,8 +193,26 @@ class Timeline:
         commands = self._advance(session, state, one, now) if one.self_paced else []
         one.delivered_s = max(one.delivered_s, end_s)
         state.raise_bound(now)
+        if end_s >= state.delivered_s:
+            state.urgency = urgency
         state.delivered_s = max(state.delivered_s, end_s)
         return commands
+
+    def skipped(self, session: str, viewer: str, start_s: float, now: float) -> list[Command]:
+        """Note that `viewer` discards the video before media time `start_s`, where its video goes on.
+
+        The session's owner asked for that with a prompt. So it may move the playhead faster than `bound_s`
+        allows, by at most what the session is ahead, and as often as prompts are accepted.
+        """
+        state = self._sessions.get(session)
+        one = state.viewers.get(viewer) if state else None
+        if state is None or one is None or one.self_paced:
+            return []
+        state.raise_bound(now)
+        state.bound_s = max(state.bound_s, start_s)
+        one.playhead_s, one.delivered_s = max(one.playhead_s, start_s), max(one.delivered_s, start_s)
+        one.skipped_to_s = start_s
+        return [self._publish(session, state, now)]
 
     def reported(
         self, session: str, viewer: str, playhead_s: float, buffered_s: float, now: float
@@ -192,7 +229,8 @@ class Timeline:
             # The viewer waits for its first chunk, whatever the clock of its player shows. With a playhead of
             # 0, the worker would wait for the viewer as well.
             playhead_s = max(playhead_s, one.start_s)
-        playhead_s = min(playhead_s, one.delivered_s)
+        # A report from before the skip shows what the viewer discards since.
+        playhead_s = min(max(playhead_s, one.skipped_to_s), one.delivered_s)
         advanced_s, elapsed_s = playhead_s - one.playhead_s, now - one.seen_at
         one.playhead_s, one.seen_at = playhead_s, now
         one.started = one.started or advanced_s > 0
@@ -238,7 +276,9 @@ class Timeline:
         if state is None:
             return None
         slack_s = min((one.delivered_s - one.playhead_s for one in state.viewers.values()), default=0.0)
-        return View(state.playhead_s, len(state.viewers), slack_s, slack_s - state.compute_s, state.stalls)
+        credit_s = slack_s - state.compute_s
+        viewers = len(state.viewers)
+        return View(state.playhead_s, viewers, slack_s, credit_s, state.stalls, *state.urgency)
 
     def sessions(self) -> list[str]:
         """Return every watched session."""

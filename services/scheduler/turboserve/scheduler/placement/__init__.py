@@ -11,6 +11,7 @@ from turboserve.scheduler.placement.interface import Assigner, NeverMigrates, Pl
 from turboserve.scheduler.placement.links import Link, LinkKind, Links
 from turboserve.scheduler.placement.minmax import MinMax
 from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
+from turboserve.scheduler.placement.slack import ReportedSlack
 from turboserve.scheduler.placement.types import (
     Candidate,
     Choice,
@@ -24,8 +25,11 @@ from turboserve.scheduler.placement.types import (
 
 PLACEMENTS: Policies[Placement] = Policies("placement", {"min-max": MinMax})
 """Placement policies by the name that the setting `placement` uses."""
+REBALANCERS: Policies[Rebalancer] = Policies("rebalancer", {"min-max": MinMaxRebalancer})
+"""Rebalancers by the name that the setting `rebalancer` uses."""
 __all__ = [
     "PLACEMENTS",
+    "REBALANCERS",
     "Assigner",
     "Candidate",
     "Choice",
@@ -41,6 +45,7 @@ __all__ = [
     "NeverMigrates",
     "Placement",
     "Rebalancer",
+    "ReportedSlack",
     "SessionState",
     "Weights",
     "WorkerState",

@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable, Iterator
 from math import inf
 
 from turboserve.scheduler.placement.pool import NO_WORKER, Item, Pool, PoolEntry, Ranking
+from turboserve.scheduler.placement.slack import ReportedSlack
 from turboserve.scheduler.placement.types import Candidate, SessionState, WorkerState
+from turboserve.scheduler.placement.urgency import Urgency
 
 PoolKey = tuple[str, str | None]
 """Model and digest of the weights."""
@@ -33,6 +35,8 @@ class Cluster:
         self.entries: dict[str, PoolEntry] = {}
         """Workers that exist and workers that sessions name, by id."""
         self.pools: dict[PoolKey, Pool] = {}
+        self.urgency = Urgency()
+        """Slacks of sessions, and the late chunks that workers expect."""
         self._keys: dict[str, list[PoolKey]] = {}
         """Model → keys of its pools."""
         for worker in workers:
@@ -56,6 +60,7 @@ class Cluster:
         pool = self.pool(worker.model, worker.weights_digest)
         pool.ready += entry.candidate
         pool.rank(entry)
+        self.urgency.touch(entry.id)
 
     def drop_worker(self, worker: str) -> None:
         """Remove a worker. Its sessions remain until they are put or dropped."""
@@ -82,9 +87,22 @@ class Cluster:
     def drop_session(self, session: str) -> None:
         """Remove a session."""
         before = self.sessions.pop(session, None)
+        self.urgency.slacks.pop(session, None)
         if before is not None:
             self.pool(before.model, before.weights_digest).migrating.discard(session)
             self._rank(self._unmark(before))
+
+    def put_slack(self, session: str, slack: ReportedSlack | None) -> None:
+        """Replace the slack of a session; None: not known. A session that the cluster lacks is ignored."""
+        state, slacks = self.sessions.get(session), self.urgency.slacks
+        if state is None or slacks.get(session) == slack:
+            return
+        if slack is None:
+            del slacks[session]
+        else:
+            slacks[session] = slack
+        for worker, _ in _marks(state):
+            self.urgency.touch(worker)
 
     def pool(self, model: str, weights_digest: str | None = None) -> Pool:
         """Return the pool of the workers with this model and these weights; makes it if there is none."""
@@ -106,6 +124,11 @@ class Cluster:
         entry = self.entries.get(worker)
         return 0 if entry is None else entry.slots
 
+    def floor_slots(self, worker: str) -> int:
+        """Return K_floor of a worker, whether it absorbs now or not; 0 if it is not known."""
+        entry = self.entries.get(worker)
+        return 0 if entry is None else entry.floor_slots
+
     def candidates(self) -> list[Candidate]:
         """Return the workers that may get sessions, in order of id, for `Placement.place`."""
         return [
@@ -118,6 +141,7 @@ class Cluster:
                 leaving=len(entry.going),
                 suspect=entry.state.suspect,
                 chunk_latency_s=entry.state.chunk_latency_s,
+                floor_capacity=entry.limit,
             )
             for entry in sorted(self.entries.values(), key=lambda e: e.id)
             if entry.candidate
@@ -137,6 +161,7 @@ class Cluster:
             pool = self.pool(state.model, state.weights_digest)
             pool.ready -= entry.candidate
             pool.forget(entry)
+            self.urgency.touch(entry.id)
 
     def _mark(self, session: SessionState) -> dict[str, PoolEntry]:
         touched: dict[str, PoolEntry] = {}
@@ -154,6 +179,7 @@ class Cluster:
 
     def _rank(self, touched: dict[str, PoolEntry]) -> None:
         for entry in touched.values():
+            self.urgency.touch(entry.id)
             if entry.state is NO_WORKER:
                 self._tidy(entry)
             else:
@@ -216,19 +242,24 @@ class TentativeAssignment:
         return entry.curve(entry.staying + self.added.get(entry.id, 0))
 
     def best(
-        self, ranking: Ranking, limit_s: float = inf, excluded: Collection[str] = (), suspects: bool = False
+        self,
+        ranking: Ranking,
+        limit_s: float = inf,
+        excluded: Collection[str] = (),
+        last_resort: bool = False,
     ) -> PoolEntry | None:
         """Return the best worker of `ranking`, with the added sessions counted; None if there is none.
 
         The worker has room, is not in `excluded`, and its chunk latency with one more session is at most
-        `limit_s`. `suspects`: suspect workers may be chosen as a last resort; `limit_s` must then be inf.
+        `limit_s`. `last_resort`: workers that hold more than K sessions at lower fidelity may be chosen, and
+        after them suspect workers; `limit_s` must then be inf.
         """
         cursor = self._cursors.setdefault(id(ranking), _Cursor())
         aside: list[Item] = []
         found: PoolEntry | None = None
         while (item := self._first(cursor, ranking)) is not None:
-            suspect, latency_s, name = bool(item[0]), float(item[1]), str(item[-1])
-            if latency_s > limit_s or (suspect and not suspects):
+            last, latency_s, name = bool(item[0]), float(item[1]), str(item[-1])
+            if latency_s > limit_s or (last and not last_resort):
                 break
             if name not in excluded:
                 found = self._entries[name]
@@ -246,7 +277,7 @@ class TentativeAssignment:
                 true = self._entries[str(heap[0][-1])].target_item(count)
                 if true == heap[0]:
                     break
-                # Added sessions only raise the latency, so the updated item ranks further back.
+                # Added sessions only raise the key, so the updated item ranks further back.
                 heapq.heappop(heap)
                 if true is not None:
                     heapq.heappush(heap, true)

@@ -14,14 +14,15 @@ from turboserve.scheduler.placement.types import Candidate, Choice, Demand, Migr
 
 HELD = "it holds the session's state"
 LEAST = "the bottleneck latency grows least"
+LOWERED = "no slot is free, so chunks get lower fidelity; the bottleneck latency grows least"
 
 
 class MinMax(Placement):
     """Chooses the worker where the worst chunk latency of the model grows least.
 
     Ties go to the worker with the lowest own chunk latency with the session, then to the lower load, then to
-    the lower id. A resumed session returns to the worker that holds its state if there is room. Suspect
-    workers are the last resort.
+    the lower id. A resumed session returns to the worker that holds its state if there is room. If no slot is
+    free, a worker that absorbs takes more than K sessions, up to K_floor; suspect workers come after those.
 
     Since max(L, a) ≤ max(L, b) whenever a ≤ b, this is the order of the own latency alone. So one ranking
     serves every L, and `assign` finds the worker in logarithmic time. `place` computes every maximum; a test
@@ -59,6 +60,7 @@ class MinMax(Placement):
             return Choice(demand.session, None, why_not(ready, refused, demand), {"candidates": ready})
         counted = entry.id == demand.counted_on
         others = entry.held + tentative.added.get(entry.id, 0) - counted
+        reason = reason if others < entry.slots else LOWERED
         staying = others - len(entry.going)
         if not counted:
             tentative.add(entry.id)
@@ -67,9 +69,8 @@ class MinMax(Placement):
         own = id(cluster.pool(demand.model, entry.state.weights_digest))
         bottlenecks[own] = max(bottlenecks[own], level_s)
         latency_s = entry.curve(others + 1)
-        return _choice(
-            demand, entry.id, reason, latency_s, (bottleneck_s, after_s), (others, entry.slots), ready
-        )
+        load = (others, entry.slots, entry.limit)
+        return _choice(demand, entry.id, reason, latency_s, (bottleneck_s, after_s), load, ready)
 
     @staticmethod
     def _held(cluster: Cluster, tentative: TentativeAssignment, demand: Demand) -> PoolEntry | None:
@@ -92,7 +93,7 @@ class MinMax(Placement):
         excluded = demand.excluded if own is None else {*demand.excluded, own.id}
         found: list[tuple[Item, PoolEntry]] = []
         for pool in cluster.pools_for(demand.model, demand.weights_digest):
-            best = tentative.best(pool.targets, excluded=excluded, suspects=True)
+            best = tentative.best(pool.targets, excluded=excluded, last_resort=True)
             if best is not None and (item := best.target_item(tentative.added.get(best.id, 0))) is not None:
                 found.append((item, best))
         if own is not None and (item := own.target_item(tentative.added.get(own.id, 0) - 1)) is not None:
@@ -117,6 +118,14 @@ class MinMax(Placement):
         bottleneck_s = max(levels, default=0.0)
         others = {name: load - (name == demand.counted_on) for name, load in loads.items()}
         rooms = [c for c in candidates if others[c.worker] < c.capacity and c.worker not in demand.excluded]
+        if all(c.suspect for c in rooms):
+            rooms += [
+                c
+                for c in candidates
+                if c.capacity <= others[c.worker] < c.floor_capacity
+                and not c.suspect
+                and c.worker not in demand.excluded
+            ]
         if not rooms:
             refused = any(c.worker in demand.excluded for c in candidates)
             reason = why_not(len(candidates), refused, demand)
@@ -128,21 +137,18 @@ class MinMax(Placement):
             after_s = max(bottleneck_s, latency_s)
             return candidate.suspect, after_s, latency_s, on_it / candidate.capacity, candidate.worker
 
-        held = next((c for c in rooms if c.worker == demand.holder and not c.suspect), None)
+        slotted = (c for c in rooms if others[c.worker] < c.capacity and not c.suspect)
+        held = next((c for c in slotted if c.worker == demand.holder), None)
         best = held or min(rooms, key=cost)
         on_it = others[best.worker]
         if best.worker != demand.counted_on:
             added[best.worker] += 1
         curve = curves[best.worker]
         after_s = bottleneck_s if best.suspect else max(bottleneck_s, curve(on_it - best.leaving + 1))
+        reason = HELD if held is not None else LEAST if on_it < best.capacity else LOWERED
+        load = (on_it, best.capacity, best.floor_capacity)
         return _choice(
-            demand,
-            best.worker,
-            HELD if held is not None else LEAST,
-            curve(on_it + 1),
-            (bottleneck_s, after_s),
-            (on_it, best.capacity),
-            len(candidates),
+            demand, best.worker, reason, curve(on_it + 1), (bottleneck_s, after_s), load, len(candidates)
         )
 
 
@@ -152,10 +158,10 @@ def _choice(
     reason: str,
     latency_s: float,
     bottleneck_s: tuple[float, float],
-    load: tuple[int, int],
+    load: tuple[int, int, int],
     candidates: int,
 ) -> Choice:
-    others, slots = load
+    others, slots, floor_slots = load
     before_s, after_s = bottleneck_s
     numbers = {
         "latency_s": latency_s,
@@ -165,6 +171,8 @@ def _choice(
         "capacity": slots,
         "candidates": candidates,
     }
+    if others >= slots:
+        numbers["floor_capacity"] = floor_slots
     return Choice(demand.session, worker, reason, numbers)
 
 
@@ -212,7 +220,11 @@ def _exchanged(
     open_ = [
         i
         for i, (demand, choice) in enumerate(zip(demands, choices, strict=True))
-        if choice.worker is not None and demand.counted_on is None and demand.holder != choice.worker
+        if choice.worker is not None
+        and demand.counted_on is None
+        and demand.holder != choice.worker
+        # A migration to a worker without a free slot will not be decided.
+        and choice.numbers["sessions"] <= choice.numbers["capacity"]
     ]
     for migration in sorted(migrations, key=lambda migration: (-migration.cost_s, migration.session)):
         session = cluster.sessions[migration.session]

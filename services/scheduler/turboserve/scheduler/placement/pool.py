@@ -12,6 +12,12 @@ CHUNK_S = 0.75
 """Playing time of a chunk in seconds; also the assumed chunk latency of a full worker without a profile."""
 
 
+GAIN = 0.8
+LEAST_GAIN = 0.05
+"""Part of a row's throughput that a further row of a batch must add: `GAIN` divided by the ready sessions, at
+least `LEAST_GAIN`. Both are the worker's."""
+
+
 class LatencyCurve:
     """Seconds of a chunk by number of sessions. The curve never falls, and L(0) is 0.
 
@@ -20,7 +26,7 @@ class LatencyCurve:
     - Without measurements, L(n) is n / `capacity` of `CHUNK_S`, so that unequal workers fill in proportion.
     """
 
-    __slots__ = ("_measured", "_seconds", "measured")
+    __slots__ = ("_best_batches", "_measured", "_seconds", "measured")
 
     def __init__(self, profile: Mapping[int, float], capacity: int) -> None:
         self.measured = bool(profile)
@@ -28,6 +34,7 @@ class LatencyCurve:
         if not profile:
             self._measured.insert(0, (0, 0.0))
         self._seconds = [0.0]
+        self._best_batches = [0, 1]
 
     def __call__(self, sessions: int) -> float:
         seconds = self._seconds
@@ -39,6 +46,27 @@ class LatencyCurve:
         """Return the largest n ≤ `up_to` with L(n) ≤ `limit_s`."""
         self(up_to)
         return max(0, bisect.bisect_right(self._seconds, limit_s, 0, up_to + 1) - 1)
+
+    def best_batch(self, ready: int) -> int:
+        """Return the largest batch of at most `ready` sessions that pays.
+
+        The rule is that of the worker's `LatencyProfile.best_batch` and `LeastCreditFirst`: a batch of b pays
+        against a smaller one of a when b / L(b) is at least a / L(a) times 1 + g · (b − a) / b, with
+        g = max(`LEAST_GAIN`, `GAIN` / ready).
+        """
+        best = self._best_batches
+        while len(best) <= ready:
+            count = len(best)
+            gain, chosen = max(LEAST_GAIN, GAIN / count), 1
+            for size in range(2, count + 1):
+                smaller_s, larger_s = self(chosen), self(size)
+                # The worker's formula, literally: ties must be broken in the same way.
+                if smaller_s <= 0 or size / larger_s >= chosen / smaller_s * (
+                    1 + gain * (size - chosen) / size
+                ):
+                    chosen = size
+            best.append(chosen)
+        return best[ready]
 
     def _at(self, sessions: int) -> float:
         measured = self._measured
@@ -100,13 +128,15 @@ class Ranking:
         return (str(item[-1]) for item in self.items)
 
 
+LOWERED, SUSPECT = 0.5, 1.0
+"""First elements of the keys of targets that are a last resort. Migrations for balance do not use them."""
 NO_WORKER = WorkerState(id="", model="", capacity=0, ready=False)
 
 
 class PoolEntry:
     """One worker that exists or that a session names, and the sessions on it."""
 
-    __slots__ = ("coming", "curve", "going", "here", "id", "slots", "state", "suspended")
+    __slots__ = ("coming", "curve", "floor_slots", "going", "here", "id", "slots", "state", "suspended")
 
     def __init__(self, name: str) -> None:
         self.id = name
@@ -114,6 +144,8 @@ class PoolEntry:
         self.curve = LatencyCurve({}, 0)
         self.slots = 0
         """K: number of slots."""
+        self.floor_slots = 0
+        """K_floor within the target chunk latency, but not below K."""
         self.here: set[str] = set()
         """Sessions whose rows hold a slot on the worker."""
         self.coming: set[str] = set()
@@ -128,6 +160,15 @@ class PoolEntry:
         if state.chunk_latency_s != before.chunk_latency_s or state.capacity != before.capacity:
             self.curve = LatencyCurve(state.chunk_latency_s, state.capacity)
             self.slots = slots(self.curve, state.capacity, target_s)
+        self.floor_slots = self.slots
+        if min(state.floor_capacity, self.slots) > 0:
+            floor = LatencyCurve(state.floor_chunk_latency_s, state.floor_capacity)
+            self.floor_slots = max(slots(floor, state.floor_capacity, target_s), self.slots)
+
+    @property
+    def limit(self) -> int:
+        """Sessions that the worker may hold as a last resort: K_floor while it absorbs, otherwise K."""
+        return self.floor_slots if self.state.absorbs else self.slots
 
     @property
     def held(self) -> int:
@@ -156,13 +197,18 @@ class PoolEntry:
     def target_item(self, added: int = 0) -> Item | None:
         """Return the worker's sort key among targets, with `added` more sessions on it.
 
-        Order: suspects last, then the lower chunk latency with one more session, then the lower load, then
-        the lower id. None: the worker is full or takes no sessions.
+        Order: workers with a slot, then those that hold more than K sessions at lower fidelity, then
+        suspects; then the lower chunk latency with one more session, then the lower load, then the lower id.
+        Latency and load are those of full fidelity. None: the worker is full or takes no sessions.
         """
         held = self.held + added
-        if held >= self.slots or not self.candidate:
+        if held >= self.slots:
+            if held >= self.limit or not self.serves:
+                return None
+            return (LOWERED, self.curve(held + 1), held / self.slots, self.id)
+        if not self.candidate:
             return None
-        return (float(self.state.suspect), self.curve(held + 1), held / self.slots, self.id)
+        return (SUSPECT if self.state.suspect else 0.0, self.curve(held + 1), held / self.slots, self.id)
 
 
 class Pool:
@@ -175,7 +221,7 @@ class Pool:
         self.ready = 0
         """Number of workers that may get sessions if they have room."""
         self.targets = Ranking()
-        """Workers with room, by `PoolEntry.target_item`."""
+        """Workers with room, by `PoolEntry.target_item`. Workers of the last resort are at the end."""
         self.near: dict[tuple[LinkKind, str], Ranking] = {}
         """`targets` by host and by node, without suspects."""
         self.tops = Ranking()
@@ -186,6 +232,11 @@ class Pool:
         self.suspended_ranking = Ranking()
         """Serving workers by (sessions per slot, suspended ones included; id): targets of suspended
         sessions."""
+        self.late = Ranking()
+        """Serving workers that expect late chunks, by (− number, id). See `Urgency.refresh`."""
+        self.relaxed = Ranking()
+        """Serving workers with room, by (late chunks that an urgent session more would cause, latency with
+        one session more, id). Workers that do not report slack are missing. See `Urgency.refresh`."""
         self.draining: set[str] = set()
         """Workers that are draining."""
         self.migrating: set[str] = set()
@@ -221,7 +272,7 @@ class Pool:
     def forget(self, entry: PoolEntry) -> None:
         """Remove the worker from all rankings."""
         state = entry.state
-        for ranking in (self.targets, self.tops, self.spare, self.suspended_ranking):
+        for ranking in (self.targets, self.tops, self.spare, self.suspended_ranking, self.late, self.relaxed):
             ranking.put(entry.id, None)
         if state.host:
             self._near(LinkKind.HOST, state.host).put(entry.id, None)

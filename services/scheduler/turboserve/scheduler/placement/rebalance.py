@@ -8,7 +8,9 @@ from math import nextafter
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.links import Links
 from turboserve.scheduler.placement.plan import Plan, Planner, Stage, Step, stages
-from turboserve.scheduler.placement.pool import Item, PoolEntry
+from turboserve.scheduler.placement.pool import PoolEntry
+from turboserve.scheduler.placement.rescue import LateGuard, Rescuer, begun, migration_of
+from turboserve.scheduler.placement.spread import spread
 from turboserve.scheduler.placement.types import Migration, MigrationKind, SessionState, Weights
 
 TRIES = 8
@@ -27,6 +29,10 @@ class MinMaxRebalancer:
        migrations of a set share Γ.
     3. If the set is larger than `Weights.migrations_at_once`, the rest follows in later decisions, where the
        rest gains more than before.
+
+    With `Weights.rescue_horizon_s` and workers that report slack, the objective is first the number of
+    expected late chunks, and then the above: drains get their targets first, then the migrations that save
+    late chunks, and then those for balance that make none late. All share the limits and the rests.
     """
 
     def __init__(self, weights: Weights | None = None, links: Links | None = None) -> None:
@@ -36,23 +42,46 @@ class MinMaxRebalancer:
     def propose(self, cluster: Cluster, now: float) -> list[Migration]:
         found: list[Migration] = []
         for _, pool in sorted(cluster.pools.items(), key=lambda one: (one[0][0], one[0][1] or "")):
-            found += self._in_pool(cluster, Planner(cluster, pool, self.links, now))
+            found += self._with_rescues(cluster, Planner(cluster, pool, self.links, now), now)
         return found
 
-    def _in_pool(self, cluster: Cluster, planner: Planner) -> list[Migration]:
+    def _with_rescues(self, cluster: Cluster, planner: Planner, now: float) -> list[Migration]:
+        allowed = self._allowed(cluster, planner)
+        if allowed <= 0 or not self.weights.rescue_horizon_s or not cluster.urgency.slacks:
+            return self._in_pool(cluster, planner, now)
+        before_s = planner.pool.bottleneck_s
+        base = self._base(planner, before_s)
+        with begun(cluster, [(step.session, step.target.id) for step in base.steps]):
+            rescues = Rescuer(cluster, planner, self.weights, now).find(allowed)
+            if rescues:
+                with begun(cluster, [(one.step.session, one.step.target.id) for one in rescues]):
+                    rest = self._in_pool(cluster, Planner(cluster, planner.pool, self.links, now), now)
+        if not rescues:
+            return self._in_pool(cluster, planner, now)
+        eta = self.weights.eta
+        drains = [_drain(step, before_s, base, len(base.steps), eta) for step in base.steps]
+        return [*drains, *(migration_of(one, self.weights) for one in rescues), *rest]
+
+    def _allowed(self, cluster: Cluster, planner: Planner) -> int:
+        """Return how many migrations may begin in the pool, without drains."""
+        pool = planner.pool
+        under_way = sum(cluster.sessions[name].worker not in pool.draining for name in sorted(pool.migrating))
+        return self.weights.migrations_at_once - under_way
+
+    def _in_pool(self, cluster: Cluster, planner: Planner, now: float) -> list[Migration]:
         pool, eta = planner.pool, self.weights.eta
         before_s = pool.bottleneck_s
+        guard = LateGuard(cluster, self.weights, now)
         base = self._base(planner, before_s)
-        best, gain_s = self._best(cluster, planner, base)
+        best, gain_s = self._best(cluster, planner, base, guard)
         drains = [step for step in best.steps if step.drain]
         migrations = [_drain(step, before_s, base, len(drains), eta) for step in drains]
-        under_way = sum(cluster.sessions[name].worker not in pool.draining for name in sorted(pool.migrating))
-        allowed = self.weights.migrations_at_once - under_way
+        allowed = self._allowed(cluster, planner)
         if allowed > 0:
             balance = [step for step in best.steps if not step.drain]
             migrations += [_balance(step, base, best, gain_s, eta) for step in balance[:allowed]]
             if self.weights.spreads and len(balance) < allowed:
-                migrations += spread(cluster, planner, best, allowed - len(balance), self.weights)
+                migrations += spread(cluster, planner, best, allowed - len(balance), self.weights, guard)
         if pool.draining:
             migrations += drain_suspended(cluster, planner, eta)
         return migrations
@@ -67,7 +96,7 @@ class MinMaxRebalancer:
             plan = planner.plan(max(before_s, worst_s), drains, most=0)
         return plan
 
-    def _best(self, cluster: Cluster, planner: Planner, base: Plan) -> tuple[Plan, float]:
+    def _best(self, cluster: Cluster, planner: Planner, base: Plan, guard: LateGuard) -> tuple[Plan, float]:
         """Return the plan that gains most over `base`, or `base` itself, and its gain in seconds."""
         weights = self.weights
         least_s = weights.least_gain * base.latency_s
@@ -79,7 +108,7 @@ class MinMaxRebalancer:
                 break
             for plan in self._plans(planner, base, stage):
                 gained_s = base.latency_s - plan.latency_s - weights.eta * (plan.cost_s - base.cost_s)
-                if gained_s > gain_s:
+                if gained_s > gain_s and not guard.worsens(plan.steps, base.steps):
                     best, gain_s = plan, gained_s
         return best, gain_s
 
@@ -145,100 +174,6 @@ def _balance(step: Step, base: Plan, best: Plan, gain_s: float, eta: float) -> M
         kind=MigrationKind.BALANCE,
         numbers={**_numbers(step, best, base.latency_s, eta), "migrations_together": together},
     )
-
-
-def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: Weights) -> list[Migration]:
-    """Propose up to `most` migrations on top of `plan`, and count them in `plan`.
-
-    If many workers share the bottleneck, L falls only after as many migrations, which may cost more than they
-    gain. But each of them makes chunks faster for all sessions that remain on its source. So Γ is taken over
-    the two workers of a migration: the source's latency now, minus the worse of both latencies afterwards.
-
-    The source is the worker that stays slowest after losing a session. The target must stay at least as fast
-    as the source becomes. So no such migration is worth undoing, and profile noise causes none.
-    """
-    sources = _Sources(cluster, planner, plan)
-    migrations: list[Migration] = []
-    for _ in range(weights.horizon):
-        source = sources.first() if len(migrations) < most else None
-        if source is None:
-            break
-        there = plan.sessions_on(source)
-        before_s, after_s = source.curve(there), source.curve(there - 1)
-        session = sources.session(source)
-        excluded = session.excluded if session is not None else ()
-        target = plan.tentative.best(planner.pool.targets, after_s, excluded)
-        if target is None and not excluded:
-            break
-        if session is None or target is None:
-            sources.skip()
-            continue
-        cost_s = planner.cost_s(session, source, target)
-        gain_s = before_s - after_s - weights.eta * cost_s
-        if gain_s <= weights.least_gain * before_s:
-            sources.skip()
-            continue
-        plan.tentative.add(target.id)
-        sources.take(source, session)
-        numbers = {
-            "source_latency_s": before_s,
-            "source_latency_after_s": after_s,
-            "target_latency_s": plan.level_s(target),
-            "source_sessions": there,
-            "target_sessions": plan.sessions_on(target),
-            "cost_s": cost_s,
-            "eta": weights.eta,
-            "state_bytes": session.state_bytes,
-        }
-        reason = (
-            f"chunks on {source.id} take {after_s:.3g} s instead of {before_s:.3g} s then, and "
-            f"{numbers['target_latency_s']:.3g} s on {target.id}, which has more slack"
-        )
-        migrations.append(
-            Migration(session.id, source.id, target.id, gain_s, cost_s, reason, MigrationKind.SPREAD, numbers)
-        )
-    return migrations
-
-
-class _Sources:
-    """Source workers in the order of `Pool.spare`, updated as sessions are taken from them."""
-
-    def __init__(self, cluster: Cluster, planner: Planner, plan: Plan) -> None:
-        self._entries = cluster.entries
-        self._planner = planner
-        self._plan = plan
-        self._gone = {step.session.id for step in plan.steps}
-        self._heap: list[Item] = []
-        self._position = 0
-
-    def first(self) -> PoolEntry | None:
-        items, heap = self._planner.pool.spare.items, self._heap
-        # Sessions that the plan takes from a worker only move that worker further back.
-        while self._position < len(items) and (not heap or items[self._position] < heap[0]):
-            entry = self._entries[str(items[self._position][-1])]
-            self._position += 1
-            self._push(entry)
-        return self._entries[str(heap[0][-1])] if heap else None
-
-    def session(self, entry: PoolEntry) -> SessionState | None:
-        """Return the worker's session that is cheapest to migrate; None if there is none."""
-        return next((s for s in self._planner.movable(entry) if s.id not in self._gone), None)
-
-    def skip(self) -> None:
-        """Drop the first worker as a source."""
-        heapq.heappop(self._heap)
-
-    def take(self, entry: PoolEntry, session: SessionState) -> None:
-        """Take `session` from `entry`, which must be the first worker."""
-        self._gone.add(session.id)
-        self._plan.taken[entry.id] = self._plan.taken.get(entry.id, 0) + 1
-        heapq.heappop(self._heap)
-        self._push(entry)
-
-    def _push(self, entry: PoolEntry) -> None:
-        left = self._plan.sessions_on(entry) - 1
-        if left > 0:
-            heapq.heappush(self._heap, (-entry.curve(left), entry.id))
 
 
 def drain_suspended(cluster: Cluster, planner: Planner, eta: float) -> list[Migration]:

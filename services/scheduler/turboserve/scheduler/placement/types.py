@@ -15,6 +15,12 @@ class WorkerState:
     model: str
     capacity: int
     """Slots that the worker's memory and its own limit allow. The target chunk latency may allow fewer."""
+    floor_capacity: int = 0
+    """K_floor: sessions that the worker carries if chunks get lower fidelity. 0: it lowers none."""
+    absorbs: bool = False
+    """Whether the worker may hold up to K_floor sessions for now, since capacity is on its way."""
+    floor_chunk_latency_s: Mapping[int, float] = field(default_factory=dict)
+    """As `chunk_latency_s`, at the floor's configuration. Empty: not measured."""
     weights_digest: str | None = None
     """Digest of the weights. Sessions migrate only between workers of equal weights. None: not known."""
     ready: bool = True
@@ -76,6 +82,8 @@ class Candidate:
     leaving: int = 0
     """Number of sessions in `load` that migrate to another worker."""
     weights_digest: str | None = None
+    floor_capacity: int = 0
+    """Sessions that the worker may hold as a last resort; K if it does not absorb."""
 
     def serves(self, demand: Demand) -> bool:
         """Whether the worker has the session's model and, if the session needs certain weights, these."""
@@ -123,6 +131,8 @@ class MigrationKind(StrEnum):
     SPREAD = "spread"
     """Too many workers share the bottleneck for it to fall. The migration relieves one of them, and the
     target stays no slower than the source becomes. So new workers get sessions."""
+    RESCUE = "rescue"
+    """Fewer chunks are expected to be late (SlackServe: re-homing)."""
     DRAIN = "drain"
     """The session's worker is draining. The migration is proposed whatever it gains."""
 
@@ -135,8 +145,8 @@ class Migration:
     source: str
     target: str
     gain_s: float
-    """Γ = L − L′ − η κ, seconds; positive except for drains. Migrations that lower the bottleneck only
-    together share their gain equally. For a spread, L is taken over source and target."""
+    """Γ = L − L′ − η κ, seconds; positive except for drains and rescues. Migrations that lower the bottleneck
+    only together share their gain equally. For a spread or a rescue, L is taken over source and target."""
     cost_s: float
     """κ: expected seconds of the transfer, by the α–β model."""
     reason: str
@@ -162,3 +172,8 @@ class Weights:
     decisions."""
     spreads: bool = True
     """Whether sessions also migrate if the overall bottleneck stays and only the source becomes faster."""
+    rescue_horizon_s: float = 0.0
+    """Sessions also migrate to save chunks that are expected to be late within this time, seconds. And no
+    migration for balance may make further chunks late within it. 0: slack is not used."""
+    least_saved: int = 1
+    """Minimum number of late chunks that a rescue saves."""

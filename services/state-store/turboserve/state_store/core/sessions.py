@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from turboserve.contracts import events
 from turboserve.contracts.errors import ForbiddenError, InvalidInputError, StaleEpochError
 from turboserve.contracts.requests import (
+    ChangeSession,
     CreateSession,
     FailSession,
     PlaceSession,
@@ -43,6 +44,9 @@ def create(request: CreateSession, now: float) -> Change:
         prompt=request.prompt,
         seed=request.seed,
         metadata=request.metadata,
+        quality=request.quality,
+        max_lead_s=request.max_lead_s,
+        requested_at=now,
         phase=Phase.REQUESTED,
         version=1,
         epoch=0,
@@ -57,7 +61,15 @@ def create(request: CreateSession, now: float) -> Change:
 def submit_prompt(record: SessionRecord, request: SubmitPrompt, now: float) -> tuple[Change, PromptReceipt]:
     """Set the prompt, which a worker applies at a chunk boundary. Also allowed while suspended."""
     _storable("prompt", request.prompt)
-    after = step(record, now, prompt=request.prompt, control_seq=record.control_seq + 1)
+    seq = record.control_seq + 1
+    after = step(
+        record,
+        now,
+        prompt=request.prompt,
+        control_seq=seq,
+        drop_buffer_seq=seq if request.drop_buffer else record.drop_buffer_seq,
+        requested_at=now if request.drop_buffer else record.requested_at,
+    )
     receipt = PromptReceipt(
         session=record.id,
         prompt_id=request.prompt_id,
@@ -111,8 +123,18 @@ def resume(record: SessionRecord, now: float) -> Change | None:
         raise not_allowed(record, "resumed")
     if record.phase is not Phase.SUSPENDED or record.activity is Activity.WATCHING:
         return None
-    after = step(record, now, to=Phase.SUSPENDED, activity=Activity.WATCHING)
+    after = step(record, now, to=Phase.SUSPENDED, activity=Activity.WATCHING, requested_at=now)
     event = events.SessionResumeRequested(id=change_id(after, "resume"), at=now, record=after)
+    return Change(after, (event,))
+
+
+def change(record: SessionRecord, request: ChangeSession, now: float) -> Change | None:
+    """Set what the owner allows. Also allowed while suspended. None: the row has these values already."""
+    updates = {name: getattr(request, name) for name in request.changes}
+    if not record.phase.ended and all(getattr(record, name) == value for name, value in updates.items()):
+        return None
+    after = step(record, now, **updates)
+    event = events.SessionChanged(id=change_id(after, "changed"), at=now, record=after)
     return Change(after, (event,))
 
 
@@ -181,6 +203,9 @@ def place(record: SessionRecord, request: PlaceSession, slots: Slots, now: float
     owned = assign_owner(record, request.worker) | {
         "weights_digest": slots.weights_digest or record.weights_digest
     }
+    if record.phase.holds_slot and record.next_chunk > 0:
+        # The session has lost its worker. Its chunks have answered the request for it.
+        owned["requested_at"] = None
     after = step(record, now, to=Phase.ACTIVE, reason=None, **NO_MIGRATION, **owned)
     changed = record.next_chunk > 0 and record.weights_digest not in (None, after.weights_digest)
     decision = request.decision.model_copy(

@@ -141,6 +141,7 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
         pid=load.pid,
         pool_member=load.pool_member,
         chunk_latency_s=load.chunk_latency_s,
+        floor_capacity=load.floor_capacity,
         transfer=load.transfer,
         host=load.host,
         started_at=load.started_at or (now if record is None else record.started_at),

@@ -168,9 +168,19 @@ class Playheads:
         return None if seen is None else seen.playhead_s
 
     def apply_to(self, record: SessionRecord) -> SessionRecord:
-        """Return the record with the playhead in this instance's memory, without a request to Redis."""
+        """Return the record with the playhead in this instance's memory and `waiting_s`, without a request to
+        Redis."""
         seen = self._seen.get(record.id)
-        return record if seen is None else record.model_copy(update={"playhead_s": seen.playhead_s})
+        update = self._waiting(record, self._wall())
+        if seen is not None:
+            update["playhead_s"] = seen.playhead_s
+        return record.model_copy(update=update) if update else record
+
+    @staticmethod
+    def _waiting(record: SessionRecord, now: float) -> dict[str, float]:
+        """Return `waiting_s` as of `now`, as an update of the record."""
+        since = record.requested_at
+        return {} if since is None or record.phase.ended else {"waiting_s": max(0.0, now - since)}
 
     async def flush_forever(self) -> None:
         while True:
@@ -214,7 +224,7 @@ class Playheads:
         return found
 
     async def onto(self, records: Iterable[SessionRecord], wall: float | None = None) -> list[SessionRecord]:
-        """Return the records with the newest playhead and `unwatched_s` as of `wall` (None: now).
+        """Return the records with playhead, `waiting_s` and `unwatched_s` as of `wall` (None: now).
 
         `unwatched_s` counts from the last viewer or the row's last change, whichever is later. It is None
         while Redis is down, since it is unknown then.
@@ -227,7 +237,7 @@ class Playheads:
         out: list[SessionRecord] = []
         for row in rows:
             last = seen.get(row.id)
-            update: dict[str, float | None] = {}
+            update = self._waiting(row, now)
             if last is not None:
                 update["playhead_s"] = last.playhead_s
             if known and not row.phase.ended:

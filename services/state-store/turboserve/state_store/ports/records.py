@@ -18,7 +18,9 @@ from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.subjects import EVENT, WORKER_EVENT
 
-SESSION_FIELDS = tuple(name for name in SessionRecord.model_fields if name != "unwatched_s")
+SESSION_MEASURED = ("unwatched_s", "waiting_s")
+"""Fields of a session's record that are measured for each answer."""
+SESSION_FIELDS = tuple(name for name in SessionRecord.model_fields if name not in SESSION_MEASURED)
 """Fields of a session's record that its row keeps."""
 SESSION_FIXED = frozenset({"id", "tenant", "model", "seed", "metadata", "created_at"})
 """Fields that stay as they were created."""
@@ -41,7 +43,7 @@ _warned: set[tuple[str, int]] = set()
 
 @dataclass(frozen=True)
 class SessionRow:
-    """A record, and the newest revision of its `own` subject that the store knows (0: none)."""
+    """A record, and the greatest revision that its `own` subject ever had, lost ones included (0: none)."""
 
     record: SessionRecord
     fence_revision: int

@@ -13,6 +13,7 @@ from turboserve.contracts.requests import CreateSession, ListSessions
 from turboserve.contracts.sessions import Decision, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.state_store.core.change import Change
+from turboserve.state_store.core.forecast import Outlook
 from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import AdmissionCounts, LogProgress, SessionRow
 
@@ -60,17 +61,23 @@ class ChangeRepository(Protocol):
 
 class FenceRepository(Protocol):
     async def store(self, session: str, epoch: int, revision: int) -> SessionRecord | None:
-        """Write that `own` of `epoch` has `revision`. Returns the row; None if its epoch has changed."""
+        """Write that `own` of `epoch` has `revision`.
+
+        Returns the row; None if it has another epoch, or knows this revision or a greater one.
+        """
 
     async def store_seen(self, session: str, epoch: int, revision: int) -> None:
-        """Write the revision that was found in the log, if the row is at `epoch`."""
+        """Write a revision that was found in the log, if the row is at `epoch` and knows no greater one."""
 
-    async def reopen(self, session: str, epoch: int, stored: int, actual: int) -> bool:
+    async def newest(self) -> int:
+        """Return the greatest revision of all sessions, past ones included; 0 if there is none."""
+
+    async def reopen(self, session: str, epoch: int, stored: int) -> bool:
         """Mark the fence of `epoch` as missing, because the log has lost revision `stored`.
 
         Raises the row's version, so that the worker accepts the new revision, and `log_losses`, so that the
-        worker notices the loss where the new revision equals the lost one. Returns False if the row has
-        another epoch or revision.
+        worker notices the loss whichever rows it misses. Returns False if the row has another epoch or
+        revision.
         """
 
     async def missing(self, limit: int) -> Sequence[str]:
@@ -156,6 +163,12 @@ class AdmissionRepository(Protocol):
         """Count in one statement. A worker counts if it takes sessions and renewed after `renewed_after`.
 
         A worker that a pool may still start counts as well, with the largest capacity of the model's workers.
+        """
+
+    async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
+        """Count what will free slots of a model. Sessions count that have left after `since`.
+
+        Sessions whose chunks are removed already do not count.
         """
 
     async def slots_used(self, worker: str, *, besides: str) -> int:

@@ -11,12 +11,17 @@ from turboserve.contracts.canaries import Canary, SpaceLevel
 from turboserve.contracts.errors import DeadlineError, LogFullError, LogUnavailableError, TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.settings import Settings
-from turboserve.subjects import CANARIES, Log
+from turboserve.subject_types import Log
+from turboserve.subjects import CANARIES
 from turboserve.telemetry_names import STREAM
 
 TTL_INTERVALS = 10
 """Number of intervals for which a canary stays in the log: the newest is kept, and old ones use no space."""
 DEADLINE_S = 1.5
+ADVANCE_TOGETHER = 64
+"""Maximum number of canaries in flight while a stream is advanced."""
+ADVANCE_LIMIT = 10_000
+"""Maximum number of canaries with which one call advances a stream. The next call continues."""
 
 log = logs.get("canaries")
 
@@ -37,6 +42,7 @@ class Canaries:
         self._refusals: dict[str, str] = {}
         self._late: set[str] = set()
         self._number = 0
+        self._advancing = asyncio.Lock()
 
     def refused_by(self) -> dict[str, str]:
         """Return why a stream accepts no appends, by stream; empty while all streams accept them.
@@ -61,26 +67,54 @@ class Canaries:
 
     async def append_all(self) -> None:
         """Append one canary to every stream. Never raises for a broker that refuses or is away."""
-        self._number += 1
-        canary = Canary(instance=self._instance, number=self._number, space=self.space)
+        canary = self._next()
         await asyncio.gather(*(self._append(where, canary) for where in CANARIES))
         refused = self.refused_by()
         for where in CANARIES:
             metrics.log_accepts.set(int(where.stream not in refused), {STREAM: where.stream})
 
+    async def advance(self, where: Log, sequence: int) -> None:
+        """Append canaries until the stream has reached `sequence`: any later message is behind it.
+
+        Raises the errors of `append`, and `LogUnavailableError` after `ADVANCE_LIMIT` canaries.
+        """
+        async with self._advancing:
+            reached = await self._put(where, self._next())
+            for _ in range(ADVANCE_LIMIT // ADVANCE_TOGETHER):
+                if reached >= sequence:
+                    return
+                count = min(sequence - reached, ADVANCE_TOGETHER)
+                canaries = [self._next() for _ in range(count)]
+                reached = max(await asyncio.gather(*(self._put(where, canary) for canary in canaries)))
+        if reached < sequence:
+            raise LogUnavailableError(
+                f"{where.stream} has lost its end: it is at {reached}, before {sequence}",
+                field=where.stream,
+                limit=sequence,
+                retry_after_s=DEADLINE_S,
+            )
+
+    def _next(self) -> Canary:
+        self._number += 1
+        return Canary(instance=self._instance, number=self._number, space=self.space)
+
+    async def _put(self, where: Log, canary: Canary) -> int:
+        ack = await append(
+            self._bus,
+            where.every,
+            canary.to_bytes(),
+            # Workers read canaries and append to the same stream. A worker that guessed the id could use it
+            # first, and the broker would drop the canary as a repetition.
+            message_id=ids.new_id("msg"),
+            ttl_s=self._ttl_s,
+            deadline_s=DEADLINE_S,
+        )
+        return ack.sequence
+
     async def _append(self, where: Log, canary: Canary) -> None:
         stream = where.stream
         try:
-            await append(
-                self._bus,
-                where.every,
-                canary.to_bytes(),
-                # Workers read canaries and append to the same stream. A worker that guessed the id could use
-                # it first, and the broker would drop the canary as a repetition.
-                message_id=ids.new_id("msg"),
-                ttl_s=self._ttl_s,
-                deadline_s=DEADLINE_S,
-            )
+            await self._put(where, canary)
         except DeadlineError as error:
             if stream not in self._late:
                 log.warning("canary not acknowledged", stream=stream, error=error.detail)

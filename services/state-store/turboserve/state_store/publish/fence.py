@@ -19,7 +19,8 @@ from turboserve.state_store import metrics
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import SessionRow
-from turboserve.subjects import ASSIGN, CHUNKS, OWN
+from turboserve.state_store.publish.canaries import Canaries
+from turboserve.subjects import ASSIGN, CANARY_CHUNKS, CHUNKS, OWN
 from turboserve.telemetry import continuing
 
 ATTEMPTS = 5
@@ -78,8 +79,9 @@ class Assignments:
 class Fence:
     """Writes fences. Several instances may work on one session: broker and row compare before they set."""
 
-    def __init__(self, database: Database, bus: Bus, assignments: Assignments) -> None:
-        self._database, self._bus, self._assignments = database, bus, assignments
+    def __init__(self, database: Database, bus: Bus, assignments: Assignments, canaries: Canaries) -> None:
+        self._database, self._bus = database, bus
+        self._assignments, self._canaries = assignments, canaries
 
     async def settle(
         self, session: str, *named: str | None, known: SessionRow | None = None
@@ -105,18 +107,40 @@ class Fence:
                 row = None
                 if revision is None:
                     continue
-                # Inform workers before the revision is stored: it is in the log, where a later attempt finds
-                # it.
-                await self._assignments.notify(record.model_copy(update={"own_revision": revision}), *named)
-            async with self._database.statement() as db:
-                stored = await db.fence.store(session, record.epoch, revision)
-            if stored is not None:
-                return stored
+                # No worker may know a revision that the row does not: the row's is the greatest that any
+                # worker has, and every later one is greater.
+                async with self._database.statement() as db:
+                    stored = await db.fence.store(session, record.epoch, revision)
+                if stored is not None:
+                    await self._assignments.notify(stored, *named)
+                    return stored
         log.warning("owner changes faster than the fence is written", session=session)
         return None
 
-    async def _write(self, record: SessionRecord, after: int) -> int | None:
-        """Append `own` of the row's epoch after revision `after`. Returns its revision; None: read again."""
+    async def _write(self, record: SessionRecord, newest: int) -> int | None:
+        """Append `own` of the row's epoch. Returns its revision; None: read the row again.
+
+        `newest` is the greatest revision that the session ever had. The new one is greater, also where the
+        log has lost `newest`: the broker compares sequences alone, and would take the new entry for the lost
+        one of a worker that was cut off meanwhile.
+        """
+        revision = await self._append(record, newest)
+        if revision is not None:
+            return revision
+        entry = await last_entry(self._bus, CHUNKS, OWN.of(record.id))
+        actual = entry.sequence if entry else 0
+        if entry is not None and actual > newest:
+            # Another process of the store was first, with this epoch or another one.
+            if _epoch_of(entry) == record.epoch:
+                return actual
+            async with self._database.statement() as db:
+                await db.fence.store_seen(record.id, record.epoch, actual)
+            return None
+        await self._canaries.advance(CANARY_CHUNKS, newest)
+        return await self._append(record, actual)
+
+    async def _append(self, record: SessionRecord, after: int) -> int | None:
+        """Append `own` after revision `after`. Returns its revision; None: `after` is not the newest."""
         subject = OWN.of(record.id)
         own = Ownership(session=record.id, epoch=record.epoch, worker=record.worker)
         try:
@@ -130,17 +154,11 @@ class Fence:
                 expect=(subject, after),
                 deadline_s=1.0,
             )
-            metrics.fence_writes.add(1)
-            return ack.sequence
         except FencedError:
             metrics.fence_refused.add(1)
-        # Another process of the store was first. Its entry shows whether it wrote this epoch or another one.
-        entry = await last_entry(self._bus, CHUNKS, subject)
-        if entry is not None and _epoch_of(entry) == record.epoch:
-            return entry.sequence
-        async with self._database.statement() as db:
-            await db.fence.store_seen(record.id, record.epoch, entry.sequence if entry else 0)
-        return None
+            return None
+        metrics.fence_writes.add(1)
+        return ack.sequence
 
     async def sweep(self) -> int:
         """Write the fences that were left undone. Returns how many there were."""
@@ -178,7 +196,7 @@ class Fence:
                 if (actual, written) == (revision, epoch) or written > epoch:
                     return False
                 async with self._database.statement() as db:
-                    if not await db.fence.reopen(session, epoch, revision, actual):
+                    if not await db.fence.reopen(session, epoch, revision):
                         return False
                 log.warning("lost owner restored in the log", session=session, epoch=epoch, found=actual)
                 await self.settle(session)
@@ -217,3 +235,14 @@ def _epoch_of(entry: Entry) -> int:
         if error.newer:
             raise IncompatibleVersionError(f"{entry.subject}: {error}") from None
         return 0
+
+
+async def newest_fence(database: Database) -> int:
+    """Return the greatest revision that any session's fence ever had, by the rows; 0: there is none.
+
+    Raises UnavailableError.
+    """
+    # A stream is created before the first start's migration.
+    await database.migrate()
+    async with database.statement() as db:
+        return await db.fence.newest()

@@ -11,25 +11,28 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    case,
     delete,
     exists,
     func,
+    literal,
     not_,
     or_,
     select,
     text,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import WorkerPhase
+from turboserve.state_store.core.forecast import Outlook
 from turboserve.state_store.core.tenants import Tenant, TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.ports.records import AdmissionCounts
 from turboserve.state_store.repository.sessions import LIVE
-from turboserve.state_store.tables import pools, sessions, tenants, workers
+from turboserve.state_store.tables import pools, rentals, sessions, tenants, workers
 
 LOCK = 0x7475_7262_0003
 
@@ -49,9 +52,15 @@ def _census_query() -> Select[Any]:
         bindparam("known_after", type_=Double),
     )
     takes = and_(workers.c.phase.in_(_TAKES), workers.c.renewed_at > renewed_after)
-    places = func.coalesce(func.sum(workers.c.capacity).filter(takes), 0)
-    largest = func.coalesce(func.max(workers.c.capacity), 1)
     heard = and_(pools.c.model == model, pools.c.reported_at > renewed_after)
+    # Until more capacity has come, workers may hold K_floor. But it comes only for as many as fit then.
+    absorbs = exists().where(heard, pools.c.absorbs_at_maximum)
+    # GREATEST ignores NULL.
+    held = case(
+        (absorbs, func.greatest(workers.c.capacity, workers.c.floor_capacity)), else_=workers.c.capacity
+    )
+    places = func.coalesce(func.sum(held).filter(takes), 0)
+    largest = func.coalesce(func.max(workers.c.capacity), 1)
     maximum = select(func.coalesce(func.sum(pools.c.maximum), 0)).where(heard).scalar_subquery()
     # A worker that still loads reports no capacity yet.
     ready = and_(takes, workers.c.phase == WorkerPhase.READY.value)
@@ -89,6 +98,44 @@ _CENSUS = _census_query()
 """Built once, since building the query takes several times as long as running it."""
 
 
+def _outlook_query() -> Select[Any]:
+    model, since = bindparam("model", type_=Text), bindparam("since", type_=Double)
+    renewed_after = bindparam("renewed_after", type_=Double)
+    heard = and_(pools.c.model == model, pools.c.reported_at > renewed_after)
+    absorbs = exists().where(heard, pools.c.absorbs)
+    maximum = select(func.coalesce(func.sum(pools.c.maximum), 0)).where(heard).scalar_subquery()
+    live = workers.c.renewed_at > renewed_after
+    ready = and_(live, workers.c.phase == WorkerPhase.READY.value)
+    starts = and_(live, workers.c.phase == WorkerPhase.STARTING.value)
+    most = func.greatest(workers.c.capacity, workers.c.floor_capacity)
+    held = case((absorbs, most), else_=workers.c.capacity)
+    started = (
+        select(func.avg(rentals.c.starting_s))
+        .join(workers, workers.c.id == rentals.c.worker)
+        .where(workers.c.model == model, rentals.c.ready, rentals.c.ended_at.is_(None))
+    )
+    # Both counts use an index: those of unpurged and of live sessions.
+    unpurged = and_(sessions.c.ended_at > since, sessions.c.purged_at.is_(None))
+    ended = select(func.count()).where(unpurged, sessions.c.model == model)
+    idle = and_(sessions.c.phase == Phase.SUSPENDED.value, not_(_WAITS), sessions.c.updated_at > since)
+    suspended = select(func.count()).where(LIVE, idle, sessions.c.model == model)
+    return select(
+        ended.scalar_subquery().label("ended"),
+        suspended.scalar_subquery().label("suspended"),
+        func.coalesce(func.sum(held).filter(ready), 0).label("ready_slots"),
+        func.coalesce(
+            func.array_agg(aggregate_order_by(workers.c.started_at, workers.c.started_at)).filter(starts),
+            literal([], ARRAY(Double)),
+        ).label("starting"),
+        func.greatest(maximum - func.count().filter(ready), 0).label("coming"),
+        func.greatest(func.coalesce(func.max(workers.c.capacity), 1), 1).label("slots"),
+        started.scalar_subquery().label("start_up_s"),
+    ).where(workers.c.model == model)
+
+
+_OUTLOOK = _outlook_query()
+
+
 class SqlAdmission:
     """`AdmissionRepository` in one transaction."""
 
@@ -112,6 +159,18 @@ class SqlAdmission:
         taken, known, places, known_tenant, others, *_ = row
         use = TenantUse(row.ours, row.suspended, row.slots, row.model_slots, known_tenant, others)
         return AdmissionCounts(taken, row.live, ModelCapacity(model, known, places, row.demand), use)
+
+    async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
+        parameters = {"model": model, "since": since, "renewed_after": renewed_after}
+        row = (await self._db.execute(_OUTLOOK, parameters)).one()
+        return Outlook(
+            left=row.ended + row.suspended,
+            ready_slots=row.ready_slots,
+            starting=tuple(row.starting),
+            coming=row.coming,
+            slots=row.slots,
+            start_up_s=row.start_up_s,
+        )
 
     async def slots_used(self, worker: str, *, besides: str) -> int:
         here = or_(sessions.c.worker == worker, sessions.c.target == worker)

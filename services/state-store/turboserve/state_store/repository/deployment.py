@@ -130,6 +130,7 @@ class SqlPools:
 
     async def reported(self, report: PoolReport, now: float) -> PoolOrders:
         news = {"model": report.model, "maximum": report.maximum, "reported_at": now}
+        news |= {"absorbs": report.absorbs, "absorbs_at_maximum": report.absorbs_at_maximum}
         query = pg_insert(pools).values(id=report.pool, **news)
         query = query.on_conflict_do_update(index_elements=[pools.c.id], set_=news)
         return _orders((await self._db.execute(query.returning(pools))).mappings().one())

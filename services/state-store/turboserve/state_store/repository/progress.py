@@ -119,7 +119,7 @@ class SqlFence:
     async def store(self, session: str, epoch: int, revision: int) -> SessionRecord | None:
         query = (
             update(sessions)
-            .where(sessions.c.id == session, sessions.c.epoch == epoch)
+            .where(sessions.c.id == session, sessions.c.epoch == epoch, sessions.c.fence_revision < revision)
             .values(own_revision=revision, fence_revision=revision)
             .returning(*COLUMNS)
         )
@@ -128,15 +128,20 @@ class SqlFence:
 
     async def store_seen(self, session: str, epoch: int, revision: int) -> None:
         query = update(sessions).where(sessions.c.id == session, sessions.c.epoch == epoch)
-        await self._db.execute(query.values(fence_revision=revision))
+        await self._db.execute(
+            query.values(fence_revision=func.greatest(sessions.c.fence_revision, revision))
+        )
 
-    async def reopen(self, session: str, epoch: int, stored: int, actual: int) -> bool:
+    async def newest(self) -> int:
+        query = select(func.coalesce(func.max(sessions.c.fence_revision), 0))
+        return int((await self._db.execute(query)).scalar_one())
+
+    async def reopen(self, session: str, epoch: int, stored: int) -> bool:
         done = await self._db.execute(
             update(sessions)
             .where(sessions.c.id == session, sessions.c.epoch == epoch, sessions.c.own_revision == stored)
             .values(
                 own_revision=None,
-                fence_revision=actual,
                 version=sessions.c.version + 1,
                 log_losses=sessions.c.log_losses + 1,
             )

@@ -13,6 +13,7 @@ from turboserve.contracts.errors import (
 )
 from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.requests import (
+    ChangeSession,
     CreateSession,
     DecisionPage,
     Done,
@@ -150,6 +151,18 @@ class Sessions:
             return await self._post_commit.fresh(record)
         return await self._post_commit.changed(change.record, record.target)
 
+    async def change(self, request: ChangeSession) -> SessionRecord:
+        async with self._database.transaction() as db:
+            record = (await locked(db, request)).record
+            change = rules.change(record, request, self._clock.wall())
+            if change is not None:
+                # The event is as long as that of a pause.
+                await self._admission.pause(db, record.tenant)
+                await db.changes.write(change)
+        if change is None:
+            return await self._post_commit.fresh(record)
+        return await self._post_commit.changed(change.record, record.target)
+
     async def resume(self, ref: SessionRef) -> SessionRecord:
         async with self._database.transaction() as db:
             await db.admission.lock()
@@ -250,7 +263,8 @@ class Sessions:
             if worker is None:
                 raise gone(request.worker)
             used = await db.admission.slots_used(worker.id, besides=record.id)
-            slots = Slots(worker.model, worker.phase, worker.capacity, used, worker.weights_digest)
+            # The scheduler decides when a worker holds more than K sessions; the row, how many fit at all.
+            slots = Slots(worker.model, worker.phase, worker.most_sessions, used, worker.weights_digest)
             change = rules.place(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
             change = traced(change, "traceparent", traceparent())
             await db.changes.write(change)

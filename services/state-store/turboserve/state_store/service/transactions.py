@@ -18,7 +18,8 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.requests import CreateSession, SessionRef
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.state_store.core import leading, tenants
+from turboserve.state_store.core import forecast, leading, tenants
+from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import UnitOfWork
 from turboserve.state_store.ports.records import AdmissionCounts, SessionRow
@@ -64,7 +65,7 @@ class Admission:
         """
         self._log.require()
         try:
-            self._check_room(census)
+            await self._check_room(db, census)
         except (NoCapacityError, TenantLimitError) as refusal:
             if census.use.known:
                 raise
@@ -83,7 +84,7 @@ class Admission:
         """
         self._log.require()
         census = await self.census(db, record.id, record.model, record.tenant)
-        census.room.admit(self._retry_s)
+        await self._admit(db, census.room)
         tenants.check_slot(census.use, census.room, self._limits, self._retry_s)
 
     async def prompt(self, db: UnitOfWork, tenant: str, prompt: str) -> None:
@@ -97,8 +98,33 @@ class Admission:
         row = await db.tenants.lock(tenant)
         await db.tenants.write(tenants.pause(row, self._limits, self._clock.wall()))
 
-    def _check_room(self, census: AdmissionCounts) -> None:
-        census.room.admit(self._retry_s)
+    async def _admit(self, db: UnitOfWork, room: ModelCapacity) -> None:
+        """Check whether another session of the model fits, and gets its slot in time.
+
+        The retry time of a refusal is forecast from departures and starting workers.
+        """
+        limit_s = self._settings.admission_slot_s
+        if room.known and room.demand < room.capacity and limit_s is None:
+            return
+        now = self._clock.wall()
+        outlook = await db.admission.outlook(
+            room.model,
+            since=now - forecast.WINDOW_S,
+            renewed_after=now - self._settings.worker_timeout_s,
+        )
+        excess = room.demand - room.capacity + 1
+        room.admit(forecast.retry_after_s(excess, outlook, now, self._retry_s))
+        free_s = forecast.slot_in(room.demand, outlook, now)
+        if limit_s is not None and free_s is not None and free_s > limit_s:
+            raise NoCapacityError(
+                f"the next slot for {room.model} is expected in {free_s:.0f} s, the limit is {limit_s:g} s",
+                field="admission_slot_s",
+                limit=limit_s,
+                retry_after_s=min(max(free_s - limit_s, forecast.SHORTEST_S), forecast.LONGEST_S),
+            )
+
+    async def _check_room(self, db: UnitOfWork, census: AdmissionCounts) -> None:
+        await self._admit(db, census.room)
         if census.live >= self._settings.max_sessions:
             raise NoCapacityError(
                 f"{self._settings.max_sessions} sessions are all that this deployment takes",

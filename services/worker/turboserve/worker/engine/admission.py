@@ -10,7 +10,15 @@ from turboserve.worker.engine.backend import Backend, JobExecutor, ReceiveBuffer
 from turboserve.worker.engine.errors import DuplicateSessionError, UnknownSessionError
 from turboserve.worker.engine.interface import EngineOptions, SessionSpec
 from turboserve.worker.engine.memory import Extent, Slab
-from turboserve.worker.engine.session import QUIESCED, RUNNING, STARTING, Playhead, Session, Transferring
+from turboserve.worker.engine.session import (
+    QUIESCED,
+    RUNNING,
+    STARTING,
+    FirstChunk,
+    Playhead,
+    Session,
+    Transferring,
+)
 from turboserve.worker.engine.snapshot import Snapshot, Transfer, TransferDirection
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.streams import Wakeup
@@ -74,6 +82,8 @@ class SessionTable:
         state = buffer.state(header, names)
         session = Session(state, self._options.max_lead_s, Playhead(reported_at_s=now), QUIESCED)
         session.delivered = state.next_chunk
+        if not state.next_chunk:
+            session.first = FirstChunk(0, now)
         self.sessions[name] = session
 
     def release(self, buffer: ReceiveBuffer) -> None:

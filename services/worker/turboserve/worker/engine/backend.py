@@ -21,7 +21,7 @@ from turboserve.worker.engine.snapshot import Snapshot, Transfer
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.engine.streams import Job, Wakeup
-from turboserve.worker.engine.work import ChunkWork, Work
+from turboserve.worker.engine.work import ChunkWork, ReplayPart, Work
 from turboserve.worker.model.config import ModelConfig
 
 J = TypeVar("J", bound=Job)
@@ -137,6 +137,11 @@ class Backend(Protocol):
     @property
     def text(self) -> TextEncoder: ...
 
+    @property
+    def split(self) -> bool:
+        """Whether another worker computed half of a row of the last forward (`parallel_forward`)."""
+        ...
+
     def executor(self, name: str, wakeup: Wakeup) -> JobExecutor[Any]:
         """Create an executor. `wakeup` is signaled for each finished job."""
         ...
@@ -145,6 +150,10 @@ class Backend(Protocol):
 
     def fresh(self, spec: SessionSpec, slab: Slab) -> SessionState:
         """The state of a session that has generated nothing."""
+        ...
+
+    def end_frame(self, state: SessionState) -> int | None:
+        """Number of latent frames after which the session's video ends. None: it has no end."""
         ...
 
     def check(self, rebuild: Rebuild) -> None:
@@ -179,8 +188,8 @@ class Backend(Protocol):
         """The work that computes the newest latents again under a new prompt."""
         ...
 
-    def replay(self, state: SessionState, parts: Sequence[tuple[int, Tensor]]) -> Work:
-        """The work of clean passes over kept latents. `parts`: first frame and latents of each."""
+    def replay(self, state: SessionState, parts: Sequence[ReplayPart]) -> Work:
+        """The work of clean passes over kept latents."""
         ...
 
     def set_prompt(self, state: SessionState, prompt: str, text: Tensor) -> None:

@@ -1,179 +1,48 @@
-"""The chunk boundary: when a session's next chunk is due, how urgent it is, and what happens before it."""
+"""The chunk boundary: what happens to a session between two chunks."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.errors import HostMemoryUnavailableError, HostPoolFullError
-from turboserve.worker.engine.gather import Candidate, LatencyProfile
+from turboserve.worker.engine.fidelity_chooser import FidelityChooser
 from turboserve.worker.engine.interface import (
     Control,
     ControlApplied,
-    EngineOptions,
     Event,
     SessionEnded,
     SessionQuiesced,
     SessionReady,
     SuspendRefused,
 )
+from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.session import (
     QUIESCED,
     RUNNING,
     STARTING,
     ChunkTask,
     ContextTask,
-    DecoderContext,
     PendingControl,
     Session,
     Starting,
     Task,
-    UndecodedChunk,
 )
-from turboserve.worker.model.config import ModelConfig
-
-_FIRST_CHUNK_SLACK = 4.0
-"""Slack of a viewer who has seen nothing yet, as a multiple of a chunk's time (SlackServe, Appendix C)."""
-
-
-class Pacing:
-    """When a session may generate its next chunk, and how urgent the chunk is.
-
-    Playout slack P is the video that a viewer has left. Service credit is P − R − T (SlackServe, 3.1): R is
-    the time to finish the current chunk, T the time to generate one more. Below zero, the viewer is about to
-    see a stall. All of it is pure arithmetic over the playhead and the measured latencies.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        options: EngineOptions,
-        forward: LatencyProfile,
-        decode: LatencyProfile,
-        package: LatencyProfile,
-    ) -> None:
-        """Profiles of one forward, of a chunk's decoding, and of its packaging."""
-        self._config = config
-        self._options = options
-        self._forward = forward
-        self._decode = decode
-        self._package = package
-
-    @property
-    def chunk_seconds(self) -> float:
-        """Time to generate one chunk alone at the best configuration, from its first forward to a fragment
-        that can be sent."""
-        return self._forward(1) * self._config.chunk_forwards + self._after_forwards
-
-    def _chunk_seconds(self, session: Session) -> float:
-        """`chunk_seconds` at the configuration of the session's next chunk."""
-        chosen = session.state.fidelity
-        if chosen is None:
-            return self.chunk_seconds
-        return self._forward(1) * (chosen.steps + 1) + self._after_forwards
-
-    @property
-    def _after_forwards(self) -> float:
-        return self._decode(1) + self._package(1)
-
-    def playhead(self, session: Session, now: float) -> float:
-        """The viewer's position now, in seconds of video."""
-        return session.playhead.at(now, self._generated(session), self._options.playhead_trust_s)
-
-    def may_generate(self, session: Session, now: float) -> bool:
-        """Whether the next chunk starts less than the session's lead ahead of its playhead, or is unpaced."""
-        if session.state.next_chunk < session.unpaced_until:
-            return True
-        playhead = session.playhead
-        start = self._config.media_start(session.state.next_chunk) - session.max_lead_s
-        # The viewer is at least at the reported position, and at most as much further as time has passed.
-        if start < playhead.position_s:
-            return True
-        if not playhead.playing or start - playhead.position_s >= now - playhead.reported_at_s:
-            return False
-        return start < self.playhead(session, now)
-
-    def due_at(self, session: Session, now: float) -> float | None:
-        """Time at which an idle session's next chunk becomes due by playing; None if it does not."""
-        if session.task is not None or session.paused or session.ended or not session.playhead.playing:
-            return None
-        if session.held_up:
-            return None
-        start = self._config.media_start(session.state.next_chunk)
-        wait = start - session.max_lead_s - session.playhead.position_s
-        if wait >= self._options.playhead_trust_s:
-            return None
-        return max(now, session.playhead.reported_at_s + wait)
-
-    def slack(self, session: Session, now: float) -> float:
-        """Playout slack P in seconds."""
-        if session.delivered == 0:
-            due = None if session.task is None else session.task.due_at_s
-            if session.undecoded and isinstance(session.undecoded[0], UndecodedChunk):
-                due = session.undecoded[0].timings.due_s
-            return _FIRST_CHUNK_SLACK * self._chunk_seconds(session) - (0.0 if due is None else now - due)
-        return self._generated(session) - self.playhead(session, now)
-
-    def candidate(self, session: Session, now: float) -> Candidate:
-        """The session's next forward, for a gather policy."""
-        task = session.task
-        assert task is not None
-        work = task.work
-        left = work.total - work.done
-        slack = self.slack(session, now)
-        running = work.done > 0
-        remaining = self._forward(1) * left + self._after_forwards if running else 0.0
-        return Candidate(
-            session=session.name,
-            frames=work.frames,
-            step=work.done,
-            steps_left=left,
-            waiting_s=max(0.0, now - task.due_at_s),
-            slack_s=slack,
-            credit_s=slack - remaining - self._chunk_seconds(session),
-        )
-
-    def decoding(self, session: Session, now: float) -> Candidate:
-        """The session's next decoding, for a gather policy."""
-        item = session.undecoded[0]
-        left_s = self.slack(session, now) - self._package(1)
-        # A decoder that must be warmed belongs to a session that lost its worker: its viewer has waited
-        # longest.
-        match item:
-            case UndecodedChunk():
-                waiting_s = max(0.0, now - item.timings.denoised_s)
-            case DecoderContext():
-                waiting_s = math.inf
-            case _:
-                assert_never(item)
-        return Candidate(
-            session=session.name,
-            frames=item.latents.shape[0],
-            step=0,
-            steps_left=1,
-            waiting_s=waiting_s,
-            slack_s=left_s,
-            credit_s=left_s - self._decode(1),
-            begins=session.state.decoder_cache is None,
-        )
-
-    def _generated(self, session: Session) -> float:
-        """Seconds of video delivered."""
-        return self._config.media_start(session.delivered)
 
 
 class Boundary:
     """Advances a session at a chunk boundary as far as possible without a forward."""
 
-    def __init__(self, backend: Backend, table: SessionTable, pacing: Pacing) -> None:
+    def __init__(
+        self, backend: Backend, table: SessionTable, pacing: Pacing, fidelity: FidelityChooser
+    ) -> None:
         self._backend = backend
         self._config = backend.config
-        self._limit = backend.config.session_frames
         self._table = table
         self._pacing = pacing
+        self._fidelity = fidelity
 
     def cross(self, session: Session, now: float) -> Sequence[Event]:
         """Finish completed work and begin what is due."""
@@ -250,8 +119,14 @@ class Boundary:
             session.state.control_seq = control.control_seq
             session.paused = session.paused if control.paused is None else control.paused
             session.state.seed = session.state.seed if control.seed is None else control.seed
-            session.state.fidelity = session.state.fidelity if control.fidelity is None else control.fidelity
-            session.max_lead_s = session.max_lead_s if control.max_lead_s is None else control.max_lead_s
+            if control.fidelity is not None:
+                session.state.fidelity, session.state.fixed_fidelity = control.fidelity, True
+            session.state.floor = session.state.floor if control.floor is None else control.floor
+            session.state.pinned = session.state.pinned if control.pinned is None else control.pinned
+            if control.max_lead_s is not None:
+                session.max_lead_s = self._pacing.lead(control.max_lead_s)
+            if control.drops_buffer_since_s is not None:
+                self._pacing.skip(session, control.drops_buffer_since_s)
         prompts = [each for each in pending if each.text is not None]
         # The first prompt starts the session. It is not a change that a viewer waits for.
         first = session.state.text is None
@@ -293,22 +168,24 @@ class Boundary:
         if not self._pacing.may_generate(session, now) or session.held_up:
             return False
         # The end is reported after the last chunk.
-        return self._limit is None or self._past_the_end(session) is None or not session.busy
+        return not session.busy or self._past_the_end(session) is None
 
     def _begin(self, session: Session, now: float) -> list[Event]:
         reason = self._past_the_end(session)
         if reason is not None:
             session.ended = True
             return [SessionEnded(session.name, reason)]
+        self._fidelity.choose(session, self._table.sessions.values(), now)
         session.task = ChunkTask(self._backend.chunk(session.state), now)
         return []
 
     def _past_the_end(self, session: Session) -> str | None:
         """Why the model cannot represent the session's next chunk; None if it can."""
-        if self._limit is None:
+        limit = self._backend.end_frame(session.state)
+        if limit is None:
             return None
         last = session.state.first_frame(self._config) + self._config.frames_per_chunk
-        return None if last <= self._limit else f"frames: {last} wanted, the model's limit is {self._limit}"
+        return None if last <= limit else f"frames: {last} wanted, the model's limit is {limit}"
 
     def _suspend(self, session: Session) -> list[Event]:
         session.suspending = False

@@ -9,10 +9,13 @@ import torch
 
 from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.errors import UnknownSessionError
+from turboserve.worker.engine.fidelity import check_floor
 from turboserve.worker.engine.interface import Control, SessionSpec
 from turboserve.worker.engine.pipeline import Pipeline
+from turboserve.worker.engine.playout import Playout, Tier
 from turboserve.worker.engine.session import (
     RUNNING,
+    FirstChunk,
     PendingControl,
     QuiescedAtBoundary,
     QuiesceRequest,
@@ -69,6 +72,23 @@ class Engine(Pipeline):
         """Active sessions by name, and sessions whose state is being transferred. For reading."""
         return self._table.sessions
 
+    def playouts(self, now: float) -> Mapping[str, Playout]:
+        """Playout slack of every active session that has not ended, by name."""
+        return self._forecaster.playouts(self._table.sessions.values(), now)
+
+    def tiers(self, now: float) -> Mapping[str, Tier]:
+        """Tiers of the same sessions, with the times that `playouts` has found last."""
+        return self._forecaster.tiers(self._table.sessions.values(), now)
+
+    def playout_before(self, session: str, chunk: int, now: float) -> Playout | None:
+        """What the viewer had left when `chunk` was delivered just now. None: the session is gone."""
+        held = self._table.sessions.get(session)
+        return None if held is None else self._forecaster.before(held, chunk, now)
+
+    def expected_late(self, now: float) -> int:
+        """Number of chunks within the horizon that will be late even at their lowest configurations."""
+        return self.fidelity.late(self._table.sessions.values(), now)
+
     def knows(self, session: str) -> bool:
         """Whether a session of this name is here, active or suspended."""
         return self._table.knows(session)
@@ -82,9 +102,17 @@ class Engine(Pipeline):
         """
         if spec.fidelity is not None:
             spec.fidelity.check(self.config)
+        if spec.floor is not None:
+            check_floor(spec.floor)
         session = self._table.admit(spec, snapshot)
         session.playhead.reported_at_s = now
         session.isolated_until = session.state.next_chunk + spec.isolated_chunks
+        if spec.max_lead_s is not None:
+            session.max_lead_s = self.pacing.lead(spec.max_lead_s)
+        if spec.drops_buffer:
+            self.pacing.skip(session, now - (spec.waiting_s or 0.0))
+        elif spec.waiting_s is not None or not session.state.next_chunk:
+            session.first = FirstChunk(session.state.next_chunk, now - (spec.waiting_s or 0.0))
         if snapshot is None:
             first = Control(spec.control_seq, prompt=spec.prompt)
             session.controls.append(PendingControl(first))
@@ -96,6 +124,8 @@ class Engine(Pipeline):
         """
         if control.fidelity is not None:
             control.fidelity.check(self.config)
+        if control.floor is not None:
+            check_floor(control.floor)
         self._table.active(session).controls.append(PendingControl(control))
 
     def playhead(self, session: str, seconds: float, *, now: float, playing: bool = True) -> None:
@@ -115,12 +145,16 @@ class Engine(Pipeline):
         """
         self._table.active(session).suspending = True
 
-    def resume(self, session: str, now: float) -> None:
+    def resume(self, session: str, now: float, waiting_s: float | None = None) -> None:
         """Begin to bring a suspended session back to the device; it continues when its state has arrived.
 
-        Raises `UnknownSessionError` or `SlabsExhaustedError`; then the session stays suspended.
+        `waiting_s`: age of the request, seconds. None: no viewer waits for it. Raises `UnknownSessionError`
+        or `SlabsExhaustedError`; then the session stays suspended.
         """
-        self._table.resume(session).playhead.reported_at_s = now
+        resumed = self._table.resume(session)
+        resumed.playhead.reported_at_s = now
+        if waiting_s is not None:
+            resumed.first = FirstChunk(resumed.state.next_chunk, now - waiting_s)
 
     def snapshot(self, session: str) -> Snapshot:
         """State of a suspended session. The snapshot's tensors are valid until the session is resumed or

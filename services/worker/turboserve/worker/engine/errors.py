@@ -113,7 +113,7 @@ class InvalidFidelityError(EngineError):
 
     code = "invalid_fidelity"
 
-    def __init__(self, field: str, value: float, limit: str) -> None:
+    def __init__(self, field: str, value: object, limit: str) -> None:
         super().__init__(f"fidelity.{field}: {value} must be {limit}")
         self.field, self.value, self.limit = field, value, limit
 
@@ -126,3 +126,27 @@ class AttentionUnavailableError(EngineError):
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(f"attention {kind}: {reason}")
         self.kind = kind
+
+
+class SequenceParallelUnavailableError(EngineError):
+    """Two workers cannot split this model's forwards. Do not retry."""
+
+    code = "sequence_parallel_unavailable"
+
+    def __init__(self, field: str, value: int) -> None:
+        super().__init__(f"sequence parallelism: {field} is {value}, at least 2 needed")
+        self.field, self.value = field, value
+
+
+class DonorReleasedError(EngineError):
+    """The donor ends the loan: the home computes the session alone."""
+
+    code = "donor_released"
+    retryable = True
+
+
+class PartnerLostError(EngineError):
+    """The other worker of a loan is dead, frozen or too slow; its group is closed."""
+
+    code = "partner_lost"
+    retryable = True

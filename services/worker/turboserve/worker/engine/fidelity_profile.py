@@ -15,7 +15,7 @@ from typing import Any
 
 from turboserve.worker.engine.errors import InvalidFidelityError
 from turboserve.worker.engine.fidelity import Fidelity
-from turboserve.worker.engine.profile_file import InvalidProfileError
+from turboserve.worker.engine.profile_file import ForeignProfileError, InvalidProfileError
 from turboserve.worker.model.config import ModelConfig
 
 VERSION = 1
@@ -83,7 +83,7 @@ class FidelityProfile:
 
     @classmethod
     def read(cls, path: Path, config: ModelConfig, *, model: str, device: str) -> FidelityProfile:
-        """Read a file that must be of this model and device. Raises `InvalidProfileError`.
+        """Read a file. Raises `InvalidProfileError`; `ForeignProfileError` for another model or device.
 
         The frontier and the floor are computed again: they are in the file for people.
         """
@@ -95,7 +95,8 @@ class FidelityProfile:
             raise InvalidProfileError(f"{path}: not a JSON object")
         for field, wanted in (("version", VERSION), ("model", model), ("device", device)):
             if value.get(field) != wanted:
-                raise InvalidProfileError(f"{path}: {field} is {value.get(field)!r}, must be {wanted!r}")
+                wrong = InvalidProfileError if field == "version" else ForeignProfileError
+                raise wrong(f"{path}: {field} is {value.get(field)!r}, must be {wanted!r}")
         found = value.get("configurations")
         if not isinstance(found, list) or not found:
             raise InvalidProfileError(f"{path}: configurations: must be a list with at least one entry")

@@ -99,15 +99,24 @@ class LatencyProfile:
                 # Reset even if the batch does not get this size: the caller may choose fewer rows.
                 self._unseen[size] = 0
                 return size
+        best = self.paying_batch(limit, gain)
+        return best + 1 if best < limit and best + 1 > max(self._seconds, default=0) else best
+
+    def paying_batch(self, limit: int, gain: float = 0.05) -> int:
+        """`best_batch` by what is measured so far, without trying a size."""
         best = 1
         for size in range(2, limit + 1):
             if self._pays(best, size, gain):
                 best = size
-        return best + 1 if best < limit and best + 1 > max(self._seconds, default=0) else best
+        return best
 
     def _pays(self, smaller: int, larger: int, gain: float) -> bool:
         now, then = self(smaller), self(larger)
         return now <= 0 or larger / then >= smaller / now * (1 + gain * (larger - smaller) / larger)
+
+    def copy(self) -> LatencyProfile:
+        """A profile of the same latencies that counts its own samples."""
+        return LatencyProfile(self._seconds)
 
     def to_mapping(self) -> dict[int, float]:
         """Seconds by batch size, for a profile file."""
@@ -170,7 +179,7 @@ class LeastCreditFirst:
             return []
         alone = profile(1)
         pool = alike(sorted(ready, key=lambda c: (self._turn(c, alone), -c.step)))
-        size = profile.best_batch(min(limit, len(pool)), self._gain(len(pool)))
+        size = profile.best_batch(min(limit, len(pool)), gain_of(len(pool)))
         if size == 1 or _in_time(pool[:size], profile(size)) == _in_time(pool[:size], alone):
             return pool[:size]
         savable = _in_time(pool, alone)
@@ -179,15 +188,6 @@ class LeastCreditFirst:
                 return pool[:smaller]
         return pool[:size]
 
-    @staticmethod
-    def _gain(ready: int) -> float:
-        """Share of a row's throughput that a further row of a batch must add.
-
-        Where a batch is hardly faster than its rows one by one, joining only delays the chunk in progress.
-        With few ready rows that is the only effect; with many, throughput keeps sessions from waiting.
-        """
-        return max(_LEAST_GAIN, _GAIN / ready)
-
     def _turn(self, candidate: Candidate, alone: float) -> float:
         begun = candidate.steps_left * alone if candidate.step else 0.0
         return candidate.credit_s + begun - self._aging * candidate.waiting_s
@@ -195,6 +195,15 @@ class LeastCreditFirst:
 
 GATHER_POLICIES: Policies[GatherPolicy] = Policies("gather", {"step": LeastCreditFirst})
 """Policies by the name that the settings use."""
+
+
+def gain_of(ready: int) -> float:
+    """Share of a row's throughput that a further row of a batch must add, if so many rows are ready.
+
+    Where a batch is hardly faster than its rows one by one, joining only delays the chunk in progress. With
+    few ready rows that is the only effect; with many, throughput keeps sessions from waiting.
+    """
+    return max(_LEAST_GAIN, _GAIN / ready)
 
 
 def alike(ordered: Sequence[Candidate]) -> list[Candidate]:

@@ -70,6 +70,8 @@ class Rebuild:
     sink: Tensor | None = None
     """Clean latents of the session's first frames, [sink_size, C, H, W], where they were kept. Without them
     the oldest given latents become the sink."""
+    fidelities: tuple[Fidelity | None, ...] = ()
+    """Configuration of each of these chunks, with which its clean pass is repeated. Empty: all the best."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +88,17 @@ class SessionSpec:
     """Seconds of video already played."""
     fidelity: Fidelity | None = None
     """Configuration of its chunks. None: the best."""
+    floor: float | None = None
+    """Least quality of a chunk, relative to the best configuration's. None: the floor of the profile."""
+    pinned: bool = False
+    """Whether every chunk is generated at the best configuration."""
+    max_lead_s: float | None = None
+    """Largest lead of the session, seconds; at least one chunk. None: `EngineOptions.max_lead_s`."""
+    waiting_s: float | None = None
+    """Age of the request that the session's next chunk is the first to answer, seconds. None: the chunk
+    answers no request, or the session is new and its request is made now."""
+    drops_buffer: bool = False
+    """Whether viewers discard the video before the session's next chunk."""
     isolated_chunks: int = 0
     """Number of first chunks that are computed in separate batches, while nothing else computes."""
 
@@ -100,7 +113,14 @@ class Control:
     paused: bool | None = None
     seed: int | None = None
     max_lead_s: float | None = None
+    """At least one chunk."""
+    drops_buffer_since_s: float | None = None
+    """Viewers discard the video before the first chunk under this control. When that was requested, monotonic
+    seconds on the engine's clock."""
     fidelity: Fidelity | None = None
+    floor: float | None = None
+    """See `SessionSpec.floor`. 0 leaves only the floor of the profile."""
+    pinned: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +141,8 @@ class EngineOptions:
     decoded."""
     policy: str = "step"
     """Gather policy: one of `gather.GATHER_POLICIES`."""
+    fidelity: str = "best"
+    """Policy of configurations: one of `fidelity_policy.FIDELITY_POLICIES`."""
     overlap: bool = False
     """Decode, and transfer state to the host and back, on separate threads while others compute. If off, all
     of it happens in `step`."""

@@ -13,7 +13,11 @@ from typing import TypeVar, assert_never
 
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import JobExecutor, Replica
-from turboserve.worker.engine.boundary import Boundary, Pacing
+from turboserve.worker.engine.boundary import Boundary
+from turboserve.worker.engine.fidelity_chooser import FidelityChooser
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder
+from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
+from turboserve.worker.engine.forecaster import Forecaster
 from turboserve.worker.engine.gather import GATHER_POLICIES, LatencyProfile
 from turboserve.worker.engine.interface import (
     EngineOptions,
@@ -23,6 +27,7 @@ from turboserve.worker.engine.interface import (
     Suspended,
     SuspendRefused,
 )
+from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile_file import STAGES
 from turboserve.worker.engine.session import ChunkTask, ContextTask, Session
 from turboserve.worker.engine.snapshot import Transfer, TransferDirection
@@ -70,10 +75,12 @@ class Pipeline:
         options: EngineOptions,
         clock: Clock = time.monotonic,
         profiles: Mapping[str, Mapping[int, float]] | None = None,
+        ladder: FidelityLadder | None = None,
     ) -> None:
         """Allocate the slabs. Raises the errors of `Replica.backend`.
 
         `profiles`: initial measured seconds by batch size, by stage (`profile_file.STAGES`).
+        `ladder`: configurations that the policy `EngineOptions.fidelity` may choose. None: the best alone.
         """
         known = {stage: LatencyProfile((profiles or {}).get(stage)) for stage in STAGES}
         self.models = models
@@ -108,7 +115,19 @@ class Pipeline:
             known["decode"],
         )
         self._decodes: JobExecutor[DecodeBatch] = backend.executor("decode", self._wakeup)
-        self._boundary = Boundary(backend, self._table, self.pacing)
+        self.fidelity = FidelityChooser(
+            self.config,
+            ladder or FidelityLadder.of_best(self.config),
+            FIDELITY_POLICIES.make(options.fidelity),
+            known["forward"],
+            self.pacing,
+            options.max_batch,
+            backend.end_frame,
+        )
+        self._boundary = Boundary(backend, self._table, self.pacing, self.fidelity)
+        self._forecaster = Forecaster(
+            self.config, self.pacing, self.forward, GATHER_POLICIES.make(options.policy)
+        )
         self._isolation = Isolation()
         self._step_of: tuple[str, ...] = ()
         """Sessions for which the calling thread computes."""

@@ -17,6 +17,10 @@ class InvalidProfileError(ValueError):
     """A profile file cannot be used. The message names the field and its allowed values. Do not retry."""
 
 
+class ForeignProfileError(InvalidProfileError):
+    """A profile file is of another model or device. Do not retry."""
+
+
 @dataclass(frozen=True)
 class ProfileFile:
     """L(b) of every stage of one model on one kind of device."""

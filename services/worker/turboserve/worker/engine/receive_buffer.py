@@ -11,7 +11,7 @@ from torch import Tensor
 
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.memory import ALIGNMENT, Extent, HostPool, Slab, SlabLayout, aligned, size_of
-from turboserve.worker.engine.snapshot import VERSION, Snapshot, fidelity_of
+from turboserve.worker.engine.snapshot import VERSION, Snapshot, fidelity_of, fixed_of, floor_of, pinned_of
 from turboserve.worker.engine.state import KVRing, SessionState
 from turboserve.worker.engine.state_pages import DECODER, PROMPT, RECENT, SLOTTED, flat_bytes, slot_parts
 from turboserve.worker.model.config import ModelConfig
@@ -177,6 +177,9 @@ class PagedReceiveBuffer:
             if header.get(field) != wanted:
                 raise SnapshotRejectedError(field, header.get(field), wanted)
         fidelity_of(header, self._config)
+        fixed_of(header)
+        floor_of(header)
+        pinned_of(header)
         slots = [int(frame) for frame in header["ring"]["slots"]]
         self._own = {name: tensor for name, tensor in self._own.items() if name in names}
         limit = self._config.window_frames
@@ -210,6 +213,9 @@ class PagedReceiveBuffer:
             prompt=str(header["prompt"]),
             text=self._own.get("text"),
             fidelity=fidelity_of(header, self._config),
+            fixed_fidelity=fixed_of(header),
+            floor=floor_of(header),
+            pinned=pinned_of(header),
             control_seq=int(header["control_seq"]),
             next_chunk=int(header["next_chunk"]),
             recent=self._recent(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, assert_never
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.interface import ChunkTimings, Control, Rebuild, Step
 from turboserve.worker.engine.snapshot import Transfer
 from turboserve.worker.engine.state import SessionState
-from turboserve.worker.engine.work import ChunkWork, Work
+from turboserve.worker.engine.work import ChunkWork, ReplayPart, Work
 from turboserve.worker.model.config import ModelConfig
 
 MAX_UNDECODED = 2
@@ -28,13 +29,36 @@ class Playhead:
     position_s: float = 0.0
     reported_at_s: float = 0.0
     playing: bool = False
+    shown_from_s: float = 0.0
+    """Media time before which the viewer discards the video, seconds."""
+
+    @property
+    def known_s(self) -> float:
+        """Least position of the viewer: as reported, or where it skips to."""
+        return max(self.position_s, self.shown_from_s)
+
+    @property
+    def advancing(self) -> bool:
+        """Whether the position grows with time. A viewer that has yet to skip waits for the chunk there."""
+        return self.playing and self.position_s >= self.shown_from_s
 
     def at(self, now: float, generated_s: float, trust_s: float) -> float:
         """Seconds of video played by `now`: at most what is generated, and `trust_s` past the last report."""
-        if not self.playing:
-            return self.position_s
+        if not self.advancing:
+            return self.known_s
         moved = min(max(0.0, now - self.reported_at_s), trust_s)
         return max(self.position_s, min(self.position_s + moved, generated_s))
+
+
+@dataclass(frozen=True, slots=True)
+class FirstChunk:
+    """The first chunk that a viewer sees of what it has requested: a session, a resumption, a new scene."""
+
+    index: int
+    since_s: float
+    """When the request was made, monotonic seconds on the engine's clock."""
+    discards: bool = False
+    """Whether the viewer discards the video before the chunk, so that it has nothing left to play."""
 
 
 @dataclass
@@ -111,8 +135,8 @@ class Transferring:
 class Starting:
     """The slab is the session's, but its prompt, its context or its decoder's cache is not complete."""
 
-    replay: tuple[tuple[int, Tensor], ...] = ()
-    """First frame and latents of each clean pass that rebuilds the session under its first prompt."""
+    replay: tuple[ReplayPart, ...] = ()
+    """The clean passes that rebuild the session under its first prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +210,10 @@ class Session:
     """Chunks before this one are due wherever the viewer is."""
     isolated_until: int = 0
     """Chunks before this one are computed in separate batches, while nothing else computes."""
+    raised_at_s: float = -inf
+    """When its configuration was last raised, monotonic seconds on the engine's clock."""
+    first: FirstChunk | None = None
+    """The chunk whose deadline counts from a request, until it is delivered and after."""
 
     @property
     def may_compute(self) -> bool:
@@ -202,6 +230,12 @@ class Session:
     def name(self) -> str:
         """The session's name."""
         return self.state.session
+
+    @property
+    def dropped_at(self) -> float | None:
+        """When viewers requested to discard what they have, if the control for it waits for a boundary."""
+        waiting = [pending.control.drops_buffer_since_s for pending in self.controls]
+        return max((since_s for since_s in waiting if since_s is not None), default=None)
 
     @property
     def work(self) -> Work | None:
@@ -260,7 +294,10 @@ class Session:
 
 
 def check_rebuild(rebuild: Rebuild, config: ModelConfig) -> None:
-    """Check that the latents are those of some chunks before the next. Raises `InvalidRebuildError`."""
+    """Check that the latents are those of some chunks before the next.
+
+    Raises `InvalidRebuildError` or `InvalidFidelityError`.
+    """
     frames, *shape = rebuild.latents.shape
     _, *needed = config.latent_shape
     per_chunk = config.frames_per_chunk
@@ -271,23 +308,32 @@ def check_rebuild(rebuild: Rebuild, config: ModelConfig) -> None:
         )
     if frames > rebuild.next_chunk * per_chunk:
         raise InvalidRebuildError(f"latents: {frames} frames before chunk {rebuild.next_chunk}")
+    chunks = frames // per_chunk
+    if len(rebuild.fidelities) not in (0, chunks):
+        raise InvalidRebuildError(f"fidelities: {len(rebuild.fidelities)} given for {chunks} chunks")
+    for each in rebuild.fidelities:
+        if each is not None:
+            each.check(config)
     if rebuild.sink is not None and list(rebuild.sink.shape) != [config.sink_size, *needed]:
         raise InvalidRebuildError(f"sink: shape {tuple(rebuild.sink.shape)}, need {config.sink_size} frames")
 
 
 def plan_rebuild(
-    session: Session, next_chunk: int, parts: Sequence[Tensor], sink: Tensor | None, config: ModelConfig
+    session: Session, rebuild: Rebuild, parts: Sequence[Tensor], sink: Tensor | None, config: ModelConfig
 ) -> None:
     """Plan the session's first forwards: over its sink, if kept, then over its newest chunks.
 
-    `parts`: clean latents of the chunks before `next_chunk`, the oldest first, [F, C, H, W] each.
+    `parts`: clean latents of the chunks before `rebuild.next_chunk`, the oldest first, [F, C, H, W] each.
     """
     state = session.state
-    state.next_chunk = next_chunk
+    state.next_chunk = rebuild.next_chunk
+    fidelities = rebuild.fidelities or (None,) * len(parts)
+    if not state.fixed_fidelity:
+        state.fidelity = fidelities[-1]
     first = state.first_frame(config) - len(parts) * config.frames_per_chunk
-    replay = [(0, sink)] if sink is not None and first >= config.sink_size else []
-    for part in parts:
-        replay.append((first, part))
+    replay = [ReplayPart(0, sink)] if sink is not None and first >= config.sink_size else []
+    for part, fidelity in zip(parts, fidelities, strict=True):
+        replay.append(ReplayPart(first, part, fidelity))
         state.remember(part, config)
         first += config.frames_per_chunk
     session.activity = Starting(tuple(replay))

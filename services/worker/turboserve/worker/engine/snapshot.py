@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.errors import InvalidFidelityError, SnapshotRejectedError
-from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity import Fidelity, check_floor
 from turboserve.worker.engine.memory import Extent, Slab
 from turboserve.worker.engine.state import KVRing, SessionState
 from turboserve.worker.engine.streams import DEVICE_LOST
@@ -97,6 +97,9 @@ def header_of(state: SessionState, model: str) -> dict[str, Any]:
         "control_seq": state.control_seq,
         "next_chunk": state.next_chunk,
         "fidelity": None if state.fidelity is None else asdict(state.fidelity),
+        "fixed_fidelity": state.fixed_fidelity,
+        "floor": state.floor,
+        "pinned": state.pinned,
         "decoding": state.decoder_cache is not None,
     }
 
@@ -147,6 +150,9 @@ def prepare(
         prompt=str(header["prompt"]),
         text=targets.get("text"),
         fidelity=fidelity_of(header, config),
+        fixed_fidelity=fixed_of(header),
+        floor=floor_of(header),
+        pinned=pinned_of(header),
         control_seq=int(header["control_seq"]),
         next_chunk=snapshot.next_chunk,
         recent=[] if recent is None else list(torch.split(recent, config.frames_per_chunk)),
@@ -164,6 +170,32 @@ def fidelity_of(header: Mapping[str, Any], config: ModelConfig) -> Fidelity | No
         return Fidelity(**value).check(config)
     except (TypeError, InvalidFidelityError) as error:
         raise SnapshotRejectedError("fidelity", value, "a configuration of this model") from error
+
+
+def floor_of(header: Mapping[str, Any]) -> float | None:
+    """The session's least quality in a snapshot's header. Raises `SnapshotRejectedError`."""
+    value = header.get("floor")
+    try:
+        return None if value is None else check_floor(value)
+    except InvalidFidelityError as error:
+        raise SnapshotRejectedError("floor", value, error.limit) from error
+
+
+def fixed_of(header: Mapping[str, Any]) -> bool:
+    """Whether no policy changes the configuration in a snapshot's header. Raises `SnapshotRejectedError`."""
+    return _flag(header, "fixed_fidelity")
+
+
+def pinned_of(header: Mapping[str, Any]) -> bool:
+    """Whether the session of a snapshot's header is pinned. Raises `SnapshotRejectedError`."""
+    return _flag(header, "pinned")
+
+
+def _flag(header: Mapping[str, Any], field: str) -> bool:
+    value = header.get(field, False)
+    if not isinstance(value, bool):
+        raise SnapshotRejectedError(field, value, "true or false")
+    return value
 
 
 def _require(field: str, found: object, wanted: object) -> None:

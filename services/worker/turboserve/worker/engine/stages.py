@@ -8,7 +8,7 @@ service packages.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.backend import Backend, Decoded, Decoding
-from turboserve.worker.engine.boundary import Pacing
 from turboserve.worker.engine.fidelity import Fidelity
-from turboserve.worker.engine.gather import GatherPolicy, LatencyProfile
+from turboserve.worker.engine.gather import Candidate, GatherPolicy, LatencyProfile
 from turboserve.worker.engine.interface import ChunkReady, ChunkTimings, Event, TextEncoder
+from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.session import ChunkTask, PendingControl, Session, Task, UndecodedChunk
 from turboserve.worker.engine.streams import DEVICE_LOST, settle
 
@@ -193,19 +193,30 @@ class ForwardStage(Stage[Session, Session, Tensor]):
     def gather(self, waiting: list[Session], now: float) -> list[Session]:
         """See `Stage.gather`."""
         candidates = [self._pacing.candidate(session, now) for session in waiting]
-        chosen = self._policy.gather(candidates, self.profile, self._max_batch)
-        if chosen and chosen[0].frames > self._frames_per_chunk:
-            # The rows of a recache are longer. A batch has at most a full batch's tokens, which bounds its
-            # memory, and as many rows as pay by the recache profile.
-            rows = max(1, self._max_batch * self._frames_per_chunk // chosen[0].frames)
-            recaches = [each for each in candidates if each.frames == chosen[0].frames]
-            chosen = self._policy.gather(recaches, self.recache_profile, rows)
+        chosen = self.choose(candidates, self._policy, self.profile, self.recache_profile)
         by_name = {session.name: session for session in waiting}
         batch = [by_name[candidate.session] for candidate in chosen]
         for session in batch:
             if session.task is not None and session.task.started_at_s is None:
                 session.task.started_at_s = now
         return batch
+
+    def choose(
+        self,
+        candidates: Sequence[Candidate],
+        policy: GatherPolicy,
+        profile: LatencyProfile,
+        recache_profile: LatencyProfile,
+    ) -> list[Candidate]:
+        """The rows of the next forward."""
+        chosen = policy.gather(candidates, profile, self._max_batch)
+        if chosen and chosen[0].frames > self._frames_per_chunk:
+            # The rows of a recache are longer. A batch has at most a full batch's tokens, which bounds its
+            # memory, and as many rows as pay by the recache profile.
+            rows = max(1, self._max_batch * self._frames_per_chunk // chosen[0].frames)
+            recaches = [each for each in candidates if each.frames == chosen[0].frames]
+            chosen = policy.gather(recaches, recache_profile, rows)
+        return chosen
 
     def compute(self, batch: list[Session]) -> list[Tensor]:
         """See `Stage.compute`. Flows [F, C, H, W]."""
@@ -231,14 +242,26 @@ class ForwardStage(Stage[Session, Session, Tensor]):
 
     def observe(self, batch: list[Session], seconds: float) -> None:
         """See `Stage.observe`. A recache of a partly filled window tells nothing about full windows, and a
-        forward of a reduced configuration nothing about the best one."""
-        if any(session.state.fidelity not in (None, self._best) for session in batch):
+        forward that reads less nothing about the best configuration, nor one with another worker's help."""
+        if any(self._reduced(session) for session in batch):
+            return
+        if self._backend.split:
             return
         frames = 0 if batch[0].task is None else batch[0].task.work.frames
         if frames == self._frames_per_chunk:
             self.profile.observe(len(batch), seconds)
         elif frames == self._window_frames:
             self.recache_profile.observe(len(batch), seconds)
+
+    def _reduced(self, session: Session) -> bool:
+        """Whether the session's forward differs from one at the best configuration. Fewer steps alone do not
+        change a forward."""
+        chosen, task = session.state.fidelity, session.task
+        if chosen is None or chosen == self._best:
+            return False
+        if isinstance(task, ChunkTask) and task.work.total == chosen.steps + 1:
+            return replace(chosen, steps=self._best.steps) != self._best
+        return True
 
     def _denoised(self, session: Session, task: Task) -> None:
         """Queue a chunk's decoding as soon as its latents are clean, before its last forward."""

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turboserve.worker.engine.errors import FramesExhaustedError
-from turboserve.worker.engine.fidelity import Fidelity, block_size, sparse_attention
+from turboserve.worker.engine.fidelity import Fidelity, block_size
 from turboserve.worker.engine.memory import Slab
+from turboserve.worker.engine.sparse_attention import sparse_attention
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation, rotate
 
@@ -132,14 +133,26 @@ class KVRing:
         whole = runs == [(0, placement.visible)]
         return replace(placement, reads=() if whole else tuple(runs), sparsity=fidelity.sparsity)
 
-    def attend(self, layer: int, placement: Placement, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        placement: Placement,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        heads: slice = slice(None),
+    ) -> Tensor:
         """Write this forward's keys and values, then attend over all visible ones.
 
-        q, k, v: [1, S, heads, head_dim]; returns the same shape.
+        q, k, v: [1, S, heads, head_dim]; returns q's shape. `heads`: q has only these heads of the slab's.
         """
         view = self._written(layer, placement, k, v)
         # The copy of several runs serves all queries, so it costs little beside attention.
-        keys, values = (x[0] if len(x) == 1 else torch.cat(x, dim=2) for x in (view.keys, view.values))
+        keys, values = (
+            x[0][:, heads] if len(x) == 1 else torch.cat([part[:, heads] for part in x], dim=2)
+            for x in (view.keys, view.values)
+        )
         if placement.sparsity:
             return sparse_attention(q, keys, values, placement.sparsity, block_size(self._tokens))
         return attention(q, keys, values)
@@ -188,6 +201,12 @@ class KVRing:
         """Restore the result of `bookkeeping`; the caller fills the slab."""
         self.slots, self._next, self._shift = list(slots), next_slot, shift
         self._blank()
+
+    def follow(self, slots: list[int], next_slot: int, shift: int) -> None:
+        """Repeat the bookkeeping of a ring with the same writes, with its effects on the sink's keys."""
+        self.slots, self._next = list(slots), next_slot
+        self._blank()
+        self._turn(shift)
 
     def filled(self) -> dict[str, Tensor]:
         """Views of every filled part of the slab, by name; writing to them restores a ring."""
@@ -241,10 +260,11 @@ class KVRing:
         first frame (LongLive's "infinity"), at the cost of the sink alone. The turned keys are computed from
         the kept keys each time: turning them in place would accumulate rounding errors over a long session.
         """
+        if self._slab.sink_keys.shape[1]:
+            self._turn(max(0, self.end - self._capacity - self.slots[0]))
+
+    def _turn(self, shift: int) -> None:
         kept = self._slab.sink_keys.shape[1]
-        if not kept:
-            return
-        shift = max(0, self.end - self._capacity - self.slots[0])
         if shift != self._shift:
             self._shift = shift
             turn = self._rotation.by_frames(shift, self._slab.keys.device)
@@ -277,6 +297,12 @@ class SessionState:
     """Embedding of `prompt`, [L, text_dim], once the text stage has computed it."""
     fidelity: Fidelity | None = None
     """Configuration of the next chunk. None: the best."""
+    fixed_fidelity: bool = False
+    """Whether `fidelity` was set with the session or by a control, so that no policy changes it."""
+    floor: float | None = None
+    """See `SessionSpec.floor`."""
+    pinned: bool = False
+    """See `SessionSpec.pinned`."""
     control_seq: int = 0
     """Number of the last control applied."""
     next_chunk: int = 0

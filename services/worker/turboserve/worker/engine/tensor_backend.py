@@ -16,6 +16,7 @@ from turboserve.worker.engine.backend import Backend, Decoded, Decoding
 from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.interface import Decoder, EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabLayout, SlabPool, size_of
+from turboserve.worker.engine.parallel_forward import ParallelForward
 from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer, allocate_host, host_bytes, own_limit
 from turboserve.worker.engine.session import DecoderContext, Session, check_rebuild, plan_rebuild
 from turboserve.worker.engine.snapshot import (
@@ -33,6 +34,7 @@ from turboserve.worker.engine.varlen import VarlenMemory, require_varlen
 from turboserve.worker.engine.work import (
     ChunkWork,
     RecacheWork,
+    ReplayPart,
     ReplayWork,
     Row,
     RowsForward,
@@ -146,7 +148,12 @@ class TensorBackend:
         self._model = model
         self._schedule = Schedule(model.config)
         self._kind = attention_kind(options.attention, model.config, weight.device, weight.dtype)
-        self._forward = RowsForward(model, self._kind.memory, compiler)
+        self.parallel = ParallelForward(model, RowsForward(model, self._kind.memory, compiler))
+
+    @property
+    def split(self) -> bool:
+        """See `Backend.split`."""
+        return self.parallel.split
 
     def executor(self, name: str, wakeup: Wakeup) -> StreamExecutor[Any]:
         """See `Backend.executor`."""
@@ -159,8 +166,21 @@ class TensorBackend:
         ring = KVRing(slab, self.config, self._model.rotation)
         generator = torch.Generator(self.device)
         return SessionState(
-            spec.session, slab, ring, generator, spec.seed, spec.prompt, fidelity=spec.fidelity
+            spec.session,
+            slab,
+            ring,
+            generator,
+            spec.seed,
+            spec.prompt,
+            fidelity=spec.fidelity,
+            fixed_fidelity=spec.fidelity is not None,
+            floor=spec.floor,
+            pinned=spec.pinned,
         )
+
+    def end_frame(self, state: SessionState) -> int | None:
+        """See `Backend.end_frame`. It is the model's, the same for all sessions."""
+        return self.config.session_frames
 
     def check(self, rebuild: Rebuild) -> None:
         """See `Backend.check`."""
@@ -171,7 +191,7 @@ class TensorBackend:
         latents = rebuild.latents.to(self.device)
         sink = None if rebuild.sink is None else rebuild.sink.to(self.device)
         parts = torch.split(latents, self.config.frames_per_chunk)
-        plan_rebuild(session, rebuild.next_chunk, parts, sink, self.config)
+        plan_rebuild(session, rebuild, parts, sink, self.config)
         session.undecoded.append(DecoderContext(latents))
 
     @torch.inference_mode()
@@ -206,7 +226,7 @@ class TensorBackend:
         """See `Backend.recache`."""
         return RecacheWork(state, self.config, self._schedule)
 
-    def replay(self, state: SessionState, parts: Sequence[tuple[int, Tensor]]) -> Work:
+    def replay(self, state: SessionState, parts: Sequence[ReplayPart]) -> Work:
         """See `Backend.replay`."""
         return ReplayWork(state, self.config, self._schedule, parts)
 
@@ -227,7 +247,7 @@ class TensorBackend:
     def forward(self, works: Sequence[Work]) -> list[Tensor]:
         """See `Backend.forward`. Flows [F, C, H, W]."""
         with self._kind.chosen():
-            return list(self._forward([work.row() for work in works]).unbind(0))
+            return self.parallel([work.row() for work in works])
 
     @torch.inference_mode()
     def decode(self, batch: Sequence[Decoding]) -> list[Decoded]:

@@ -10,7 +10,7 @@ import torch
 from cachetools import LRUCache
 from torch import Tensor
 
-from turboserve.worker.engine.fidelity import step_indices
+from turboserve.worker.engine.fidelity import Fidelity, step_indices
 from turboserve.worker.engine.state import KVRing, Placement, SessionState
 from turboserve.worker.model.block import AttentionMemory
 from turboserve.worker.model.config import ModelConfig
@@ -88,6 +88,26 @@ class RowsForward:
         rotations = [self._rotation(row.first_frame, frames) for row in rows]
         rotation = rotations[0] if len(rows) == 1 else torch.cat(rotations)
         return self._model.run(latents, self._conditioning(rows), rotation, self._memory(rows))
+
+    @torch.inference_mode()
+    def tokens(self, row: Row, tokens: slice, memory: AttentionMemory) -> Tensor:
+        """Run the transformer over some tokens of each of one row's frames.
+
+        Returns their patch channels [1, F, T', ·]. `memory` gets these tokens' queries, keys and values.
+        """
+        frames = row.latents.shape[0]
+        latents = row.latents.unsqueeze(0).to(self._weight.dtype)
+        rotation = self._rotation(row.first_frame, frames).unflatten(1, (frames, -1))
+        return self._model.run_tokens(
+            self._model.patchify(latents)[:, :, tokens].contiguous(),
+            self._conditioning([row]),
+            rotation[:, :, tokens].flatten(1, 2),
+            memory,
+        )
+
+    def flow(self, channels: Tensor) -> Tensor:
+        """Patch channels of all tokens [1, F, T, ·] → the row's flow [F, C, H, W]."""
+        return self._model.unpatchify(channels)[0]
 
     def _conditioning(self, rows: Sequence[Row]) -> Conditioning:
         each = [self._condition(row.timestep) for row in rows]
@@ -249,6 +269,18 @@ class RecacheWork:
         self.done += 1
 
 
+@dataclass(frozen=True, eq=False)
+class ReplayPart:
+    """One clean pass over kept latents."""
+
+    first: int
+    """Absolute index of the first latent frame."""
+    latents: Tensor
+    """[F, C, H, W]"""
+    fidelity: Fidelity | None = None
+    """Configuration of the chunk, whose clean pass read as much. None: the best."""
+
+
 class ReplayWork:
     """Clean passes over kept latents, chunk by chunk, into an empty ring.
 
@@ -262,10 +294,11 @@ class ReplayWork:
         state: SessionState,
         config: ModelConfig,
         schedule: Schedule,
-        parts: Sequence[tuple[int, Tensor]],
+        parts: Sequence[ReplayPart],
     ) -> None:
-        """`parts`: first frame and latents [F, C, H, W] of each pass, in order."""
+        """`parts`: the passes, in order."""
         self.done = 0
+        self._per_chunk = config.frames_per_chunk
         self.total = len(parts)
         self._ring = state.ring
         self._parts = parts
@@ -274,12 +307,15 @@ class ReplayWork:
     @property
     def frames(self) -> int:
         """See `Work.frames`."""
-        return self._parts[min(self.done, self.total - 1)][1].shape[0]
+        return self._parts[min(self.done, self.total - 1)].latents.shape[0]
 
     def row(self) -> Row:
         """See `Work.row`."""
-        first, latents = self._parts[self.done]
-        return Row(self._ring, self._ring.place(first, self.frames), latents, self._timestep, first)
+        part = self._parts[self.done]
+        placement = self._ring.place(part.first, self.frames)
+        if part.fidelity is not None:
+            placement = self._ring.reduced(placement, part.fidelity, self._per_chunk)
+        return Row(self._ring, placement, part.latents, self._timestep, part.first)
 
     def advance(self, flow: Tensor) -> None:
         """See `Work.advance`."""

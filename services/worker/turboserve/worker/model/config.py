@@ -149,6 +149,11 @@ class ModelConfig:
         frames = self.frames_per_chunk * self.frames_per_latent
         return frames - (self.frames_per_latent - 1) if chunk == 0 else frames
 
+    @property
+    def chunk_media_s(self) -> float:
+        """Seconds of video of one chunk. The first chunk is shorter."""
+        return self.frames_per_chunk * self.frames_per_latent / self.fps
+
     def media_start(self, chunk: int) -> float:
         """Seconds of video before chunk `chunk`."""
         if chunk == 0:

@@ -1,29 +1,24 @@
-"""Load public 1.3 B models for the engine: Self-Forcing and LongLive 1, from their authors' files."""
+"""Read the transformer of public 1.3 B models: Self-Forcing and LongLive 1, from their authors' files."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from turboserve.worker.engine.tensor_backend import Models
-from turboserve.worker.model.config import ModelConfig, ModelConfigError, Rotation
-from turboserve.worker.model.decoders import load_decoder
+from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.load import load_state, read_checkpoint
 from turboserve.worker.model.lora import merge_lora, read_lora
 from turboserve.worker.model.naming import transformer_names
-from turboserve.worker.model.presets import UnknownPresetError, preset
 from turboserve.worker.model.transformer import CausalWanTransformer
-from turboserve.worker.model.umt5 import load_text_encoder
-from turboserve.worker.model.weights import weights_digest
 
-_CONTAINERS = {
+CONTAINERS = {
     # As in the authors' own inference: Self-Forcing uses the averaged weights, LongLive the last ones.
     "self-forcing-1.3b": ("generator_ema", "generator", "model"),
     "longlive-1.3b": ("generator", "model", "generator_ema"),
 }
+"""Preset → dictionaries of a `.pt` file, in the order in which they are looked for."""
 _SUBFOLDER = "transformer"
 
 
@@ -43,41 +38,12 @@ class PublicFiles:
     """The dictionary of a `.pt` file to load. None: the one that the model's authors run."""
 
 
-def load_public(
-    name: str,
-    files: PublicFiles,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    rotation: Rotation | None = None,
-) -> Models:
-    """Load the models of a preset. `rotation` None: as the preset has it.
-
-    Raises `UnknownPresetError`, `UnreadableCheckpointError`, `CheckpointError`, `ModelConfigError` or
-    `TextEncoderUnavailableError`.
-    """
-    if name not in _CONTAINERS:
-        raise UnknownPresetError(name)
-    config = preset(name)
-    if rotation is not None:
-        config = dataclasses.replace(config, rotation=rotation)
-    text = load_text_encoder(files.text_encoder, device, dtype, config.text_len)
-    if text.width != config.text_dim:
-        raise ModelConfigError(
-            f"text encoder: width {text.width} must be the transformer's text_dim ({config.text_dim})"
-        )
-    transformer = load_transformer(config, files, device, dtype, _CONTAINERS[name])
-    decoder = load_decoder(files.vae, config, device, dtype)
-    # The digest covers the weights as they compute: with the adapter merged, in the type that they run in.
-    digest = weights_digest({"transformer": transformer, "text": text.network, "vae": decoder.network})
-    return Models(transformer, text, decoder, digest)
-
-
 def load_transformer(
     config: ModelConfig,
     files: PublicFiles,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    containers: tuple[str, ...] = _CONTAINERS["self-forcing-1.3b"],
+    containers: tuple[str, ...] = CONTAINERS["self-forcing-1.3b"],
 ) -> CausalWanTransformer:
     """The transformer, with its adapter merged if there is one. `containers`: dictionaries to look for.
 

@@ -12,14 +12,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.load import UnreadableCheckpointError, load_state
 from turboserve.worker.model.streaming import Cache, keep, stacked
 from turboserve.worker.model.toy_text import ToyText
 from turboserve.worker.model.toy_vae import ToyVae
 from turboserve.worker.model.transformer import CausalWanTransformer
-from turboserve.worker.model.weights import weight_bytes, weights_digest
+from turboserve.worker.model.weights import weight_bytes
 
 WEIGHTS = Path(__file__).parent.parent / "weights" / "toyworld.safetensors"
 
@@ -101,14 +100,3 @@ def read_toyworld(path: Path | None = None) -> ToyWorld:
     for part, network in networks.items():
         load_state(network, state[part])
     return ToyWorld(transformer, vae, text, details)
-
-
-def load_toyworld(device: torch.device | str = "cpu", path: Path | None = None) -> Models:
-    """Load the engine's models on `device`. Raises the errors of `read_toyworld`."""
-    world = read_toyworld(path)
-    networks: dict[str, nn.Module] = {"transformer": world.transformer, "vae": world.vae, "text": world.text}
-    for network in networks.values():
-        network.to(device)
-    # The digest includes the vocabulary: the encoder identifies words by their place in it.
-    digest = weights_digest(networks, json.dumps(world.details["vocabulary"]))
-    return Models(world.transformer, world.text, ToyDecoder(world.vae, world.config), digest)

@@ -98,10 +98,19 @@ class CausalWanTransformer(nn.Module):
 
         latents [B, F, C, H, W]; rotation as `Rotation.at` returns it. Returns the flow [B, F, C, H, W].
         """
-        x = self._patchify(latents)
+        return self.unpatchify(self.run_tokens(self.patchify(latents), conditioning, rotation, memory))
+
+    def run_tokens(
+        self, x: Tensor, conditioning: Conditioning, rotation: Tensor, memory: AttentionMemory
+    ) -> Tensor:
+        """Run the blocks over tokens x [B, F, T, dim], which need not be all of a frame's.
+
+        Returns their patch channels [B, F, T, ·]. Only `memory` relates tokens to each other.
+        """
         for layer, (block, modulation) in enumerate(zip(self._blocks, conditioning.blocks, strict=True)):
             x = block(layer, x, modulation, rotation, memory)
-        return self._unpatchify(self.head(x, conditioning.head))
+        channels: Tensor = self.head(x, conditioning.head)
+        return channels
 
     def condition(self, timesteps: Tensor) -> Conditioning:
         """Modulations of timesteps [B, F], float in 0..1000."""
@@ -156,7 +165,7 @@ class CausalWanTransformer(nn.Module):
         own[:, 1].add_(1)
         return (time.unsqueeze(2) + own).permute(2, 0, 1, 3).unsqueeze(3)
 
-    def _patchify(self, latents: Tensor) -> Tensor:
+    def patchify(self, latents: Tensor) -> Tensor:
         """[B, F, C, H, W] → tokens [B, F, T, dim]."""
         batch, frames, channels = latents.shape[:3]
         rows, columns = self.config.grid
@@ -166,7 +175,7 @@ class CausalWanTransformer(nn.Module):
         tokens: Tensor = F.linear(patches, self.patch_embedding.weight.flatten(1), self.patch_embedding.bias)
         return tokens + self.position_embedding if self.config.learned_positions else tokens
 
-    def _unpatchify(self, x: Tensor) -> Tensor:
+    def unpatchify(self, x: Tensor) -> Tensor:
         """Patch channels [B, F, T, ·] → [B, F, C, H, W]."""
         rows, columns = self.config.grid
         _, height, width = self.config.patch_size

@@ -9,16 +9,19 @@ from turboserve import logs
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.ids import new_id
 from turboserve.service import Runtime
-from turboserve.subjects import Caller, identity_of
+from turboserve.subject_types import Caller, identity_of
 from turboserve.telemetry import TRACEPARENT, context_from, set_error, tracer
 from turboserve.telemetry_names import WORKER
 from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.sequence_parallel.peers import Identity
+from turboserve.worker.sequence_parallel.service import LoanService
 from turboserve.worker.service.heartbeat import announced, starting
 from turboserve.worker.service.host_platform import HostPlatform
 from turboserve.worker.service.models import load_models
 from turboserve.worker.service.ports import Platform
+from turboserve.worker.service.quality import floor_seconds
 from turboserve.worker.service.warm_up import sessions_in_real_time
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
@@ -42,6 +45,13 @@ async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_mode
     finally:
         span.end()
     expose(worker)
+    if settings.sequence_parallel_directory is not None:
+        engine = worker.engine
+        identity = Identity(
+            worker.id, engine.fingerprint, engine.device, settings.sequence_parallel_timeout_s
+        )
+        directory, now = settings.sequence_parallel_directory, runtime.clock.monotonic
+        runtime.spawn(LoanService(identity, worker.runner, directory, now).run(), "loans")
 
 
 async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> Worker:
@@ -56,7 +66,8 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
         loaded = await platform.load()
     engine = loaded.engine
     capacity = capacity_of(engine, loaded.seconds, settings)
-    worker = Worker(name, settings, runtime.bus, runtime.clock, platform, loaded, capacity, started_at)
+    floor = max(capacity, floor_capacity_of(engine, loaded.seconds, settings))
+    worker = Worker(name, settings, runtime.bus, runtime.clock, platform, loaded, capacity, floor, started_at)
     runtime.check("engine", lambda: worker.alive)
     runtime.check("state store", lambda: worker.joined)
     runtime.on_stop(worker.stop)
@@ -66,6 +77,7 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
         worker=worker.id,
         device=str(engine.device),
         capacity=capacity,
+        floor_capacity=floor,
         slabs=engine.slots,
         chunk_latency_s={batch: round(value, 4) for batch, value in loaded.seconds.items()},
     )
@@ -93,9 +105,19 @@ def capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -
     slots = engine.slots
     if settings.worker_max_sessions is not None:
         return min(settings.worker_max_sessions, slots)
-    config = engine.config
-    chunk_s = config.frames_per_chunk * config.frames_per_latent / config.fps
-    return sessions_in_real_time(seconds, chunk_s, settings.real_time_margin, slots)
+    return sessions_in_real_time(seconds, engine.config.chunk_media_s, settings.real_time_margin, slots)
+
+
+def floor_capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -> int:
+    """K_floor: what the profile keeps in real time at the floor's configuration; never more than the slabs.
+
+    0: the worker lowers no quality.
+    """
+    floor = floor_seconds(seconds, engine.fidelity.ladder) if engine.fidelity.lowers else {}
+    if not floor:
+        return 0
+    margin, slots = settings.real_time_margin, engine.slots
+    return sessions_in_real_time(floor, engine.config.chunk_media_s, margin, slots)
 
 
 def expose(worker: Worker) -> None:

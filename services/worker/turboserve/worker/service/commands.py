@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turboserve.contracts.fidelity import QualityLimits
 from turboserve.worker.service.events import LogPlace, Ownership
 
 
@@ -32,6 +33,14 @@ class FetchLatents:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What the owner of a session allows. See `SessionRecord`."""
+
+    quality: QualityLimits | None = None
+    max_lead_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Admit:
     """Give the session a slab and start it at `next_chunk`, from the fetched latents unless that is 0."""
 
@@ -48,6 +57,11 @@ class Admit:
     """Trace context of the row's assignment. None: not traced."""
     prompt_traceparent: str | None = None
     """Trace context of a prompt that no chunk shows yet. None: there is none, or it was not traced."""
+    limits: Limits = Limits()
+    waiting_s: float | None = None
+    """Age of the request that the next chunk is the first to answer, seconds. None: it answers none."""
+    drops_buffer: bool = False
+    """Whether viewers discard the video before the next chunk."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,29 @@ class Resume:
     playhead_s: float
     traceparent: str | None = None
     """Trace context of the row's assignment. None: not traced."""
+    waiting_s: float | None = None
+    """See `Admit`."""
+
+
+@dataclass(frozen=True)
+class SetLimits:
+    """Change what the owner allows, from the next chunk boundary on."""
+
+    session: str
+    run: int
+    control_seq: int
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class DropBuffer:
+    """Note that viewers discard the video before the first chunk under control `control_seq`."""
+
+    session: str
+    run: int
+    control_seq: int
+    waiting_s: float
+    """Age of the request, seconds."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +238,10 @@ class PublishChunk:
     began: int
     contiguous_from: int = 0
     """See `ChunkHeader`, also for `began`."""
+    last_control: int = 0
+    """Number of the control of the chunk before it in the log; 0: none."""
+    drop_buffer_seq: int = 0
+    """See `SessionRecord`."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +314,8 @@ Command = (
     | FetchState
     | CancelFetch
     | SetPrompt
+    | SetLimits
+    | DropBuffer
     | SetPlayhead
     | PublishChunk
     | PublishLatents

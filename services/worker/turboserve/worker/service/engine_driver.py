@@ -15,9 +15,11 @@ from typing import Any
 from torch import Tensor
 
 from turboserve import logs
+from turboserve.contracts.fidelity import QualityLimits
 from turboserve.telemetry import tracing
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, SlabsExhaustedError, UnknownSessionError
+from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.interface import (
     ChunkReady,
     Control,
@@ -35,6 +37,7 @@ from turboserve.worker.engine.interface import (
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.packager import FromEngine, GeneratedChunk
+from turboserve.worker.service.slack import SlackMonitor
 from turboserve.worker.service.spans import NO_ORIGIN, ChunkOrigin, RunTrace
 
 ISOLATED_CHUNKS = 8
@@ -53,6 +56,8 @@ class AdmitRequest:
     latents: Tensor | None = None
     """Clean latents of the newest chunks before `next_chunk`, [frames, C, H, W]. None: lost, or none yet."""
     sink: Tensor | None = None
+    fidelities: tuple[Fidelity | None, ...] = ()
+    """See `Rebuild.fidelities`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +79,8 @@ EngineCommand = (
     | commands.PauseGeneration
     | commands.ResumeGeneration
     | commands.SetPrompt
+    | commands.SetLimits
+    | commands.DropBuffer
     | commands.SetPlayhead
     | commands.GenerateNext
     | commands.GenerateUntil
@@ -102,16 +109,19 @@ class EngineDriver:
         now: Callable[[], float],
         quiet_s: float = 0.2,
         patience_s: float = 2.0,
+        tier_report_s: float = 0.25,
     ) -> None:
         """Store the engine and its callbacks.
 
         `now`: monotonic seconds on the engine's clock. `quiet_s`, `patience_s`: see
-        `Settings.migration_idle_window_s` and `Settings.migration_idle_window_timeout_s`.
+        `Settings.migration_idle_window_s` and `Settings.migration_idle_window_timeout_s`. `tier_report_s`:
+        see `Settings.tier_report_interval_s`.
         """
         self.engine = engine
         self._quiet_s, self._patience_s = quiet_s, patience_s
         self._deliver, self._now = deliver, now
         self._runs: dict[str, _EngineRun] = {}
+        self._slack = SlackMonitor(engine, tier_report_s)
         engine.records_steps = tracing()
         self.generate_until = -math.inf
         """The end of the lease: no step begins at this time or later."""
@@ -133,7 +143,17 @@ class EngineDriver:
     def step(self) -> list[Event]:
         """Run one step of the engine if one may begin now. Returns its events, to be passed to `stamp`."""
         now = self._now()
-        return self.engine.step(now) if now < self.generate_until else []
+        if now >= self.generate_until:
+            return []
+        measured = self._slack.measure(now, self._reported_runs)
+        if measured is not None:
+            self._deliver(measured)
+        return self.engine.step(now)
+
+    @property
+    def _reported_runs(self) -> dict[str, int]:
+        """The run of each session whose chunks are delivered."""
+        return {name: one.run for name, one in self._runs.items() if one.warming is None}
 
     def idle_s(self, *, rested: bool = False) -> float:
         """Seconds for which there is nothing to do unless a command comes; 0: a step may begin.
@@ -195,9 +215,9 @@ class EngineDriver:
                 self._evict(session)
             case commands.Suspend(session=session):
                 self.engine.suspend(session)
-            case commands.Resume(session=session, traceparent=traceparent):
+            case commands.Resume(session=session, traceparent=traceparent, waiting_s=waiting_s):
                 self._runs[session].trace.assign(traceparent)
-                self.engine.resume(session, now)
+                self.engine.resume(session, now, waiting_s)
                 self.engine.playhead(session, command.playhead_s, now=now, playing=False)
             case commands.Quiesce(session=session, number=number):
                 self.engine.quiesce(session, now, self._quiet_s, self._patience_s, number)
@@ -212,6 +232,15 @@ class EngineDriver:
                 if self.engine.records_steps:
                     self._runs[session].trace.prompt(seq, traceparent)
                 self.engine.control(session, Control(seq, prompt=prompt))
+            case commands.SetLimits(session=session, control_seq=seq, limits=limits):
+                quality = limits.quality or QualityLimits()
+                lead_s = self.engine.options.max_lead_s if limits.max_lead_s is None else limits.max_lead_s
+                self.engine.control(
+                    session,
+                    Control(seq, max_lead_s=lead_s, floor=quality.floor or 0.0, pinned=quality.pin),
+                )
+            case commands.DropBuffer(session=session, control_seq=seq, waiting_s=waiting_s):
+                self.engine.control(session, Control(seq, drops_buffer_since_s=now - waiting_s))
             case commands.SetPlayhead(session=session, playhead_s=seconds, playing=playing, age_s=age_s):
                 self.engine.playhead(session, seconds, now=now - age_s, playing=playing)
             case commands.GenerateNext(session=session):
@@ -219,12 +248,13 @@ class EngineDriver:
 
     def _admit(self, command: AdmitRequest) -> None:
         admit = command.admit
+        quality = admit.limits.quality or QualityLimits()
         rebuild = None
         warming = None
         if admit.next_chunk > 0 and command.latents is None:
             warming = command
         elif command.latents is not None:
-            rebuild = Rebuild(admit.next_chunk, command.latents, command.sink)
+            rebuild = Rebuild(admit.next_chunk, command.latents, command.sink, command.fidelities)
         spec = SessionSpec(
             admit.session,
             admit.prompt,
@@ -232,6 +262,11 @@ class EngineDriver:
             admit.control_seq,
             rebuild,
             playhead_s=0.0 if warming else admit.playhead_s,
+            floor=quality.floor,
+            pinned=quality.pin,
+            max_lead_s=admit.limits.max_lead_s,
+            waiting_s=admit.waiting_s,
+            drops_buffer=admit.drops_buffer,
             isolated_chunks=ISOLATED_CHUNKS if admit.isolated else 0,
         )
         try:
@@ -252,7 +287,8 @@ class EngineDriver:
         admit = engine_run.warming.admit
         del self._runs[admit.session]
         self._evict(admit.session)
-        self._admit(AdmitRequest(admit, chunk.latents.to(self.engine.dtype)))
+        latents = chunk.latents.to(self.engine.dtype)
+        self._admit(AdmitRequest(admit, latents, fidelities=(chunk.fidelity,)))
         for command in engine_run.held_back:
             self.carry_out(command)
 
@@ -271,12 +307,17 @@ class EngineDriver:
             case _ if engine_run.warming is not None:
                 pass
             case ChunkReady():
-                others = sum(
-                    held.name != session and (held.work is not None or bool(held.undecoded))
+                others = [
+                    held.state.fidelity
                     for held in self.engine.sessions.values()
-                )
+                    if held.name != session and (held.work is not None or bool(held.undecoded))
+                ]
                 origin = self._origin(engine_run, event) if self.engine.records_steps else NO_ORIGIN
-                self._deliver(GeneratedChunk(run, event, 1 + others, origin))
+                now = self._now()
+                left = self.engine.playout_before(session, event.index, now)
+                playout = None if left is None else (now, left)
+                reference = not any((event.fidelity, *others))
+                self._deliver(GeneratedChunk(run, event, 1 + len(others), origin, playout, reference))
             case ControlApplied(control_seq=seq):
                 self._deliver(events.ControlTookEffect(session, run, seq))
             case Suspended(next_chunk=next_chunk):

@@ -77,6 +77,15 @@ class Heartbeat:
         """Report at once rather than at the next heartbeat."""
         self._wanted.set()
 
+    async def publish(self) -> None:
+        """Send a load report without a renewal, for services that follow the load. The next heartbeat repeats
+        a lost one."""
+        if self._leaving:
+            return
+        load = self._report()
+        with suppress(nats.errors.Error, OSError):
+            await self._bus.publish(LOAD, load.worker, load)
+
     async def run(self) -> None:
         """Send heartbeats until `end` or `leave`."""
         while not self._leaving:

@@ -50,10 +50,11 @@ class EngineThread:
         clock: Clock,
         quiet_s: float = 0.2,
         patience_s: float = 2.0,
+        tier_report_s: float = 0.25,
     ) -> None:
-        """`quiet_s`, `patience_s`: see `EngineDriver`."""
+        """`quiet_s`, `patience_s`, `tier_report_s`: see `EngineDriver`."""
         self.engine = engine
-        self._driver = EngineDriver(engine, deliver, clock.monotonic, quiet_s, patience_s)
+        self._driver = EngineDriver(engine, deliver, clock.monotonic, quiet_s, patience_s, tier_report_s)
         self._commands: queue.SimpleQueue[EngineCommand | None] = queue.SimpleQueue()
         self._stopping = False
         self.turns = 0
@@ -150,7 +151,11 @@ class HostPlatform:
 
         encoder = FragmentEncoder(EncoderSettings(settings.video_crf, settings.video_preset))
         convert = ChunkPackager(
-            TensorEncoder(encoder, engine.dtype), engine.config.fps, clock, engine.package
+            TensorEncoder(encoder, engine.dtype),
+            engine.config.fps,
+            clock,
+            engine.package,
+            engine.fidelity.ladder,
         )
         packager = QueuedPackager(convert, deliver_from_thread, limit=PACKAGER_LIMIT * engine.slots)
         thread = EngineThread(
@@ -159,6 +164,7 @@ class HostPlatform:
             clock,
             settings.migration_idle_window_s,
             settings.migration_idle_window_timeout_s,
+            settings.tier_report_interval_s,
         )
         return Device(thread, packager)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -12,8 +13,11 @@ from turboserve import logs
 from turboserve.worker.engine.budget import affordable_decodes, plan
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import HostMemoryUnavailableError
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder
+from turboserve.worker.engine.fidelity_profile import FidelityProfile
 from turboserve.worker.engine.interface import EngineOptions
-from turboserve.worker.engine.profile_file import ProfileFile
+from turboserve.worker.engine.profile_file import ForeignProfileError, ProfileFile
+from turboserve.worker.engine.sequence_parallel_sizes import lent_bytes
 from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.service.host_memory import (
@@ -28,6 +32,9 @@ CPU_BYTES = 2 << 30
 _FREE_SHARE = 0.9
 """Share of the free memory that is used. The rest is for what no formula covers: fragmentation, and
 workspaces of the device's libraries."""
+
+SHIPPED_FIDELITY = Path(__file__).parents[1] / "weights" / "toyworld-fidelity-cpu.json"
+"""Measured configurations of the shipped model, on a CPU."""
 
 log = logs.get("worker")
 
@@ -59,7 +66,7 @@ def load_models(settings: Settings) -> Models:
     Raises `CheckpointError` or `UnreadableCheckpointError` for bad files, `MissingFileError`, and
     `TextEncoderUnavailableError` where the worker's extra `models` is not installed.
     """
-    from turboserve.worker.model.toyworld import load_toyworld
+    from turboserve.worker.replicas.toyworld import load_toyworld
 
     device = choose_device(settings)
     if device.type == "cpu":
@@ -70,7 +77,8 @@ def load_models(settings: Settings) -> Models:
 
 
 def _load_public(settings: Settings, device: torch.device) -> Models:
-    from turboserve.worker.model.public import PublicFiles, load_public
+    from turboserve.worker.model.public import PublicFiles
+    from turboserve.worker.replicas.public import load_public
 
     for setting in ("checkpoint", "vae", "text_encoder"):
         if getattr(settings, setting) is None:
@@ -91,14 +99,17 @@ def _load_public(settings: Settings, device: torch.device) -> Models:
 def make_engine(models: Models, settings: Settings) -> Engine:
     """Create an engine with as many slabs as are wanted and fit.
 
-    Raises `BudgetTooSmallError` if no slab fits, `HostMemoryUnavailableError`, `AttentionUnavailableError`
-    and `InvalidProfileError`.
+    Raises `BudgetTooSmallError` if no slab fits, `HostMemoryUnavailableError`, `AttentionUnavailableError`,
+    `SequenceParallelUnavailableError` and `InvalidProfileError`.
     """
     weight = models.transformer.patch_embedding.weight
     model_bytes = models.weight_bytes
     total_bytes = settings.memory_bytes or _free_bytes(weight.device) + model_bytes
     decode_batch = decodes_at_once(models, settings, total_bytes)
-    budget = plan(models, total_bytes, decode_batch)
+    lent = 0
+    if settings.sequence_parallel_directory is not None:
+        lent = lent_bytes(models.transformer.config, weight.dtype)
+    budget = plan(models, total_bytes - lent, decode_batch)
     slots = min(settings.worker_max_sessions or AUTO_SESSIONS, budget.sessions())
     options = EngineOptions(
         slab_bytes=slots * budget.slab_bytes,
@@ -107,19 +118,24 @@ def make_engine(models: Models, settings: Settings) -> Engine:
         max_batch=slots,
         decode_batch=decode_batch,
         policy=settings.gather_policy,
+        fidelity=settings.fidelity,
         attention=settings.attention,
         compile=settings.compile,
         overlap=overlaps(settings, weight.device),
     )
     profiles = _profiles(models, settings, weight.device)
+    ladder = fidelity_ladder(models, settings, weight.device)
     state_bytes = state_host_bytes(models)
     if settings.host_memory_bytes is not None:
-        return _warn_without_host_memory(Engine(models, options, profiles=profiles), state_bytes)
+        return _warn_without_host_memory(
+            Engine(models, options, profiles=profiles, ladder=ladder), state_bytes
+        )
     wanted = default_host_bytes(state_bytes, slots, free_host_bytes())
     for host_bytes in halves(wanted, state_bytes):
         try:
             return _warn_without_host_memory(
-                Engine(models, replace(options, host_bytes=host_bytes), profiles=profiles), state_bytes
+                Engine(models, replace(options, host_bytes=host_bytes), profiles=profiles, ladder=ladder),
+                state_bytes,
             )
         except HostMemoryUnavailableError as error:
             log.warning("less host memory than was free", error=str(error))
@@ -167,6 +183,29 @@ def _profiles(
         return None
     model = fingerprint(models.transformer.config)
     return ProfileFile.read(settings.profile, model=model, device=device.type).stages
+
+
+def fidelity_ladder(models: Models, settings: Settings, device: torch.device) -> FidelityLadder | None:
+    """The configurations that the worker may choose. None: the best alone.
+
+    Raises `InvalidProfileError` if the file is not a profile. A profile of another model or device is ignored
+    with a warning.
+    """
+    path = settings.fidelity_profile
+    if path is None and settings.model == "toyworld" and settings.model_weights is None:
+        path = SHIPPED_FIDELITY
+    if settings.fidelity == "best":
+        return None
+    if path is None:
+        log.warning("no fidelity profile: no quality is lowered", setting="TURBOSERVE_FIDELITY_PROFILE")
+        return None
+    config = models.transformer.config
+    try:
+        profile = FidelityProfile.read(path, config, model=fingerprint(config), device=device.type)
+    except ForeignProfileError as error:
+        log.warning("fidelity profile ignored: no quality is lowered", error=str(error))
+        return None
+    return FidelityLadder.of_profile(profile, config, settings.fidelity_floor)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -15,11 +15,15 @@ from torch import Tensor
 
 from turboserve import logs
 from turboserve.clock import Clock
+from turboserve.contracts.fidelity import ChunkFidelity
 from turboserve.telemetry import tracing
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.interface import ChunkReady
+from turboserve.worker.engine.playout import Playout
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
 from turboserve.worker.service import events
+from turboserve.worker.service.quality import chunk_fidelity
 from turboserve.worker.service.spans import NO_ORIGIN, ChunkOrigin, chunk_span
 
 
@@ -32,6 +36,10 @@ class GeneratedChunk:
     concurrent_sessions: int
     """Sessions that the engine worked on at the time, this one included."""
     origin: ChunkOrigin = NO_ORIGIN
+    playout: tuple[float, Playout] | None = None
+    """What the viewer had left without the chunk, and when, monotonic seconds. None: not known."""
+    reference: bool = True
+    """Whether all of these sessions generate at the best configuration."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +60,16 @@ class PackagedChunk:
     """Time from the first denoising step to packaging, seconds."""
     concurrent_sessions: int
     span: Span
+    playout: tuple[float, Playout] | None = None
+    """See `GeneratedChunk`."""
+    fidelity: ChunkFidelity | None = None
+    """Configuration of the chunk. None: the best."""
+    reference: bool = True
+    """See `GeneratedChunk`."""
 
 
-FromEngine = GeneratedChunk | events.SessionInput
-ToLoop = PackagedChunk | events.SessionInput
+FromEngine = GeneratedChunk | events.SessionInput | events.SlackMeasured
+ToLoop = PackagedChunk | events.SessionInput | events.SlackMeasured
 
 
 log = logs.get("packager")
@@ -96,9 +110,18 @@ class TensorEncoder:
 class ChunkPackager:
     """Converts one item. Keeps no state between calls but the latency profile."""
 
-    def __init__(self, encoder: ChunkEncoder, fps: int, clock: Clock, profile: LatencyProfile) -> None:
-        """`profile`: the engine's profile of the packaging stage, refined with every chunk."""
+    def __init__(
+        self,
+        encoder: ChunkEncoder,
+        fps: int,
+        clock: Clock,
+        profile: LatencyProfile,
+        ladder: FidelityLadder,
+    ) -> None:
+        """`profile`: the engine's profile of the packaging stage, refined with every chunk. `ladder`: the
+        engine's configurations."""
         self._encoder, self._fps, self._clock, self._profile = encoder, fps, clock, profile
+        self._ladder = ladder
 
     def convert(self, item: FromEngine) -> ToLoop:
         """Package a chunk; return the failure of its run if that fails. Any other item passes unchanged."""
@@ -142,6 +165,9 @@ class ChunkPackager:
             compute_s=compute_s,
             concurrent_sessions=made.concurrent_sessions,
             span=span,
+            playout=made.playout,
+            fidelity=chunk_fidelity(ready.fidelity, self._ladder),
+            reference=made.reference,
         )
 
     def _nanoseconds(self, at_s: float) -> int:

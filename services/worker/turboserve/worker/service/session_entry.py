@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.worker.service.commands import Limits
 from turboserve.worker.service.events import LogPlace, Ownership
 
 
@@ -112,7 +113,7 @@ class SessionEntry:
     """The ownership under which the log's end was read. Publishing is allowed under no other."""
     fenced: tuple[Ownership, int] | None = None
     """The ownership that the broker refused, and the version of the row that named it. Nothing is published
-    until a later row. A log that was lost counts from 1 again, so the same ownership may be valid later."""
+    until a later row: the log may have lost the fence, and a later row may have it again."""
     log_doubted: bool = False
     """Whether the log's end is to be read again once no publication is in flight: the broker was away, and
     may have come back without the end of its log."""
@@ -149,6 +150,14 @@ class SessionEntry:
     control_sent: int = 0
     """Number of the newest control given to the engine."""
     control_taken: int = 0
+    last_control: int = 0
+    """Number of the control of the last chunk known to be in the log."""
+    drop_sent: int = 0
+    """Number of the newest control whose drop of the buffer was given to the engine."""
+    limits_sent: Limits | None = None
+    """Limits that the engine has. None: not known."""
+    answered: float | None = None
+    """`requested_at` of the row when a chunk was published last: that request is answered."""
     playhead_s: float = 0.0
     outgoing_migration: OutgoingMigration | None = None
     refusal: str | None = None
@@ -165,6 +174,18 @@ class SessionEntry:
     def ownership(self) -> Ownership:
         """The current ownership by the row. Valid only where the fence is in the log."""
         return self.record.epoch, self.record.own_revision or 0
+
+    @property
+    def limits(self) -> Limits:
+        """The row's limits."""
+        return Limits(self.record.quality, self.record.max_lead_s)
+
+    def waiting_s(self, now: float) -> float | None:
+        """Age of the request that the next chunk is the first to answer, seconds. None: it answers none."""
+        record = self.record
+        if record.waiting_s is None or self.answered == record.requested_at:
+            return None
+        return record.waiting_s + max(0.0, now - self.learned_at)
 
     @property
     def wanted(self) -> DesiredState:

@@ -41,7 +41,8 @@ class SessionReconciler:
         out: list[commands.Command],
         reserved: Callable[[], int],
     ) -> None:
-        """`reserved`: slots that are kept for arriving sessions."""
+        """`capacity`: most sessions that may hold a slot. `reserved`: slots that are kept for arriving
+        sessions."""
         self.model = model
         self.capacity = capacity
         self.out = out
@@ -146,6 +147,15 @@ class SessionReconciler:
                         entry.record.prompt_traceparent,
                     )
                 )
+            if entry.record.drop_buffer_seq > max(entry.drop_sent, entry.last_control):
+                entry.drop_sent = entry.record.drop_buffer_seq
+                waiting_s = entry.waiting_s(now) or 0.0
+                self.out.append(commands.DropBuffer(entry.session, entry.run, entry.control_sent, waiting_s))
+            if entry.limits_sent != entry.limits:
+                entry.limits_sent = entry.limits
+                self.out.append(
+                    commands.SetLimits(entry.session, entry.run, entry.control_sent, entry.limits)
+                )
             if entry.log_lost and not entry.pending and not entry.state.next_asked:
                 entry.state = replace(entry.state, next_asked=True)
                 self.out.append(commands.GenerateNext(entry.session, entry.run))
@@ -155,14 +165,16 @@ class SessionReconciler:
             if self.model != entry.record.model:
                 self.refuse(entry, f"model: this worker serves {self.model}, not {entry.record.model}")
             elif entry.takes_slot or self.slots_used < self.capacity:
-                self._take_slot(entry)
+                self._take_slot(entry, now)
             elif not any(isinstance(other.state, LeavingSlab) for other in self._entries.values()):
                 self.refuse(entry, f"slots: all {self.capacity} are in use")
 
-    def _take_slot(self, entry: SessionEntry) -> None:
+    def _take_slot(self, entry: SessionEntry, now: float) -> None:
         if isinstance(entry.state, OnHost):
             entry.state = InSlab(entry.state.paused, entry.state.quiesced)
-            resume = commands.Resume(entry.session, entry.run, entry.playhead_s, entry.record.traceparent)
+            resume = commands.Resume(
+                entry.session, entry.run, entry.playhead_s, entry.record.traceparent, entry.waiting_s(now)
+            )
             self.out += [resume, commands.Report()]
         elif entry.next_publish > 0 and not isinstance(entry.state, LatentsReady):
             query = self.number()
@@ -171,13 +183,14 @@ class SessionReconciler:
                 commands.FetchLatents(entry.session, entry.run, query, entry.next_publish, entry.last_epoch)
             )
         else:
-            self._admit(entry)
+            self._admit(entry, now)
 
-    def _admit(self, entry: SessionEntry) -> None:
+    def _admit(self, entry: SessionEntry, now: float) -> None:
         record = entry.record
         entry.state = InSlab()
         entry.made_next = entry.next_publish
         entry.control_sent = entry.control_taken = record.control_seq
+        entry.drop_sent, entry.limits_sent = record.drop_buffer_seq, entry.limits
         self.out += [
             commands.Admit(
                 entry.session,
@@ -192,6 +205,9 @@ class SessionReconciler:
                 prompt_traceparent=(
                     record.prompt_traceparent if record.applied_control_seq < record.control_seq else None
                 ),
+                limits=entry.limits,
+                waiting_s=entry.waiting_s(now),
+                drops_buffer=entry.last_control < record.drop_buffer_seq,
             ),
             commands.Report(),
         ]
@@ -239,7 +255,14 @@ class SessionReconciler:
                 self.out.append(latents)
             self.out.append(
                 commands.PublishChunk(
-                    entry.session, entry.run, index, ownership, began, entry.contiguous_from
+                    entry.session,
+                    entry.run,
+                    index,
+                    ownership,
+                    began,
+                    entry.contiguous_from,
+                    entry.last_control,
+                    entry.record.drop_buffer_seq,
                 )
             )
         elif entry.finished is not None:

@@ -42,8 +42,13 @@ _LOCAL = (events.ChunkPackaged, events.ControlTookEffect, events.PlayheadMoved, 
 class Table:
     """All sessions of one worker. `now` is monotonic seconds throughout."""
 
-    def __init__(self, worker: str, model: str, capacity: int, lease_s: float) -> None:
-        """`capacity`: slots, K. The lease begins with the first renewal."""
+    def __init__(
+        self, worker: str, model: str, capacity: int, lease_s: float, floor_capacity: int | None = None
+    ) -> None:
+        """`capacity`: slots, K. `floor_capacity`: slots while the quality of chunks is lowered; None: K.
+
+        The lease begins with the first renewal.
+        """
         self.worker = worker
         self.entries: dict[str, SessionEntry] = {}
         self.draining = False
@@ -51,7 +56,10 @@ class Table:
         self._generates_until = -math.inf
         out: list[commands.Command] = []
         self.incoming = IncomingMigrations(worker, model, out)
-        self._reconciler = SessionReconciler(model, capacity, self.entries, out, lambda: self.incoming.slots)
+        self._reconciler = SessionReconciler(
+            model, max(capacity, floor_capacity or 0), self.entries, out, lambda: self.incoming.slots
+        )
+        self._capacity = capacity
         self._lease = Lease(lease_s)
         self._assignments = Assignments(worker, self.entries, self.incoming, self._reconciler)
 
@@ -129,9 +137,16 @@ class Table:
     @property
     def capacity(self) -> int:
         """K, less the slabs of sessions that should be on the host but do not fit there."""
-        return max(
-            0, self._reconciler.capacity - sum(entry.paused_in_slab for entry in self.entries.values())
-        )
+        return max(0, self._capacity - self._paused)
+
+    @property
+    def floor_capacity(self) -> int:
+        """K_floor, less the same slabs: the most sessions that may hold a slot."""
+        return max(0, self._reconciler.capacity - self._paused)
+
+    @property
+    def _paused(self) -> int:
+        return sum(entry.paused_in_slab for entry in self.entries.values())
 
     @property
     def watched(self) -> set[str]:
@@ -220,7 +235,8 @@ class Table:
                     quiesced, order = entry.state.quiesced, self._reconciler.number()
                     # The engine did not take the commands after it: the next attempt repeats them.
                     entry.state = OnHost(True, quiesced, order) if message.on_host else Absent()
-                    entry.control_sent = entry.control_taken
+                    entry.control_sent, entry.drop_sent = entry.control_taken, 0
+                    entry.limits_sent = None
                     self._reconciler.refuse(entry, message.reason, now + REFUSAL_S)
             case events.RunFailed():
                 self._reconciler.fail(entry, message.reason)
@@ -245,6 +261,7 @@ class Table:
             entry.made_next = end
         while entry.pending and entry.pending[0] < end:
             self._say(commands.ForgetChunk(entry.session, entry.run, entry.pending.popleft()))
+        entry.last_control = max(entry.last_control, message.control_seq)
         if message.next_chunk == end:
             entry.last_epoch = message.epoch
         elif end != entry.next_publish:
@@ -286,6 +303,8 @@ class Table:
             entry.pending.popleft()
             entry.newest = message.index, message.sequence
             entry.next_publish, entry.last_epoch = message.index + 1, message.ownership[0]
+            entry.last_control = max(entry.last_control, message.control_seq)
+            entry.answered = entry.record.requested_at
             entry.attempts, entry.retry_at = 0, 0.0
             if not message.duplicate:
                 entry.log_lost = False

@@ -100,7 +100,7 @@ def _admitted(engine: Engine, count: int, chunks: int) -> Iterator[list[str]]:
     names = [f"warm-up-{number}" for number in range(count)]
     playhead_s = engine.config.media_start(chunks + 1)
     for name in names:
-        engine.admit(SessionSpec(name, PROMPTS[0], playhead_s=playhead_s), time.monotonic())
+        engine.admit(SessionSpec(name, PROMPTS[0], playhead_s=playhead_s, pinned=True), time.monotonic())
     try:
         yield names
     finally:

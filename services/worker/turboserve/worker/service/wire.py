@@ -25,9 +25,13 @@ from turboserve.ids import random_token
 from turboserve.subjects import CHUNK, GET_LATENTS, LATENTS, OWN
 from turboserve.telemetry_names import TAKEOVER
 from turboserve.worker import metrics
+from turboserve.worker.engine.errors import InvalidFidelityError
+from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.events import LogPlace, Ownership, PublishOutcome
 from turboserve.worker.service.packager import PackagedChunk
+from turboserve.worker.service.quality import fidelity_from
+from turboserve.worker.service.slack import session_slack
 
 RETRY_S = 0.2
 RETRY_TIMEOUT_S = 10.0
@@ -38,6 +42,18 @@ T = TypeVar("T")
 
 Wanted = Callable[[], bool]
 """Whether the answer is still wanted."""
+
+
+@dataclass(frozen=True, eq=False)
+class FetchedContext:
+    """What remains of a session's newest chunks. None for what is lost."""
+
+    latents: Tensor | None = None
+    """Clean latents of consecutive chunks, the oldest first, [frames, C, H, W]."""
+    sink: Tensor | None = None
+    """Clean latents of the session's first frames, [sink_size, C, H, W]."""
+    fidelities: tuple[Fidelity | None, ...] = ()
+    """Configuration of each chunk of `latents`."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,8 @@ class LogEnd:
     """Stream sequence of the last entry; 0 if there is none."""
     known_lost: bool = False
     """Whether the log does not have the chunk that was asked for."""
+    control_seq: int = 0
+    """`control_seq` of the last entry; 0 if there is none."""
 
 
 class Wire:
@@ -66,17 +84,27 @@ class Wire:
         self._secret = bytes.fromhex(random_token(32))
 
     async def publish(
-        self, chunk: PackagedChunk, ownership: Ownership, began: int, contiguous_from: int = 0
+        self,
+        chunk: PackagedChunk,
+        ownership: Ownership,
+        began: int,
+        contiguous_from: int = 0,
+        *,
+        drops_buffer: bool = False,
     ) -> tuple[PublishOutcome, int, bool]:
         """Append once. Returns the outcome, the stream sequence of a chunk that is in the log, and whether it
         was there already, with the header of an earlier attempt.
 
         UNKNOWN: repeat the append until the outcome is known.
 
-        `began` and `contiguous_from`: see `ChunkHeader`.
+        `began`, `contiguous_from` and `drops_buffer`: see `ChunkHeader`.
         """
         epoch, revision = ownership
         packaged = chunk.packaged
+        slack = None
+        if chunk.playout is not None:
+            measured_s, left = chunk.playout
+            slack = session_slack(left.after(self._clock.monotonic() - measured_s))
         header = ChunkHeader(
             session=chunk.session,
             index=chunk.index,
@@ -85,6 +113,7 @@ class Wire:
             contiguous_from=contiguous_from,
             worker=self._worker,
             control_seq=chunk.control_seq,
+            drops_buffer=drops_buffer,
             first_frame=chunk.first_frame,
             frames=packaged.frames,
             fps=chunk.fps,
@@ -93,6 +122,10 @@ class Wire:
             codec=packaged.codec,
             init_bytes=len(packaged.init),
             compute_s=chunk.compute_s,
+            fidelity=chunk.fidelity,
+            slack_s=None if slack is None else slack.slack_s,
+            credit_s=None if slack is None else slack.credit_s,
+            tier=None if slack is None else slack.tier,
             published_at=self._clock.wall(),
         )
         try:
@@ -128,6 +161,7 @@ class Wire:
             dtype=chunk.latents_dtype,
             shape=chunk.latents_shape,
             first_latent=chunk.index * self._config.frames_per_chunk,
+            fidelity=chunk.fidelity,
         )
         try:
             await self._bus.publish(LATENTS, self._worker, header, chunk.latents)
@@ -155,6 +189,7 @@ class Wire:
             header.contiguous_from,
             entry.sequence,
             known_lost,
+            header.control_seq,
         )
 
     async def first_epoch(self, session: str) -> int | None:
@@ -179,6 +214,11 @@ class Wire:
         if not isinstance(dtype, torch.dtype) or tuple(header.shape) != shape or header.index != index:
             return None
         if header.first_latent != index * self._config.frames_per_chunk:
+            return None
+        try:
+            if (fidelity := fidelity_from(header.fidelity)) is not None:
+                fidelity.check(self._config)
+        except InvalidFidelityError:
             return None
         if len(data) != dtype.itemsize * int(np.prod(shape)):
             return None
@@ -210,22 +250,19 @@ class Takeover:
                 await asyncio.sleep(RETRY_S)
         return None
 
-    async def latents(
-        self, session: str, next_chunk: int, epoch: int, wanted: Wanted
-    ) -> tuple[Tensor | None, Tensor | None]:
+    async def latents(self, session: str, next_chunk: int, epoch: int, wanted: Wanted) -> FetchedContext:
         """Clean latents of the newest chunks before `next_chunk`, up to the window, and the sink's latents.
 
         `epoch`: epoch of chunk `next_chunk` - 1 in the log. 0: the log has lost that chunk, and only its
         latents name its epoch. With another value, only latents of chunks in the log are used. A fenced owner
         may have sent latents of a chunk that no viewer saw, and these remain where the rightful owner's were
         lost. Latents older than the first missing ones are not used.
-
-        Returns [frames, C, H, W] each; None for what is lost.
         """
         config = self._config
         window = -(-config.window_frames // config.frames_per_chunk)
         deadline = self._clock.monotonic() + RETRY_TIMEOUT_S
         found: list[Tensor] = []
+        fidelities: list[Fidelity | None] = []
         for index in range(next_chunk - 1, max(-1, next_chunk - 1 - window), -1):
             kept = await self._ask(partial(self._wire.latents, session, index), deadline, wanted)
             if kept is None:
@@ -241,18 +278,19 @@ class Takeover:
                 )
                 break
             found.insert(0, latents)
+            fidelities.insert(0, fidelity_from(header.fidelity))
             epoch = header.epoch if index > header.began else header.before
         if not found:
             metrics.takeovers.add(1, {TAKEOVER: "lost"})
             log.warning("latents lost: continuing from an empty context", session=session, chunk=next_chunk)
-            return None, None
+            return FetchedContext()
         sink = None
         if 0 < config.sink_size <= config.frames_per_chunk and next_chunk > len(found):
             sink = await self._sink(session, deadline, wanted)
         whole = len(found) == min(window, next_chunk)
         metrics.takeovers.add(1, {TAKEOVER: "whole" if whole else "partial"})
         log.info("session taken over", session=session, chunk=next_chunk, chunks_of_latents=len(found))
-        return torch.cat(found), sink
+        return FetchedContext(torch.cat(found), sink, tuple(fidelities))
 
     async def _sink(self, session: str, deadline: float, wanted: Wanted) -> Tensor | None:
         """Latents of the first frames, unless they belong to another chunk 0 than the log's. None: lost."""

@@ -10,7 +10,6 @@ from typing import Any
 import nats
 from nats.aio.subscription import Subscription
 from opentelemetry import trace
-from torch import Tensor
 
 from turboserve import logs
 from turboserve.audience import Audience
@@ -31,11 +30,13 @@ from turboserve.worker.service.engine_driver import AdmitRequest
 from turboserve.worker.service.heartbeat import RELEASE, Heartbeat
 from turboserve.worker.service.migrations import Migrations
 from turboserve.worker.service.packager import PackagedChunk, ToLoop
-from turboserve.worker.service.ports import Loaded, Platform
+from turboserve.worker.service.ports import EngineRunner, Loaded, Platform
+from turboserve.worker.service.quality import QualityBoard, floor_seconds
+from turboserve.worker.service.slack import SlackBoard
 from turboserve.worker.service.spans import AdmissionSpans
 from turboserve.worker.service.table import Table
 from turboserve.worker.service.watchdog import Watchdog
-from turboserve.worker.service.wire import Takeover, Wire
+from turboserve.worker.service.wire import FetchedContext, Takeover, Wire
 from turboserve.worker.settings import Settings
 
 STUCK_S = 120.0
@@ -58,15 +59,18 @@ class Worker:
         platform: Platform,
         loaded: Loaded,
         capacity: int,
+        floor_capacity: int,
         started_at: float | None = None,
     ) -> None:
-        """`started_at`: when the worker began to load, wall-clock seconds. None: now."""
+        """`capacity`, `floor_capacity`: see `LoadReport`. `started_at`: when the worker began to load,
+        wall-clock seconds. None: now."""
         engine = loaded.engine
         config = engine.config
         self.id = worker
-        self.table = Table(worker, settings.model, capacity, settings.lease_s)
+        self.table = Table(worker, settings.model, capacity, settings.lease_s, floor_capacity)
         self._settings, self._bus, self._clock, self._config = settings, bus, clock, config
         self._profile = LatencyProfile(loaded.seconds)
+        self._slack, self._quality = SlackBoard(), QualityBoard()
         self._started_at = clock.wall() if started_at is None else started_at
         self._host_states = engine.host_states
         self._device, self._pid = str(engine.device), platform.pid
@@ -81,7 +85,7 @@ class Worker:
         self._chunks: dict[tuple[str, int, int], PackagedChunk] = {}
         self._publishing: set[tuple[str, int, int]] = set()
         """Chunks whose publication is in progress: their spans end after it, even if the run is evicted."""
-        self._fetched: dict[tuple[str, int], tuple[Tensor | None, Tensor | None]] = {}
+        self._fetched: dict[tuple[str, int], FetchedContext] = {}
         self._playheads: dict[str, asyncio.Task[Subscription]] = {}
         self._audiences: dict[str, Audience] = {}
         self._tasks = BackgroundTasks()
@@ -126,6 +130,11 @@ class Worker:
         return self._engine.alive
 
     @property
+    def runner(self) -> EngineRunner:
+        """What steps the engine."""
+        return self._engine
+
+    @property
     def engine(self) -> Engine:
         """The engine, for reading."""
         return self._engine.engine
@@ -137,18 +146,26 @@ class Worker:
 
     def load(self) -> LoadReport:
         draining = self.table.draining or self._stopping
+        runs = {entry.session: entry.run for entry in self.table.entries.values()}
+        held, now = self.table.held(self._config.media_start), self._clock.monotonic()
+        seconds, fidelity = self._profile.to_mapping(), self.engine.fidelity
         return LoadReport(
             worker=self.id,
             model=self._settings.model,
             capacity=self.table.capacity,
             weights_digest=self._engine.engine.fingerprint,
             phase=WorkerPhase.DRAINING if draining else WorkerPhase.READY,
-            sessions=self.table.held(self._config.media_start),
+            sessions=self._quality.onto(self._slack.onto(held, runs, now), runs),
             refusals=self.table.refusals(),
             migrations=self.table.incoming.reports(),
             transfer=self._migrations.addresses,
             host=self._migrations.machine,
-            chunk_latency_s=self._profile.to_mapping(),
+            chunk_latency_s=seconds,
+            floor_chunk_latency_s=floor_seconds(seconds, fidelity.ladder) if fidelity.lowers else {},
+            floor_capacity=self.table.floor_capacity if fidelity.lowers else None,
+            quality=self._quality.mean(now),
+            quality_debt=self._quality.debt(now),
+            deficit=self._slack.deficit,
             host_states=self._host_states,
             device=self._device,
             pid=self._pid,
@@ -197,6 +214,11 @@ class Worker:
             self._follow_playheads()
 
     def _arrived(self, item: ToLoop) -> None:
+        if isinstance(item, events.SlackMeasured):
+            self._slack.measured(item)
+            if item.tiers_changed:
+                self._spawn(self.heartbeat.publish())
+            return
         if not isinstance(item, PackagedChunk):
             if isinstance(item, events.RunFailed):
                 log.error("session failed", session=item.session, reason=item.reason)
@@ -206,7 +228,9 @@ class Worker:
         # The context lets an exemplar name the chunk's trace.
         context = trace.set_span_in_context(item.span) if tracing() else None
         metrics.compute_duration.record(item.compute_s, context=context)
-        self._profile.observe(item.concurrent_sessions, item.compute_s)
+        if item.reference:
+            self._profile.observe(item.concurrent_sessions, item.compute_s)
+        self._quality.made(item.session, item.run, item.fidelity, self._clock.monotonic())
         self.handle(events.ChunkPackaged(item.session, item.run, item.index, item.control_seq))
 
     async def _assigned(self, message: Assignment, _: bytes) -> None:
@@ -248,10 +272,10 @@ class Worker:
             case commands.FetchLatents():
                 self._spawn(self._fetch_latents(command))
             case commands.Admit():
-                latents, sink = self._fetched.pop((command.session, command.run), (None, None))
+                kept = self._fetched.pop((command.session, command.run), FetchedContext())
                 self._admissions.admitted(command.session, command.next_chunk)
                 log.info("session starts", session=command.session, chunk=command.next_chunk)
-                self._engine.submit(AdmitRequest(command, latents, sink))
+                self._engine.submit(AdmitRequest(command, kept.latents, kept.sink, kept.fidelities))
             case commands.PublishChunk():
                 key = command.session, command.run, command.index
                 self._publishing.add(key)
@@ -267,6 +291,7 @@ class Worker:
                 self.heartbeat.soon()
             case commands.Evict():
                 log.info("session released", session=command.session)
+                self._quality.forget(command.session)
                 self._fetched.pop((command.session, command.run), None)
                 for key in [key for key in self._chunks if key[:2] == (command.session, command.run)]:
                     self._forget(key)
@@ -303,7 +328,11 @@ class Worker:
         try:
             with trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False):
                 outcome, sequence, duplicate = await self._wire.publish(
-                    chunk, command.ownership, command.began, command.contiguous_from
+                    chunk,
+                    command.ownership,
+                    command.began,
+                    command.contiguous_from,
+                    drops_buffer=command.last_control < command.drop_buffer_seq <= chunk.control_seq,
                 )
             if outcome is events.PublishOutcome.FENCED:
                 set_error(chunk.span, FencedError("the broker refused the chunk"))
@@ -318,6 +347,10 @@ class Worker:
                 chunk.span.end()
         if outcome is events.PublishOutcome.ACKED:
             metrics.chunks.add(1)
+            if chunk.playout is not None:
+                left = chunk.playout[1].after(started - chunk.playout[0])
+                metrics.slack.record(left.slack_s)
+                metrics.credit.record(left.credit_s)
             metrics.publish_duration.record(self._clock.monotonic() - started)
         elif outcome is events.PublishOutcome.FENCED:
             metrics.fenced.add(1)
@@ -327,7 +360,14 @@ class Worker:
         self._check_connection()
         self.handle(
             events.Published(
-                chunk.session, chunk.run, chunk.index, command.ownership, outcome, sequence, duplicate
+                chunk.session,
+                chunk.run,
+                chunk.index,
+                command.ownership,
+                outcome,
+                sequence,
+                duplicate,
+                chunk.control_seq,
             )
         )
 
@@ -346,6 +386,7 @@ class Worker:
                     end.contiguous_from,
                     end.sequence,
                     end.known_lost,
+                    end.control_seq,
                 )
             )
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import struct
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from turboserve.worker.transfer.errors import (
     AuthenticationError,
@@ -59,9 +59,25 @@ class ByteWriter(Protocol):
     def get_extra_info(self, name: str, /) -> Any: ...
 
 
+class SentFrame(Protocol):
+    """A frame to send."""
+
+    @property
+    def type(self) -> str:
+        """Name of the frame's type, for errors."""
+        ...
+
+    def model_dump_json(self) -> str:
+        """The frame as JSON."""
+        ...
+
+
 class Channel:
     """One connection. Raises `PeerLostError`, `DeadlineExceededError`, `TransferProtocolError`,
     `AuthenticationError`."""
+
+    frames: ClassVar[TypeAdapter[Any]] = FRAME
+    """The frames that are received."""
 
     def __init__(self, reader: ByteReader, writer: ByteWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -82,6 +98,9 @@ class Channel:
 
     async def send(self, frame: Frame, seconds: float) -> None:
         """Send one frame. Raises `PeerLostError` or `DeadlineExceededError`."""
+        await self._send(frame, seconds)
+
+    async def _send(self, frame: SentFrame, seconds: float) -> None:
         data = frame.model_dump_json().encode()
         if len(data) > FRAME_LIMIT:
             raise TransferProtocolError(f"frame: {len(data)} bytes, at most {FRAME_LIMIT}")
@@ -133,11 +152,12 @@ class Channel:
                 raise AuthenticationError(f"frame: number {self._received} fails its MAC")
             self._received += 1
         try:
-            return FRAME.validate_json(data)
+            frame: Frame = self.frames.validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise TransferProtocolError(f"frame: {where or 'text'}: {first['msg']}") from None
+        return frame
 
 
 def _mac(key: bytes, number: int, data: bytes) -> bytes:

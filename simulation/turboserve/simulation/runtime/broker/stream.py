@@ -52,7 +52,7 @@ class Stream:
     def __init__(self, config: dict[str, Any], now: Callable[[], float]) -> None:
         self.created = now()
         self.on_removed: Callable[[Stored], None] = lambda _stored: None
-        self.last_sequence = 0
+        self.last_sequence = max(0, int(config.get("first_seq") or 0) - 1)
         self.last_time: float | None = None
         self.bytes = 0
         self._now = now

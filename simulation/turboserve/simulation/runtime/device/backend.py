@@ -37,7 +37,7 @@ from turboserve.worker.engine.snapshot import (
 from turboserve.worker.engine.state import KVRing, SessionState
 from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.engine.streams import DEVICE_LOST, Wakeup
-from turboserve.worker.engine.work import ChunkWork, Work
+from turboserve.worker.engine.work import ChunkWork, ReplayPart, Work
 
 DTYPE = torch.float32
 _fingerprint = cache(state_fingerprint)
@@ -70,11 +70,12 @@ class VirtualChunk(ChunkWork):
         self.session = state.session
         self.index = state.next_chunk
         self.done = 0
-        self.denoising, self.total = (
-            (1, 1) if profile.chunk_at_once else (profile.denoising, profile.denoising + 1)
-        )
-        self.forwards = profile.denoising + 1 if profile.chunk_at_once else 1
+        steps = profile.denoising if state.fidelity is None else state.fidelity.steps
+        self.denoising, self.total = (1, 1) if profile.chunk_at_once else (steps, steps + 1)
+        self.forwards = steps + 1 if profile.chunk_at_once else 1
         """Number of real forwards that each of these stands for."""
+        self.share = profile.share_of(state.fidelity)
+        """Time of a forward at the chunk's configuration, relative to one at the best."""
         self.clean: Tensor | None = None
         self._frames = frames
         self._parent = state.number
@@ -90,6 +91,7 @@ class VirtualPass:
     """Forwards over known latents: a recache or a replay (`work.Work`)."""
 
     forwards = 1
+    share = 1.0
 
     def __init__(self, session: str, frames: int, total: int) -> None:
         self.session, self._frames = session, frames
@@ -147,6 +149,9 @@ class _Text:
 class VirtualBackend:
     """See `backend.Backend`."""
 
+    split = False
+    """See `Backend.split`: virtual devices lend nothing."""
+
     def __init__(
         self,
         profile: DeviceProfile,
@@ -189,8 +194,17 @@ class VirtualBackend:
             _NOTHING,
             spec.seed,
             spec.prompt,
+            fidelity=spec.fidelity,
+            fixed_fidelity=spec.fidelity is not None,
+            floor=spec.floor,
+            pinned=spec.pinned,
             number=begin(spec.seed),
         )
+
+    def end_frame(self, state: SessionState) -> int | None:
+        """See `Backend.end_frame`. It is declared for each session."""
+        chunks = self._profile.chunks_of.get(state.seed)
+        return None if chunks is None else chunks * self.config.frames_per_chunk
 
     def check(self, rebuild: Rebuild) -> None:
         """See `Backend.check`."""
@@ -205,7 +219,7 @@ class VirtualBackend:
         kept = _latents(rebuild.latents, self.config.frames_per_chunk)
         follows = kept[-1].index == rebuild.next_chunk - 1
         state.number = kept[-1].number if follows else link(LOST, rebuild.next_chunk)
-        plan_rebuild(session, rebuild.next_chunk, [each.tensor for each in kept], None, self.config)
+        plan_rebuild(session, rebuild, [each.tensor for each in kept], None, self.config)
         session.undecoded.append(DecoderContext(kept[-1].tensor))
 
     def leave(self, session: Session) -> Transfer:
@@ -222,7 +236,7 @@ class VirtualBackend:
 
     def arrive(self, snapshot: Snapshot, slab: Slab, extent: Extent | None) -> tuple[SessionState, Transfer]:
         """See `Backend.arrive`."""
-        state = restore(snapshot.header, snapshot.tensors["numbers"], slab)
+        state = restore(snapshot.header, snapshot.tensors["numbers"], slab, self.config)
         return state, VirtualTransfer(
             snapshot.session, TransferDirection.ARRIVING, snapshot, extent, self._copy_s, self._clock
         )
@@ -238,7 +252,7 @@ class VirtualBackend:
         frames = min(len(state.recent) * self.config.frames_per_chunk, self.config.window_frames)
         return VirtualPass(state.session, frames, 1)
 
-    def replay(self, state: SessionState, parts: Sequence[tuple[int, Tensor]]) -> Work:
+    def replay(self, state: SessionState, parts: Sequence[ReplayPart]) -> Work:
         """See `Backend.replay`."""
         return VirtualPass(state.session, self.config.frames_per_chunk, len(parts))
 
@@ -263,8 +277,16 @@ class VirtualBackend:
         if passes[0].frames > self.config.frames_per_chunk:
             self.compute(self._recache(len(passes)))
         else:
-            self.compute(self._forward(len(passes)) * max(each.forwards for each in passes))
+            self.compute(self._seconds(passes))
         return [_COMPUTED] * len(passes)
+
+    def _seconds(self, passes: Sequence[VirtualChunk | VirtualPass]) -> float:
+        """Return L(rows, configuration): a row leaves the batch after its own number of forwards."""
+        seconds = 0.0
+        for number in range(max(each.forwards for each in passes)):
+            rows = [each for each in passes if each.forwards > number]
+            seconds += self._forward(len(rows)) * sum(each.share for each in rows) / len(rows)
+        return seconds
 
     def decode(self, batch: Sequence[Decoding]) -> list[Decoded]:
         """See `Backend.decode`."""

@@ -14,9 +14,10 @@ from turboserve.simulation.runtime.device.contents import Embedding, Latents, Vi
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.memory import Extent, Slab, aligned
-from turboserve.worker.engine.snapshot import VERSION, Snapshot
+from turboserve.worker.engine.snapshot import VERSION, Snapshot, fidelity_of, fixed_of, floor_of, pinned_of
 from turboserve.worker.engine.state import KVRing
 from turboserve.worker.engine.state_pages import IdentityStamp, Page
+from turboserve.worker.model.config import ModelConfig
 
 _KEPT = 3
 """Chunks of a window."""
@@ -46,7 +47,7 @@ def pages_of_tensors(tensors: Mapping[str, Tensor], stamp: object) -> list[Page]
     return [Page("numbers", (numbers,), stamp), Page("window", (window,), IdentityStamp(window))]
 
 
-def restore(header: Mapping[str, Any], numbers: Tensor, slab: Slab) -> VirtualState:
+def restore(header: Mapping[str, Any], numbers: Tensor, slab: Slab, config: ModelConfig) -> VirtualState:
     """Return the state that a header and its first page describe."""
     number, count, *rest = _NUMBERS.unpack(numbers.numpy().tobytes())
     recent = [Latents(*rest[3 * place : 3 * place + 3]) for place in range(count)]
@@ -58,6 +59,10 @@ def restore(header: Mapping[str, Any], numbers: Tensor, slab: Slab) -> VirtualSt
         seed=int(header["seed"]),
         prompt=str(header["prompt"]),
         text=cast(Tensor, Embedding()),
+        fidelity=fidelity_of(header, config),
+        fixed_fidelity=fixed_of(header),
+        floor=floor_of(header),
+        pinned=pinned_of(header),
         control_seq=int(header["control_seq"]),
         next_chunk=int(header["next_chunk"]),
         recent=[latents.tensor for latents in recent],
@@ -72,7 +77,7 @@ class VirtualBuffer:
     def __init__(self, slab: Slab | None, extent: Extent | None, model: str, profile: DeviceProfile) -> None:
         """Pass `slab` for a session that arrives on the device, `extent` for one that arrives suspended."""
         self._slab, self.extent = slab, extent
-        self._model = model
+        self._model, self._config = model, profile.config
         self._sizes = {"numbers": _NUMBERS.size, "window": profile.state_bytes}
         self._pages: dict[str, Tensor] = {}
         self.used_bytes = 0 if extent is None else extent.size
@@ -111,7 +116,7 @@ class VirtualBuffer:
     def state(self, header: Mapping[str, Any], names: Iterable[str]) -> VirtualState:
         """See `ReceiveBuffer.state`."""
         self.check(header, names)
-        return restore(header, self._pages["numbers"], self.slab)
+        return restore(header, self._pages["numbers"], self.slab, self._config)
 
     def snapshot(self, header: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
         """See `ReceiveBuffer.snapshot`."""

@@ -52,17 +52,19 @@ class VirtualPlatform:
             max_batch=profile.slots,
             decode_batch=profile.decode_batch,
             policy=settings.gather_policy,
+            fidelity=settings.fidelity,
             overlap=True,
         )
         replica = VirtualReplica(profile, self._clock, asyncio.get_running_loop(), self.faults)
-        engine = Engine(replica, options, clock=self._clock, profiles=profile.stages())
+        engine = Engine(replica, options, clock=self._clock, profiles=profile.stages(), ladder=profile.ladder)
         return Loaded(engine, profile.chunk_s())
 
     def run(self, engine: Engine, deliver: Callable[[ToLoop], None]) -> Device:
         """See `Platform.run`."""
         loop, settings, config = asyncio.get_running_loop(), self.settings, engine.config
         clock, seconds = DeviceClock(self.clock), self.profile.package_s
-        convert = ChunkPackager(VirtualEncoder(config, seconds, clock), config.fps, clock, engine.package)
+        encoder = VirtualEncoder(config, seconds, clock)
+        convert = ChunkPackager(encoder, config.fps, clock, engine.package, engine.fidelity.ladder)
         limit = PACKAGER_LIMIT * engine.slots
         packager = VirtualPackager(convert, deliver, loop, clock, seconds, limit)
         runner = VirtualEngineRunner(
@@ -73,6 +75,7 @@ class VirtualPlatform:
             self.faults,
             settings.migration_idle_window_s,
             settings.migration_idle_window_timeout_s,
+            settings.tier_report_interval_s,
         )
         self.runner = runner
         return Device(runner, packager)

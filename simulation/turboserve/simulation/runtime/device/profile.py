@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.model.config import ModelConfig
 
@@ -47,6 +49,13 @@ class DeviceProfile:
     decode_batch: int = 1
     denoising: int = 4
     """Forwards of a chunk before its latents are clean; one more follows."""
+    chunks_of: Mapping[int, int] = field(default_factory=dict)
+    """Seed of a session → number of its chunks, after which its video ends. Other sessions have no end."""
+    forward_shares: Mapping[tuple[int, float], float] = field(default_factory=dict)
+    """(Chunks of the window, sparsity) → time of a forward, relative to one at the best configuration. A
+    configuration that is not given takes as long as the best."""
+    ladder: FidelityLadder | None = None
+    """Configurations that workers may choose. None: the best alone."""
     chunk_at_once: bool = False
     """Whether a chunk's forwards are one event of the same total time, rather than an event each."""
 
@@ -71,6 +80,12 @@ class DeviceProfile:
             rotation="window",
             denoising_steps=tuple(1000 - step for step in range(self.denoising)),
         )
+
+    def share_of(self, fidelity: Fidelity | None) -> float:
+        """Return the time of a forward at this configuration, relative to one at the best."""
+        if fidelity is None:
+            return 1.0
+        return self.forward_shares.get((fidelity.window_chunks, fidelity.sparsity), 1.0)
 
     def stages(self) -> dict[str, dict[int, float]]:
         """Return the latencies for the engine, in the form of a measured profile file."""

@@ -135,10 +135,11 @@ class VirtualEngineRunner:
         faults: DeviceFaults,
         quiet_s: float,
         patience_s: float,
+        tier_report_s: float,
     ) -> None:
-        """`clock` is the engine's; for `quiet_s` and `patience_s`, see `EngineDriver`."""
+        """`clock` is the engine's; for the last three, see `EngineDriver`."""
         self.engine = engine
-        self._driver = EngineDriver(engine, packager.put, clock, quiet_s, patience_s)
+        self._driver = EngineDriver(engine, packager.put, clock, quiet_s, patience_s, tier_report_s)
         self._packager, self._loop, self._clock, self._faults = packager, loop, clock, faults
         self._commands: deque[EngineCommand] = deque()
         self._next: asyncio.Handle | None = None

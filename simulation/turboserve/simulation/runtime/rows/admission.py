@@ -5,6 +5,8 @@ from __future__ import annotations
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.simulation.runtime.rows.session import Session
+from turboserve.simulation.runtime.rows.tables import SessionEntry
+from turboserve.state_store.core.forecast import Outlook
 from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.ports.records import AdmissionCounts
@@ -16,6 +18,15 @@ def _demands(record: SessionRecord) -> bool:
     if record.phase is Phase.SUSPENDED:
         return record.activity is Activity.WATCHING
     return record.phase is Phase.REQUESTED or record.phase.holds_slot
+
+
+def _left(entry: SessionEntry, since: float) -> bool:
+    """Whether the session has freed its slot after `since`."""
+    record = entry.record
+    if entry.ended_at is not None:
+        return entry.ended_at > since and entry.purged_at is None
+    idle = record.phase is Phase.SUSPENDED and record.activity is not Activity.WATCHING
+    return idle and record.updated_at > since
 
 
 class MemoryAdmission:
@@ -46,7 +57,9 @@ class MemoryAdmission:
             ready = sum(worker.phase is WorkerPhase.READY for worker in takes)
             coming = max(sum(pool.maximum for pool in pools) - ready, 0)
             largest = max(1, max((worker.capacity for worker in workers), default=1))
-            places = sum(worker.capacity for worker in takes) + coming * largest
+            absorbs = any(pool.absorbs_at_maximum for pool in pools)
+            held = (worker.most_sessions if absorbs else worker.capacity for worker in takes)
+            places = sum(held) + coming * largest
             known = any(worker.renewed_at > known_after for worker in workers)
             known = known or any(pool.maximum > 0 for pool in pools)
             demand = sum(_demands(entry.record) for _, entry in db.find(tables.sessions, "live", model))
@@ -80,6 +93,35 @@ class MemoryAdmission:
             known=known,
             others=rows > known,
         )
+
+    async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
+        db, tables = self._db, self._db.tables
+
+        def run() -> Outlook:
+            workers = [entry.record for _, entry in db.find(tables.workers, "model", model)]
+            live = [worker for worker in workers if worker.renewed_at > renewed_after]
+            ready = [worker for worker in live if worker.phase is WorkerPhase.READY]
+            pools = [
+                pool for _, pool in db.find(tables.pools, "model", model) if pool.reported_at > renewed_after
+            ]
+            absorbs = any(pool.absorbs for pool in pools)
+            rented = [db.get(tables.rentals, worker.id) for worker in workers]
+            known = [
+                row.starting_s for row in rented if row is not None and row.ready and row.ended_at is None
+            ]
+            starting = [worker.started_at for worker in live if worker.phase is WorkerPhase.STARTING]
+            return Outlook(
+                left=sum(
+                    _left(entry, since) for _, entry in db.all(tables.sessions) if entry.record.model == model
+                ),
+                ready_slots=sum(worker.most_sessions if absorbs else worker.capacity for worker in ready),
+                starting=tuple(sorted(starting)),
+                coming=max(sum(pool.maximum for pool in pools) - len(ready), 0),
+                slots=max(1, max((worker.capacity for worker in workers), default=1)),
+                start_up_s=sum(known) / len(known) if known else None,
+            )
+
+        return await db.execute(run)
 
     async def slots_used(self, worker: str, *, besides: str) -> int:
         db, sessions = self._db, self._db.tables.sessions

@@ -12,14 +12,21 @@ from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import DecisionEntry, SessionEntry, Table
 from turboserve.state_store.core.change import Change
-from turboserve.state_store.ports.records import SESSION_CHANGING, SESSION_COUNTED, SESSION_FIXED
+from turboserve.state_store.ports.records import (
+    SESSION_CHANGING,
+    SESSION_COUNTED,
+    SESSION_FIXED,
+    SESSION_MEASURED,
+)
 
 _STAYING = tuple(SESSION_FIXED | SESSION_COUNTED)
 
 
 def stored(record: SessionRecord) -> SessionRecord:
     """Return the record without the values that no column keeps."""
-    return record if record.unwatched_s is None else record.model_copy(update={"unwatched_s": None})
+    if all(getattr(record, name) is None for name in SESSION_MEASURED):
+        return record
+    return record.model_copy(update=dict.fromkeys(SESSION_MEASURED))
 
 
 def written(before: SessionRecord, after: SessionRecord) -> SessionRecord:
@@ -93,7 +100,7 @@ class MemoryFence:
     async def store(self, session: str, epoch: int, revision: int) -> SessionRecord | None:
         def run() -> SessionRecord | None:
             entry = self._at(session, epoch)
-            if entry is None:
+            if entry is None or entry.fence_revision >= revision:
                 return None
             record = entry.record.model_copy(update={"own_revision": revision})
             self._db.update(self._rows, session, replace(entry, record=record, fence_revision=revision))
@@ -105,11 +112,18 @@ class MemoryFence:
         def run() -> None:
             entry = self._at(session, epoch)
             if entry is not None:
-                self._db.update(self._rows, session, replace(entry, fence_revision=revision))
+                greatest = max(entry.fence_revision, revision)
+                self._db.update(self._rows, session, replace(entry, fence_revision=greatest))
 
         await self._db.execute(run)
 
-    async def reopen(self, session: str, epoch: int, stored: int, actual: int) -> bool:
+    async def newest(self) -> int:
+        def run() -> int:
+            return max((entry.fence_revision for _, entry in self._db.all(self._rows)), default=0)
+
+        return await self._db.execute(run)
+
+    async def reopen(self, session: str, epoch: int, stored: int) -> bool:
         def run() -> bool:
             entry = self._at(session, epoch)
             if entry is None or entry.record.own_revision != stored:
@@ -120,7 +134,7 @@ class MemoryFence:
                 "log_losses": entry.record.log_losses + 1,
             }
             record = entry.record.model_copy(update=update)
-            self._db.update(self._rows, session, replace(entry, record=record, fence_revision=actual))
+            self._db.update(self._rows, session, replace(entry, record=record))
             return True
 
         return await self._db.execute(run)

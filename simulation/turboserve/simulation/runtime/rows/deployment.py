@@ -99,14 +99,14 @@ class MemoryPools:
         self._db, self._rows = session, session.tables.pools
 
     async def reported(self, report: PoolReport, now: float) -> PoolOrders:
-        entry = PoolEntry(report.model, report.maximum, now)
+        entry = PoolEntry(report.model, report.maximum, now, report.absorbs, report.absorbs_at_maximum)
 
         def run() -> PoolOrders:
             if self._db.insert_if_absent(self._rows, report.pool, entry):
                 return _orders(report.pool, entry)
             before = self._db.lock(self._rows, report.pool, LockMode.NO_KEY_UPDATE)
             assert before is not None
-            after = replace(before, model=report.model, maximum=report.maximum, reported_at=now)
+            after = replace(entry, orders=before.orders, process=before.process, former=before.former)
             self._db.update(self._rows, report.pool, after)
             return _orders(report.pool, after)
 

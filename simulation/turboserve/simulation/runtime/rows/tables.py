@@ -113,6 +113,8 @@ class PoolEntry:
     model: str
     maximum: int
     reported_at: float
+    absorbs: bool = False
+    absorbs_at_maximum: bool = False
     orders: Mapping[str, Any] = field(default_factory=dict)
     """Columns of the orders that are not at their default, as JSON."""
     process: str | None = None

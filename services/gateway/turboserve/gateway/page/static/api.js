@@ -21,8 +21,8 @@ export class Api {
     return this.#call("POST", "v1/sessions", { prompt }, { "Idempotency-Key": idempotencyKey });
   }
 
-  prompt(session, prompt) {
-    return this.#call("POST", `v1/sessions/${session}/prompts`, { prompt });
+  prompt(session, prompt, dropBuffer) {
+    return this.#call("POST", `v1/sessions/${session}/prompts`, { prompt, drop_buffer: dropBuffer });
   }
 
   pause(session) {

@@ -47,6 +47,9 @@ export class Events {
       case "session.resume_requested":
         this.note(message.at, "Resuming");
         break;
+      case "session.changed":
+        this.note(message.at, "Limits changed");
+        break;
       case "session.ended":
         this.note(message.at, message.phase === "failed" ? "Session failed" : "Session ended", message.reason);
         break;

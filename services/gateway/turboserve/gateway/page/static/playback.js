@@ -28,12 +28,14 @@ export class Playback {
   #chunks = 0;
   #wanted = true;
   #startAt = 0;
+  #skipTo = null;
 
   reset() {
     this.#queue = [];
     this.#buffer = null;
     this.#mime = "";
     this.#chunks = 0;
+    this.#skipTo = null;
     this.started = this.stalled = false;
     if (this.#video.src) URL.revokeObjectURL(this.#video.src);
     const Source = window.ManagedMediaSource ?? window.MediaSource;
@@ -82,6 +84,13 @@ export class Playback {
     this.#chunks += 1;
     this.#queue.push({ data, end: message.start_s + message.duration_s });
     this.#pump();
+  }
+
+  // The video before `seconds` is not to be shown any more. Playback goes on there once that chunk is here.
+  skip(seconds) {
+    this.#queue = this.#queue.filter(({ mime, end }) => mime || end === true || end > seconds + 0.01);
+    if (!this.started) this.#startAt = Math.max(this.#startAt, seconds);
+    this.#skipTo = seconds;
   }
 
   play() {
@@ -146,8 +155,20 @@ export class Playback {
     return true;
   }
 
+  #leapSkip() {
+    const ranges = this.#video.buffered;
+    for (let n = 0; n < ranges.length; n++) {
+      if (ranges.start(n) > this.#skipTo + 0.1 || ranges.end(n) < this.#skipTo + 0.1) continue;
+      if (this.#video.currentTime < this.#skipTo) this.#video.currentTime = this.#skipTo;
+      if (!this.#buffer.updating) this.#buffer.remove(0, this.#skipTo);
+      this.#skipTo = null;
+      return;
+    }
+  }
+
   #look() {
     const video = this.#video;
+    if (this.started && this.#skipTo !== null) this.#leapSkip();
     if (!this.started && this.#wanted && this.#chunks && !this.#buffer?.updating) {
       const enough = this.ahead >= START_S || (this.#chunks >= START_CHUNKS && this.ahead > 0);
       if (enough || this.#source.readyState === "ended") {

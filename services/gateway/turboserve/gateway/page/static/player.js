@@ -48,7 +48,7 @@ function begin(id) {
   clear();
   at("ffplay").textContent = `ffplay ${api.videoUrl(id)}`;
   stream?.close();
-  stream = new Stream(api, id, { hello, init, chunk, event, end, problem: complain, lost, gone });
+  stream = new Stream(api, id, { hello, init, skip, chunk, event, end, problem: complain, lost, gone });
   show();
 }
 
@@ -66,6 +66,11 @@ function init(message, data) {
   playback.init(message, data);
 }
 
+function skip(message) {
+  playback.skip(message.start_s);
+  document.body.dataset.skipped = message.index;
+}
+
 function chunk(message, data) {
   if (askedAt !== null) {
     write("first", `${((performance.now() - askedAt) / 1000).toFixed(2)} s`);
@@ -79,8 +84,18 @@ function chunk(message, data) {
   write("compute", `${Math.round(message.compute_s * 1000)} ms`);
   write("chunk", message.index);
   write("epoch", message.epoch);
+  write("slack", message.slack_s === undefined ? "–" : `${message.slack_s.toFixed(2)} s`);
+  write("credit", message.credit_s === undefined ? "–" : `${message.credit_s.toFixed(2)} s`);
+  write("tier", message.tier ?? "–");
+  write("fidelity", fidelity(message.fidelity));
   Object.assign(document.body.dataset, { chunk: message.index, worker: message.worker });
   show();
+}
+
+function fidelity(chosen) {
+  if (!chosen) return "best";
+  const quality = chosen.quality === undefined ? "" : `, ${(chosen.quality * 100).toFixed(1)} %`;
+  return `${chosen.steps} steps, window ${chosen.window_chunks}${quality}`;
 }
 
 function event(message, isNew) {
@@ -137,9 +152,11 @@ function leave() {
 function clear() {
   strip.reset();
   events.reset();
-  for (const name of ["buffer", "first", "delivery", "compute", "chunk", "epoch"]) write(name, "–");
+  for (const name of ["buffer", "first", "delivery", "compute", "chunk", "epoch", "slack", "credit", "tier", "fidelity"]) {
+    write(name, "–");
+  }
   migrationForm.learn(null);
-  for (const name of ["chunk", "worker", "applied"]) delete document.body.dataset[name];
+  for (const name of ["chunk", "worker", "applied", "skipped"]) delete document.body.dataset[name];
 }
 
 // Buttons
@@ -150,7 +167,7 @@ at("form").addEventListener("submit", (submitted) => {
     useKey();
     const prompt = at("prompt").value.trim();
     if (session && !ended) {
-      await api.prompt(session, prompt);
+      await api.prompt(session, prompt, at("drop").checked);
       return;
     }
     askedAt = performance.now();
@@ -279,6 +296,7 @@ function show() {
   at("pause").hidden = at("end").hidden = Boolean(ended);
   at("pause").textContent = activity === "paused" ? "Resume" : "Pause";
   at("start").textContent = session && !ended ? "Change" : "Start";
+  at("drop-row").hidden = !session || Boolean(ended);
   at("prompt-label").textContent = session && !ended ? "What should it show now?" : "What should the video show?";
 }
 

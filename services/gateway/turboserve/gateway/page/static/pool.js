@@ -53,6 +53,14 @@ function element(name, text, more = {}) {
 const clock = (time) => new Date(time).toLocaleTimeString([], { hour12: false });
 const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 
+function playout(found) {
+  const tiers = ["urgent", "normal", "relaxed"].filter((tier) => found[tier]).map((tier) => `${found[tier]} ${tier}`);
+  const quality = found.quality === null ? "" : `, quality ${(found.quality * 100).toFixed(1)} %`;
+  const lowered = found.lowered ? `, ${found.lowered} lowered` : "";
+  const least = `least slack ${found.slack_s.toFixed(2)} s, credit ${found.credit_s.toFixed(2)} s`;
+  return `${tiers.join(", ")}: ${least}${lowered}${quality}`;
+}
+
 function showMember(member) {
   const box = element("div", "", { className: "member" });
   box.dataset.phase = member.phase;
@@ -62,6 +70,7 @@ function showMember(member) {
   const suspended = member.suspended ? `, ${member.suspended} suspended` : "";
   const holds = member.worker ? `${member.sessions} sessions${suspended}` : "";
   box.append(title, element("p", [holds, member.reason].filter(Boolean).join(" · ")));
+  if (member.playout && member.playout.slack_s !== null) box.append(element("p", playout(member.playout)));
   return box;
 }
 

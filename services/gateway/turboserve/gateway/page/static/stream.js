@@ -7,7 +7,7 @@ const LONGEST_WAIT_MS = 2000;
 const FOR_GOOD = new Set([4401, 4403, 4404]);
 
 export class Stream {
-  // on: hello, init, chunk, event(message, isNew), end, problem, lost(waitMs), gone(problem)
+  // on: hello, init, skip, chunk, event(message, isNew), end, problem, lost(waitMs), gone(problem)
   constructor(api, session, on) {
     this.session = session;
     this.lastIndex = null;
@@ -58,6 +58,9 @@ export class Stream {
         this.#failures = 0;
         this.#newestEvent = message.newest_event;
         this.#on.hello(message);
+        break;
+      case "skip":
+        this.#on.skip(message);
         break;
       case "init":
       case "chunk":

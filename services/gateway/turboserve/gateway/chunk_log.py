@@ -98,7 +98,7 @@ class ChunkLog:
             raise ChunkGoneError(
                 f"after: {index} is beyond the newest chunk, {made}", field="after", limit=made + 1
             )
-        if in_log < index < made:
+        if index < made and (newest is None or in_log <= index):
             raise _gone(index + 1, made + 1)
         if newest is None:
             return _behind_all(record, record.playhead_s)
@@ -136,13 +136,24 @@ class ChunkLog:
         Raises ChunkGoneError if the log dropped the next chunk before it was read, and the errors of `made`.
         """
         expected, epoch = start.index, 0
+        ahead: int | None = None
+        """Index of the previous entry, if that came before its turn."""
 
         async def lost() -> None:
             # No later chunk would show the gap: the worker waits for a playhead beyond the viewer's reach.
-            oldest = await answered(partial(self._oldest, session))
-            kept = await answered(made) if oldest is None else oldest.header.index
+            if await log_has_more():
+                oldest = await answered(partial(self._oldest, session))
+                kept = 0 if oldest is None else oldest.header.index
+            else:
+                # The log had what the row has counted. Chunks that came since the first look are not lost.
+                counted = await answered(made)
+                kept = 0 if await log_has_more() else counted
             if kept > expected:
                 raise _gone(expected, kept)
+
+        async def log_has_more() -> bool:
+            newest = await answered(partial(self._newest, session))
+            return newest is not None and newest.header.index >= expected
 
         async with aclosing(self._entries(session, start.sequence, ended, lost)) as entries:
             async for entry in entries:
@@ -161,10 +172,14 @@ class ChunkLog:
                     oldest = await answered(partial(self._oldest, session))
                     if oldest is None or oldest.header.index > expected:
                         raise _gone(expected, header.index)
+                    if ahead == header.index - 1:
+                        # An owner that does not know of a hole in the log continues behind it.
+                        raise _gone(expected, ahead)
                     # The log has all chunks from the oldest on, so this entry is out of order.
+                    ahead = header.index
                     metrics.foreign_chunks.add(1, {REASON: "order"})
                     continue
-                expected, epoch = expected + 1, header.epoch
+                expected, epoch, ahead = expected + 1, header.epoch, None
                 yield chunk
 
     async def _entries(

@@ -1,0 +1,1 @@
+"""`turboserve bench sequence-parallel`: one session's forwards on one worker and on two."""

@@ -1,0 +1,150 @@
+"""The compared policies: what each sets, and what it still lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from turboserve.policies import UnknownPolicyError
+from turboserve.scheduler.placement import PLACEMENTS
+from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.worker.engine.gather import GATHER_POLICIES
+from turboserve.worker.settings import Settings as WorkerSettings
+
+WITHOUT_SP = "elastic sequence parallelism"
+UNLIMITED_S = 1e6
+"""Lead of a policy that lets sessions generate ahead without limit."""
+
+
+@dataclass(frozen=True)
+class SlackPolicy:
+    """Settings of one row. A row with a part that is not built is never run."""
+
+    meaning: str
+    gather: str
+    placement: str
+    worker: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the workers' settings."""
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the schedulers' settings."""
+    lacks: str | None = None
+    """Part of the policy that TurboServe does not have."""
+
+    @property
+    def not_built(self) -> str | None:
+        """What keeps the row from being run: a missing part, setting or policy. None: nothing."""
+        if self.lacks is not None:
+            return self.lacks
+        for kind, fields in ((WorkerSettings, self.worker), (SchedulerSettings, self.scheduler)):
+            missing = sorted(set(fields) - set(kind.model_fields))
+            if missing:
+                return f"setting {missing[0]}"
+            try:
+                kind(**fields)
+            except ValueError as error:
+                return f"setting refused: {str(error).splitlines()[-2].strip()}"
+        try:
+            GATHER_POLICIES.check(self.gather)
+            PLACEMENTS.check(self.placement)
+        except UnknownPolicyError as error:
+            return f"{error.kind} policy {error.name}"
+        return None
+
+
+_AHEAD = {"max_lead_s": UNLIMITED_S}
+_FIXED = {"rebalance": False}
+_RESCUE = {"rescue_horizon_s": 5.0}
+POLICIES: dict[str, SlackPolicy] = {
+    "sdv2": SlackPolicy(
+        "StreamDiffusionV2: first come, first served; fixed home; static configuration",
+        "fcfs",
+        "least-loaded",
+        _AHEAD,
+        _FIXED,
+    ),
+    "ts": SlackPolicy("TridentServe: deadline of the stream", "tiers", "least-loaded", lacks=WITHOUT_SP),
+    "ts_chunk": SlackPolicy("TridentServe by chunk", "tiers", "least-loaded", lacks=WITHOUT_SP),
+    "credit_only": SlackPolicy(
+        "SlackServe's queue alone: tiers, least credit first, preemption after each step",
+        "tiers",
+        "least-loaded",
+        _AHEAD,
+        _FIXED,
+    ),
+    "bmpr": SlackPolicy(
+        "`credit_only` with SlackServe's choice of configurations (BMPR)",
+        "tiers",
+        "least-loaded",
+        {**_AHEAD, "fidelity": "bmpr"},
+        _FIXED,
+    ),
+    "fixed_level": SlackPolicy(
+        "`credit_only` with a fast, a medium or the best configuration by tier",
+        "tiers",
+        "least-loaded",
+        {**_AHEAD, "fidelity": "fixed-level"},
+        _FIXED,
+    ),
+    "rehoming": SlackPolicy(
+        "`bmpr` with SlackServe's re-homing (Algorithm 1): SlackServe without sequence parallelism",
+        "tiers",
+        "fewest-streams",
+        {**_AHEAD, "fidelity": "bmpr"},
+        {"rebalancer": "algorithm-1", "migration_cooldown_s": 60.0},
+    ),
+    "slackserve": SlackPolicy(
+        "SlackServe whole: `rehoming` with elastic sequence parallelism",
+        "tiers",
+        "least-loaded",
+        lacks=WITHOUT_SP,
+    ),
+    "turboserve": SlackPolicy("Counts, as shipped: K, min-max, migrations for balance", "step", "min-max"),
+    "ours": SlackPolicy(
+        "Least credit first, configurations by one feasibility test over the worker's sessions, migrations "
+        "that save chunks",
+        "step",
+        "min-max",
+        {**_AHEAD, "fidelity": "in-time"},
+        _RESCUE,
+    ),
+    "ours_without_fidelity": SlackPolicy(
+        "`ours` with the best configuration only", "step", "min-max", _AHEAD, _RESCUE
+    ),
+    "ours_without_rescue": SlackPolicy(
+        "`ours` with migrations for balance only", "step", "min-max", {**_AHEAD, "fidelity": "in-time"}
+    ),
+    "ours_with_tiers": SlackPolicy(
+        "`ours` with SlackServe's queue", "tiers", "min-max", {**_AHEAD, "fidelity": "in-time"}, _RESCUE
+    ),
+    "ours_without_all": SlackPolicy(
+        "The shipped queue and balance, without K and without a limit of the lead", "step", "min-max", _AHEAD
+    ),
+}
+"""Policies by the name of their row."""
+MAIN = (
+    "sdv2",
+    "ts",
+    "ts_chunk",
+    "credit_only",
+    "bmpr",
+    "rehoming",
+    "slackserve",
+    "turboserve",
+    "ours",
+)
+"""Rows of every workload. The others are ablations."""
+ABLATIONS = (
+    "credit_only",
+    "fixed_level",
+    "bmpr",
+    "rehoming",
+    "ours",
+    "ours_without_fidelity",
+    "ours_without_rescue",
+    "ours_with_tiers",
+    "ours_without_all",
+)
+"""SlackServe's parts one after the other, then `ours` without one part each."""
+COUNTED = frozenset({"turboserve"})
+"""Policies whose workers offer K slots, as many as their profile keeps in real time."""

@@ -1,0 +1,220 @@
+"""Migrations that save late chunks, and the check that no other migration causes some (SlackServe, 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from turboserve.scheduler.placement.cluster import Cluster
+from turboserve.scheduler.placement.plan import Planner, Step
+from turboserve.scheduler.placement.pool import CHUNK_S, Item, PoolEntry
+from turboserve.scheduler.placement.slack import slack_at
+from turboserve.scheduler.placement.types import Migration, MigrationKind, SessionState, Weights
+
+SOURCES = 4
+"""Number of sources without a useful migration after which the search ends, per pool and decision."""
+ROOMS = 8
+"""Number of targets that are compared by latency and cost, per source."""
+TARGETS = 3
+SESSIONS = 2
+"""Numbers of targets and of sessions whose late chunks are counted together, per source."""
+
+
+@contextmanager
+def begun(cluster: Cluster, migrations: Iterable[tuple[SessionState, str]]) -> Iterator[None]:
+    """Show migrations of sessions to targets as begun in `cluster`, and take them back at the end."""
+    before = []
+    try:
+        for session, target in migrations:
+            before.append(session)
+            cluster.put_session(replace(session, target=target))
+        yield
+    finally:
+        for session in before:
+            cluster.put_session(session)
+
+
+@dataclass(frozen=True)
+class Rescue:
+    """A migration, with the expected late chunks of source and target without and with it."""
+
+    step: Step
+    late: int
+    late_after: int
+    slack_s: float
+    latency_s: float
+    """Worse chunk latency of source and target without the migration, seconds."""
+    latency_after_s: float
+
+    @property
+    def saved(self) -> int:
+        return self.late - self.late_after
+
+
+class Rescuer:
+    """Finds migrations of one pool that save late chunks, one after the other.
+
+    The source is the worker that expects most late chunks. Of its sessions and of the targets, the pair that
+    saves most is taken; of equal ones that with the least L′ + η κ. L′ is taken over source and target.
+
+    Each migration lowers the pool's expected late chunks, and no migration for balance raises them (see
+    `LateGuard`). So under constant slacks migrations end. Slacks change, partly by the migrations themselves.
+    So a migration must save more chunks than are played during its transfer, and a worker with a session that
+    rests gives none away: a pool makes at most one rescue per worker and rest.
+    """
+
+    def __init__(self, cluster: Cluster, planner: Planner, weights: Weights, now: float) -> None:
+        self._cluster = cluster
+        self._planner = planner
+        self._weights = weights
+        self._now = now
+
+    def find(self, most: int) -> list[Rescue]:
+        """Return up to `most` migrations, in the order in which to begin them. Leaves the cluster as is."""
+        cluster, pool, weights = self._cluster, self._planner.pool, self._weights
+        if not weights.rescue_horizon_s or not cluster.urgency.slacks:
+            return []
+        found: list[Rescue] = []
+        useless: set[str] = set()
+        tried = 0
+        with ExitStack() as stack:
+            while len(found) < most and tried < SOURCES:
+                cluster.urgency.refresh(cluster.entries, cluster.pool, weights.rescue_horizon_s)
+                worst = self._worst(useless)
+                best_room = next(iter(pool.relaxed.items), None)
+                if worst is None or best_room is None:
+                    break
+                if -float(worst[0]) - float(best_room[0]) < weights.least_saved:
+                    # The other sources expect fewer late chunks.
+                    break
+                source = cluster.entries[str(worst[-1])]
+                rescue = self._best(source)
+                if rescue is None:
+                    useless.add(source.id)
+                    tried += 1
+                    continue
+                found.append(rescue)
+                step = rescue.step
+                stack.enter_context(begun(cluster, [(step.session, step.target.id)]))
+        return found
+
+    def _worst(self, useless: set[str]) -> Item | None:
+        """Return the rank of the worker with most late chunks. Adds those that rest to `useless`."""
+        for item in self._planner.pool.late.items:
+            name = str(item[-1])
+            if name not in useless:
+                if not self._rests(self._cluster.entries[name]):
+                    return item
+                useless.add(name)
+        return None
+
+    def _best(self, source: PoolEntry) -> Rescue | None:
+        urgency, now, horizon_s = self._cluster.urgency, self._now, self._weights.rescue_horizon_s
+        movable = [s for s in self._planner.movable(source) if s.id not in source.going]
+        late = urgency.late(source, now, horizon_s)
+        leaving = []
+        for session in movable:
+            known = urgency.slacks.get(session.id)
+            if known is not None and known.playing:
+                left = urgency.late(source, now, horizon_s, without=(session.id,))
+                leaving.append((left, slack_at(known, now), session))
+        leaving.sort(key=lambda one: (*one[:2], one[2].state_bytes, one[2].id))
+        found: list[tuple[float, float, str, str, Rescue]] = []
+        now_late: dict[str, int] = {}
+        for left, slack_s, session in leaving[:SESSIONS]:
+            for target in self._targets(source, session):
+                step = Step(session, source, target, self._planner.cost_s(session, source, target), False)
+                there = now_late.get(target.id)
+                if there is None:
+                    there = now_late[target.id] = urgency.late(target, now, horizon_s)
+                with_it = urgency.late(target, now, horizon_s, coming={session.id: step.cost_s})
+                counts = late + there, left + with_it
+                rescue = Rescue(step, *counts, slack_s, _latency_s(step, 0), _latency_s(step, 1))
+                cost = rescue.latency_after_s + self._weights.eta * step.cost_s
+                found.append((-rescue.saved, cost, session.id, target.id, rescue))
+        if not found:
+            return None
+        best = min(found, key=lambda one: one[:4])[-1]
+        paid = best.saved > best.step.cost_s / CHUNK_S
+        return best if paid and best.saved >= self._weights.least_saved else None
+
+    def _rests(self, worker: PoolEntry) -> bool:
+        """Whether a session that has lately migrated is on the worker, so that the worker gives none away."""
+        sessions = self._cluster.sessions
+        return any(sessions[name].rests_until > self._now for name in worker.here)
+
+    def _targets(self, source: PoolEntry, session: SessionState) -> list[PoolEntry]:
+        """Return the targets on which an urgent session causes fewest late chunks, then by L′ + η κ."""
+        ranked = self._planner.pool.relaxed.items
+        fit = (item for item in ranked if item[-1] not in session.excluded and item[-1] != source.id)
+        rooms: list[tuple[float, float, str]] = []
+        for item in islice(fit, ROOMS):
+            target = self._cluster.entries[str(item[-1])]
+            cost_s = self._planner.cost_s(session, source, target)
+            rooms.append((float(item[0]), float(item[1]) + self._weights.eta * cost_s, target.id))
+        return [self._cluster.entries[name] for _, _, name in sorted(rooms)[:TARGETS]]
+
+
+def _latency_s(step: Step, migrated: int) -> float:
+    """Return the worse latency of source and target with `migrated` sessions gone, in seconds."""
+    source, target = step.source, step.target
+    return max(source.curve(source.staying - migrated), target.curve(target.staying + migrated))
+
+
+def migration_of(rescue: Rescue, weights: Weights) -> Migration:
+    """Return the proposal, with its numbers for the decision log."""
+    step, horizon_s = rescue.step, weights.rescue_horizon_s
+    source, target = step.source.id, step.target.id
+    return Migration(
+        session=step.session.id,
+        source=source,
+        target=target,
+        gain_s=rescue.latency_s - rescue.latency_after_s - weights.eta * step.cost_s,
+        cost_s=step.cost_s,
+        reason=(
+            f"{rescue.late_after} instead of {rescue.late} chunks on {source} and {target} are expected "
+            f"to be late within {horizon_s:g} s"
+        ),
+        kind=MigrationKind.RESCUE,
+        numbers={
+            "late_chunks": rescue.late,
+            "late_chunks_after": rescue.late_after,
+            "horizon_s": horizon_s,
+            "slack_s": rescue.slack_s,
+            "latency_s": rescue.latency_s,
+            "latency_after_s": rescue.latency_after_s,
+            "cost_s": step.cost_s,
+            "eta": weights.eta,
+            "state_bytes": step.session.state_bytes,
+        },
+    )
+
+
+class LateGuard:
+    """Tells whether migrations for balance would make further chunks late."""
+
+    def __init__(self, cluster: Cluster, weights: Weights, now: float) -> None:
+        self._cluster = cluster
+        self._now = now
+        self._horizon_s = weights.rescue_horizon_s
+        self._used = bool(weights.rescue_horizon_s and cluster.urgency.slacks)
+
+    def worsens(
+        self, steps: Sequence[Step], instead: Sequence[Step] = (), given: Sequence[Step] = ()
+    ) -> bool:
+        """Whether more chunks are late with `steps` than with `instead`, both on top of `given`."""
+        if not self._used:
+            return False
+        ends = {entry.id: entry for step in (*steps, *instead) for entry in (step.source, step.target)}
+        known = [entry for entry in ends.values() if self._cluster.urgency.known(entry)]
+        return self._late(known, [*given, *steps]) > self._late(known, [*given, *instead])
+
+    def _late(self, workers: Sequence[PoolEntry], steps: Sequence[Step]) -> int:
+        late = 0
+        for entry in workers:
+            without = [step.session.id for step in steps if step.source is entry]
+            coming = {step.session.id: step.cost_s for step in steps if step.target is entry}
+            late += self._cluster.urgency.late(entry, self._now, self._horizon_s, without, coming)
+        return late

@@ -1,0 +1,111 @@
+"""Slacks of sessions: which workers expect late chunks, and which have room for urgent sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from turboserve.scheduler.placement.lateness import late_chunks
+from turboserve.scheduler.placement.pool import Pool, PoolEntry
+from turboserve.scheduler.placement.slack import ReportedSlack, slack_at
+
+URGENT = 2.0
+"""α: a session with less credit than α T is urgent (SlackServe, 3.1)."""
+FIRST_CHUNK = 4.0
+"""Slack of a session without a report, as a multiple of a chunk's time (SlackServe, Appendix C)."""
+
+
+class Urgency:
+    """The slack of each session, and per worker the late chunks that it expects.
+
+    A worker is counted again only after a change of its sessions, their slacks or its profile. The count is
+    as of the newest report about its sessions, so it depends on the cluster alone, not on when it is made.
+    """
+
+    def __init__(self) -> None:
+        self.slacks: dict[str, ReportedSlack] = {}
+        """Session → its last reported slack. Sessions without one are missing."""
+        self._changed: set[str] = set()
+        """Workers to count again."""
+        self._horizon_s = 0.0
+        self._pools: dict[str, Pool] = {}
+        """Worker → the pool whose rankings have it."""
+
+    def touch(self, worker: str) -> None:
+        """Note that a worker or its sessions have changed."""
+        self._changed.add(worker)
+
+    def refresh(
+        self,
+        entries: Mapping[str, PoolEntry],
+        pool_of: Callable[[str, str | None], Pool],
+        horizon_s: float,
+    ) -> None:
+        """Update the rankings `Pool.late` and `Pool.relaxed` for late chunks within `horizon_s`.
+
+        `entries` has all workers; `pool_of` returns the pool of a model and of weights.
+        """
+        if horizon_s != self._horizon_s:
+            self._horizon_s = horizon_s
+            self._changed |= entries.keys()
+        for name in self._changed:
+            entry = entries.get(name)
+            before = self._pools.pop(name, None)
+            pool = None
+            if entry is not None and entry.serves and self.known(entry):
+                pool = self._pools[name] = pool_of(entry.state.model, entry.state.weights_digest)
+            if before is not None and before is not pool:
+                before.late.put(name, None)
+                before.relaxed.put(name, None)
+            if entry is not None and pool is not None:
+                self._rank(pool, entry, horizon_s)
+        self._changed.clear()
+
+    def known(self, entry: PoolEntry) -> bool:
+        """Whether the worker is empty or reports slack. Workers of earlier versions do not."""
+        staying = _staying(entry)
+        return not staying or any(name in self.slacks for name in staying)
+
+    def late(
+        self,
+        entry: PoolEntry,
+        now: float,
+        horizon_s: float,
+        without: Collection[str] = (),
+        coming: Mapping[str, float] | None = None,
+    ) -> int:
+        """Return the late chunks that a worker expects from `now` on.
+
+        `without`: sessions that leave. `coming`: sessions that come, with the seconds in which their slack
+        falls before the worker can generate for them.
+        """
+        slacks = self._slacks_s(entry, _staying(entry).difference(without), now)
+        for name, delay_s in (coming or {}).items():
+            slacks += [slack_s - delay_s for slack_s in self._slacks_s(entry, (name,), now)]
+        return late_chunks(entry.curve, slacks, horizon_s)
+
+    def _rank(self, pool: Pool, entry: PoolEntry, horizon_s: float) -> None:
+        staying = _staying(entry)
+        now = max((self.slacks[name].at for name in staying if name in self.slacks), default=0.0)
+        slacks = self._slacks_s(entry, staying, now)
+        late = late_chunks(entry.curve, slacks, horizon_s)
+        pool.late.put(entry.id, (-late, entry.id) if late and entry.here else None)
+        item = None
+        if entry.held < entry.slots:
+            more = late_chunks(entry.curve, [*slacks, URGENT * entry.curve(1)], horizon_s) - late
+            item = (more, entry.curve(entry.held + 1), entry.id)
+        pool.relaxed.put(entry.id, item)
+
+    def _slacks_s(self, entry: PoolEntry, sessions: Iterable[str], now: float) -> list[float]:
+        slacks_s = []
+        for name in sessions:
+            known = self.slacks.get(name)
+            if known is None:
+                slacks_s.append(FIRST_CHUNK * entry.curve(1))
+            elif known.playing:
+                slacks_s.append(slack_at(known, now))
+        return slacks_s
+
+
+def _staying(entry: PoolEntry) -> set[str]:
+    """Return the sessions on the worker once all that is under way is done."""
+    return (entry.here - entry.going) | entry.coming

@@ -1,0 +1,114 @@
+"""Gives each chunk of an engine its configuration when the chunk begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+
+from turboserve.worker.engine.fidelity_forecast import Server, forecast, next_chunks
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder
+from turboserve.worker.engine.fidelity_load import EngineLoad, StreamLoad
+from turboserve.worker.engine.fidelity_policy import BestFidelity, FidelityPolicy
+from turboserve.worker.engine.gather import LatencyProfile
+from turboserve.worker.engine.pacing import Pacing
+from turboserve.worker.engine.session import ChunkTask, Session, UndecodedChunk
+from turboserve.worker.engine.state import SessionState
+from turboserve.worker.model.config import ModelConfig
+
+
+class FidelityChooser:
+    """Asks the policy at each chunk boundary, with the load of all sessions."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ladder: FidelityLadder,
+        policy: FidelityPolicy,
+        forward: LatencyProfile,
+        pacing: Pacing,
+        max_batch: int,
+        end_frame: Callable[[SessionState], int | None],
+    ) -> None:
+        """`forward`: L(b) of a forward at the best configuration. `end_frame`: see `Backend.end_frame`."""
+        self.ladder = ladder
+        self._policy, self._config, self._forward, self._pacing = policy, config, forward, pacing
+        self._max_batch, self._end_frame = max_batch, end_frame
+        self.lowers = len(ladder.rungs) > 1 and not isinstance(policy, BestFidelity)
+        """Whether the policy may choose anything but the best configuration."""
+
+    def choose(self, session: Session, sessions: Collection[Session], now: float) -> None:
+        """Set the configuration of the chunk that the session begins now.
+
+        A configuration that was set with the session or by a control stays. `sessions`: all active ones.
+        """
+        state = session.state
+        if state.fixed_fidelity:
+            return
+        place = 0
+        if self.lowers:
+            load = self.load(sessions, now)
+            place = min(self._policy.choose(session.name, load), self._lowest(session))
+        if place < (self.ladder.place(state.fidelity) or 0):
+            session.raised_at_s = now
+        state.fidelity = self.ladder.rungs[place].fidelity if place else None
+
+    def late(self, sessions: Collection[Session], now: float) -> int:
+        """Number of chunks within the horizon that will be late even at their lowest configurations."""
+        load = self.load(sessions, now)
+        if load.forward(1) <= 0:
+            return 0
+        chunks = next_chunks(load)
+        for chunk in chunks:
+            if chunk.highest < chunk.lowest:
+                chunk.place, chunk.forwards = chunk.lowest, self.ladder.rungs[chunk.lowest].forwards
+        return forecast(chunks, Server(load, chunks).ready_s(chunks)).late
+
+    def load(self, sessions: Collection[Session], now: float) -> EngineLoad:
+        """The load of these sessions."""
+        return EngineLoad(
+            self.ladder,
+            self._forward,
+            self._pacing.after_forwards,
+            self._config.chunk_media_s,
+            [self._stream(session, now) for session in sessions if not session.ended],
+            self._max_batch,
+        )
+
+    def _stream(self, session: Session, now: float) -> StreamLoad:
+        state, pacing = session.state, self._pacing
+        place = self.ladder.place(state.fidelity) or 0
+        stops = session.suspending or not session.may_compute
+        waits = pacing.shrinks(session) and not stops
+        unpaced = state.next_chunk < session.unpaced_until
+        return StreamLoad(
+            session.name,
+            pacing.slack(session, now) if waits else math.inf,
+            undecoded=sum(isinstance(each, UndecodedChunk) for each in session.undecoded),
+            forwards_left=self._forwards_left(session, place),
+            lead_s=math.inf if unpaced else session.max_lead_s,
+            chunks_left=self._chunks_left(session),
+            place=place,
+            lowest=self._lowest(session),
+            raised_s=now - session.raised_at_s,
+        )
+
+    def _chunks_left(self, session: Session) -> int | None:
+        end = self._end_frame(session.state)
+        if end is None:
+            return None
+        per_chunk = self._config.frames_per_chunk
+        begun = session.state.next_chunk + (session.chunk is not None)
+        return max(0, end // per_chunk - begun)
+
+    def _lowest(self, session: Session) -> int:
+        if not self.lowers or session.state.fixed_fidelity:
+            return 0
+        return self.ladder.lowest(session.state.floor, session.state.pinned)
+
+    def _forwards_left(self, session: Session, place: int) -> float:
+        """See `StreamLoad.forwards_left`. The pass over clean latents is left out: its chunk counts as
+        undecoded already."""
+        if not isinstance(session.task, ChunkTask) or session.task.work.clean is not None:
+            return 0.0
+        work = session.task.work
+        return (work.total - work.done) / work.total * self.ladder.rungs[place].forwards

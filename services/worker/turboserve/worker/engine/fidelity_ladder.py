@@ -1,0 +1,120 @@
+"""The configurations that a worker may choose for a chunk, from the best to the fastest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity_profile import FidelityProfile, pareto_frontier
+from turboserve.worker.engine.profile_file import InvalidProfileError
+from turboserve.worker.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One configuration, with its cost and its quality."""
+
+    fidelity: Fidelity
+    forwards: float
+    """Time of a chunk, as a number of forwards at the best configuration. A row of a batch leaves the batch
+    after so many of them."""
+    quality: float
+    """Quality relative to the best configuration's, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class FidelityLadder:
+    """Configurations in order: each is faster than the one before, and not better."""
+
+    rungs: tuple[Rung, ...]
+    """At least one. The first is the best configuration."""
+    floor: float = 1.0
+    """Least quality of a chunk, relative to the best configuration's."""
+
+    def __post_init__(self) -> None:
+        if not self.rungs:
+            raise ValueError("rungs: at least one is needed")
+        for above, below in zip(self.rungs, self.rungs[1:], strict=False):
+            if below.forwards >= above.forwards or below.quality > above.quality:
+                raise ValueError(
+                    f"rungs: {below.fidelity.label} must be faster and not better than the one before"
+                )
+
+    @classmethod
+    def of_best(cls, config: ModelConfig) -> FidelityLadder:
+        """The ladder of a worker that lowers no quality."""
+        return cls((Rung(Fidelity.best(config), config.chunk_forwards, 1.0),))
+
+    @classmethod
+    def of_profile(
+        cls, profile: FidelityProfile, config: ModelConfig, floor: float | None = None
+    ) -> FidelityLadder:
+        """The ladder of a measured model. `floor`: least quality, relative; None: the profile's.
+
+        Configurations that are not faster than the best one, or that another dominates, are left out. Raises
+        `InvalidProfileError` if the file lacks the best configuration.
+        """
+        wanted = Fidelity.best(config)
+        best = next((each for each in profile.measured if each.fidelity == wanted), None)
+        if best is None or best.quality <= 0:
+            raise InvalidProfileError(
+                f"configurations: {wanted.label} must be among them, with a quality above 0"
+            )
+        faster = [each for each in profile.measured if each.seconds < best.seconds]
+        rungs = [Rung(wanted, config.chunk_forwards, 1.0)]
+        for each in reversed(pareto_frontier(faster)):
+            quality = min(1.0, each.quality / best.quality)
+            rung = Rung(each.fidelity, config.chunk_forwards * each.seconds / best.seconds, quality)
+            if len(rungs) > 1 and rungs[-1].quality == quality:
+                # Both are as good as the best configuration: keep the faster one.
+                rungs.pop()
+            rungs.append(rung)
+        return cls(tuple(rungs), min(1.0, profile.floor / best.quality) if floor is None else floor)
+
+    @property
+    def best(self) -> Rung:
+        """The configuration for which the model was made."""
+        return self.rungs[0]
+
+    def lowest(self, floor: float | None, pinned: bool) -> int:
+        """Place of the fastest configuration that a session with these limits may get.
+
+        `floor` and `pinned`: see `SessionSpec`. The ladder's own floor counts in any case.
+        """
+        least = self.floor if floor is None else max(floor, self.floor)
+        return 0 if pinned else max(i for i, rung in enumerate(self.rungs) if i == 0 or rung.quality >= least)
+
+    def place(self, fidelity: Fidelity | None) -> int | None:
+        """Place of a configuration. None: it is not on the ladder."""
+        return 0 if fidelity is None else self._places.get(fidelity)
+
+    def quality(self, fidelity: Fidelity | None) -> float | None:
+        """Relative quality of a configuration. None: it is not on the ladder."""
+        place = self.place(fidelity)
+        return None if place is None else self.rungs[place].quality
+
+    def step_down(self, place: int, lowest: int) -> tuple[int, float]:
+        """The place below `place`, not below `lowest`, that loses the least quality for the time it wins.
+
+        Of several, the lowest: steps along the upper hull of the ladder. Returns also the quality lost for
+        each forward won.
+        """
+        key = place, lowest
+        if key not in self._steps:
+            losses = [(self._loss(place, below), -below) for below in range(place + 1, lowest + 1)]
+            lost, below = min(losses)
+            self._steps[key] = -below, lost
+        return self._steps[key]
+
+    def _loss(self, place: int, below: int) -> float:
+        above, rung = self.rungs[place], self.rungs[below]
+        return (above.quality - rung.quality) / (above.forwards - rung.forwards)
+
+    @cached_property
+    def _steps(self) -> dict[tuple[int, int], tuple[int, float]]:
+        return {}
+
+    @cached_property
+    def _places(self) -> dict[Fidelity, int]:
+        return {rung.fidelity: place for place, rung in enumerate(self.rungs)}

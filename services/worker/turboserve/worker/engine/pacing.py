@@ -1,0 +1,197 @@
+"""When a session's next chunk is due, and how urgent it is."""
+
+from __future__ import annotations
+
+import math
+from typing import assert_never
+
+from turboserve.worker.engine.gather import Candidate, LatencyProfile
+from turboserve.worker.engine.interface import EngineOptions
+from turboserve.worker.engine.playout import Upcoming
+from turboserve.worker.engine.session import (
+    ChunkTask,
+    DecoderContext,
+    FirstChunk,
+    Session,
+    UndecodedChunk,
+)
+from turboserve.worker.model.config import ModelConfig
+
+FIRST_CHUNK_SLACK = 4.0
+"""Slack of a viewer that waits for a first chunk, as a multiple of a chunk's time (SlackServe, C)."""
+
+
+class Pacing:
+    """When a session may generate its next chunk, and how urgent the chunk is.
+
+    Playout slack P is the video that a viewer has left. Service credit is P − R − T (SlackServe, 3.1): R is
+    the time to finish the current chunk, T the time to generate one more. Below zero, the viewer is about to
+    see a stall. All of it is pure arithmetic over the playhead and the measured latencies.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: EngineOptions,
+        forward: LatencyProfile,
+        decode: LatencyProfile,
+        package: LatencyProfile,
+    ) -> None:
+        """Profiles of one forward, of a chunk's decoding, and of its packaging."""
+        self._config = config
+        self._options = options
+        self._forward = forward
+        self._decode = decode
+        self._package = package
+
+    @property
+    def chunk_seconds(self) -> float:
+        """Time to generate one chunk alone at the best configuration, from its first forward to a fragment
+        that can be sent."""
+        return self._forward(1) * self._config.chunk_forwards + self.after_forwards
+
+    def _chunk_seconds(self, session: Session) -> float:
+        """`chunk_seconds` at the configuration of the session's next chunk."""
+        chosen = session.state.fidelity
+        if chosen is None:
+            return self.chunk_seconds
+        return self._forward(1) * (chosen.steps + 1) + self.after_forwards
+
+    @property
+    def after_forwards(self) -> float:
+        """Time from a chunk's clean latents to a fragment that can be sent, seconds."""
+        return self._decode(1) + self._package(1)
+
+    def lead(self, wanted_s: float) -> float:
+        """The lead that a session gets, seconds: at least one chunk, or no chunk would be ready in time."""
+        return max(wanted_s, self._config.chunk_media_s)
+
+    def skip(self, session: Session, since_s: float) -> None:
+        """Note that viewers discard the video before the session's next chunk, as requested at `since_s`."""
+        session.first = FirstChunk(session.state.next_chunk, since_s, discards=True)
+        session.playhead.shown_from_s = self._config.media_start(session.state.next_chunk)
+
+    def playhead(self, session: Session, now: float) -> float:
+        """The viewer's position now, in seconds of video."""
+        return session.playhead.at(now, self._generated(session), self._options.playhead_trust_s)
+
+    def may_generate(self, session: Session, now: float) -> bool:
+        """Whether the next chunk starts less than the session's lead ahead of its playhead, or is unpaced."""
+        if session.state.next_chunk < session.unpaced_until:
+            return True
+        playhead = session.playhead
+        start = self._config.media_start(session.state.next_chunk) - session.max_lead_s
+        # The viewer is at least at the known position, and at most as much further as time has passed.
+        if start < playhead.known_s:
+            return True
+        if not playhead.advancing or start - playhead.position_s >= now - playhead.reported_at_s:
+            return False
+        return start < self.playhead(session, now)
+
+    def due_at(self, session: Session, now: float) -> float | None:
+        """Time at which an idle session's next chunk becomes due by playing; None if it does not."""
+        if session.task is not None or session.paused or session.ended or not session.playhead.advancing:
+            return None
+        if session.held_up:
+            return None
+        start = self._config.media_start(session.state.next_chunk)
+        wait = start - session.max_lead_s - session.playhead.position_s
+        if wait >= self._options.playhead_trust_s:
+            return None
+        return max(now, session.playhead.reported_at_s + wait)
+
+    def slack(self, session: Session, now: float, delivered: int | None = None) -> float:
+        """Playout slack P in seconds: the video that the viewer has left.
+
+        A viewer that waits for a first chunk has `FIRST_CHUNK_SLACK` times the time of a chunk, from its
+        request on. `delivered`: index after the last chunk to count. None: all.
+        """
+        delivered = session.delivered if delivered is None else delivered
+        buffered_s = self._config.media_start(delivered) - self.playhead(session, now)
+        dropped_at = session.dropped_at
+        first = session.first
+        if dropped_at is None:
+            if first is None or delivered > first.index:
+                return buffered_s
+            if buffered_s > 0 and not first.discards:
+                return max(buffered_s, self._until_deadline(session, first.since_s, now))
+            dropped_at = first.since_s
+        return self._until_deadline(session, dropped_at, now)
+
+    def _until_deadline(self, session: Session, since_s: float, now: float) -> float:
+        """Seconds until the deadline of a first chunk that was requested at `since_s`."""
+        return FIRST_CHUNK_SLACK * self._chunk_seconds(session) - (now - since_s)
+
+    def candidate(self, session: Session, now: float) -> Candidate:
+        """The session's next forward, for a gather policy."""
+        task = session.task
+        assert task is not None
+        work = task.work
+        left = work.total - work.done
+        slack = self.slack(session, now)
+        running = work.done > 0
+        remaining = self._forward(1) * left + self.after_forwards if running else 0.0
+        return Candidate(
+            session=session.name,
+            frames=work.frames,
+            step=work.done,
+            steps_left=left,
+            waiting_s=max(0.0, now - task.due_at_s),
+            slack_s=slack,
+            credit_s=slack - remaining - self._chunk_seconds(session),
+        )
+
+    def upcoming(self, session: Session, now: float) -> Upcoming | None:
+        """The forwards up to the session's next chunk; None if it generates none soon."""
+        slack = self.slack(session, now)
+        chunk_s = self._chunk_seconds(session)
+        frames = self._config.frames_per_chunk
+        chosen = session.state.fidelity
+        forwards = self._config.chunk_forwards if chosen is None else chosen.steps + 1
+        task = session.task
+        if task is not None and task.work.done < task.work.total:
+            work = task.work
+            parts = [(work.frames, work.done, work.total)]
+            if not isinstance(task, ChunkTask):
+                parts.append((frames, 0, forwards))
+            due_s = min(0.0, task.due_at_s - now)
+        else:
+            due_at = now if self.may_generate(session, now) else self.due_at(session, now)
+            if due_at is None or session.paused or session.ended or not session.may_compute:
+                return None
+            parts, due_s = [(frames, 0, forwards)], due_at - now
+        playing = self.shrinks(session)
+        return Upcoming(session.name, parts, due_s, slack, chunk_s, self.after_forwards, playing)
+
+    def shrinks(self, session: Session) -> bool:
+        """Whether the session's slack shrinks with time: its viewer plays, or waits for a first chunk."""
+        waits = session.first is not None and session.delivered <= session.first.index
+        return not session.paused and (waits or session.playhead.playing)
+
+    def decoding(self, session: Session, now: float) -> Candidate:
+        """The session's next decoding, for a gather policy."""
+        item = session.undecoded[0]
+        left_s = self.slack(session, now) - self._package(1)
+        # A decoder that must be warmed belongs to a session that lost its worker: its viewer has waited
+        # longest.
+        match item:
+            case UndecodedChunk():
+                waiting_s = max(0.0, now - item.timings.denoised_s)
+            case DecoderContext():
+                waiting_s = math.inf
+            case _:
+                assert_never(item)
+        return Candidate(
+            session=session.name,
+            frames=item.latents.shape[0],
+            step=0,
+            steps_left=1,
+            waiting_s=waiting_s,
+            slack_s=left_s,
+            credit_s=left_s - self._decode(1),
+            begins=session.state.decoder_cache is None,
+        )
+
+    def _generated(self, session: Session) -> float:
+        """Seconds of video delivered."""
+        return self._config.media_start(session.delivered)

@@ -1,0 +1,1 @@
+"""Models as the replicas that an engine runs."""

@@ -1,0 +1,24 @@
+"""Load toyworld for the engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld
+from turboserve.worker.model.weights import weights_digest
+
+
+def load_toyworld(device: torch.device | str = "cpu", path: Path | None = None) -> Models:
+    """Load the engine's models on `device`. Raises the errors of `read_toyworld`."""
+    world = read_toyworld(path)
+    networks: dict[str, nn.Module] = {"transformer": world.transformer, "vae": world.vae, "text": world.text}
+    for network in networks.values():
+        network.to(device)
+    # The digest includes the vocabulary: the encoder identifies words by their place in it.
+    digest = weights_digest(networks, json.dumps(world.details["vocabulary"]))
+    return Models(world.transformer, world.text, ToyDecoder(world.vae, world.config), digest)

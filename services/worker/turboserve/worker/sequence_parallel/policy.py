@@ -1,0 +1,57 @@
+"""When a worker borrows, lends and returns. Pure (SlackServe, 4.3; the donor's rules are stricter here)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from turboserve.worker.engine.playout import Playout
+
+MOST_CREDIT_S = 3600.0
+RELEASE_CHUNKS = 2.0
+"""Credit at which a home returns its donor, as a multiple of T."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the policy reads of a worker's sessions, at one time."""
+
+    credits: Mapping[str, tuple[float, float]]
+    """Credit C and time of a chunk T of each session that may borrow, seconds."""
+    lends: bool
+    """Whether the worker's own sessions permit a loan: see `may_lend`."""
+    least_credit_s: float
+    """Least credit of the worker's sessions; `MOST_CREDIT_S` if it has none whose slack shrinks."""
+
+
+def measure(playouts: Mapping[str, Playout], borrowable: Iterable[str], limit_s: float) -> Measured:
+    """Reduce a measurement. `borrowable`: sessions that may borrow; `limit_s`: see `may_lend`."""
+    shrinking = {name: one for name, one in playouts.items() if one.playing}
+    candidates = {name: shrinking[name] for name in borrowable if name in shrinking}
+    return Measured(
+        {name: (one.credit_s, one.next_s) for name, one in candidates.items()},
+        may_lend(shrinking.values(), limit_s),
+        min((one.credit_s for one in shrinking.values()), default=MOST_CREDIT_S),
+    )
+
+
+def may_lend(shrinking: Iterable[Playout], limit_s: float) -> bool:
+    """Whether all sessions are relaxed, and stay without a stall if the home freezes within an exchange.
+
+    `shrinking`: the sessions whose slack shrinks. `limit_s`: longest time of one exchange, seconds.
+    """
+    return all(one.tier == "relaxed" and one.credit_s >= limit_s for one in shrinking)
+
+
+def neediest(measured: Measured) -> str | None:
+    """The session that borrows: that of the least credit, if it is below zero."""
+    name = min(measured.credits, key=lambda each: (measured.credits[each][0], each), default=None)
+    return name if name is not None and measured.credits[name][0] < 0 else None
+
+
+def releases(measured: Measured, session: str) -> bool:
+    """Whether the home returns the donor: the session has recovered, or is not there any more."""
+    if session not in measured.credits:
+        return True
+    credit_s, chunk_s = measured.credits[session]
+    return credit_s >= RELEASE_CHUNKS * chunk_s

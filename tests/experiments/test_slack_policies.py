@@ -1,0 +1,43 @@
+"""Declared devices, rows and decision times of `turboserve bench slack`."""
+
+from __future__ import annotations
+
+import pytest
+
+from turboserve.experiments.slack import decisions
+from turboserve.experiments.slack.policies import ABLATIONS, MAIN, POLICIES
+from turboserve.experiments.slack.profiles import PROFILES
+
+pytestmark = pytest.mark.measures
+
+
+def test_the_rows_are_those_of_the_comparison() -> None:
+    assert set(MAIN) | set(ABLATIONS) == set(POLICIES)
+    for name in ("ts", "ts_chunk", "slackserve"):
+        assert POLICIES[name].not_built == "elastic sequence parallelism"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_declares_its_chunk(name: str) -> None:
+    profile = PROFILES[name]()
+    assert profile.device.chunk_s()[1] == pytest.approx(profile.chunk_s)
+    assert profile.start_buffer_s == pytest.approx(4 * profile.chunk_s)
+    ladder = profile.device.ladder
+    assert ladder is not None
+    assert (ladder.best.forwards, ladder.best.quality) == (5, 1.0)
+    assert all(rung.forwards == rung.fidelity.steps + 1 for rung in ladder.rungs)
+
+
+def test_the_graded_profile_has_two_steps_as_its_floor() -> None:
+    ladder = PROFILES["graded"]().device.ladder
+    assert ladder is not None
+    assert [rung.fidelity.steps for rung in ladder.rungs] == [4, 3, 2, 1]
+    assert ladder.rungs[ladder.lowest(None, False)].fidelity.steps == 2
+
+
+def test_decision_times_are_of_both_kinds_by_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "STREAMS", (16, 32))
+    found = decisions.decision_times(PROFILES["graded"](), "tiers", "bmpr", 2, 0)
+    assert list(found) == ["16", "32"]
+    for times in found.values():
+        assert 0 < times["boundary"]["p50_ms"] <= times["boundary"]["p99_ms"] < times["all"]["p99_ms"]

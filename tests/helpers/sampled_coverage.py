@@ -1,0 +1,93 @@
+"""Branch coverage of the tests' own processes at a bounded cost: `make test` loads this plugin.
+
+Tracing makes Python code take two to three times as long. So each test is traced for the first `BUDGET_S` of
+its CPU time only: a long test repeats the same code with other inputs. The figure is a lower bound. It lacks
+what a test executes later, and what other processes execute (`make coverage` has both).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tomllib
+from collections.abc import Generator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from coverage import Coverage
+
+ROOT = Path(__file__).parents[2]
+BUDGET_S = 0.2
+"""User time of a test's process, in seconds, for which the test is traced."""
+IMPORTS_FOR_ALL = "gw0"
+"""The process of xdist whose imports are traced. All of them import the same modules."""
+
+
+class SampledCoverage:
+    """Traces each test of this process for its first `BUDGET_S`."""
+
+    def __init__(self) -> None:
+        settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["coverage"]["run"]
+        # Without the configuration's patches, which would measure processes that tests start.
+        self._coverage = Coverage(
+            data_suffix=True,
+            config_file=False,
+            branch=settings["branch"],
+            source=[str(ROOT / name) for name in settings["source"]],
+        )
+        # Modules that no test imports count, too.
+        self._coverage.set_option("report:include_namespace_packages", True)
+        self._running = False
+
+    def start(self) -> None:
+        if not self._running:
+            self._running = True
+            self._coverage.start()
+
+    def stop(self) -> None:
+        if self._running:
+            self._running = False
+            self._coverage.stop()
+
+    def spent(self, _number: int, _frame: FrameType | None) -> None:
+        """Stop when the budget is spent: the handler of SIGVTALRM."""
+        self.stop()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if item.get_closest_marker("measures") is not None:
+            # Tracing slows the first part of what is timed, and a running timer makes the clock of the
+            # process's CPU time as coarse as the kernel's tick.
+            return (yield)
+        self.start()
+        signal.setitimer(signal.ITIMER_VIRTUAL, BUDGET_S)
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            self.stop()
+
+    def pytest_collection_finish(self) -> None:
+        self.stop()
+
+    def pytest_sessionfinish(self) -> None:
+        self.stop()
+        self._coverage.save()
+
+
+_sampled = SampledCoverage()
+if os.environ.get("PYTEST_XDIST_WORKER", IMPORTS_FOR_ALL) == IMPORTS_FOR_ALL:
+    # Before `conftest.py` is imported, and most of the tree with it.
+    _sampled.start()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ and config.getoption("numprocesses", None):
+        # The process that only distributes the tests.
+        _sampled.stop()
+        return
+    signal.signal(signal.SIGVTALRM, _sampled.spent)
+    # Libraries that do not expect signals have their system calls restarted.
+    signal.siginterrupt(signal.SIGVTALRM, False)
+    config.pluginmanager.register(_sampled)

@@ -1,0 +1,59 @@
+"""The plugin that measures coverage in `make test`, in a run of its own."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from coverage import CoverageData
+
+from tests.helpers.sampled_coverage import BUDGET_S, ROOT
+from turboserve import ids
+
+MODULE = Path(inspect.getfile(ids))
+TESTS = f"""
+import time
+from turboserve import ids
+
+def test_within_the_budget():
+    ids.new_id("ses")
+
+def test_beyond_the_budget():
+    end = time.process_time() + {4 * BUDGET_S}
+    while time.process_time() < end:
+        pass
+    ids.random_bits(8)
+"""
+
+
+def body(function: Callable[..., object]) -> set[int]:
+    """Return the lines of a function without its first line, which its import executes."""
+    lines, first = inspect.getsourcelines(function)
+    return set(range(first + 1, first + len(lines)))
+
+
+def test_each_test_is_traced_until_its_budget_is_spent(tmp_path: Path) -> None:
+    file = tmp_path / "test_two.py"
+    file.write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.helpers.sampled_coverage", "--noconftest"]
+    environment = {**os.environ, "COVERAGE_FILE": str(tmp_path / "data")}
+    # The outer run may be measured, too.
+    for name in [name for name in environment if name.startswith("PYTEST_")]:
+        del environment[name]
+    done = subprocess.run(
+        [*command, str(file)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    [written] = tmp_path.glob("data.*")
+    data = CoverageData(str(written))
+    data.read()
+    assert data.has_arcs()
+    executed = set(data.lines(str(MODULE)) or ())
+    assert executed & body(ids.new_id)
+    assert not executed & body(ids.random_bits)
+    # Modules that no test imports count, too.
+    assert {file for file in data.measured_files() if file.endswith("bench/engine/whole.py")}

@@ -1,0 +1,269 @@
+"""The choice of a chunk's configuration: by the queue of the whole worker, within each session's limits."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.worker.fidelity_world import BEST, CHUNK_S, LADDER, ladder_of, quality_of, random_load, serve
+from turboserve.baselines.fidelity import BudgetedFidelity, FixedLevels
+from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity_exchange import HOLD_S, LeastLossInTime, plan, planned
+from turboserve.worker.engine.fidelity_forecast import PlannedChunk, Server, forecast, next_chunks
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
+from turboserve.worker.engine.fidelity_load import EngineLoad, StreamLoad
+from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES, BestFidelity
+from turboserve.worker.engine.fidelity_profile import FidelityProfile, MeasuredFidelity
+from turboserve.worker.engine.gather import LatencyProfile
+from turboserve.worker.engine.profile_file import InvalidProfileError
+from turboserve.worker.model.config import ModelConfig
+
+HORIZON = 2
+loads = st.builds(
+    lambda seed, most: random_load(random.Random(seed), most), st.integers(0, 10**6), st.integers(1, 8)
+)
+
+
+def lateness(chunks: Sequence[PlannedChunk], server: Server) -> list[float]:
+    return [max(0.0, at - chunk.due_s) for at, chunk in zip(server.ready_s(chunks), chunks, strict=True)]
+
+
+def mean_quality(chunks: Sequence[PlannedChunk], ladder: FidelityLadder) -> float:
+    free = [chunk for chunk in chunks if chunk.highest < chunk.lowest]
+    return sum(ladder.rungs[chunk.place].quality for chunk in free) / max(1, len(free))
+
+
+def set_places(chunks: Sequence[PlannedChunk], places: Sequence[int], ladder: FidelityLadder) -> None:
+    for chunk, place in zip(chunks, places, strict=True):
+        chunk.place, chunk.forwards = place, ladder.rungs[place].forwards
+
+
+def oracle(load: EngineLoad) -> tuple[list[float], float]:
+    """Least lateness of each chunk, and the best mean quality at that lateness, by trying everything."""
+    chunks = next_chunks(load, HORIZON)
+    server, free = Server(load, chunks), [chunk for chunk in chunks if chunk.highest < chunk.lowest]
+    set_places(free, [chunk.lowest for chunk in free], load.ladder)
+    least, best = lateness(chunks, server), 0.0
+    for places in itertools.product(*(range(chunk.lowest + 1) for chunk in free)):
+        set_places(free, places, load.ladder)
+        if all(a <= b + 1e-9 for a, b in zip(lateness(chunks, server), least, strict=True)):
+            best = max(best, mean_quality(chunks, load.ladder))
+    return least, best
+
+
+def no_caps(load: EngineLoad) -> dict[str, int]:
+    return {each.session: 0 for each in load.streams}
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_a_plan_has_the_least_lateness_and_nearly_the_quality_of_the_best_plan(first: int) -> None:
+    lowered = 0
+    for seed in range(first, first + 100):
+        load = random_load(random.Random(seed))
+        least, best = oracle(load)
+        chunks = planned(load, no_caps(load), horizon=HORIZON)
+        assert lateness(chunks, Server(load, chunks)) == pytest.approx(least), seed
+        found = mean_quality(chunks, load.ladder)
+        assert found >= best - 0.01, seed
+        lowered += found < 1 and any(chunk.highest < chunk.lowest for chunk in chunks)
+    assert lowered > 20
+
+
+@given(loads)
+def test_no_chunk_of_a_plan_is_later_than_at_the_floor(load: EngineLoad) -> None:
+    chunks = planned(load, no_caps(load))
+    floor = next_chunks(load)
+    free = [chunk for chunk in floor if chunk.highest < chunk.lowest]
+    set_places(free, [chunk.lowest for chunk in free], load.ladder)
+    server = Server(load, chunks)
+    for ours, least in zip(lateness(chunks, server), lateness(floor, server), strict=True):
+        assert ours <= least + 1e-6
+
+
+@given(loads)
+def test_where_every_chunk_is_in_time_none_is_lowered(load: EngineLoad) -> None:
+    chunks = next_chunks(load)
+    in_time = forecast(chunks, Server(load, chunks).ready_s(chunks)).late == 0
+    assert (max(plan(load, no_caps(load)).values(), default=0) == 0) or not in_time
+    if in_time:
+        assert all(chunk.place == 0 for chunk in planned(load, no_caps(load)) if chunk.lowest > chunk.highest)
+
+
+@given(loads, st.sampled_from(FIDELITY_POLICIES.names), st.integers(0, 3))
+def test_a_pinned_session_is_never_lowered_and_none_below_its_floor(
+    load: EngineLoad, name: str, place: int
+) -> None:
+    """Also where its configuration is below its floor, because the floor was raised meanwhile."""
+    last = len(load.ladder.rungs) - 1
+    streams = [replace(each, place=min(place, last)) for each in load.streams]
+    busy = replace(load, streams=streams)
+    for stream in busy.streams:
+        policies = [FIDELITY_POLICIES.make(name), BudgetedFidelity(), FixedLevels()]
+        assert all(0 <= each.choose(stream.session, busy) <= stream.lowest for each in policies)
+
+
+@given(st.integers(1, 12), st.floats(0.5, 3.0), st.floats(0.02, 0.2))
+def test_more_sessions_never_raise_the_quality(count: int, slack_s: float, forward_s: float) -> None:
+    def quality(sessions: int) -> float:
+        streams = [StreamLoad(f"s{i}", slack_s + 0.05 * i, lead_s=3.0, lowest=2) for i in range(sessions)]
+        load = EngineLoad(LADDER, LatencyProfile({1: forward_s}), 0.05, CHUNK_S, streams)
+        return mean_quality(planned(load, no_caps(load)), LADDER)
+
+    assert quality(count + 1) <= quality(count) + 0.01
+
+
+def overloaded(count: int, load: float, lowest: int = 2) -> EngineLoad:
+    """So many sessions, which together need `load` times what the device computes at the best."""
+    alone = load * CHUNK_S / (count * BEST.forwards)
+    streams = [StreamLoad(f"s{i}", 1.0 + 0.25 * i, lead_s=3.0, lowest=lowest) for i in range(count)]
+    return EngineLoad(LADDER, LatencyProfile({1: alone}), 0.0, CHUNK_S, streams)
+
+
+@pytest.mark.parametrize("load", [1.1, 1.3, 1.5])
+def test_an_overloaded_worker_is_in_time_with_little_loss_of_quality(load: float) -> None:
+    """The bound: the work that the device does in the time, spent where it costs the least quality."""
+    world = overloaded(8, load)
+    best, ours, budgeted = (
+        serve(policy, world, 60.0) for policy in (BestFidelity(), LeastLossInTime(), BudgetedFidelity())
+    )
+    assert sum(each.late for each in best) > 50
+    assert sum(each.late for each in ours) == 0
+    # BMPR sees no queue: it lowers a session when its own slack is nearly used up.
+    assert sum(each.late for each in budgeted) > 0
+    # From place 0 to 2 each forward costs 0.025 of quality; a share 1 - 1 / load of all forwards must go.
+    bound = 1 - 0.025 * BEST.forwards * (1 - 1 / load)
+    assert bound - 0.02 < quality_of(ours, LADDER) <= bound + 0.01
+
+
+def test_no_session_flaps_where_the_load_changes_around_the_limit() -> None:
+    slowdown = [(5.0 * i, 1.35 if i % 2 else 0.9) for i in range(60)]
+    sessions = serve(LeastLossInTime(), overloaded(6, 1.0), 300.0, slowdown)
+    most = 0
+    for each in sessions:
+        changes = [
+            (at, after - before)
+            for (_, before), (at, after) in itertools.pairwise(each.places)
+            if after != before
+        ]
+        raises = [at for at, change in changes if change < 0]
+        assert all(b - a >= HOLD_S - 1e-9 for a, b in itertools.pairwise(raises))
+        for start, _ in changes:
+            minute = [at for at, _ in changes if start <= at < start + 60]
+            most = max(most, len(minute))
+            assert len(minute) <= (60 / HOLD_S + 1) * 3
+    assert most > 0
+    assert sum(each.late for each in sessions) == 0
+
+
+def test_quality_returns_when_the_load_has_gone() -> None:
+    sessions = serve(LeastLossInTime(), overloaded(8, 1.4), 120.0, [(60.0, 0.5)])
+    assert any(place for each in sessions for at, place in each.places if at < 60)
+    assert all(not place for each in sessions for at, place in each.places if at > 60 + HOLD_S + 5)
+
+
+def test_a_paused_viewer_lowers_nobody_and_is_not_lowered() -> None:
+    world = overloaded(8, 1.3)
+    paused = [replace(each, slack_s=float("inf")) for each in world.streams[:4]]
+    load = replace(world, streams=[*paused, *world.streams[4:]])
+    policy = LeastLossInTime()
+    assert [policy.choose(each.session, load) for each in load.streams] == [0] * 8
+
+
+def test_a_shared_lowering_goes_where_a_second_costs_the_least_quality() -> None:
+    """The first two rungs cost little, the third much: all sessions fall to the second."""
+    world = overloaded(4, 1.5, lowest=3)
+    busy = replace(world, streams=[replace(each, slack_s=1.0) for each in world.streams])
+    chunks = planned(busy, no_caps(busy))
+    assert {chunk.place for chunk in chunks} <= {0, 1, 2}
+    hopeless = replace(busy, streams=[replace(each, slack_s=0.01) for each in world.streams])
+    assert {chunk.place for chunk in planned(hopeless, no_caps(hopeless))[:4]} == {3}
+
+
+def test_an_unknown_latency_lowers_nothing() -> None:
+    load = replace(overloaded(8, 2.0), forward=LatencyProfile())
+    assert LeastLossInTime().choose("s0", load) == 0
+
+
+def test_the_forecast_counts_late_chunks_and_the_lateness_of_each_session() -> None:
+    """Two sessions of one slack: the device makes a chunk in 1 s, so the second is ready after 2 s."""
+    streams = [StreamLoad("a", 1.5), StreamLoad("b", 1.5), StreamLoad("rich", 9.0)]
+    load = EngineLoad(LADDER, LatencyProfile({1: 0.2}), 0.0, CHUNK_S, streams)
+    chunks = next_chunks(load, 1)
+    found = forecast(chunks, Server(load, chunks).ready_s(chunks))
+    assert found.lateness_s == pytest.approx({"a": 0.0, "b": 0.5, "rich": 0.0})
+    assert found.late == 1
+
+
+def test_a_chunk_in_work_and_undecoded_ones_come_first() -> None:
+    stream = StreamLoad("a", 1.0, undecoded=1, forwards_left=2.0, place=1, lead_s=1.0, lowest=2)
+    load = EngineLoad(LADDER, LatencyProfile({1: 0.1}), 0.25, CHUNK_S, [stream])
+    in_work, following, _ = next_chunks(load, 2)
+    assert (in_work.due_s, in_work.forwards, in_work.highest, in_work.lowest) == (1.5, 2.0, 1, 1)
+    assert (following.due_s, following.release_s, following.forwards) == (2.25, 1.5, 5.0)
+    assert (following.next, in_work.next) == (True, False)
+
+
+def test_a_plan_ends_with_the_video() -> None:
+    def chunks(left: int | None, forwards_left: float = 0.0) -> int:
+        stream = StreamLoad("a", 1.0, forwards_left=forwards_left, chunks_left=left)
+        load = EngineLoad(LADDER, LatencyProfile({1: 0.1}), 0.0, CHUNK_S, [stream])
+        return len(next_chunks(load, 3))
+
+    assert [chunks(None), chunks(9), chunks(2), chunks(0), chunks(0, 2.0)] == [3, 3, 2, 0, 1]
+
+
+def measured(fidelity: Fidelity, seconds: float, quality: float) -> MeasuredFidelity:
+    return MeasuredFidelity(fidelity, seconds, quality, (quality, quality))
+
+
+def test_a_ladder_begins_at_the_best_and_has_only_what_is_faster_and_not_dominated(
+    tiny_config: ModelConfig,
+) -> None:
+    config = tiny_config
+    best = Fidelity.best(config)
+    file = FidelityProfile(
+        "m",
+        "cpu",
+        100,
+        (
+            measured(best, 1.0, 0.8),
+            measured(Fidelity(3, 1), 1.2, 0.9),
+            measured(Fidelity(3, best.window_chunks), 0.8, 0.84),
+            measured(Fidelity(2, best.window_chunks), 0.6, 0.82),
+            measured(Fidelity(2, 1), 0.7, 0.4),
+            measured(Fidelity(1, best.window_chunks), 0.4, 0.6),
+        ),
+    )
+    ladder = FidelityLadder.of_profile(file, config)
+    assert ladder.best == Rung(best, 5.0, 1.0)
+    # Both faster ones are as good as the best: the fastest of them is enough.
+    assert [rung.fidelity.steps for rung in ladder.rungs] == [4, 2, 1]
+    assert [rung.forwards for rung in ladder.rungs] == pytest.approx([5.0, 3.0, 2.0])
+    assert [rung.quality for rung in ladder.rungs] == pytest.approx([1.0, 1.0, 0.75])
+    assert ladder.floor == 1.0
+    lower = FidelityLadder.of_profile(file, config, floor=0.5)
+    limits = [(None, False), (0.9, False), (0.2, False), (0.2, True)]
+    assert [lower.lowest(*each) for each in limits] == [2, 1, 2, 0]
+    assert lower.place(None) == 0
+    assert lower.place(Fidelity(1, 1)) is None
+    assert lower.quality(lower.rungs[2].fidelity) == pytest.approx(0.75)
+    with pytest.raises(InvalidProfileError, match="must be among them"):
+        FidelityLadder.of_profile(replace(file, measured=file.measured[1:]), config)
+    with pytest.raises(ValueError, match="must be faster"):
+        ladder_of([(4.0, 0.9), (4.0, 0.8)])
+
+
+@pytest.mark.parametrize(
+    ("slack_s", "budgeted", "level"), [(9.0, 0, 0), (4.5, 0, 1), (0.9, 1, 2), (0.61, 2, 2), (0.1, 2, 2)]
+)
+def test_the_papers_policies_see_only_their_own_session(slack_s: float, budgeted: int, level: int) -> None:
+    """A chunk takes 1.0, 0.8 and 0.6 s at the three places; the floor shuts out the fourth."""
+    crowd = [StreamLoad(f"s{i}", 0.0, lowest=2) for i in range(20)]
+    stream = StreamLoad("a", slack_s, lowest=2)
+    load = EngineLoad(LADDER, LatencyProfile({1: 0.2}), 0.0, CHUNK_S, [stream, *crowd])
+    assert BudgetedFidelity().choose("a", load) == budgeted
+    assert FixedLevels().choose("a", load) == level

@@ -1,0 +1,188 @@
+"""The engine gives each chunk its configuration at the chunk boundary, by the policy and the load."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.worker.state_page_helpers import copy, frozen
+from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
+from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
+from turboserve.worker.engine.interface import ChunkReady, Control, SessionSpec
+from turboserve.worker.model.config import ModelConfig
+
+MakeDriver = Callable[..., Any]
+SLOW = {"forward": {1: 0.2, 4: 0.8}, "decode": {1: 0.01}, "package": {1: 0.01}}
+"""A chunk takes a second alone, and batches gain nothing: at the best, the device serves less than one
+session in real time."""
+
+
+@pytest.fixture
+def ladder(tiny_config: ModelConfig) -> FidelityLadder:
+    best = Fidelity.best(tiny_config)
+    return FidelityLadder(
+        (
+            Rung(best, 5.0, 1.0),
+            Rung(Fidelity(2, best.window_chunks), 3.0, 0.95),
+            Rung(Fidelity(1, 1, 0.5), 2.0, 0.9),
+        ),
+        floor=0.9,
+    )
+
+
+def spec(name: str, **limits: Any) -> SessionSpec:
+    return SessionSpec(name, f"prompt of {name}", 1, **limits)
+
+
+def crowded(
+    make_driver: MakeDriver, ladder: FidelityLadder, policy: str, count: int = 3, **limits: Any
+) -> Any:
+    """A driver with sessions whose viewers play, on a device that is too slow for them."""
+    driver = slow(make_driver(slots=4, profiles=SLOW, ladder=ladder, fidelity=policy, playhead_trust_s=1e9))
+    for number in range(count):
+        driver.engine.admit(spec(f"s{number}", **limits), driver.now)
+        driver.engine.playhead(f"s{number}", 0.0, now=driver.now)
+    return driver
+
+
+def slow(driver: Any) -> Any:
+    """The driver with forwards that take the time of their profile."""
+    forward = driver.engine.backend.forward
+
+    def timed(works: Sequence[Any]) -> Any:
+        driver.now += SLOW["forward"][1] * len(works)
+        return forward(works)
+
+    driver.engine.backend.forward = timed
+    return driver
+
+
+def chunks_of(driver: Any, count: int) -> list[ChunkReady]:
+    made: list[ChunkReady] = []
+
+    def enough(events: list[Any]) -> bool:
+        made.extend(event for event in events if isinstance(event, ChunkReady))
+        return len(made) >= count
+
+    driver.run(enough)
+    return made
+
+
+def test_a_crowded_engine_lowers_chunks_and_says_so(make_driver: MakeDriver, ladder: FidelityLadder) -> None:
+    found = {chunk.fidelity for chunk in chunks_of(crowded(make_driver, ladder, "in-time"), 9)}
+    assert found & {rung.fidelity for rung in ladder.rungs[1:]}
+    assert found <= {None, *(rung.fidelity for rung in ladder.rungs[1:])}
+
+
+@pytest.mark.parametrize("policy", FIDELITY_POLICIES.names)
+@pytest.mark.parametrize("limits", [{"pinned": True}, {"floor": 0.96}])
+def test_limits_hold_under_every_policy(
+    make_driver: MakeDriver, ladder: FidelityLadder, policy: str, limits: dict[str, Any]
+) -> None:
+    assert {chunk.fidelity for chunk in chunks_of(crowded(make_driver, ladder, policy, **limits), 9)} == {
+        None
+    }
+
+
+def test_a_floor_shuts_out_what_is_below_it(make_driver: MakeDriver, ladder: FidelityLadder) -> None:
+    found = {chunk.fidelity for chunk in chunks_of(crowded(make_driver, ladder, "in-time", floor=0.93), 9)}
+    assert ladder.rungs[1].fidelity in found
+    assert ladder.rungs[2].fidelity not in found
+
+
+def test_a_policy_that_ignores_the_limits_is_corrected(
+    make_driver: MakeDriver, ladder: FidelityLadder
+) -> None:
+    class Lowest:
+        def choose(self, session: str, load: Any) -> int:
+            return 2
+
+    driver = crowded(make_driver, ladder, "in-time", pinned=True)
+    driver.engine.fidelity._policy = Lowest()
+    assert {chunk.fidelity for chunk in chunks_of(driver, 6)} == {None}
+
+
+def test_the_default_policy_and_a_lone_rung_change_nothing(
+    make_driver: MakeDriver, ladder: FidelityLadder
+) -> None:
+    """Bit-equal chunks in the same order, whether the mechanism is off, without a ladder, or without need."""
+    runs = [
+        chunks_of(crowded(make_driver, ladder, "best"), 8),
+        chunks_of(crowded(make_driver, FidelityLadder.of_best(make_driver().engine.config), "in-time"), 8),
+    ]
+    relaxed = make_driver(slots=4, ladder=ladder, fidelity="in-time")
+    plain = make_driver(slots=4)
+    for driver in (relaxed, plain):
+        for name in ("a", "b"):
+            driver.engine.admit(spec(name), driver.now)
+    runs += [chunks_of(relaxed, 6), chunks_of(plain, 6)]
+    for one, other in (runs[:2], runs[2:]):
+        assert [(a.session, a.index, a.fidelity) for a in one] == [(b.session, b.index, None) for b in other]
+        assert all(torch.equal(a.latents, b.latents) for a, b in zip(one, other, strict=True))
+
+
+def test_a_configuration_that_was_set_stays(make_driver: MakeDriver, ladder: FidelityLadder) -> None:
+    driver = crowded(make_driver, ladder, "in-time")
+    for number in range(3):
+        driver.engine.control(f"s{number}", Control(1, fidelity=Fidelity(3, 1)))
+    made = chunks_of(driver, 12)
+    assert {chunk.fidelity for chunk in made if chunk.control_seq} == {Fidelity(3, 1)}
+
+
+def test_expected_late_chunks_are_those_that_the_floor_does_not_save(
+    make_driver: MakeDriver, ladder: FidelityLadder
+) -> None:
+    def late(policy: str, count: int, **limits: Any) -> int:
+        driver = crowded(make_driver, ladder, policy, count, **limits)
+        return int(driver.engine.expected_late(driver.now + 3.0))
+
+    assert late("in-time", 1) == 0
+    assert late("in-time", 4) > 0
+    assert late("best", 4) >= late("in-time", 4, pinned=True) > late("in-time", 4)
+
+
+def test_the_load_knows_where_a_video_ends(make_driver: MakeDriver, ladder: FidelityLadder) -> None:
+    driver = crowded(make_driver, ladder, "in-time", 1)
+    driver.chunks("s0", 1)
+    session, sessions = driver.engine.sessions["s0"], list(driver.engine.sessions.values())
+    begun = session.state.next_chunk + (session.chunk is not None)
+    assert begun > 0
+
+    def left(end: int | None) -> int | None:
+        driver.engine.fidelity._end_frame = lambda state: end
+        found: int | None = driver.engine.fidelity.load(sessions, driver.now).streams[0].chunks_left
+        return found
+
+    assert [left(None), left(3 * begun + 6), left(3 * begun), left(0)] == [None, 2, 0, 0]
+
+
+def test_a_migrated_session_goes_on_bit_for_bit_with_changing_configurations(
+    make_driver: MakeDriver, ladder: FidelityLadder
+) -> None:
+    """The target's policy chooses anew; its choice is repeated at the source, which must yield the same."""
+    source = crowded(make_driver, ladder, "in-time", 3, pinned=True)
+    before = source.chunks("s0", 2)
+    source.engine.control("s0", Control(1, pinned=False))
+    before += source.chunks("s0", 3)
+    assert {chunk.fidelity for chunk in before} >= {None, ladder.rungs[2].fidelity}
+    frozen(source, "s0")
+    header, pages = source.engine.export_session("s0")
+    target = slow(make_driver(slots=4, profiles=SLOW, ladder=ladder, fidelity="in-time"))
+    buffer = target.engine.reserve(on_host=False)
+    buffer.begin()
+    copy(pages, buffer)
+    target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
+    assert target.engine.sessions["s0"].state.fidelity == source.engine.sessions["s0"].state.fidelity
+    target.engine.unquiesce("s0")
+    target.engine.control("s0", Control(9, max_lead_s=60.0))
+    moved = target.chunks("s0", 3)
+    source.engine.unquiesce("s0")
+    for chunk in moved:
+        source.engine.sessions["s0"].state.fixed_fidelity = True
+        source.engine.sessions["s0"].state.fidelity = chunk.fidelity
+        source.engine.control("s0", Control(9, max_lead_s=60.0))
+        stayed = source.chunks("s0", 1)[0]
+        assert (stayed.index, stayed.fidelity) == (chunk.index, chunk.fidelity)
+        assert torch.equal(stayed.latents, chunk.latents)
