@@ -250,6 +250,39 @@ def test_a_rebuild_repeats_each_chunk_at_its_own_configuration(make_driver: Make
     assert errors[1] > 1e-5
 
 
+def test_a_rebuild_repeats_the_sink_at_the_configuration_of_chunk_0(make_driver: MakeDriver) -> None:
+    """Chunk 0 has left the kept chunks, and each later chunk has attended to its keys as they were."""
+    source = make_driver(max_lead_s=0.1)
+    source.engine.admit(spec("a", CHEAP), source.now)
+    made = [event for event in source.run() if isinstance(event, ChunkReady)]
+    best, start = Fidelity.best(source.engine.config), source.engine.config.media_start
+    for number, fidelity in enumerate((Fidelity(3, 1, 0.7), best, Fidelity(4, 2, 0.7)), start=1):
+        source.engine.control("a", Control(number, fidelity=fidelity))
+        source.engine.playhead("a", start(number), now=source.now, playing=False)
+        made += [event for event in source.run() if isinstance(event, ChunkReady)]
+    state = source.engine.sessions["a"].state
+    assert state.ring.slots == [0, 1, 2, 9, 10, 11, 6, 7, 8]
+    before = {name: getattr(state.slab, name).clone() for name in ("keys", "values", "sink_keys")}
+    source.engine.playhead("a", start(4), now=source.now, playing=False)
+    [following] = [event for event in source.run() if isinstance(event, ChunkReady)]
+
+    kept, latents = made[1:], torch.cat([chunk.latents for chunk in made[1:]])
+    for sink_fidelity, same in ((CHEAP, True), (None, False)):
+        driver = make_driver(max_lead_s=0.1)
+        fidelities = tuple(each.fidelity for each in kept)
+        rebuild = Rebuild(4, latents, made[0].latents, fidelities, sink_fidelity)
+        driver.engine.admit(dataclasses.replace(spec("a", kept[-1].fidelity), rebuild=rebuild), driver.now)
+        assert not [event for event in driver.run() if isinstance(event, ChunkReady)]
+        rebuilt = driver.engine.sessions["a"].state
+        assert rebuilt.ring.slots == [0, 1, 2, 9, 10, 11, 6, 7, 8]
+        for name, tensor in before.items():
+            assert torch.equal(getattr(rebuilt.slab, name), tensor) is same, name
+        driver.engine.playhead("a", start(4), now=driver.now, playing=False)
+        [found] = [event for event in driver.run() if isinstance(event, ChunkReady)]
+        assert (found.index, found.fidelity) == (4, following.fidelity)
+        assert torch.equal(found.latents, following.latents) is same
+
+
 def test_a_rebuilt_session_goes_on_from_its_newest_configuration(make_driver: MakeDriver) -> None:
     source = make_driver(max_lead_s=30.0)
     source.engine.admit(spec("a", CHEAP), source.now)
@@ -260,10 +293,14 @@ def test_a_rebuilt_session_goes_on_from_its_newest_configuration(make_driver: Ma
     assert driver.engine.sessions["a"].state.fidelity == CHEAP
     # The policy decides the next chunk: the default takes the best.
     assert driver.chunks("a", 1)[0].fidelity is None
-    for wrong, error in (((CHEAP,), InvalidRebuildError), ((None, Fidelity(9, 1)), InvalidFidelityError)):
-        bad = dataclasses.replace(spec("b"), rebuild=Rebuild(2, latents, fidelities=wrong))
+    for wrong, sink, error in (
+        ((CHEAP,), None, InvalidRebuildError),
+        ((None, Fidelity(9, 1)), None, InvalidFidelityError),
+        ((None, CHEAP), Fidelity(9, 1), InvalidFidelityError),
+    ):
+        bad = Rebuild(2, latents, fidelities=wrong, sink_fidelity=sink)
         with pytest.raises(error):
-            driver.engine.admit(bad, driver.now)
+            driver.engine.admit(dataclasses.replace(spec("b"), rebuild=bad), driver.now)
         assert not driver.engine.knows("b")
 
 

@@ -36,7 +36,7 @@ class Kept:
             dtype="float32",
             shape=(3, 16, 4, 4),
             first_latent=3 * index,
-            fidelity=ChunkFidelity(steps=1 + index % 4, window_chunks=1) if index % 2 else None,
+            fidelity=None if index % 2 else ChunkFidelity(steps=1 + index % 4, window_chunks=1),
         )
 
     async def latents(self, session: str, index: int) -> tuple[LatentsHeader, Tensor] | None:
@@ -57,6 +57,8 @@ async def found(kept: Kept, config: ModelConfig, next_chunk: int, epoch: int) ->
     chunks = [] if latents is None else [int(chunk[0, 0, 0, 0]) for chunk in torch.split(latents, 3)]
     names = [kept.headers[number % 100].fidelity for number in chunks]
     assert list(context.fidelities) == [fidelity_from(each) for each in names]
+    of_sink = None if sink is None else kept.headers[0].fidelity
+    assert context.sink_fidelity == fidelity_from(of_sink)
     return chunks, None if sink is None else int(sink[0, 0, 0, 0])
 
 

@@ -72,6 +72,8 @@ class Rebuild:
     the oldest given latents become the sink."""
     fidelities: tuple[Fidelity | None, ...] = ()
     """Configuration of each of these chunks, with which its clean pass is repeated. Empty: all the best."""
+    sink_fidelity: Fidelity | None = None
+    """Configuration of chunk 0, with which the sink's clean pass is repeated. None: the best."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -314,6 +314,8 @@ def check_rebuild(rebuild: Rebuild, config: ModelConfig) -> None:
     for each in rebuild.fidelities:
         if each is not None:
             each.check(config)
+    if rebuild.sink_fidelity is not None:
+        rebuild.sink_fidelity.check(config)
     if rebuild.sink is not None and list(rebuild.sink.shape) != [config.sink_size, *needed]:
         raise InvalidRebuildError(f"sink: shape {tuple(rebuild.sink.shape)}, need {config.sink_size} frames")
 
@@ -331,7 +333,9 @@ def plan_rebuild(
     if not state.fixed_fidelity:
         state.fidelity = fidelities[-1]
     first = state.first_frame(config) - len(parts) * config.frames_per_chunk
-    replay = [ReplayPart(0, sink)] if sink is not None and first >= config.sink_size else []
+    replay = []
+    if sink is not None and first >= config.sink_size:
+        replay.append(ReplayPart(0, sink, rebuild.sink_fidelity))
     for part, fidelity in zip(parts, fidelities, strict=True):
         replay.append(ReplayPart(first, part, fidelity))
         state.remember(part, config)

@@ -58,6 +58,8 @@ class AdmitRequest:
     sink: Tensor | None = None
     fidelities: tuple[Fidelity | None, ...] = ()
     """See `Rebuild.fidelities`."""
+    sink_fidelity: Fidelity | None = None
+    """See `Rebuild.sink_fidelity`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +256,9 @@ class EngineDriver:
         if admit.next_chunk > 0 and command.latents is None:
             warming = command
         elif command.latents is not None:
-            rebuild = Rebuild(admit.next_chunk, command.latents, command.sink, command.fidelities)
+            rebuild = Rebuild(
+                admit.next_chunk, command.latents, command.sink, command.fidelities, command.sink_fidelity
+            )
         spec = SessionSpec(
             admit.session,
             admit.prompt,

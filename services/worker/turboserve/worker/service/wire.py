@@ -54,6 +54,8 @@ class FetchedContext:
     """Clean latents of the session's first frames, [sink_size, C, H, W]."""
     fidelities: tuple[Fidelity | None, ...] = ()
     """Configuration of each chunk of `latents`."""
+    sink_fidelity: Fidelity | None = None
+    """Configuration of chunk 0, if `sink` is given."""
 
 
 @dataclass(frozen=True)
@@ -284,25 +286,30 @@ class Takeover:
             metrics.takeovers.add(1, {TAKEOVER: "lost"})
             log.warning("latents lost: continuing from an empty context", session=session, chunk=next_chunk)
             return FetchedContext()
-        sink = None
+        sink, sink_fidelity = None, None
         if 0 < config.sink_size <= config.frames_per_chunk and next_chunk > len(found):
-            sink = await self._sink(session, deadline, wanted)
+            sink, sink_fidelity = await self._sink(session, deadline, wanted)
         whole = len(found) == min(window, next_chunk)
         metrics.takeovers.add(1, {TAKEOVER: "whole" if whole else "partial"})
         log.info("session taken over", session=session, chunk=next_chunk, chunks_of_latents=len(found))
-        return FetchedContext(torch.cat(found), sink, tuple(fidelities))
+        return FetchedContext(torch.cat(found), sink, tuple(fidelities), sink_fidelity)
 
-    async def _sink(self, session: str, deadline: float, wanted: Wanted) -> Tensor | None:
-        """Latents of the first frames, unless they belong to another chunk 0 than the log's. None: lost."""
+    async def _sink(
+        self, session: str, deadline: float, wanted: Wanted
+    ) -> tuple[Tensor | None, Fidelity | None]:
+        """Latents of the first frames and the configuration of chunk 0.
+
+        The latents are None if they are lost, or if they belong to another chunk 0 than the log's.
+        """
         kept = await self._ask(partial(self._wire.latents, session, 0), deadline, wanted)
         if kept is None:
-            return None
+            return None, None
         header, latents = kept
         epoch = await self._ask(partial(self._wire.first_epoch, session), deadline, wanted)
         if epoch not in (None, header.epoch):
             metrics.stale_latents.add(1)
-            return None
-        return latents[: self._config.sink_size]
+            return None, None
+        return latents[: self._config.sink_size], fidelity_from(header.fidelity)
 
     async def _ask(self, ask: Callable[[], Awaitable[T | None]], deadline: float, wanted: Wanted) -> T | None:
         """The answer. None: there is none, or none in time."""

@@ -275,7 +275,9 @@ class Worker:
                 kept = self._fetched.pop((command.session, command.run), FetchedContext())
                 self._admissions.admitted(command.session, command.next_chunk)
                 log.info("session starts", session=command.session, chunk=command.next_chunk)
-                self._engine.submit(AdmitRequest(command, kept.latents, kept.sink, kept.fidelities))
+                self._engine.submit(
+                    AdmitRequest(command, kept.latents, kept.sink, kept.fidelities, kept.sink_fidelity)
+                )
             case commands.PublishChunk():
                 key = command.session, command.run, command.index
                 self._publishing.add(key)
