@@ -121,6 +121,31 @@ async def test_a_donor_that_dies_or_freezes_does_not_stop_the_session(
             same_video(worker, await expected(count, tmp_path / "other"))
 
 
+@pytest.mark.parametrize("peer", ["wrk_1", "vrk_1"])
+async def test_the_service_ends_with_all_its_tasks(tmp_path: Path, peer: str) -> None:
+    """It has connected to `wrk_1`, and `vrk_1` has connected to it."""
+    worker = LoanWorker(tmp_path / "host", "wrk_0", LIMIT_S)
+    before = asyncio.all_tasks()
+    try:
+        with process(tmp_path / "host", peer):
+            running = asyncio.create_task(worker.service.run())
+            await until(lambda: worker.service.peers, "no peer")
+            await borrows(worker)
+            group = worker.service.peers[peer].group
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert asyncio.all_tasks() == before
+            assert group.closed
+            assert not worker.service.peers
+            # What the engine's thread reports later starts no task either.
+            count = len(worker.chunks) + 1
+            await until(lambda: len(worker.chunks) >= count, "the session has stopped")
+            assert asyncio.all_tasks() == before
+    finally:
+        worker.thread.stop(10)
+
+
 def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(InvalidInputError, match="mode 700"):

@@ -28,13 +28,13 @@ _CHANGE = 1.1
 is lowered already stays so."""
 _ROUNDS = 8
 """Largest number of passes over the deadlines."""
-_REFINED = 96
+_REFINE_LIMIT = 96
 """Largest product of chunks and lowered chunks with which a plan tries to spare them one by one. In a larger
 plan one chunk weighs less than that costs."""
-_SWEEPS = (1.0, 0.5, 0.25, 0.0)
-"""Gains of quality that are given back in turn, as shares of the largest."""
-_SMALL = 48
-"""Largest number of chunks for whose plan that is done in several turns."""
+_GAIN_THRESHOLDS = (1.0, 0.5, 0.25, 0.0)
+"""Least gain of quality that each pass of `give_back` accepts, as a share of the largest gain."""
+_MULTI_PASS_CHUNKS = 48
+"""Largest number of chunks for whose plan `give_back` makes all passes. A larger plan gets only the last."""
 
 
 class LeastLossInTime:
@@ -152,7 +152,8 @@ class _Exchange:
             (self._rungs[chunk.highest].quality - self._rungs[chunk.place].quality for chunk in self._chunks),
             default=0.0,
         )
-        for share in _SWEEPS if len(self._chunks) <= _SMALL else (0.0,):
+        passes = _GAIN_THRESHOLDS if len(self._chunks) <= _MULTI_PASS_CHUNKS else _GAIN_THRESHOLDS[-1:]
+        for share in passes:
             self._raise_by(gain * share)
 
     def _raise_by(self, least: float) -> None:
@@ -194,7 +195,7 @@ class _Exchange:
         The exchange takes the cheapest second first, and may take more of them than are needed.
         """
         lowered = [chunk for chunk in self._chunks if chunk.place > chunk.highest]
-        if len(lowered) * len(self._chunks) > _REFINED:
+        if len(lowered) * len(self._chunks) > _REFINE_LIMIT:
             return
         deepest = max((chunk.place for chunk in lowered), default=0)
         for i, chunk in enumerate(lowered):

@@ -12,7 +12,7 @@ import secrets
 import socket
 import stat
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,14 +81,15 @@ class HostDirectory:
             )
         self._server: asyncio.Server | None = None
 
-    async def listen(self, serve: Callable[[PeerChannel], Awaitable[None]]) -> None:
-        """Serve connections from now on. Raises `OSError`."""
+    async def listen(self, serve: Callable[[PeerChannel], object]) -> None:
+        """Listen from now on. `serve` gets each connection of this user, and closes it. Raises `OSError`."""
 
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             channel = PeerChannel(reader, writer)
             if _same_user(writer):
-                await serve(channel)
-            channel.abort()
+                serve(channel)
+            else:
+                channel.abort()
 
         self._own.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(connected, self._own)

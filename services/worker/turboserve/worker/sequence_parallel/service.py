@@ -87,12 +87,16 @@ class LoanService:
         self._lent: tuple[str, LentForward] | None = None
         """Home and forwards of the loan that this worker has given."""
         self._tasks = BackgroundTasks()
+        self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
-        """Serve until canceled. Raises `OSError` if the socket cannot be created."""
+        """Serve until canceled, and end with all connections closed and all tasks ended.
+
+        Raises `OSError` if the socket cannot be created.
+        """
         self._loop = asyncio.get_running_loop()
-        await self._directory.listen(partial(self._follow, first=False))
+        await self._directory.listen(lambda channel: self._tasks.create(self._follow(channel, first=False)))
         try:
             self._tasks.create(self._measure())
             while True:
@@ -102,10 +106,12 @@ class LoanService:
                         self._tasks.create(self._connect(worker))
                 await asyncio.sleep(SCAN_S)
         finally:
+            # From here on, no event creates a task.
+            self._ended = True
             self._directory.close()
-            self._tasks.cancel()
             for peer in self.peers.values():
                 peer.close()
+            await self._tasks.stop()
 
     # Peers
 
@@ -121,9 +127,11 @@ class LoanService:
         """Serve one connection until its end."""
         try:
             peer = await meet(channel, self._identity, first=first)
-        except (TransferError, PartnerLostError) as error:
-            log.info("no group with peer", error=str(error))
+        except BaseException as error:
             channel.abort()
+            if not isinstance(error, TransferError | PartnerLostError):
+                raise
+            log.info("no group with peer", error=str(error))
             return
         if peer.worker in self.peers:
             peer.close()
@@ -161,7 +169,7 @@ class LoanService:
     def _carry_out(self, command: LoanCommand) -> None:
         match command:
             case Send(peer=peer, message=message):
-                if peer in self.peers:
+                if peer in self.peers and not self._ended:
                     self._tasks.create(self._send(self.peers[peer], frame_of(message)))
             case BeginBorrowing(loan=loan, session=session, donor=donor):
                 log.info("loan begins", session=session, donor=donor, loan=loan)
@@ -247,10 +255,14 @@ class LoanService:
         peer.close()
 
     def _on_loop(self, call: Callable[[], Any]) -> None:
+        def unless_ended() -> None:
+            if not self._ended:
+                call()
+
         # The loop may be closed by now.
         with suppress(RuntimeError):
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(call)
+                self._loop.call_soon_threadsafe(unless_ended)
 
 
 def _parallel(engine: Engine) -> ParallelForward:

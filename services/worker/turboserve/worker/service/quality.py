@@ -38,8 +38,8 @@ def floor_seconds(seconds: Mapping[int, float], ladder: FidelityLadder) -> dict[
 
 
 @dataclass(frozen=True)
-class _Made:
-    """One chunk."""
+class _ChunkQuality:
+    """What the last minute keeps of one chunk."""
 
     at_s: float
     quality: float | None
@@ -50,14 +50,14 @@ class QualityBoard:
     """The chunks of the last minute, and the newest one of each session. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._made: deque[_Made] = deque()
+        self._made: deque[_ChunkQuality] = deque()
         self._newest: dict[str, tuple[int, ChunkFidelity | None]] = {}
 
     def made(self, session: str, run: int, fidelity: ChunkFidelity | None, now: float) -> None:
         """Count a chunk that is packaged. `now`: monotonic seconds."""
         self._newest[session] = run, fidelity
         quality = 1.0 if fidelity is None else fidelity.quality
-        self._made.append(_Made(now, quality, fidelity is not None))
+        self._made.append(_ChunkQuality(now, quality, fidelity is not None))
         self._drop(now)
 
     def forget(self, session: str) -> None:
