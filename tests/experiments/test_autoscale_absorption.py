@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turboserve.bench.report import BenchError
 from turboserve.contracts.errors import InvalidInputError
+from turboserve.experiments.autoscale import command
 from turboserve.experiments.autoscale.absorption import LIMIT, PLANT, RHO, Absorbed, Front, Point
 from turboserve.experiments.autoscale.outcome import DEBT_S, DebtWindow
 from turboserve.experiments.autoscale.plant import Plant, policy_for
@@ -150,6 +152,21 @@ class TestFiles:
         with pytest.raises(InvalidInputError) as caught:
             read_any(self.requests(tmp_path, header, [row]))
         assert caught.value.field == field
+
+
+@pytest.mark.parametrize("second", ["b/x.csv", "c/x.txt", "b/bursty 100.csv"])
+def test_traces_of_equal_names_are_refused(tmp_path: Path, second: str) -> None:
+    """Results are kept by name: the second would have replaced the first."""
+    paths = [tmp_path / "a" / "x.csv", tmp_path / second]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("time_s,session,event\n1.0,ses_a,arrival\n9.0,ses_a,departure\n")
+    name, other = paths[1].stem, paths[0] if paths[1].stem == "x" else "one of the benchmark's own traces"
+    with pytest.raises(BenchError) as caught:
+        command.run(only="absorption", trace=paths)
+    assert str(caught.value) == (
+        f"--trace: {name}: {paths[1]} would have the same name as {other} in the results; rename the file"
+    )
 
 
 def test_the_hull_is_the_best_mixture_of_two_runs() -> None:

@@ -25,7 +25,7 @@ from turboserve.experiments.autoscale.forecasts import forecast_case, kinds
 from turboserve.experiments.autoscale.oscillation import oscillation_case
 from turboserve.experiments.autoscale.plant import Plant
 from turboserve.experiments.autoscale.production import SCALES, TRACES, production
-from turboserve.experiments.autoscale.requests import read_any
+from turboserve.experiments.autoscale.requests import read_all
 from turboserve.experiments.autoscale.trace import WorkloadTrace
 
 CASES = (
@@ -85,7 +85,7 @@ def run(
     if unknown:
         raise BenchError(f"--only: unknown case {unknown[0]!r}; known: {', '.join(CASES)}")
     try:
-        files = [read_any(path) for path in trace or ()]
+        files = read_all(trace, absorption.traces(hours * 3600)) if trace else []
     except InvalidInputError as error:
         raise BenchError(f"--trace: {error.field}: {error.detail}") from None
     if files and "absorption" not in wanted:

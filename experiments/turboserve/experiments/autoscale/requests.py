@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -46,6 +46,22 @@ def read_any(path: Path) -> WorkloadTrace:
         raise InvalidInputError(detail, field=path.name, limit=LONGEST_S)
     every = max(round(len(requests) / requests[-1][0] * STAY_S / CONCURRENT), 1)
     return sessions_of(requests, path.stem, every, lasts_s, 1, path.stem)
+
+
+def read_all(paths: Iterable[Path], taken: Iterable[str]) -> list[WorkloadTrace]:
+    """Read several traces, as `read_any`. Each is named after its file, without folder and suffix.
+
+    `taken`: names that no file may have. Raises InvalidInputError also for a name that is taken.
+    """
+    known = dict.fromkeys(taken, "one of the benchmark's own traces")
+    found = []
+    for path in paths:
+        if path.stem in known:
+            detail = f"{path} would have the same name as {known[path.stem]} in the results; rename the file"
+            raise InvalidInputError(detail, field=path.stem)
+        found.append(read_any(path))
+        known[path.stem] = str(path)
+    return found
 
 
 def _request(row: Mapping[str, str | None], time: str, tokens: str, field: str) -> tuple[float, int]:

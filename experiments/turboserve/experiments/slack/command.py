@@ -148,8 +148,8 @@ def _workloads(
     }
 
 
-def _row(of: Callable[[Cell], list[CellResult]], cell: Cell, lacks: str | None) -> dict[str, Any]:
-    return figures(of(cell)) if lacks is None else {"not_built": lacks}
+def _row(of: Callable[[Cell], list[CellResult]], cell: Cell, not_built: str | None) -> dict[str, Any]:
+    return figures(of(cell)) if not_built is None else {"not_built": not_built}
 
 
 def _load(of: Callable[[Cell], list[CellResult]], cell: Cell) -> float | None:

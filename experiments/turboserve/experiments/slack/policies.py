@@ -1,4 +1,4 @@
-"""The compared policies: what each sets, and what it still lacks."""
+"""The compared policies: what each sets, and which part of it the simulation does not have."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.settings import Settings as WorkerSettings
 
-WITHOUT_SP = "elastic sequence parallelism"
+SEQUENCE_PARALLELISM = "elastic sequence parallelism"
 UNLIMITED_S = 1e6
 """Lead of a policy that lets sessions generate ahead without limit."""
 
 
 @dataclass(frozen=True)
 class SlackPolicy:
-    """Settings of one row. A row with a part that is not built is never run."""
+    """Settings of one row. A row with an unsupported part is listed with it and never run."""
 
     meaning: str
     gather: str
@@ -28,14 +28,14 @@ class SlackPolicy:
     """Fields of the workers' settings."""
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the schedulers' settings."""
-    lacks: str | None = None
-    """Part of the policy that TurboServe does not have."""
+    unsupported: str | None = None
+    """Part of the compared system that no simulated worker has. None: the row can be run."""
 
     @property
     def not_built(self) -> str | None:
-        """What keeps the row from being run: a missing part, setting or policy. None: nothing."""
-        if self.lacks is not None:
-            return self.lacks
+        """What keeps the row from being run: an unsupported part, a missing setting or policy. None: nothing."""
+        if self.unsupported is not None:
+            return self.unsupported
         for kind, fields in ((WorkerSettings, self.worker), (SchedulerSettings, self.scheduler)):
             missing = sorted(set(fields) - set(kind.model_fields))
             if missing:
@@ -63,8 +63,8 @@ POLICIES: dict[str, SlackPolicy] = {
         _AHEAD,
         _FIXED,
     ),
-    "ts": SlackPolicy("TridentServe: deadline of the stream", "tiers", "least-loaded", lacks=WITHOUT_SP),
-    "ts_chunk": SlackPolicy("TridentServe by chunk", "tiers", "least-loaded", lacks=WITHOUT_SP),
+    "ts": SlackPolicy("TridentServe: deadline of the stream", "tiers", "least-loaded", unsupported=SEQUENCE_PARALLELISM),
+    "ts_chunk": SlackPolicy("TridentServe by chunk", "tiers", "least-loaded", unsupported=SEQUENCE_PARALLELISM),
     "credit_only": SlackPolicy(
         "SlackServe's queue alone: tiers, least credit first, preemption after each step",
         "tiers",
@@ -97,7 +97,7 @@ POLICIES: dict[str, SlackPolicy] = {
         "SlackServe whole: `rehoming` with elastic sequence parallelism",
         "tiers",
         "least-loaded",
-        lacks=WITHOUT_SP,
+        unsupported=SEQUENCE_PARALLELISM,
     ),
     "turboserve": SlackPolicy("Counts, as shipped: K, min-max, migrations for balance", "step", "min-max"),
     "ours": SlackPolicy(
