@@ -12,7 +12,7 @@ from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.settings import Settings as WorkerSettings
 
-SEQUENCE_PARALLELISM = "elastic sequence parallelism"
+ELASTIC_SP = "elastic sequence parallelism"
 UNLIMITED_S = 1e6
 """Lead of a policy that lets sessions generate ahead without limit."""
 
@@ -33,7 +33,7 @@ class SlackPolicy:
 
     @property
     def not_built(self) -> str | None:
-        """What keeps the row from being run: an unsupported part, a missing setting or policy. None: nothing."""
+        """Unsupported part, setting or policy that keeps the row from being run. None: nothing."""
         if self.unsupported is not None:
             return self.unsupported
         for kind, fields in ((WorkerSettings, self.worker), (SchedulerSettings, self.scheduler)):
@@ -63,8 +63,10 @@ POLICIES: dict[str, SlackPolicy] = {
         _AHEAD,
         _FIXED,
     ),
-    "ts": SlackPolicy("TridentServe: deadline of the stream", "tiers", "least-loaded", unsupported=SEQUENCE_PARALLELISM),
-    "ts_chunk": SlackPolicy("TridentServe by chunk", "tiers", "least-loaded", unsupported=SEQUENCE_PARALLELISM),
+    "ts": SlackPolicy(
+        "TridentServe: deadline of the stream", "tiers", "least-loaded", unsupported=ELASTIC_SP
+    ),
+    "ts_chunk": SlackPolicy("TridentServe by chunk", "tiers", "least-loaded", unsupported=ELASTIC_SP),
     "credit_only": SlackPolicy(
         "SlackServe's queue alone: tiers, least credit first, preemption after each step",
         "tiers",
@@ -97,7 +99,7 @@ POLICIES: dict[str, SlackPolicy] = {
         "SlackServe whole: `rehoming` with elastic sequence parallelism",
         "tiers",
         "least-loaded",
-        unsupported=SEQUENCE_PARALLELISM,
+        unsupported=ELASTIC_SP,
     ),
     "turboserve": SlackPolicy("Counts, as shipped: K, min-max, migrations for balance", "step", "min-max"),
     "ours": SlackPolicy(
