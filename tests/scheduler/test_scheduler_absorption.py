@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from turboserve.contracts.errors import NoCapacityError
 from turboserve.contracts.pool import LoadFeedback, PoolStatus
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
@@ -15,9 +16,11 @@ from turboserve.scheduler.messages import (
     Command,
     ListAll,
     LoadReported,
+    MigrationRequested,
     Place,
     PoolReported,
     RecordDecision,
+    Reply,
     SendFeedback,
     SessionChanged,
     Tick,
@@ -38,6 +41,7 @@ class Bench:
         self.core = Scheduler(MinMax(), Policy(idle_after_s=1e9, worker_timeout_s=1e9), MinMaxRebalancer())
         self.decisions: list[Decision] = []
         self.begun: list[BeginMigration] = []
+        self.replies: list[Reply] = []
         self.feedback: list[LoadFeedback] = []
         self.rows: dict[str, SessionRecord] = {}
         self.workers = list(workers)
@@ -66,6 +70,8 @@ class Bench:
                 self.decisions.append(decision)
             case BeginMigration():
                 self.begun.append(command)
+            case Reply():
+                self.replies.append(command)
             case SendFeedback(feedback):
                 self.feedback.append(feedback)
             case _:
@@ -190,3 +196,15 @@ def test_sessions_beyond_k_go_to_a_new_worker_and_no_migration_fills_one_beyond_
     bench.pass_time(2.0)
     assert len(bench.begun) == 2
     assert {command.worker for command in bench.begun} == {"b"}
+
+
+def test_an_operators_migration_puts_no_worker_above_k() -> None:
+    """The store would refuse it. Found by a simulation with all mechanisms (seed 500039)."""
+    bench = Bench("a", "b")
+    bench.pool(absorbs=True)
+    bench.create(4)
+    assert bench.loads() == [2, 2]
+    bench.feed(MigrationRequested(1, "s00"))
+    assert bench.begun == []
+    [reply] = bench.replies
+    assert isinstance(reply.error, NoCapacityError)

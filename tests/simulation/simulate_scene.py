@@ -37,13 +37,13 @@ class Scene:
         self.users = Users(self.world)
         self.users.stop()
         self.session = ""
-        says = self.world.checker.scheduler_report
+        says = self.world.checker.decisions.scheduler_report
 
         def hears(name: str, core: Scheduler, commands: list[Any]) -> None:
             self.said += [(name, command) for command in commands]
             says(name, core, commands)
 
-        self.world.checker.scheduler_report = hears  # type: ignore[method-assign]
+        self.world.checker.decisions.scheduler_report = hears  # type: ignore[method-assign]
         self.world.begin()
 
     @property

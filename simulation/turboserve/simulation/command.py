@@ -20,6 +20,7 @@ from rich.text import Text
 from turboserve.policies import UnknownPolicyError
 from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
 from turboserve.simulation.calm import calm_table, run_calm
+from turboserve.simulation.mechanisms import Mechanisms
 from turboserve.simulation.names import INVARIANTS
 from turboserve.simulation.scenario import SETTLE_S, ScenarioOutcome, percentiles, run_scenario, scale_of
 from turboserve.simulation.settings import FIDELITY, GATHER, PLACEMENT, REBALANCER, RESCUE_HORIZON_S
@@ -67,18 +68,32 @@ def run(
         ),
     ] = False,
     placement: Annotated[str, typer.Option(help="The schedulers' placement policy.")] = PLACEMENT,
-    gather: Annotated[str, typer.Option(help="The workers' gather policy.")] = GATHER,
+    gather: Annotated[
+        str | None, typer.Option(help="The workers' gather policy. Replaces what a seed draws.")
+    ] = None,
     rebalancer: Annotated[str, typer.Option(help="The schedulers' rebalancer.")] = REBALANCER,
     rescue_horizon: Annotated[
-        float, typer.Option(min=0, max=60, help="Seconds in which the rebalancer saves late chunks. 0: none.")
-    ] = RESCUE_HORIZON_S,
-    fidelity: Annotated[
-        str,
+        float | None,
         typer.Option(
-            help="With faults: the workers' policy of configurations. Under any but the default, devices are "
-            "too slow for the best configuration."
+            min=0,
+            max=60,
+            help="Seconds in which the rebalancer saves late chunks. 0: none. Replaces what a seed draws.",
         ),
-    ] = FIDELITY,
+    ] = None,
+    fidelity: Annotated[
+        str | None,
+        typer.Option(
+            help="With faults: the workers' policy of configurations. Replaces what a seed draws. Under any "
+            "but `best`, devices are too slow for the best configuration."
+        ),
+    ] = None,
+    mechanisms: Annotated[
+        Mechanisms,
+        typer.Option(
+            help="With faults: in which seeds workers lower quality and gather by tiers, schedulers rescue "
+            "late chunks, the pool absorbs bursts, and admission forecasts slots."
+        ),
+    ] = Mechanisms.DRAWN,
 ) -> dict[str, Any]:
     """Run the services' own processes on virtual time, against servers in memory.
 
@@ -87,9 +102,9 @@ def run(
     """
     try:
         PLACEMENTS.check(placement)
-        GATHER_POLICIES.check(gather)
+        GATHER_POLICIES.check(gather or GATHER)
         REBALANCERS.check(rebalancer)
-        FIDELITY_POLICIES.check(fidelity)
+        FIDELITY_POLICIES.check(fidelity or FIDELITY)
     except UnknownPolicyError as error:
         raise typer.BadParameter(str(error)) from error
     if mode is SimulationMode.CALM:
@@ -104,22 +119,21 @@ def run(
             keep_lines=trace,
             every_forward=every_forward,
             placement=placement,
-            gather=gather,
+            gather=gather or GATHER,
             rebalancer=rebalancer,
-            rescue_horizon_s=rescue_horizon,
+            rescue_horizon_s=RESCUE_HORIZON_S if rescue_horizon is None else rescue_horizon,
         )
+    replaced = {"gather": gather, "rescue_horizon_s": rescue_horizon, "fidelity": fidelity}
     chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
     began, began_cpu = time.monotonic(), time.process_time()
     outcomes: list[ScenarioOutcome] = []
     unequal: list[int] = []
     for each in chosen:
         scale = replace(
-            scale_of(each),
+            scale_of(each, mechanisms),
             placement=placement,
-            gather=gather,
             rebalancer=rebalancer,
-            rescue_horizon_s=rescue_horizon,
-            fidelity=fidelity,
+            **{name: value for name, value in replaced.items() if value is not None},  # type: ignore[arg-type]
         )
         outcome = run_scenario(each, seconds=seconds, scale=scale, keep_lines=trace)
         if (
@@ -138,10 +152,11 @@ def run(
         f" {option} {chosen}"
         for option, chosen, shipped in (
             ("--placement", placement, PLACEMENT),
-            ("--gather", gather, GATHER),
+            ("--gather", gather, None),
             ("--rebalancer", rebalancer, REBALANCER),
-            ("--rescue-horizon", rescue_horizon, RESCUE_HORIZON_S),
-            ("--fidelity", fidelity, FIDELITY),
+            ("--rescue-horizon", rescue_horizon, None),
+            ("--fidelity", fidelity, None),
+            ("--mechanisms", mechanisms.value, Mechanisms.DRAWN.value),
         )
         if chosen != shipped
     )

@@ -6,17 +6,12 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from turboserve.autoscaler.core import Pool
-from turboserve.autoscaler.messages import Command as PoolCommand
-from turboserve.autoscaler.messages import Drain, Launch, Release
 from turboserve.contracts.events import Event, SessionEvent, WorkerJoined, WorkerLeft
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
-from turboserve.scheduler.core import Scheduler
-from turboserve.scheduler.messages import BeginMigration, Place, SendFeedback
-from turboserve.scheduler.messages import Command as SchedulerCommand
+from turboserve.simulation.decision_checks import DecisionChecks
 from turboserve.simulation.log_checks import LogChecks, SimulatedViewer
-from turboserve.simulation.names import INVARIANTS, brief
+from turboserve.simulation.names import INVARIANTS
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.simulation.runtime.rows.tables import Table
@@ -59,7 +54,8 @@ class Checker:
         self.device_deaths: Counter[str] = Counter()
         """Session → number of devices that failed with it."""
         self.log = LogChecks(self)
-        self.drains = self.migrations = self.resizes = self.placements = 0
+        self.decisions = DecisionChecks(self, world)
+        self.migrations = self.placements = 0
         self._committed: dict[str, deque[str]] = {}
         """Subject → ids of its committed events that the log has not accepted yet."""
         self._logged: set[str] = set()
@@ -119,7 +115,10 @@ class Checker:
             self._admitted(after)
         if after.phase.holds_slot and (before is None or _slots(before) != _slots(after)):
             for worker in {after.worker, after.target} - {None}:
-                self._room(str(worker))
+                self._room(str(worker), self._world.scale.most_sessions)
+            if after.target is not None and (before is None or before.target != after.target):
+                # No migration puts a worker above K: only a placement is absorbed.
+                self._room(after.target, self._world.capacity.get(after.target, 0))
         failed = after.phase is Phase.FAILED and (before is None or before.phase is not Phase.FAILED)
         if failed and not self._is_poisoned(before, after) and not self._is_complete(before, after):
             self.fail("converges_after_faults", f"{after.id} failed: {after.reason}")
@@ -167,6 +166,7 @@ class Checker:
     def _flipped(self, before: SessionRecord, after: SessionRecord) -> None:
         """Check a committed migration: the target must have the state that ends the log."""
         self.migrations += 1
+        self.decisions.migrated(after)
         worker = self._world.worker(after.worker)
         if worker is None:
             return
@@ -196,10 +196,9 @@ class Checker:
                 f"{after.id} migrates with {state}, which is not the state at the end of the log",
             )
 
-    def _room(self, worker: str) -> None:
-        capacity = self._world.capacity.get(worker)
+    def _room(self, worker: str, capacity: int) -> None:
         used = self._world.slots_used(worker)
-        if capacity is not None and used > capacity:
+        if worker in self._world.capacity and used > capacity:
             self.fail("capacity", f"{worker} has {used} assigned of {capacity}")
 
     def _worker(self, before: WorkerRecord | None, after: WorkerRecord) -> None:
@@ -247,58 +246,7 @@ class Checker:
         if worker in self.gone:
             self.fail("one_executor", f"{worker} generates {session} after it was declared dead")
 
-    # Commands
-
-    def scheduler_report(self, name: str, core: Scheduler, commands: list[SchedulerCommand]) -> None:
-        leaders = self._world.leaders()
-        if len(leaders) > 1:
-            self.fail("one_leader", f"{leaders} lead at the same time")
-        for command in commands:
-            if not isinstance(command, SendFeedback):
-                self.note(name, brief(command))
-            if isinstance(command, Place | BeginMigration):
-                worker = core.view.workers[command.worker]
-                if worker.load > worker.capacity:
-                    self.fail(
-                        "capacity", f"the scheduler assigns {worker.load} of {worker.capacity} to {worker.id}"
-                    )
-
-    def pool_report(self, pool: Pool, commands: list[PoolCommand]) -> None:
-        for command in commands:
-            if not isinstance(command, Launch | Drain | Release):
-                continue
-            self.note("autoscaler", type(command).__name__, command.member, command.worker)
-            if isinstance(command, Release) and command.worker is not None:
-                self._released(command.worker, command.reason)
-            if isinstance(command, Drain):
-                self.drains += 1
-                self._shrinks(pool, command.worker)
-
-    def resized(self, pool: Pool, size: int, reason: str, heard_at: float | None, stale_s: float) -> None:
-        """Check a decision of the controller that the pool shall have `size` workers."""
-        now = self._world.loop.time()
-        self.note("autoscaler resizes", pool.target, size, reason)
-        self.resizes += 1
-        if size < pool.target and (heard_at is None or now - heard_at > stale_s):
-            self.fail("stale_metrics_never_shrink", f"to {size}, last report at {heard_at}: {reason}")
-
-    def _released(self, name: str, reason: str) -> None:
-        worker = self._world.worker(name)
-        entry = self._world.postgres.tables.workers.rows.get(name)
-        if worker is None or entry is None or entry.record.phase is WorkerPhase.GONE:
-            return
-        held = [row.id for row in self._world.records() if row.worker == name and not row.phase.ended]
-        if held:
-            self.fail("scale_in_harmless", f"{name} is released ({reason}) and holds {held}")
-
-    def _shrinks(self, pool: Pool, name: str) -> None:
-        """Check a drain: the pool may drain only the workers beyond its target."""
-        wanted = sum(slot.wanted for slot in pool.members.values())
-        draining = next((slot for slot in pool.members.values() if slot.worker == name), None)
-        if wanted < pool.target or (draining is not None and draining.wanted):
-            self.fail(
-                "stale_metrics_never_shrink", f"{name} is drained, and {wanted} of {pool.target} workers stay"
-            )
+    # The log and viewers
 
     def delivered(self, viewer: SimulatedViewer, index: int, fragment: bytes) -> None:
         """Check a chunk that a viewer received."""

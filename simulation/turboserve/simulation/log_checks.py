@@ -95,6 +95,8 @@ class LogChecks:
         self._reports = reports
         self.sessions: dict[str, SessionLog] = {}
         self.chunks = 0
+        self.lowered = 0
+        """Number of chunks below the best configuration."""
 
     def of(self, session: str) -> SessionLog:
         found = self.sessions.get(session)
@@ -159,6 +161,7 @@ class LogChecks:
                 "chunks_contiguous", f"{session}: chunk {header.index} in place of {following}"
             )
         fidelity = header.fidelity
+        self.lowered += fidelity is not None
         if fidelity is not None and fidelity.quality != 1.0 and self._reports.pinned(session):
             self._reports.fail(
                 "pinned_is_best", f"{session}: chunk {header.index} has quality {fidelity.quality}"

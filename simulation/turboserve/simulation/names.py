@@ -15,6 +15,9 @@ INVARIANTS = {
     "scale_in_harmless": "9: scale-in never removes a worker that holds a session, and ends none",
     "stale_metrics_never_shrink": "10: lost or stale metrics never shrink the pool",
     "bounded_scaling": "11: under constant load the number of scaling actions is bounded",
+    "debt_never_shrinks": "where the pool absorbs bursts, it never shrinks while chunks are late or below "
+    "their best quality",
+    "sessions_rest": "a session that migrated rests before it migrates again for balance or to save chunks",
     "deterministic": "12: same seed, same events, same decisions",
     "pinned_is_best": "every chunk of a pinned session is generated at the best configuration",
     "one_leader": "at most one scheduler leads at a time",

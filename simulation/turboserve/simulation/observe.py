@@ -18,7 +18,7 @@ def scheduler(core: Scheduler, name: str, checker: Checker) -> Scheduler:
     def observed(event: Event, now: float) -> list[Command]:
         commands = handle(event, now)
         if commands:
-            checker.scheduler_report(name, core, commands)
+            checker.decisions.scheduler_report(name, core, commands)
         return commands
 
     core.handle = observed  # type: ignore[method-assign]
@@ -35,10 +35,11 @@ def autoscaler(shell: Shell, checker: Checker) -> None:
         if isinstance(event, SizeWanted) and control is not None and control.orders is not None:
             hearing = control.controller.advisor.feedback_monitor
             stale_s = control.controller.policy.stale_s
-            checker.resized(pool, event.size, event.reason, hearing.heard_at, stale_s)
+            heard = hearing.heard_at, stale_s, hearing.feedback
+            checker.decisions.resized(pool, event.size, event.reason, *heard)
         commands = handle(event, now)
         if commands:
-            checker.pool_report(pool, commands)
+            checker.decisions.pool_report(pool, commands)
         return commands
 
     pool.handle = observed  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.simulation.faults import Faults, draw
 from turboserve.simulation.injector import FaultInjector
+from turboserve.simulation.mechanisms import Mechanisms, with_mechanisms
 from turboserve.simulation.null_logging import quiet
 from turboserve.simulation.settings import Scale
 from turboserve.simulation.users import Users
@@ -57,17 +58,18 @@ def percentiles(values: list[float]) -> dict[str, float | None]:
     return {f"p{share}": float(np.percentile(values, share)) if values else None for share in (50, 99)}
 
 
-def scale_of(seed: int) -> Scale:
-    """Draw the size of this seed's deployment."""
+def scale_of(seed: int, mechanisms: Mechanisms = Mechanisms.DRAWN) -> Scale:
+    """Draw the size of this seed's deployment, and its mechanisms."""
     chance = random.Random(f"scale {seed}")
     workers = chance.choice(WORKERS)
-    return Scale(
+    scale = Scale(
         workers=workers,
         most_workers=workers + chance.choice(GROWTH),
         slots=chance.choice(SLOTS),
         gateways=chance.choice(GATEWAYS),
         stores=chance.choice(STORES),
     )
+    return with_mechanisms(scale, seed, mechanisms)
 
 
 def run_scenario(
@@ -126,9 +128,9 @@ def settle(world: World, users: Users) -> float | None:
 
 def _watch(world: World) -> None:
     """Check that the pool's size settles while no session begins or ends."""
-    before = world.checker.resizes
+    before = world.checker.decisions.resizes
     world.loop.advance(WATCHED_S)
-    resizes = world.checker.resizes - before
+    resizes = world.checker.decisions.resizes - before
     if resizes > RESIZES:
         world.checker.fail("bounded_scaling", f"{resizes} changes in {WATCHED_S:g} s of constant load")
 
@@ -192,6 +194,9 @@ def _waits(world: World, record: SessionRecord) -> str | None:
     """Check a session without a worker: it may wait only while all slots are taken and the pool is full."""
     if world.free_slots() > 0:
         return f"it waits (last worker: {record.worker}) while slots are free"
+    control = None if world.autoscaler is None else world.autoscaler.control
+    if control is not None and control.absorbs and world.free_slots(absorbing=True) > 0:
+        return f"it waits (last worker: {record.worker}) while workers with room absorb"
     if world.autoscaler is None or world.autoscaler.pool.target < world.scale.most_workers:
         return "it waits while the pool can grow"
     return None

@@ -31,6 +31,10 @@ FIDELITY = str(WorkerSettings.model_fields["fidelity"].default)
 """The policy of configurations that ships as the default."""
 SLOW_FORWARD_S = {1: 0.1, 4: 0.35}
 """Latencies of a device that is too slow for the best configuration of more than one session."""
+REAL_TIME_MARGIN = 0.95
+"""Share of a chunk's playing time that K sessions' chunks take on a device that absorbs, about."""
+ABSORBED = 2
+"""Factor from K to the sessions for which such a device has memory. The floor carries more than that."""
 FORWARDS_OF = {4: 1.0, 2: 0.6, 1: 0.4}
 """Number of denoising steps → time of a chunk, relative to the best configuration's."""
 QUALITIES = {4: 1.0, 2: 0.95, 1: 0.9}
@@ -68,10 +72,26 @@ class Scale:
     """The workers' gather policy."""
     fidelity: str = FIDELITY
     """The workers' policy of configurations. Under any but `best`, devices are slow and have a ladder."""
+    quality_debt_limit: float = 0.0
+    """Price of quality. Above 0, workers absorb bursts: K comes from the profile of a device that has memory
+    for more sessions. It needs a policy of configurations that lowers quality."""
+    absorb_at_maximum: bool = False
+    admission_slot_s: float | None = None
+    """A session is refused if its slot is expected later than this. None: it waits."""
     report_s: float = 0.5
     """Time between two reports of one viewer's playhead."""
     times: dict[str, float] = field(default_factory=lambda: dict(TIMES))
     """Settings that all services share."""
+
+    @property
+    def most_sessions(self) -> int:
+        """Maximum number of sessions on one worker while it absorbs: K_floor, which memory limits."""
+        return ABSORBED * self.slots if self.quality_debt_limit > 0 else self.slots
+
+    @property
+    def admitted_sessions(self) -> int:
+        """Number of sessions that admission counts for one worker of a pool that cannot grow."""
+        return self.most_sessions if self.absorb_at_maximum else self.slots
 
     def gateway(self) -> GatewaySettings:
         return self._of(GatewaySettings)
@@ -88,7 +108,7 @@ class Scale:
         )
 
     def store(self) -> StoreSettings:
-        return self._of(StoreSettings, idle_guard_s=1.0)
+        return self._of(StoreSettings, idle_guard_s=1.0, admission_slot_s=self.admission_slot_s)
 
     def autoscaler(self) -> AutoscalerSettings:
         return self._pool(
@@ -100,6 +120,8 @@ class Scale:
             scale_peak_window_s=6.0,
             scale_out_cooldown_s=2.0,
             scale_stale_s=4.0,
+            quality_debt_limit=self.quality_debt_limit,
+            absorb_at_maximum=self.absorb_at_maximum,
         )
 
     def worker(self, name: str, slot: str) -> WorkerSettings:
@@ -107,7 +129,8 @@ class Scale:
             WorkerSettings,
             worker_id=name,
             pool_member=slot,
-            worker_max_sessions=self.slots,
+            worker_max_sessions=None if self.quality_debt_limit > 0 else self.slots,
+            real_time_margin=REAL_TIME_MARGIN,
             gather_policy=self.gather,
             fidelity=self.fidelity,
             device="cpu",
@@ -117,12 +140,12 @@ class Scale:
 
     def profile(self, load_s: float) -> DeviceProfile:
         """Return the profile of each worker's device."""
-        profile = DeviceProfile(
-            load_s=load_s, slots=self.slots, host_states=2 * self.slots, chunk_at_once=True
-        )
+        slots = self.most_sessions
+        profile = DeviceProfile(load_s=load_s, slots=slots, host_states=2 * slots, chunk_at_once=True)
         if self.fidelity == FIDELITY:
             return profile
-        return replace(profile, forward_s=SLOW_FORWARD_S, ladder=_ladder(profile))
+        forward_s = SLOW_FORWARD_S if slots == self.slots else _forward_of(profile, self.slots)
+        return replace(profile, forward_s=forward_s, ladder=_ladder(profile))
 
     def _pool(self, **more: Any) -> AutoscalerSettings:
         return self._of(
@@ -137,6 +160,13 @@ class Scale:
 
     def _of(self, kind: type[S], **more: Any) -> S:
         return kind(_env_prefix=NO_VARIABLES, **{**self.times, **more})  # type: ignore[call-arg]
+
+
+def _forward_of(profile: DeviceProfile, capacity: int) -> dict[int, float]:
+    """Return latencies of a device that serves `capacity` sessions in real time, and not one more."""
+    chunk_s = REAL_TIME_MARGIN**2 * profile.config.chunk_media_s
+    forward_s = (chunk_s - profile.decode_s[1]) / (profile.denoising + 1)
+    return {size: forward_s * (0.4 + 0.6 * size / capacity) for size in (1, profile.slots)}
 
 
 def _ladder(profile: DeviceProfile) -> FidelityLadder:

@@ -67,7 +67,7 @@ class World(Servers):
         self.postgres.on_lost = self.checker.lost
         self.loop.set_exception_handler(self._callback_failed)
         self.capacity: dict[str, int] = {}
-        """Worker → its slots."""
+        """Worker → its slots, K."""
         self.workers: dict[str, VirtualWorker] = {}
         self.weights = 1
         """Number of the checkpoint that workers load from now on."""
@@ -272,12 +272,15 @@ class World(Servers):
         """Return the slots of the pool at its largest, or of all workers not known to be gone, if more."""
         workers = self.postgres.tables.workers.rows.values()
         known = sum(entry.record.phase is not WorkerPhase.GONE for entry in workers)
-        return max(known, self.scale.most_workers) * self.scale.slots
+        return max(known, self.scale.most_workers) * self.scale.admitted_sessions
 
-    def free_slots(self) -> int:
-        """Count the free slots of living workers that accept sessions."""
+    def free_slots(self, *, absorbing: bool = False) -> int:
+        """Count the free slots of living workers that accept sessions. `absorbing`: up to K_floor of each."""
         return sum(
-            max(0, entry.record.capacity - self.slots_used(name))
+            max(
+                0,
+                (entry.record.most_sessions if absorbing else entry.record.capacity) - self.slots_used(name),
+            )
             for name, entry in self.postgres.tables.workers.rows.items()
             if entry.record.phase is WorkerPhase.READY and self.worker(name) is not None
         )
@@ -295,6 +298,9 @@ class World(Servers):
         return {
             "sessions": len(self.postgres.tables.sessions.rows),
             "chunks": self.checker.log.chunks,
+            "lowered": self.checker.log.lowered,
+            "absorbed": self.checker.decisions.absorbed,
+            "rescues": self.checker.decisions.rescues,
             "placements": self.checker.placements,
             "moves": self.checker.migrations,
             "workers": len(self.workers),

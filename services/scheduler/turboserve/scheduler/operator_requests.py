@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from turboserve.contracts.errors import (
     ConflictError,
@@ -174,7 +175,8 @@ def best(
         excluded=frozenset({*failed, record.worker or ""}),
         weights_digest=record.weights_digest,
     )
-    others = [candidate for candidate in candidates if candidate.worker != record.worker]
+    # A migration never puts a worker above K: the store would refuse it.
+    others = [replace(c, floor_capacity=0) for c in candidates if c.worker != record.worker]
     [choice] = placement.place(others, [demand])
     if choice.worker is None:
         raise NoCapacityError(f"no other worker: {choice.reason}", field="worker", retry_after_s=1.0)

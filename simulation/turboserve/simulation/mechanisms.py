@@ -1,0 +1,53 @@
+"""The mechanisms of playout slack that a deployment under faults uses: none, all, or what its seed draws."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from enum import StrEnum
+
+from turboserve.simulation.settings import Scale
+
+USED_IN = 0.35
+"""Share of the seeds that use mechanisms."""
+ALL_IN = 0.3
+"""Share of these seeds that use all of them."""
+EACH_IN = 0.5
+"""Share of the others that use one mechanism."""
+NAMES = ("fidelity", "gather", "rescues", "absorption", "forecast")
+
+
+class Mechanisms(StrEnum):
+    """The mechanisms of playout slack: fidelity, tiers, rescues, absorption, admission by forecast."""
+
+    DRAWN = "drawn"
+    """Each seed draws its own."""
+    ALL = "all"
+    NONE = "none"
+
+
+def with_mechanisms(scale: Scale, seed: int, mechanisms: Mechanisms = Mechanisms.DRAWN) -> Scale:
+    """Return the deployment with its mechanisms. The seed also draws their parameters.
+
+    The draws are independent of all others of the seed. So a seed without mechanisms runs as before.
+    """
+    chance = random.Random(f"mechanisms {seed}")
+    used, everything = chance.random() < USED_IN, chance.random() < ALL_IN
+    drawn = {name for name in NAMES if chance.random() < EACH_IN}
+    horizon_s, limit = chance.choice((3.0, 8.0)), chance.choice((0.02, 0.3))
+    at_maximum, slot_s = chance.random() < 0.5, chance.choice((2.0, 10.0))
+    if mechanisms is Mechanisms.NONE or (mechanisms is Mechanisms.DRAWN and not used):
+        return scale
+    if mechanisms is Mechanisms.ALL or everything:
+        drawn = set(NAMES)
+    if "absorption" in drawn:
+        scale = replace(scale, quality_debt_limit=limit, absorb_at_maximum=at_maximum)
+    if drawn & {"absorption", "fidelity"}:
+        scale = replace(scale, fidelity="in-time")
+    if "gather" in drawn:
+        scale = replace(scale, gather="tiers")
+    if "rescues" in drawn:
+        scale = replace(scale, rescue_horizon_s=horizon_s)
+    if "forecast" in drawn:
+        scale = replace(scale, admission_slot_s=slot_s)
+    return scale
