@@ -10,6 +10,9 @@ SILENT_S = 5.0
 """A gateway reports several times a second about the sessions watched through it. A gateway that has been
 silent for this long counts as gone, with its viewers."""
 
+LONGEST_INTERVAL_S = SILENT_S / 4
+"""Longest interval at which a gateway may report."""
+
 
 @dataclass(frozen=True)
 class AggregatedPlayhead:
@@ -20,8 +23,8 @@ class AggregatedPlayhead:
     viewers are all silent count only if there is no other. With no viewer left, the last reported
     playhead."""
     viewers: int
-    heard_at: float
-    """When `playhead_s` was reported, in the time of `update`."""
+    observed_at: float
+    """When the viewer was at `playhead_s`, in the time of `update`."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,14 @@ class _GatewayReport:
     """The newest report of one gateway."""
 
     playhead_s: float
+    observed_at: float
     viewers: int
     live: bool
     heard_at: float
+
+    def position_s(self, now: float) -> float:
+        """Where the viewer is now, if it has played on until the next report was due."""
+        return self.playhead_s + min(now, self.heard_at + LONGEST_INTERVAL_S) - self.observed_at
 
 
 class Audience:
@@ -44,14 +52,16 @@ class Audience:
 
     def update(self, report: Playhead, now: float) -> AggregatedPlayhead:
         """Take a gateway's report, received at monotonic time `now` (seconds). Returns the new aggregate."""
-        latest = _GatewayReport(report.playhead_s, report.viewers, report.live, now)
+        observed_at = now - report.age_s
+        latest = _GatewayReport(report.playhead_s, observed_at, report.viewers, report.live, now)
         self._gateways[report.gateway] = latest
         self._gateways = {
             gateway: last
             for gateway, last in self._gateways.items()
             if last.viewers and now - last.heard_at <= SILENT_S
         }
-        furthest = max(self._gateways.values(), key=lambda last: (last.live, last.playhead_s), default=latest)
+        reports = self._gateways.values()
+        furthest = max(reports, key=lambda last: (last.live, last.position_s(now)), default=latest)
         viewers = sum(last.viewers for last in self._gateways.values())
-        self.aggregate = AggregatedPlayhead(furthest.playhead_s, viewers, furthest.heard_at)
+        self.aggregate = AggregatedPlayhead(furthest.playhead_s, viewers, furthest.observed_at)
         return self.aggregate

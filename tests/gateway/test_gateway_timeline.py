@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import approx
 
 from turboserve.gateway.timeline.timeline import Publish, Recovered, Stalled, Timeline
 
@@ -71,8 +72,8 @@ def test_no_playhead_lies_beyond_what_was_delivered_and_the_last_to_leave_is_ann
                 commands = timeline.tick(now)
         for command in commands:
             match command:
-                case Publish("s", playhead_s, count):
-                    assert 0 <= playhead_s <= reach
+                case Publish("s", playhead_s, count, age_s=age_s):
+                    assert 0 <= playhead_s <= playhead_s + age_s <= reach * (1 + 1e-9)
                     assert count == len(delivered)
                     if count == 0:
                         assert not announced_empty
@@ -99,8 +100,8 @@ def test_the_playhead_is_that_of_the_furthest_viewer_and_goes_back_when_that_one
     timeline.tick(6.9)
     timeline.reported("s", "near", 2.0, 1.0, 7.0)
     assert timeline.reported("s", "far", 7.0, 3.0, 7.0) == []  # Published less than an interval ago.
-    assert timeline.tick(7.3) == [Publish("s", 7.0, 2)]
-    assert timeline.left("s", "far", 7.4) == [Publish("s", 2.0, 1)]
+    assert timeline.tick(7.3) == [Publish("s", 7.0, 2, age_s=approx(0.3))]
+    assert timeline.left("s", "far", 7.4) == [Publish("s", 2.0, 1, age_s=approx(0.4))]
 
 
 def test_a_viewer_who_falls_silent_no_longer_moves_the_playhead_but_is_still_counted() -> None:
@@ -110,7 +111,7 @@ def test_a_viewer_who_falls_silent_no_longer_moves_the_playhead_but_is_still_cou
         timeline.delivered("s", viewer, 10.0, 0.1, 0.0)
     timeline.reported("s", "far", 7.0, 3.0, 1.0)
     timeline.reported("s", "near", 2.0, 1.0, 6.5)
-    assert timeline.tick(6.8) == [Publish("s", 2.0, 2)]
+    assert timeline.tick(6.8) == [Publish("s", 2.0, 2, age_s=approx(0.3))]
     # When all are silent, the playhead stays: further chunks would have no viewer.
     assert timeline.tick(60.0) == [Publish("s", 2.0, 2, live=False)]
 
@@ -202,7 +203,7 @@ def test_a_skip_moves_the_playhead_at_once_and_a_report_from_before_does_not_mov
     assert timeline.tick(1.0) == [Publish("s", 3.0, 1)]
     timeline.reported("s", "v", 3.2, 0.5, 1.5)
     [published] = timeline.tick(2.0)
-    assert published == Publish("s", 3.2, 1)
+    assert published == Publish("s", 3.2, 1, age_s=0.5)
 
 
 def test_a_viewer_of_plain_http_skips_nothing() -> None:

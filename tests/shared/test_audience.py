@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import approx
 
-from turboserve.audience import SILENT_S, AggregatedPlayhead, Audience
+from turboserve.audience import LONGEST_INTERVAL_S, SILENT_S, AggregatedPlayhead, Audience
 from turboserve.contracts.versions import stamped
 from turboserve.contracts.workers import Playhead
 
 
-def word(gateway: str | None, playhead_s: float, viewers: int, *, live: bool = True) -> Playhead:
-    return Playhead(session="s", gateway=gateway, playhead_s=playhead_s, viewers=viewers, live=live)
+def word(
+    gateway: str | None, playhead_s: float, viewers: int, *, live: bool = True, age_s: float = 0.0
+) -> Playhead:
+    return Playhead(
+        session="s", gateway=gateway, playhead_s=playhead_s, viewers=viewers, live=live, age_s=age_s
+    )
 
 
 def test_viewers_add_up_and_the_furthest_of_them_counts() -> None:
@@ -19,6 +24,14 @@ def test_viewers_add_up_and_the_furthest_of_them_counts() -> None:
     assert audience.update(word("a", 4.0, 1), 0.0) == AggregatedPlayhead(4.0, 1, 0.0)
     assert audience.update(word("b", 2.0, 2), 0.1) == AggregatedPlayhead(4.0, 3, 0.0)
     assert audience.update(word("b", 5.0, 2), 0.2) == AggregatedPlayhead(5.0, 3, 0.2)
+
+
+def test_an_old_playhead_counts_from_when_it_was_observed() -> None:
+    audience = Audience()
+    assert audience.update(word("a", 4.0, 1, age_s=0.5), 1.0) == AggregatedPlayhead(4.0, 1, 0.5)
+    # The viewer at "a" is at 4.6 now.
+    assert audience.update(word("b", 4.5, 1), 1.1) == AggregatedPlayhead(4.0, 2, 0.5)
+    assert audience.update(word("b", 4.7, 1), 1.1) == AggregatedPlayhead(4.7, 2, 1.1)
 
 
 def test_a_gateway_that_has_no_viewer_left_does_not_hide_those_of_another() -> None:
@@ -59,22 +72,35 @@ GATEWAYS = ("a", "b", "c", None)
 @given(
     st.lists(
         st.tuples(
-            st.floats(0, 4), st.sampled_from(GATEWAYS), st.floats(0, 1e6), st.integers(0, 3), st.booleans()
+            st.floats(0, 4),
+            st.sampled_from(GATEWAYS),
+            st.floats(0, 1e6),
+            st.integers(0, 3),
+            st.booleans(),
+            st.floats(0, 4),
         ),
         min_size=1,
         max_size=40,
     )
 )
 def test_it_is_what_those_with_viewers_said_last_whatever_the_order(
-    words: list[tuple[float, str | None, float, int, bool]],
+    words: list[tuple[float, str | None, float, int, bool, float]],
 ) -> None:
     audience, now = Audience(), 0.0
-    said: dict[str | None, tuple[float, float, int, bool]] = {}
-    for pause_s, gateway, playhead_s, viewers, live in words:
+    said: dict[str | None, tuple[float, float, int, bool, float]] = {}
+    for pause_s, gateway, playhead_s, viewers, live, age_s in words:
         now += pause_s
-        together = audience.update(word(gateway, playhead_s, viewers, live=live), now)
-        said[gateway] = (now, playhead_s, viewers, live)
+        together = audience.update(word(gateway, playhead_s, viewers, live=live, age_s=age_s), now)
+        said[gateway] = (now, playhead_s, viewers, live, age_s)
         there = [one for one in said.values() if one[2] and now - one[0] <= SILENT_S]
         speaking = [one for one in there if one[3]] or there
         assert together.viewers == sum(one[2] for one in there)
-        assert together.playhead_s == max((one[1] for one in speaking), default=playhead_s)
+        positions = {
+            (one[1], one[0] - one[4]): one[1] + one[4] + min(now - one[0], LONGEST_INTERVAL_S)
+            for one in speaking
+        }
+        found = together.playhead_s, together.observed_at
+        if positions:
+            assert positions[found] == approx(max(positions.values()))
+        else:
+            assert found == (playhead_s, now - age_s)

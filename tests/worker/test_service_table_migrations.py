@@ -232,7 +232,7 @@ def test_the_viewer_has_played_on_since_the_target_heard_of_him() -> None:
     bench.handle(events.PlayheadMoved("s1", 1.25))
     bench.now += 0.2
     bench.handle(events.Assigned(row(version=6, epoch=2, worker=B, own_revision=20)))
-    assert bench.last(commands.SetPlayhead).age_s == pytest.approx(0.2)
+    assert bench.last(commands.SetPlayhead).observed_at == pytest.approx(bench.now - 0.2)
 
 
 @pytest.mark.parametrize("playing", [True, False])
@@ -243,10 +243,8 @@ def test_a_viewer_who_stands_still_has_not_played_on(playing: bool) -> None:
     # If the row has a newer playhead, its time is unknown.
     later = 1.25 + playing
     bench.handle(events.Assigned(row(version=6, epoch=2, worker=B, own_revision=20, playhead_s=later)))
-    assert (bench.last(commands.SetPlayhead).playhead_s, bench.last(commands.SetPlayhead).age_s) == (
-        later,
-        0.0,
-    )
+    found = bench.last(commands.SetPlayhead)
+    assert (found.playhead_s, found.observed_at) == (later, bench.now)
 
 
 def test_a_prompt_that_the_state_was_not_made_under_is_applied_at_the_target() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from turboserve.audience import SILENT_S
+from turboserve.audience import LONGEST_INTERVAL_S
 from turboserve.config import Seconds
 from turboserve.contracts.base import Id, is_id
 from turboserve.gateway.auth import key_file, key_list
@@ -61,7 +61,7 @@ class Settings(ServerSettings):
     """Maximum number of streams of one tenant, if there are API keys; more are answered 429. 0: no limit."""
     bad_message_limit: int = Field(default=32, ge=1)
     """Number of invalid WebSocket messages after which the connection is closed."""
-    playhead_interval_s: Annotated[float, Field(gt=0, le=SILENT_S / 4)] = 0.25
+    playhead_interval_s: Annotated[float, Field(gt=0, le=LONGEST_INTERVAL_S)] = 0.25
     """Interval at which the playheads of watched sessions are published, seconds."""
     report_timeout_s: Seconds = 5.0
     """A viewer that has not reported for this many seconds no longer moves the playhead."""

@@ -100,11 +100,12 @@ class TimelineService:
     async def _do(self, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
-                case Publish(session, playhead_s, viewers, live):
+                case Publish(session, playhead_s, viewers, live, age_s):
                     message = Playhead(
                         session=session,
                         gateway=self._gateway,
                         playhead_s=playhead_s,
+                        age_s=age_s,
                         viewers=viewers,
                         live=live,
                         at=self._clock.wall(),

@@ -32,6 +32,8 @@ class Publish:
     viewers: int
     live: bool = True
     """Whether a viewer has reported lately. If not, `playhead_s` is the last one known."""
+    age_s: float = 0.0
+    """See `Playhead.age_s`."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +81,24 @@ class _Viewer:
     self_paced: bool
     """The viewer cannot report (plain HTTP). It is assumed to play what it was sent at speed 1."""
     seen_at: float
+    advancing: bool = False
+    """Whether the newest report shows that the viewer plays. Then it is assumed to play on."""
     started: bool = False
     stalled_at: float | None = None
     skipped_to_s: float = 0.0
     """Media time before which the viewer discards the video."""
+
+    def plays_for_s(self, now: float) -> float:
+        """Time for which the viewer has played on since its playhead was observed, seconds."""
+        return min(now - self.seen_at, self.delivered_s - self.playhead_s) if self.advancing else 0.0
 
 
 @dataclass
 class _Session:
     viewers: dict[str, _Viewer] = field(default_factory=dict)
     playhead_s: float = 0.0
+    advances_from: float | None = None
+    """Time at which a viewer that plays was at `playhead_s`. None: `playhead_s` does not advance."""
     playing: bool = True
     compute_s: float = 0.0
     urgency: tuple[float | None, Tier | None] = None, None
@@ -211,7 +221,7 @@ class Timeline:
         state.raise_bound(now)
         state.bound_s = max(state.bound_s, start_s)
         one.playhead_s, one.delivered_s = max(one.playhead_s, start_s), max(one.delivered_s, start_s)
-        one.skipped_to_s = start_s
+        one.skipped_to_s, one.advancing = start_s, False
         return [self._publish(session, state, now)]
 
     def reported(
@@ -233,6 +243,7 @@ class Timeline:
         playhead_s = min(max(playhead_s, one.skipped_to_s), one.delivered_s)
         advanced_s, elapsed_s = playhead_s - one.playhead_s, now - one.seen_at
         one.playhead_s, one.seen_at = playhead_s, now
+        one.advancing = state.playing and advanced_s > 0
         one.started = one.started or advanced_s > 0
         starved = buffered_s < EMPTY_BUFFER_S and advanced_s < elapsed_s / 2
         commands = self._judge(session, state, one, starved, now)
@@ -252,7 +263,7 @@ class Timeline:
                 commands += self._advance(session, state, one, now)
             if not playing:
                 commands += self._judge(session, state, one, False, now)
-            one.seen_at = now
+            one.seen_at, one.advancing = now, False
         state.raise_bound(now)
         state.playing = playing
         return commands
@@ -289,6 +300,7 @@ class Timeline:
         one.started = one.started or one.delivered_s > one.playhead_s
         starved = target_s > one.delivered_s
         one.playhead_s, one.seen_at = min(target_s, one.delivered_s), now
+        one.advancing = not starved
         return self._judge(session, state, one, starved, now)
 
     def _judge(self, session: str, state: _Session, one: _Viewer, starved: bool, now: float) -> list[Command]:
@@ -304,16 +316,21 @@ class Timeline:
     def _move(self, state: _Session, now: float) -> bool:
         """Update the session's playhead. Returns whether a viewer moves it."""
         live = [
-            one.playhead_s
+            (one.playhead_s + one.plays_for_s(now), one.plays_for_s(now))
             for one in state.viewers.values()
             if one.self_paced or now - one.seen_at <= self._timeout_s
         ]
         if live:
             state.raise_bound(now)
-            state.playhead_s = min(max(live), state.bound_s)
+            position_s, played_s = max(live)
+            # The worker adds the age to the playhead: the sum is bounded, too.
+            played_s = max(0.0, played_s - max(0.0, position_s - state.bound_s))
+            state.playhead_s = min(position_s, state.bound_s) - played_s
+            state.advances_from = now - played_s if played_s else None
         return bool(live)
 
     def _publish(self, session: str, state: _Session, now: float) -> Publish:
         live = self._move(state, now)
         state.published_at = now
-        return Publish(session, state.playhead_s, len(state.viewers), live)
+        age_s = now - state.advances_from if live and state.advances_from is not None else 0.0
+        return Publish(session, state.playhead_s, len(state.viewers), live, age_s)

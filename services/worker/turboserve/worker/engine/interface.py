@@ -153,8 +153,9 @@ class EngineOptions:
     compile: bool = False
     """Fuse the operations between two attentions with torch's compiler. The first forwards take a minute
     longer, and a CPU needs a C++ compiler."""
-    playhead_trust_s: float = 2.0
-    """Longest time for which a playhead is extrapolated after its last report."""
+    playhead_trust_s: float = 3.0
+    """Longest time for which a playhead is extrapolated after the viewer was observed there, seconds: more than
+    viewers and gateways together may take to report the next one (twice `LONGEST_INTERVAL_S`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Playhead:
         return self.playing and self.position_s >= self.shown_from_s
 
     def at(self, now: float, generated_s: float, trust_s: float) -> float:
-        """Seconds of video played by `now`: at most what is generated, and `trust_s` past the last report."""
+        """Seconds of video played by `now`: at most what is generated, and `trust_s` past the observation."""
         if not self.advancing:
             return self.known_s
         moved = min(max(0.0, now - self.reported_at_s), trust_s)

@@ -198,9 +198,9 @@ class Assignments:
         if not arrival.on_host:
             # The next playhead may be reported after the session's chunk has become due.
             reported_here = arrival.playing and entry.playhead_s == arrival.playhead_s
-            age_s = now - arrival.playhead_at if reported_here else 0.0
+            at = arrival.playhead_at if reported_here else now
             self._reconciler.out.append(
-                commands.SetPlayhead(entry.session, entry.run, entry.playhead_s, arrival.playing, age_s)
+                commands.SetPlayhead(entry.session, entry.run, entry.playhead_s, arrival.playing, at)
             )
         return entry
 

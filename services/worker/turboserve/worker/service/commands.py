@@ -223,8 +223,8 @@ class SetPlayhead:
     run: int
     playhead_s: float
     playing: bool
-    age_s: float = 0.0
-    """Age of `playhead_s`, seconds. Playback has continued since."""
+    observed_at: float | None = None
+    """When the viewer was at `playhead_s`, monotonic seconds. Playback has continued since. None: now."""
 
 
 @dataclass(frozen=True)

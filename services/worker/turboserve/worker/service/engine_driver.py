@@ -243,8 +243,8 @@ class EngineDriver:
                 )
             case commands.DropBuffer(session=session, control_seq=seq, waiting_s=waiting_s):
                 self.engine.control(session, Control(seq, drops_buffer_since_s=now - waiting_s))
-            case commands.SetPlayhead(session=session, playhead_s=seconds, playing=playing, age_s=age_s):
-                self.engine.playhead(session, seconds, now=now - age_s, playing=playing)
+            case commands.SetPlayhead(session=session, playhead_s=seconds, playing=playing, observed_at=at):
+                self.engine.playhead(session, seconds, now=now if at is None else at, playing=playing)
             case commands.GenerateNext(session=session):
                 self.engine.generate_next(session)
 

@@ -59,6 +59,8 @@ class PlayheadMoved:
     playhead_s: float
     playing: bool = True
     """Whether a viewer watches, so that the playhead advances with time."""
+    observed_at: float | None = None
+    """When the viewer was at `playhead_s`, monotonic seconds. None: now."""
 
 
 @dataclass(frozen=True)

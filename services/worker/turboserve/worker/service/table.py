@@ -192,7 +192,7 @@ class Table:
         arrival = self.incoming.get(message.session)
         if arrival is not None and isinstance(message, events.PlayheadMoved):
             arrival.playhead_s, arrival.playing = message.playhead_s, message.playing
-            arrival.playhead_at = now
+            arrival.playhead_at = now if message.observed_at is None else message.observed_at
         run = getattr(message, "run", None)
         if entry is None or run not in (None, entry.run):
             if isinstance(message, events.ChunkPackaged):
@@ -206,8 +206,11 @@ class Table:
             case events.PlayheadMoved():
                 entry.playhead_s = message.playhead_s
                 if isinstance(entry.state, InSlab | LeavingSlab):
+                    at = now if message.observed_at is None else message.observed_at
                     self._say(
-                        commands.SetPlayhead(entry.session, entry.run, message.playhead_s, message.playing)
+                        commands.SetPlayhead(
+                            entry.session, entry.run, message.playhead_s, message.playing, at
+                        )
                     )
             case events.LogEndRead():
                 if message.query == entry.log_end_query:

@@ -245,7 +245,9 @@ class Worker:
         # A gateway whose viewers are behind another gateway's changes nothing.
         if together != before:
             playing = together.viewers > 0
-            self.handle(events.PlayheadMoved(message.session, together.playhead_s, playing))
+            self.handle(
+                events.PlayheadMoved(message.session, together.playhead_s, playing, together.observed_at)
+            )
 
     def _follow_playheads(self) -> None:
         """Subscribe to the playheads of exactly the sessions that are in the table or migrating to it."""
