@@ -1,4 +1,4 @@
-"""The viewer's position as a worker knows it: from the reports of viewers, through gateways, to its engine."""
+"""The viewer's position as a worker knows it: from viewers' reports, through gateways, to its engine."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def test_a_viewer_is_assumed_to_play_on_only_within_what_it_was_sent() -> None:
     timeline = Timeline(INTERVAL_S, 5.0)
     timeline.joined("s", "v", 0.0, 0.0)
     timeline.delivered("s", "v", 1.5, 0.1, 0.0)
-    timeline.reported("s", "v", 1.2, 0.3, 1.2)
-    assert timeline.tick(1.4) == [Publish("s", 1.2, 1, age_s=pytest.approx(0.2))]
+    timeline.reported("s", "v", 1.25, 0.25, 1.25)
+    assert timeline.tick(1.375) == [Publish("s", 1.25, 1, age_s=0.125)]
     [published] = timeline.tick(2.0)
     assert isinstance(published, Publish)
     assert published.playhead_s + published.age_s == pytest.approx(1.5)

@@ -66,18 +66,22 @@ class Connection:
         )
         await self.socket.send(data)
 
-    async def event(self, sequence: int, kind: str = "session.placed") -> None:
-        await self.send(
-            type=kind,
-            sequence=sequence,
-            id=f"ev_{sequence}",
-            at="2026-11-22T21:04:05.250000Z",
-            phase="active",
-            activity="watching",
-            epoch=1,
-            control_seq=0,
-            kind="place",
-        )
+    async def event(self, sequence: int, kind: str = "session.placed", **more: Any) -> None:
+        event: dict[str, Any] = {
+            "type": kind,
+            "sequence": sequence,
+            "id": f"ev_{sequence}",
+            "at": "2026-11-22T21:04:05.250000Z",
+            "phase": "active",
+            "activity": "watching",
+            "epoch": 1,
+            "control_seq": 0,
+            "kind": "place",
+        }
+        await self.send(**event | more)
+
+    async def skip(self, index: int, control_seq: int = 1) -> None:
+        await self.send(type="skip", index=index, start_s=float(index), control_seq=control_seq)
 
     async def refuse(self, close_code: int, **problem: Any) -> None:
         await self.send(type="error", **problem)
@@ -110,8 +114,11 @@ class ScriptedGateway:
 
 
 @asynccontextmanager
-async def scripted(*scripts: Script) -> AsyncIterator[ScriptedGateway]:
-    """Serve each connection by the next script. Further connections are answered by the last one."""
+async def scripted(*scripts: Script, process_request: Any = None) -> AsyncIterator[ScriptedGateway]:
+    """Serve each connection by the next script. Further connections are answered by the last one.
+
+    `process_request`: see `websockets.asyncio.server.serve`.
+    """
     gateway = ScriptedGateway()
 
     async def handle(socket: ServerConnection) -> None:
@@ -125,7 +132,7 @@ async def scripted(*scripts: Script) -> AsyncIterator[ScriptedGateway]:
         finally:
             reading.cancel()
 
-    async with serve(handle, "127.0.0.1", 0) as server:
+    async with serve(handle, "127.0.0.1", 0, process_request=process_request) as server:
         port = server.sockets[0].getsockname()[1]
         gateway.url = f"http://127.0.0.1:{port}"
         yield gateway

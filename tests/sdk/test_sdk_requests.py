@@ -16,6 +16,7 @@ from turboserve.client import (
     NoCapacityError,
     NotFoundError,
     ProblemError,
+    Quality,
     UnauthorizedError,
 )
 
@@ -161,3 +162,86 @@ def test_an_address_without_scheme_or_host_is_refused(url: str) -> None:
 def test_the_client_without_async_needs_its_block() -> None:
     with pytest.raises(RuntimeError, match="with"):
         Client().models()
+
+
+async def test_a_change_has_only_what_is_given_and_none_resets_it() -> None:
+    changed = {**SESSION, "quality": {"floor": 0.9, "pin": False}, "max_lead_s": 1.5}
+    answers = Answers(lost, answer(200, changed))
+    async with AsyncClient(transport=answers) as client:
+        session = client.session("ses_1")
+        info = await session.change(quality=Quality(floor=0.9), max_lead_s=1.5)
+        assert (info.quality, info.max_lead_s) == (Quality(floor=0.9), 1.5)
+        await session.change(quality=None)
+        await session.change(max_lead_s=None, quality={"pin": True})
+    assert {(request.method, request.url.path) for request in answers.requests} == {
+        ("PATCH", "/v1/sessions/ses_1")
+    }
+    assert [json.loads(request.content) for request in answers.requests[1:]] == [
+        {"quality": {"floor": 0.9, "pin": False}, "max_lead_s": 1.5},
+        {"quality": None},
+        {"quality": {"pin": True}, "max_lead_s": None},
+    ]
+
+
+async def test_limits_are_given_with_a_session_and_its_prompts() -> None:
+    receipt = {
+        "session": "ses_1",
+        "prompt_id": "prm_1",
+        "control_seq": 1,
+        "accepted_at": "2026-11-22T21:04:05.250000Z",
+    }
+    answers = Answers(answer(201, SESSION), answer(202, receipt))
+    async with AsyncClient(transport=answers) as client:
+        session = await client.create("a red circle", quality=Quality(pin=True), max_lead_s=0.75)
+        await session.prompt("a blue square", drop_buffer=True)
+        await session.prompt("a blue square")
+    assert [json.loads(request.content) for request in answers.requests] == [
+        {
+            "prompt": "a red circle",
+            "metadata": {},
+            "quality": {"floor": None, "pin": True},
+            "max_lead_s": 0.75,
+        },
+        {"prompt": "a blue square", "drop_buffer": True},
+        {"prompt": "a blue square"},
+    ]
+
+
+async def test_a_phase_of_a_newer_gateway_is_a_text() -> None:
+    async with AsyncClient(transport=Answers(answer(200, {**SESSION, "phase": "hibernating"}))) as client:
+        info = await client.session("ses_1").refresh()
+    assert info.phase == "hibernating"
+    assert not info.ended
+
+
+def ended_stream(_: httpx.Request) -> httpx.Response:
+    event = {
+        "type": "session.ended",
+        "sequence": 3,
+        "id": "ev_3",
+        "at": "2026-11-22T21:04:05.250000Z",
+        "phase": "terminated",
+        "activity": "watching",
+        "epoch": 1,
+        "control_seq": 0,
+    }
+    headers = {"Content-Type": "text/event-stream"}
+    return httpx.Response(200, headers=headers, text=f"data: {json.dumps(event)}\n\n")
+
+
+def proxy_is_busy(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(503, text="<html>", headers={"Retry-After": "0"})
+
+
+async def test_events_are_asked_for_again_after_the_time_that_a_refusal_names() -> None:
+    """Incident: a gateway that was full for a second ended the program."""
+    full = problem(429, "too_many_streams", retry_after_s=0.01)
+    answers = Answers(full, proxy_is_busy, lost, ended_stream)
+    async with AsyncClient(transport=answers) as client:
+        assert [event.type async for event in client.session("ses_1").events()] == ["session.ended"]
+    assert len(answers.requests) == 4
+    for refusals, attempts in ((Answers(full), 2), (Answers(problem(503, "starting")), 1)):
+        async with AsyncClient(transport=refusals, attempts=2) as client:
+            with pytest.raises(ProblemError):
+                await anext(client.session("ses_1").events())
+        assert len(refusals.requests) == attempts

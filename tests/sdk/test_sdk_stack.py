@@ -17,7 +17,15 @@ from typer.testing import CliRunner
 from turboserve.bench.streaming.decode import decode as decode_file
 from turboserve.cli.main import app
 from turboserve.cli.stack.background import BackgroundStack
-from turboserve.client import AsyncClient, Client, PromptSupersededError, SessionEndedError
+from turboserve.client import (
+    AsyncClient,
+    Chunk,
+    Client,
+    PromptSupersededError,
+    Quality,
+    SessionEndedError,
+    Skip,
+)
 from turboserve.experiments.toyworld.judge import has_colours
 
 pytestmark = pytest.mark.stack
@@ -66,6 +74,29 @@ async def test_a_session_from_its_first_prompt_to_its_end(stack: BackgroundStack
         assert await session.applied(receipt) <= chunk.index
         assert (await session.refresh()).prompt == "a blue square moving up"
         assert any(decision.kind == "place" for decision in await session.decisions())
+
+        changed = await session.change(quality=Quality(pin=True), max_lead_s=2.0)
+        assert (changed.quality, changed.max_lead_s) == (Quality(pin=True), 2.0)
+        changed = await session.change(quality=None)
+        assert (changed.quality, changed.max_lead_s) == (None, 2.0)
+
+        async with session.watch() as stream:
+            items = stream.items()
+            while not isinstance(item := await anext(items), Chunk):
+                pass
+            taken, receipt = item.index, await session.prompt("a green circle", drop_buffer=True)
+            seen: list[Chunk | Skip] = []
+            async for item in items:
+                seen += [item] if isinstance(item, Chunk | Skip) else []
+                if seen and isinstance(item, Chunk) and item.control_seq >= receipt.control_seq:
+                    break
+        # Chunks that were taken before the skip came, the skip, and the first chunk that shows the prompt.
+        *before, skip, first = seen
+        assert isinstance(skip, Skip)
+        assert isinstance(first, Chunk)
+        assert (skip.index, skip.control_seq) == (first.index, receipt.control_seq)
+        given = [each.index for each in before if isinstance(each, Chunk)]
+        assert sorted([*given, *skip.discarded]) == list(range(taken + 1, skip.index))
 
         assert (await session.pause()).activity == "paused"
         assert (await session.pause()).activity == "paused"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pytest import approx
 
 from turboserve.audience import LONGEST_INTERVAL_S, SILENT_S, AggregatedPlayhead, Audience
 from turboserve.contracts.versions import stamped
@@ -101,6 +101,6 @@ def test_it_is_what_those_with_viewers_said_last_whatever_the_order(
         }
         found = together.playhead_s, together.observed_at
         if positions:
-            assert positions[found] == approx(max(positions.values()))
+            assert positions[found] == pytest.approx(max(positions.values()))
         else:
             assert found == (playhead_s, now - age_s)

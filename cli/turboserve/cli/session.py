@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,8 +130,8 @@ def watch(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the chunks and events of a session as they come, until the session ends."""
-    from turboserve.client.models import Chunk
+    """Print the chunks, skips and events of a session as they come, until the session ends."""
+    from turboserve.client.models import Chunk, Skip
 
     with _client(url, data, key) as client, client.session(session).watch(after=after) as stream:
         for item in stream.items():
@@ -147,6 +148,9 @@ def watch(
                 }
                 text = f"{item.start_s:8.2f} s  chunk {item.index}, {item.compute_s:.2f} s on {item.worker}"
                 typer.echo(json.dumps(chunk) if as_json else text)
+            elif isinstance(item, Skip):
+                text = f"{item.start_s:8.2f} s  skip to chunk {item.index}"
+                typer.echo(json.dumps({"type": "skip", **asdict(item)}) if as_json else text)
             else:
                 more = " ".join(f"{name}={value}" for name, value in item.more.items())
                 typer.echo(_json(item) if as_json else f"            {item.type} {more}".rstrip())

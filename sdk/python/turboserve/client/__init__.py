@@ -13,7 +13,7 @@ from turboserve.client.errors import (
     TurboServeError,
     UnauthorizedError,
 )
-from turboserve.client.models import Chunk, Event, Receipt, SessionInfo, VideoFormat
+from turboserve.client.models import Chunk, Event, Quality, Receipt, SessionInfo, Skip, VideoFormat
 from turboserve.client.session import AsyncSession, Recording
 from turboserve.client.stream import VideoStream
 from turboserve.client.sync import Client, Session, Stream
@@ -34,11 +34,13 @@ __all__ = [
     "ProblemError",
     "PromptSupersededError",
     "ProtocolError",
+    "Quality",
     "Receipt",
     "Recording",
     "Session",
     "SessionEndedError",
     "SessionInfo",
+    "Skip",
     "Stream",
     "TurboServeError",
     "UnauthorizedError",

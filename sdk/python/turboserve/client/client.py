@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import httpx
 
-from turboserve.client.models import Model, Phase, SessionInfo, Worker
-from turboserve.client.session import AsyncSession
+from turboserve.client.models import Model, Phase, Quality, SessionInfo, Worker
+from turboserve.client.session import AsyncSession, as_json
 from turboserve.client.transport import Transport
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -73,6 +73,8 @@ class AsyncClient:
         model: str | None = None,
         seed: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        quality: Quality | Mapping[str, Any] | None = None,
+        max_lead_s: float | None = None,
         **more: Any,
     ) -> AsyncSession:
         """Create a session. It lasts until `AsyncSession.end`.
@@ -84,9 +86,19 @@ class AsyncClient:
             model: One of `models`. None: the gateway's default.
             seed: The same model, prompt and seed give the same video. None: random.
             metadata: The caller's own data, stored and returned.
+            quality: Limits of the quality. None: the worker may lower it to its own floor.
+            max_lead_s: Maximum seconds of video that are generated ahead of the playhead. None: the worker's
+                own.
             more: Further members of the request, for a newer gateway.
         """
-        given = {"model": model, "seed": seed, "metadata": dict(metadata or {}), **more}
+        given = {
+            "model": model,
+            "seed": seed,
+            "metadata": dict(metadata or {}),
+            "quality": as_json(quality),
+            "max_lead_s": max_lead_s,
+            **more,
+        }
         body = {"prompt": prompt} | {name: value for name, value in given.items() if value is not None}
         answer = await self.transport.request("POST", "/v1/sessions", json=body, idempotent=False)
         info = SessionInfo.model_validate(answer)

@@ -8,12 +8,23 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Phase = Literal["requested", "active", "migrating", "suspended", "terminated", "failed"]
-Activity = Literal["watching", "paused", "idle"]
+Phase = Literal["requested", "active", "migrating", "suspended", "terminated", "failed"] | str
+"""Where a session is in its life. A newer gateway may have further phases."""
+Activity = Literal["watching", "paused", "idle"] | str
+"""What the user wants of a session. A newer gateway may have further values."""
 
 
 class _Answer(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Quality(_Answer):
+    """Limits of the quality of a session's chunks, while its worker has too little time."""
+
+    floor: float | None = None
+    """Least quality of a chunk, where 1 is the best configuration's. None: the worker's own floor."""
+    pin: bool = False
+    """Whether every chunk is generated at the best quality."""
 
 
 class SessionInfo(_Answer):
@@ -41,6 +52,10 @@ class SessionInfo(_Answer):
     """Number of the newest prompt that a chunk was generated under."""
     playhead_s: float
     """Media time that viewers have reached, seconds."""
+    quality: Quality | None = None
+    """Limits of the quality. None: the worker may lower it to its own floor."""
+    max_lead_s: float | None = None
+    """Maximum seconds of video that are generated ahead of the playhead. None: the worker's own."""
     reason: str | None
     """Why the session ended, or why it waits."""
     created_at: datetime
@@ -158,6 +173,20 @@ class End(_Answer):
     reason: str | None = None
     last: int
     """Index of the last chunk; -1: there was none."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A prompt with `drop_buffer` is shown by the next chunk, and the stream continues there."""
+
+    index: int
+    """Index of the next chunk."""
+    start_s: float
+    """Media time of its first frame, seconds."""
+    control_seq: int
+    """Number of the prompt that it shows."""
+    discarded: tuple[int, ...] = ()
+    """Indices of the received chunks that the caller does not get. `keep_skipped`: none."""
 
 
 @dataclass(frozen=True)

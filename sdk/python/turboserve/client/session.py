@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from io import BufferedWriter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 from httpx_sse import aconnect_sse
 
-from turboserve.client.errors import GatewayUnreachableError, PromptSupersededError, SessionEndedError
-from turboserve.client.models import Chunk, Decision, Event, Migration, Receipt, SessionInfo
+from turboserve.client.errors import (
+    GatewayUnreachableError,
+    ProblemError,
+    PromptSupersededError,
+    SessionEndedError,
+)
+from turboserve.client.models import Chunk, Decision, Event, Migration, Quality, Receipt, SessionInfo
 from turboserve.client.stream import RECONNECT_WITHIN_S, VideoStream
-from turboserve.client.transport import raise_for_problem
+from turboserve.client.transport import asked_wait_s, raise_for_problem, worth_repeating
 
 if TYPE_CHECKING:
     from turboserve.client.client import AsyncClient
 
 _ENDED_STREAM = 204
+
+
+class Unchanged(Enum):
+    """Type of `UNCHANGED`."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+"""Leaves a member as it is, where None has a meaning of its own."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +63,34 @@ class AsyncSession:
         """Read the session."""
         return self._described(await self._client.transport.request("GET", self._path))
 
-    async def prompt(self, prompt: str) -> Receipt:
-        """Change the prompt from the next chunk on. `applied` waits until the video shows it."""
+    async def prompt(self, prompt: str, *, drop_buffer: bool = False) -> Receipt:
+        """Change the prompt from the next chunk on. `applied` waits until the video shows it.
+
+        `drop_buffer`: viewers discard the video that they have not shown, and skip to the first chunk that
+        shows the prompt. Streams report that as `Skip`.
+        """
+        body = {"prompt": prompt} | ({"drop_buffer": True} if drop_buffer else {})
         answer = await self._client.transport.request(
-            "POST", f"{self._path}/prompts", json={"prompt": prompt}, idempotent=False
+            "POST", f"{self._path}/prompts", json=body, idempotent=False
         )
         return Receipt.model_validate(answer)
+
+    async def change(
+        self,
+        *,
+        quality: Quality | Mapping[str, Any] | Unchanged | None = UNCHANGED,
+        max_lead_s: float | Unchanged | None = UNCHANGED,
+    ) -> SessionInfo:
+        """Change limits of the session from the next chunk on. What is left out stays.
+
+        Args:
+            quality: Limits of the quality. None: the worker may lower it to its own floor.
+            max_lead_s: Maximum seconds of video that are generated ahead of the playhead. With a short lead,
+                a prompt is on screen sooner. None: the worker's own.
+        """
+        given = {"quality": as_json(quality), "max_lead_s": max_lead_s}
+        body = {name: value for name, value in given.items() if not isinstance(value, Unchanged)}
+        return self._described(await self._client.transport.request("PATCH", self._path, json=body))
 
     async def applied(self, receipt: Receipt) -> int:
         """Wait until a chunk shows the prompt. Returns the index of the first such chunk.
@@ -98,6 +136,7 @@ class AsyncSession:
         after: int | None = None,
         events_after: int | None = None,
         skip_lost: bool = False,
+        keep_skipped: bool = False,
         reconnect_within_s: float = RECONNECT_WITHIN_S,
     ) -> VideoStream:
         """Return the session's video, to be entered with `async with`.
@@ -107,6 +146,7 @@ class AsyncSession:
                 playhead on.
             events_after: Number of the last event that the caller has; 0: all that are kept. None: new ones.
             skip_lost: Whether to continue behind chunks that are not kept any more.
+            keep_skipped: Whether to give also the chunks that a prompt with `drop_buffer` lets viewers skip.
             reconnect_within_s: Time without a connection after which the stream gives up, seconds.
         """
         return VideoStream(
@@ -115,6 +155,7 @@ class AsyncSession:
             after=after,
             events_after=events_after,
             skip_lost=skip_lost,
+            keep_skipped=keep_skipped,
             reconnect_within_s=reconnect_within_s,
         )
 
@@ -126,7 +167,7 @@ class AsyncSession:
         after: int = -1,
         on_chunk: Callable[[Chunk], object] | None = None,
     ) -> Recording:
-        """Write the video to an MP4 file, chunk by chunk.
+        """Write the video to an MP4 file, chunk by chunk, also what viewers skip.
 
         Args:
             path: The file. It is playable at any moment, also after a crash.
@@ -139,7 +180,7 @@ class AsyncSession:
         if seconds is not None and seconds <= 0:
             raise ValueError(f"seconds: {seconds} must be above 0")
         # The file is opened once the gateway has answered: a refusal leaves an earlier recording as it is.
-        async with self.watch(after=after, skip_lost=after == -1) as stream:
+        async with self.watch(after=after, skip_lost=after == -1, keep_skipped=True) as stream:
             with await asyncio.to_thread(target.open, "wb") as file:
                 async for chunk in stream:
                     data = chunk.fragment if chunk.format.init == init else chunk.mp4
@@ -154,10 +195,11 @@ class AsyncSession:
         return Recording(target, chunks, duration_s)
 
     async def events(self, after: int = 0) -> AsyncIterator[Event]:
-        """Follow the events after number `after`, until the session ends. Goes on after broken connections.
+        """Follow the events after number `after`, until the session ends.
 
-        Raises ProblemError, and GatewayUnreachableError after as many failures in a row as the client has
-        attempts.
+        Continues after broken connections, and after refusals that name a time to wait (429, 503). After as
+        many failures in a row as the client has attempts, raises GatewayUnreachableError or the refusal.
+        Raises other ProblemErrors at once.
         """
         failures = 0
         while True:
@@ -168,11 +210,14 @@ class AsyncSession:
                     if event.type == "session.ended":
                         return
                 return
-            except httpx.TransportError as error:
+            except (httpx.TransportError, ProblemError) as error:
                 failures += 1
-                if failures >= self._client.transport.attempts:
+                last = failures >= self._client.transport.attempts
+                if isinstance(error, ProblemError) and (last or not worth_repeating(error)):
+                    raise
+                if last:
                     raise GatewayUnreachableError(f"{self._client.base_url}: {error}") from error
-                await asyncio.sleep(min(3.0, 0.1 * 2**failures))
+                await asyncio.sleep(max(asked_wait_s(error), min(3.0, 0.1 * 2**failures)))
 
     async def _connected_events(self, after: int) -> AsyncIterator[Event]:
         http = self._client.transport.http
@@ -196,6 +241,13 @@ class AsyncSession:
     def _described(self, answer: object) -> SessionInfo:
         self.info = SessionInfo.model_validate(answer)
         return self.info
+
+
+def as_json(value: Any) -> Any:
+    """Return a quality as the API takes it, and any other value as it is."""
+    if isinstance(value, Quality):
+        return value.model_dump()
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _write(file: BufferedWriter, data: bytes) -> None:

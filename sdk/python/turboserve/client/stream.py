@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -13,7 +15,12 @@ from urllib.parse import urlencode
 import tenacity
 from pydantic import ValidationError
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.exceptions import (
+    ConnectionClosed,
+    ConnectionClosedError,
+    InvalidStatus,
+    WebSocketException,
+)
 
 from turboserve.client.errors import (
     ChunkGoneError,
@@ -21,7 +28,9 @@ from turboserve.client.errors import (
     ProtocolError,
     problem_error,
 )
-from turboserve.client.models import Chunk, End, Event, Hello, VideoFormat
+from turboserve.client.models import Chunk, End, Event, Hello, Skip
+from turboserve.client.stream_messages import Item, MessageReader
+from turboserve.client.transport import with_retry_after
 
 PROTOCOL_VERSION = 1
 MESSAGE_LIMIT_BYTES = 64 * 2**20
@@ -31,11 +40,17 @@ _FINAL = {4401: 401, 4403: 403, 4404: 404, 4410: 410, 4422: 422, 1007: 400, 1008
 """Close codes after which a connection with the same parameters would end in the same way, and the status of
 their problems."""
 _NO_CLOSE_FRAME = 1006
+_RECEIVED_ITEMS = 64
+"""Largest number of items that are received before the caller takes them, so that a skip is noticed in time.
+More stay with the gateway."""
 _BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=3.0)
 
 
 class VideoStream:
-    """Chunks of one session in order, without gaps and repetitions.
+    """Chunks of one session in order, without repetitions, and without gaps except those that it reports.
+
+    After a prompt with `drop_buffer`, the stream discards what it has received and the caller has not taken.
+    It continues with the first chunk that shows the prompt: see `Skip`.
 
     `async for chunk in stream` gives the chunks, and ends with the session. A worker generates only a few
     seconds ahead of the playhead. The playhead is at the chunk that the caller takes next, unless the caller
@@ -50,6 +65,7 @@ class VideoStream:
         after: int | None = None,
         events_after: int | None = None,
         skip_lost: bool = False,
+        keep_skipped: bool = False,
         reconnect_within_s: float = RECONNECT_WITHIN_S,
     ) -> None:
         """`url`: `ws://…/stream`. See `AsyncSession.watch` for the other arguments."""
@@ -59,17 +75,23 @@ class VideoStream:
         """How the session ended. None: it has not."""
         self.playhead_s: float | None = None
         """Media time that the caller shows. None: the playhead follows the chunks that the caller takes."""
+        self.keep_skipped = keep_skipped
+        self.last_skip: Skip | None = None
+        """Newest skip that was received. Frames before its `start_s` need not be shown any more."""
         self.connections = 0
         """Number of connections so far."""
         self._url, self._headers = url, headers
         self._after, self._events_after = after, events_after
         self._skip_lost, self._reconnect_within_s = skip_lost, reconnect_within_s
         self._socket: ClientConnection | None = None
-        self._reporter: asyncio.Task[None] | None = None
-        self._format: VideoFormat | None = None
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        """They report the playhead, and receive."""
+        self._received: deque[Item | Exception] = deque()
+        """In the order in which they came. An exception is the last."""
+        self._arrived, self._taken = asyncio.Event(), asyncio.Event()
         self._taken_s = self._received_s = 0.0
         self._problem: dict[str, Any] = {}
-        self._announced: dict[str, Any] | None = None
+        """Why the gateway has refused the newest connection. Empty: it has not."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -90,8 +112,8 @@ class VideoStream:
             if isinstance(item, Chunk):
                 yield item
 
-    async def items(self) -> AsyncIterator[Chunk | Event]:
-        """Chunks and events, in the order in which they come.
+    async def items(self) -> AsyncIterator[Chunk | Event | Skip]:
+        """Chunks, events and skips, in the order in which they come.
 
         Raises ChunkGoneError if the log lost the next chunk (unless `skip_lost`), other ProblemErrors, and
         GatewayUnreachableError after `reconnect_within_s` without a connection.
@@ -104,12 +126,14 @@ class VideoStream:
                     return
                 await self._reconnect(closed)
                 continue
-            if item is None:
-                continue
-            if isinstance(item, Chunk):
-                self._received_s = item.end_s
+            if isinstance(item, End):
+                self.end = item
+            elif isinstance(item, Skip):
+                self._taken_s = max(self._taken_s, item.start_s)
                 yield item
-                self._taken_s = item.end_s
+            elif isinstance(item, Chunk):
+                yield item
+                self._taken_s = max(self._taken_s, item.end_s)
                 self._after = item.index
             else:
                 self._events_after = item.sequence
@@ -117,48 +141,55 @@ class VideoStream:
 
     # Inside
 
-    async def _next(self) -> Chunk | Event | None:
+    async def _next(self) -> Item:
         if self._socket is None:
             raise RuntimeError("use the stream in an `async with` block")
-        raw = await self._socket.recv()
-        if isinstance(raw, bytes):
-            return self._video(raw)
-        message = json.loads(raw)
-        kind = message.get("type", "")
-        if kind in ("init", "chunk"):
-            self._announced = message
-        elif kind == "error":
-            self._problem = message
-        elif kind == "end":
-            self.end = End.model_validate(message)
-        elif "sequence" in message:
-            return Event.model_validate(message)
-        # Other messages are of a newer gateway.
-        return None
+        while not self._received:
+            self._arrived.clear()
+            await self._arrived.wait()
+        item = self._received.popleft()
+        self._taken.set()
+        if isinstance(item, Exception):
+            # It stays, for a caller that asks again.
+            self._received.append(item)
+            raise item
+        return item
 
-    def _video(self, data: bytes) -> Chunk | None:
-        message, self._announced = self._announced, None
-        if message is None or message.get("bytes") != len(data):
-            raise ProtocolError(f"{len(data)} bytes of video were not announced")
-        if message["type"] == "init":
-            self._format = VideoFormat(
-                message["mime"], message["width"], message["height"], message["fps"], data
-            )
-            return None
-        if self._format is None:
-            raise ProtocolError("a chunk came before the init segment")
-        return Chunk(
-            index=message["index"],
-            start_s=message["start_s"],
-            duration_s=message["duration_s"],
-            control_seq=message["control_seq"],
-            epoch=message["epoch"],
-            worker=message["worker"],
-            compute_s=message["compute_s"],
-            published_at=message["published_at"],
-            format=self._format,
-            fragment=data,
-        )
+    async def _receive(self, socket: ClientConnection) -> None:
+        """Put what comes into `_received`, until the connection ends."""
+        messages = MessageReader()
+        try:
+            while True:
+                while len(self._received) >= _RECEIVED_ITEMS:
+                    self._taken.clear()
+                    await self._taken.wait()
+                item = messages.read(await socket.recv())
+                self._problem = messages.problem
+                if item is not None:
+                    self._put(item)
+        except asyncio.CancelledError:
+            self._put(ConnectionClosedError(None, None))
+            raise
+        except Exception as error:
+            self._put(error)
+
+    def _put(self, item: Item | Exception) -> None:
+        if isinstance(item, Chunk):
+            self._received_s = item.end_s
+        elif isinstance(item, Skip):
+            item = self._skip(item)
+        self._received.append(item)
+        self._arrived.set()
+
+    def _skip(self, skip: Skip) -> Skip:
+        """Discard the received chunks before the skip, unless they are kept. Return it with their indices."""
+        early = [each for each in self._received if isinstance(each, Chunk) and each.index < skip.index]
+        if self.keep_skipped:
+            early = []
+        for chunk in early:
+            self._received.remove(chunk)
+        self.last_skip = replace(skip, discarded=tuple(chunk.index for chunk in early))
+        return self.last_skip
 
     async def _reconnect(self, closed: ConnectionClosed) -> None:
         await self._disconnect()
@@ -207,10 +238,14 @@ class VideoStream:
                 open_timeout=10,
             )
         except InvalidStatus as refused:
-            if refused.response.status_code >= 500:
+            status, headers = refused.response.status_code, refused.response.headers
+            problem = with_retry_after(
+                _problem_of(bytes(refused.response.body or b"")), headers.get("Retry-After")
+            )
+            if status >= 500 or problem.get("retry_after_s") is not None:
+                self._problem = {"status": status, **problem} if problem else {}
                 raise
-            body = refused.response.body or b""
-            raise problem_error(refused.response.status_code, _problem_of(bytes(body))) from None
+            raise problem_error(status, problem) from None
         try:
             self._greeted(socket, await self._greeting(socket))
         except ConnectionClosed as closed:
@@ -243,26 +278,30 @@ class VideoStream:
         if self._events_after is None:
             self._events_after = hello.events_after
         self.hello, self._socket = hello, socket
-        self._format = self._announced = None
+        self._received.clear()
         self.connections += 1
-        self._reporter = asyncio.create_task(self._report(socket, hello.report_interval_s))
+        self._tasks = (
+            asyncio.create_task(self._report(socket, hello.report_interval_s)),
+            asyncio.create_task(self._receive(socket)),
+        )
 
     async def _report(self, socket: ClientConnection, interval_s: float) -> None:
         with suppress(ConnectionClosed):
             while True:
                 position_s = self._taken_s if self.playhead_s is None else self.playhead_s
+                if self.last_skip is not None and not self.keep_skipped:
+                    position_s = max(position_s, self.last_skip.start_s)
                 buffered_s = max(0.0, self._received_s - position_s)
                 report = {"type": "playhead", "playhead_s": position_s, "buffered_s": buffered_s}
                 await socket.send(json.dumps(report))
                 await asyncio.sleep(interval_s)
 
     async def _disconnect(self) -> None:
-        reporter, socket = self._reporter, self._socket
-        self._reporter = self._socket = None
-        if reporter is not None:
-            reporter.cancel()
-            with suppress(asyncio.CancelledError):
-                await reporter
+        tasks, socket = self._tasks, self._socket
+        self._tasks, self._socket = (), None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if socket is not None:
             await socket.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,11 +22,13 @@ from turboserve.client.models import (
     Migration,
     Model,
     Phase,
+    Quality,
     Receipt,
     SessionInfo,
+    Skip,
     Worker,
 )
-from turboserve.client.session import AsyncSession, Recording
+from turboserve.client.session import UNCHANGED, AsyncSession, Recording, Unchanged
 from turboserve.client.stream import RECONNECT_WITHIN_S, VideoStream
 
 T = TypeVar("T")
@@ -72,12 +75,22 @@ class Client:
         model: str | None = None,
         seed: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        quality: Quality | Mapping[str, Any] | None = None,
+        max_lead_s: float | None = None,
         **more: Any,
     ) -> Session:
         """See `AsyncClient.create`."""
 
         async def create() -> AsyncSession:
-            return await self._client.create(prompt, model=model, seed=seed, metadata=metadata, **more)
+            return await self._client.create(
+                prompt,
+                model=model,
+                seed=seed,
+                metadata=metadata,
+                quality=quality,
+                max_lead_s=max_lead_s,
+                **more,
+            )
 
         return Session(self.portal, self.portal.call(create))
 
@@ -115,9 +128,18 @@ class Session:
         """See `AsyncSession.refresh`."""
         return self._portal.call(self._session.refresh)
 
-    def prompt(self, prompt: str) -> Receipt:
+    def prompt(self, prompt: str, *, drop_buffer: bool = False) -> Receipt:
         """See `AsyncSession.prompt`."""
-        return self._portal.call(self._session.prompt, prompt)
+        return self._portal.call(partial(self._session.prompt, prompt, drop_buffer=drop_buffer))
+
+    def change(
+        self,
+        *,
+        quality: Quality | Mapping[str, Any] | Unchanged | None = UNCHANGED,
+        max_lead_s: float | Unchanged | None = UNCHANGED,
+    ) -> SessionInfo:
+        """See `AsyncSession.change`."""
+        return self._portal.call(partial(self._session.change, quality=quality, max_lead_s=max_lead_s))
 
     def applied(self, receipt: Receipt) -> int:
         """See `AsyncSession.applied`."""
@@ -168,11 +190,16 @@ class Session:
         after: int | None = None,
         events_after: int | None = None,
         skip_lost: bool = False,
+        keep_skipped: bool = False,
         reconnect_within_s: float = RECONNECT_WITHIN_S,
     ) -> Stream:
         """See `AsyncSession.watch`. To be entered with `with`."""
         stream = self._session.watch(
-            after=after, events_after=events_after, skip_lost=skip_lost, reconnect_within_s=reconnect_within_s
+            after=after,
+            events_after=events_after,
+            skip_lost=skip_lost,
+            keep_skipped=keep_skipped,
+            reconnect_within_s=reconnect_within_s,
         )
         return Stream(self._portal, stream)
 
@@ -205,7 +232,12 @@ class Stream:
         """See `VideoStream.end`."""
         return self._stream.end
 
-    def items(self) -> Iterator[Chunk | Event]:
+    @property
+    def last_skip(self) -> Skip | None:
+        """See `VideoStream.last_skip`."""
+        return self._stream.last_skip
+
+    def items(self) -> Iterator[Chunk | Event | Skip]:
         """See `VideoStream.items`."""
         return _iterated(self._portal, self._stream.items())
 

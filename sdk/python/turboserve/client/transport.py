@@ -44,7 +44,7 @@ class Transport:
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self.attempts),
             wait=_wait,
-            retry=tenacity.retry_if_exception(_worth_repeating),
+            retry=tenacity.retry_if_exception(worth_repeating),
             reraise=True,
         )
         try:
@@ -80,10 +80,18 @@ def raise_for_problem(answer: httpx.Response) -> None:
     if not isinstance(problem, dict):
         # An answer of a proxy before the gateway, for instance.
         problem = {"title": f"{answer.status_code} {answer.reason_phrase}"}
-    raise problem_error(answer.status_code, problem)
+    raise problem_error(answer.status_code, with_retry_after(problem, answer.headers.get("Retry-After")))
 
 
-def _worth_repeating(error: BaseException) -> bool:
+def with_retry_after(problem: Mapping[str, Any], header: str | None) -> Mapping[str, Any]:
+    """Return the problem with the time of the header `Retry-After`, if it has none of its own."""
+    if problem.get("retry_after_s") is None and header is not None and header.strip().isdecimal():
+        return {**problem, "retry_after_s": float(header)}
+    return problem
+
+
+def worth_repeating(error: BaseException) -> bool:
+    """Whether the same request may succeed soon."""
     if isinstance(error, ProblemError):
         wait_s = error.retry_after_s
         # 504: it is not known whether the request took effect, and the key makes a repeat harmless.
@@ -91,7 +99,11 @@ def _worth_repeating(error: BaseException) -> bool:
     return isinstance(error, httpx.TransportError)
 
 
+def asked_wait_s(error: BaseException | None) -> float:
+    """Time that the gateway asks to wait, seconds; 0: it asks for none."""
+    return (error.retry_after_s or 0.0) if isinstance(error, ProblemError) else 0.0
+
+
 def _wait(state: tenacity.RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome is not None else None
-    wait_s = error.retry_after_s if isinstance(error, ProblemError) else None
-    return max(wait_s or 0.0, _BACKOFF(state))
+    return max(asked_wait_s(error), _BACKOFF(state))

@@ -59,8 +59,8 @@ def decode(chunk: Chunk) -> list[Frame]:
 async def frames(stream: VideoStream, *, paced: bool = False) -> AsyncIterator[Frame]:
     """Decode a stream's chunks, in a thread beside the event loop.
 
-    `paced`: give each frame at its time, as a player shows it: a late chunk shifts all that follow. Otherwise
-    frames come as fast as they are generated.
+    `paced`: give each frame at its time, as a player shows it: a late chunk shifts all that follow, and a
+    skip discards what is left of the present chunk. Otherwise frames come as fast as they are generated.
     """
     shift_s: float | None = None
     end_s = 0.0
@@ -74,5 +74,15 @@ async def frames(stream: VideoStream, *, paced: bool = False) -> AsyncIterator[F
         for frame in decoded:
             if paced:
                 await asyncio.sleep(max(0.0, frame.time_s + shift_s - time.monotonic()))
+                if _skipped(stream, chunk):
+                    # What follows is shown at once, too.
+                    shift_s = None
+                    break
                 stream.playhead_s = frame.time_s
             yield frame
+
+
+def _skipped(stream: VideoStream, chunk: Chunk) -> bool:
+    """Whether the stream skips the rest of this chunk."""
+    skip = stream.last_skip
+    return skip is not None and chunk.index < skip.index and not stream.keep_skipped

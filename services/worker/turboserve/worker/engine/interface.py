@@ -154,8 +154,8 @@ class EngineOptions:
     """Fuse the operations between two attentions with torch's compiler. The first forwards take a minute
     longer, and a CPU needs a C++ compiler."""
     playhead_trust_s: float = 3.0
-    """Longest time for which a playhead is extrapolated after the viewer was observed there, seconds: more than
-    viewers and gateways together may take to report the next one (twice `LONGEST_INTERVAL_S`)."""
+    """Longest time for which a playhead is extrapolated after the viewer was observed there, seconds. Viewer
+    and gateway together may take twice `LONGEST_INTERVAL_S` to report the next one."""
 
 
 @dataclass(frozen=True, slots=True)

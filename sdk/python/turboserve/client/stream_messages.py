@@ -1,0 +1,64 @@
+"""What a gateway sends over a stream's WebSocket, as chunks, events and skips."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from turboserve.client.errors import ProtocolError
+from turboserve.client.models import Chunk, End, Event, Skip, VideoFormat
+
+Item = Chunk | Event | Skip | End
+
+
+class MessageReader:
+    """Reads the messages of one connection, in order."""
+
+    def __init__(self) -> None:
+        self.problem: dict[str, Any] = {}
+        """Newest problem that the gateway has sent. Empty: none."""
+        self._format: VideoFormat | None = None
+        self._announced: dict[str, Any] | None = None
+
+    def read(self, raw: str | bytes) -> Item | None:
+        """Return what a message completes. None: nothing yet. Raises ProtocolError."""
+        if isinstance(raw, bytes):
+            return self._video(raw)
+        message = json.loads(raw)
+        match message.get("type", ""):
+            case "init" | "chunk":
+                self._announced = message
+            case "error":
+                self.problem = message
+            case "end":
+                return End.model_validate(message)
+            case "skip":
+                return Skip(message["index"], message["start_s"], message["control_seq"])
+            case _ if "sequence" in message:
+                return Event.model_validate(message)
+        # Other messages are of a newer gateway.
+        return None
+
+    def _video(self, data: bytes) -> Chunk | None:
+        message, self._announced = self._announced, None
+        if message is None or message.get("bytes") != len(data):
+            raise ProtocolError(f"{len(data)} bytes of video were not announced")
+        if message["type"] == "init":
+            self._format = VideoFormat(
+                message["mime"], message["width"], message["height"], message["fps"], data
+            )
+            return None
+        if self._format is None:
+            raise ProtocolError("a chunk came before the init segment")
+        return Chunk(
+            index=message["index"],
+            start_s=message["start_s"],
+            duration_s=message["duration_s"],
+            control_seq=message["control_seq"],
+            epoch=message["epoch"],
+            worker=message["worker"],
+            compute_s=message["compute_s"],
+            published_at=message["published_at"],
+            format=self._format,
+            fragment=data,
+        )
