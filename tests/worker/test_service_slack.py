@@ -163,6 +163,24 @@ def test_a_worker_that_takes_a_session_over_drops_what_no_chunk_shows_yet() -> N
     assert waiting.last(commands.Admit).drops_buffer
 
 
+@pytest.mark.parametrize("kept", [0, 2], ids=["no chunk", "older chunks"])
+@pytest.mark.parametrize(("applied", "drops"), [(3, False), (2, True)])
+def test_a_prompt_that_a_lost_chunk_has_shown_drops_nothing_again(
+    kept: int, applied: int, drops: bool
+) -> None:
+    """Incident: after the log had lost the chunk, viewers were to discard what they had got since."""
+    bench = Bench()
+    bench.handle(
+        events.Assigned(
+            row(epoch=2, control_seq=3, drop_buffer_seq=3, next_chunk=4, applied_control_seq=applied)
+        )
+    )
+    query = bench.last(commands.ReadLogEnd).query
+    bench.handle(events.LogEndRead("s1", query, kept, False, 1, control_seq=kept))
+    bench.handle(events.LatentsFetched("s1", bench.last(commands.FetchLatents).query))
+    assert bench.last(commands.Admit).drops_buffer is drops
+
+
 @pytest.mark.parametrize(("control_seq", "drops"), [(0, False), (1, True)])
 def test_the_first_chunk_under_the_prompt_is_the_one_to_skip_to(control_seq: int, drops: bool) -> None:
     bench = Bench()

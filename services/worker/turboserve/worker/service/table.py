@@ -264,7 +264,9 @@ class Table:
             entry.made_next = end
         while entry.pending and entry.pending[0] < end:
             self._say(commands.ForgetChunk(entry.session, entry.run, entry.pending.popleft()))
-        entry.last_control = max(entry.last_control, message.control_seq)
+        # The same of prompts: a chunk that the log has lost has shown them, and viewers have skipped to it.
+        counted = entry.record.applied_control_seq
+        entry.last_control = max(entry.last_control, message.control_seq, counted)
         if message.next_chunk == end:
             entry.last_epoch = message.epoch
         elif end != entry.next_publish:
