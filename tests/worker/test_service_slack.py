@@ -1,6 +1,7 @@
 """Slack between the engine and the services: when it is measured, what reports and the table make of it."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from tests.worker.table_bench import Bench, row
 from turboserve.contracts.fidelity import LARGEST_SLACK_S, QualityLimits, Tier
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import HeldSession
+from turboserve.worker import metrics
 from turboserve.worker.engine.playout import Playout
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.slack import MEASURE_S, SlackBoard, SlackMonitor, session_slack
+from turboserve.worker.service.slack import MEASURE_S, SlackBoard, SlackMonitor, count, session_slack
 
 RELAXED, URGENT = Playout(5.0, 0.1, 0.2), Playout(0.1, 0.1, 0.2)
 
@@ -96,6 +98,20 @@ def test_no_measurement_is_beyond_the_contract() -> None:
 
 
 # The table
+
+
+def test_a_late_chunk_is_counted_and_no_histogram_gets_a_value_below_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Incident: the SDK drops such a value with a warning, so that late chunks were in no metric."""
+    recorded: dict[str, list[float]] = {}
+    for name in ("slack", "credit", "lateness"):
+        recorder = SimpleNamespace(record=recorded.setdefault(name, []).append)
+        monkeypatch.setattr(metrics, name, recorder)
+    count(Playout(-0.4, 0.0, 0.5))
+    count(Playout(0.3, 0.0, 0.5))
+    count(Playout(2.0, 0.0, 0.5))
+    assert recorded == {"slack": [0.0, 0.3, 2.0], "credit": [0.0, 0.0, 1.5], "lateness": [0.4]}
 
 
 def test_the_age_of_a_request_travels_from_the_row_to_the_engine() -> None:

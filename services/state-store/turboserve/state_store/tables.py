@@ -45,7 +45,7 @@ sessions = Table(
     Column("migration_key", Text),
     # NULL until `own.<session>` is in the log for the row's epoch.
     Column("own_revision", BigInteger),
-    # Revision of the newest `own.<session>` of any epoch, which the next one must follow.
+    # Greatest revision that `own.<session>` ever had, lost ones included. The next one is greater.
     Column("fence_revision", BigInteger, nullable=False, server_default=text("0")),
     # How often `own.<session>` of a current epoch was missing in the log.
     Column("log_losses", BigInteger, nullable=False, server_default=text("0")),

@@ -42,17 +42,24 @@ loans_broken = _worker.counter(
 )
 failures = _worker.counter("turboserve.worker.sessions.failed", "{session}", "Sessions that failed.")
 
-SLACK_BUCKETS_S = (-5.0, -2.0, -1.0, -0.5, -0.2, 0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+SLACK_BUCKETS_S = (0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 slack = _worker.histogram(
     "turboserve.worker.session.slack",
     "s",
-    "Playout slack of a session when a chunk was published, without the chunk. Below 0: the chunk was late.",
+    "Playout slack of a session when a chunk was published, without the chunk. 0: the chunk was late.",
     buckets=SLACK_BUCKETS_S,
 )
 credit = _worker.histogram(
     "turboserve.worker.session.credit",
     "s",
-    "Service credit of a session when a chunk was published: its slack less the time of the next chunk.",
+    "Service credit of a session when a chunk was published: its slack less the time of the next chunk. 0: not "
+    "above 0.",
+    buckets=SLACK_BUCKETS_S,
+)
+lateness = _worker.histogram(
+    "turboserve.worker.session.lateness",
+    "s",
+    "How late a chunk was published that was late: the time for which its viewer had nothing left.",
     buckets=SLACK_BUCKETS_S,
 )
 sessions_tier = _worker.gauge(

@@ -57,7 +57,8 @@ class Settings(Shared):
     and its session is paused. None: as many states as there are slots, at least 1 GiB, and at most half of
     the free memory."""
     max_lead_s: Seconds = 3.0
-    """Largest lead: a session generates no chunk that starts further ahead of its playhead."""
+    """Largest lead of sessions that set none of their own (`max_lead_s`, up to 60 s): a session generates no
+    chunk that starts further ahead of its playhead."""
     tier_report_interval_s: Seconds = 0.25
     """Shortest interval between two load reports because of sessions that changed their tier."""
     profile: Path | None = None

@@ -80,6 +80,15 @@ class SlackBoard:
         return held.model_copy(update={"slack": slack})
 
 
+def count(playout: Playout) -> None:
+    """Count what the viewer had left when a chunk was published."""
+    # OpenTelemetry's histograms refuse values below 0.
+    metrics.slack.record(max(0.0, playout.slack_s))
+    metrics.credit.record(max(0.0, playout.credit_s))
+    if playout.slack_s < 0:
+        metrics.lateness.record(-playout.slack_s)
+
+
 def session_slack(playout: Playout) -> SessionSlack:
     """Return the measurement as reports carry it."""
     return SessionSlack(

@@ -32,7 +32,7 @@ from turboserve.worker.service.migrations import Migrations
 from turboserve.worker.service.packager import PackagedChunk, ToLoop
 from turboserve.worker.service.ports import EngineRunner, Loaded, Platform
 from turboserve.worker.service.quality import QualityBoard, floor_seconds
-from turboserve.worker.service.slack import SlackBoard
+from turboserve.worker.service.slack import SlackBoard, count
 from turboserve.worker.service.spans import AdmissionSpans
 from turboserve.worker.service.table import Table
 from turboserve.worker.service.watchdog import Watchdog
@@ -352,9 +352,7 @@ class Worker:
         if outcome is events.PublishOutcome.ACKED:
             metrics.chunks.add(1)
             if chunk.playout is not None:
-                left = chunk.playout[1].after(started - chunk.playout[0])
-                metrics.slack.record(left.slack_s)
-                metrics.credit.record(left.credit_s)
+                count(chunk.playout[1].after(started - chunk.playout[0]))
             metrics.publish_duration.record(self._clock.monotonic() - started)
         elif outcome is events.PublishOutcome.FENCED:
             metrics.fenced.add(1)
