@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from nats.js.errors import NotFoundError as StreamNotFound
 from pydantic import SecretStr
+from sqlalchemy import text
 
 from tests.helpers.waiting import eventually
 from tests.state_store.state_store_harness import PATIENT, Harness, Machine, Process, Store, machine
@@ -107,6 +108,58 @@ async def test_postgres_dies_hangs_and_comes_back(
 
         await eventually(all_is_published)
         assert not store.runtime.stopping.is_set()
+
+
+async def test_a_server_that_waits_for_its_clients_to_disconnect_ends(
+    layout: Layout, ports: Ports, tmp_path: Path
+) -> None:
+    """Incident: after SIGTERM, Postgres refused new connections for six minutes, since it waited for those of
+    the pool and of a leader, and its supervisor could not start it again."""
+    server = PostgresServer(
+        layout.server("leaving-postgres"), ports.get("leaving"), "admin", "secret", WITHOUT_DISK
+    )
+    settings = Settings(postgres_url=SecretStr(server.url()), postgres_pool=4, transaction_deadline_s=1.5)
+    async with machine(server, tmp_path) as postgres:
+        database = PostgresDatabase(settings)
+        await eventually(lambda: migrated(database))
+        async with database.session_lock(7) as lock:
+            assert await lock.acquire()
+            await asyncio.gather(*(slept(database, 0.2) for _ in range(2)))
+            pid = int(postgres.server.pid_file.read_text())
+            os.kill(pid, signal.SIGTERM)
+            # The connections that it has still work. Only a further one is refused.
+            await slept(database, 0.0)
+            await lock.confirm()
+            used = asyncio.create_task(slept(database, 1.0))
+            await eventually(lambda: refused(database))
+            with pytest.raises(UnavailableError):
+                await lock.confirm()
+            await used
+        await eventually(lambda: not alive(pid))
+        await database.close()
+
+
+async def migrated(database: PostgresDatabase) -> bool:
+    with suppress(UnavailableError):
+        await database.migrate()
+        return True
+    return False
+
+
+async def slept(database: PostgresDatabase, seconds: float) -> None:
+    async with database.statement() as unit:
+        await unit.connection.execute(text(f"select pg_sleep({seconds})"))
+
+
+async def refused(database: PostgresDatabase) -> bool:
+    results = await asyncio.gather(*(slept(database, 0.1) for _ in range(3)), return_exceptions=True)
+    return any(isinstance(result, UnavailableError) for result in results)
+
+
+def alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 async def with_retry(ask: Callable[[], Awaitable[SessionRecord]]) -> SessionRecord:

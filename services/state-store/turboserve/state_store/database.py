@@ -10,11 +10,12 @@ from typing import Any
 
 import asyncpg
 from opentelemetry.trace import SpanKind
-from sqlalchemy import TextClause, event, exc, text
+from sqlalchemy import TextClause, exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turboserve import logs
 from turboserve.contracts.errors import ConflictError, UnavailableError
+from turboserve.state_store.connections import KeptConnections
 from turboserve.state_store.migrate import migrate
 from turboserve.state_store.ports.database import LOCK_ANSWER_S, LOCK_SILENCE_S, StatementError, unavailable
 from turboserve.state_store.repository.admission import SqlAdmission, SqlTenants
@@ -30,6 +31,9 @@ TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "25P0", "XX")
 
 NOT_SET_UP = ("3D000", "28000", "28P01")
 """SQL states of a server during its setup: it answers before it has its database, role and password."""
+
+NO_NEW_CONNECTIONS = "57P03"
+"""SQL state of a server that starts, or that waits until its clients have disconnected."""
 
 _LOCK = text("select set_config('idle_session_timeout', :limit_ms, false), pg_advisory_lock(:key)")
 _UNLOCK = text("select set_config('idle_session_timeout', '0', false), pg_advisory_unlock(:key)")
@@ -106,7 +110,7 @@ class PostgresDatabase:
                 },
             },
         )
-        event.listen(self.engine.sync_engine, "checkout", _refuse_closed)
+        self._connections = KeptConnections(self.engine)
         self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self.reachable = False
         self._quiet_until = 0.0
@@ -156,7 +160,8 @@ class PostgresDatabase:
         except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             raise self._failed(error) from error
         try:
-            yield PostgresSessionLock(connection, key, self._failed)
+            ended = self._connections.ended()
+            yield PostgresSessionLock(connection, key, self._failed, ended)
         finally:
             # Closing the connection releases the lock. It must not return to the pool with the lock.
             await connection.invalidate()
@@ -166,8 +171,7 @@ class PostgresDatabase:
         try:
             await migrate(self.engine)
         except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            state = getattr(getattr(error, "orig", error), "sqlstate", None)
-            if state in NOT_SET_UP:
+            if _state(error) in NOT_SET_UP:
                 raise self._away(error) from error
             raise self._failed(error) from error
 
@@ -201,6 +205,8 @@ class PostgresDatabase:
 
     def _failed(self, error: BaseException) -> Exception:
         """Return the port's error for an error of the driver."""
+        if _state(error) == NO_NEW_CONNECTIONS:
+            self._connections.disconnect()
         return self._away(error) if transient(error) else StatementError(repr(error))
 
     def _away(self, error: BaseException) -> UnavailableError:
@@ -239,9 +245,14 @@ class PostgresSessionLock:
     """`ports.database.SessionLock` on its own connection."""
 
     def __init__(
-        self, connection: AsyncConnection, key: int, failed: Callable[[BaseException], Exception]
+        self,
+        connection: AsyncConnection,
+        key: int,
+        failed: Callable[[BaseException], Exception],
+        ended: Callable[[], bool],
     ) -> None:
-        self._connection, self._failed = connection, failed
+        """`ended`: whether the connection must be closed."""
+        self._connection, self._failed, self._ended = connection, failed, ended
         limit_ms = str(int(LOCK_SILENCE_S * 1000))
         self._try_lock = _TRY_LOCK.bindparams(key=key, limit_ms=limit_ms)
 
@@ -252,6 +263,8 @@ class PostgresSessionLock:
         await self._ask(text("select true"))
 
     async def _ask(self, question: TextClause) -> bool:
+        if self._ended():
+            raise unavailable()
         try:
             async with asyncio.timeout(LOCK_ANSWER_S):
                 return bool((await self._connection.execute(question)).scalar())
@@ -264,7 +277,7 @@ def transient(error: BaseException) -> bool:
     if isinstance(error, exc.DBAPIError):
         if error.connection_invalidated:
             return True
-        state = getattr(error.orig, "sqlstate", None)
+        state = _state(error)
         # An error without a state did not come from the server: the driver lost the connection.
         return state is None or state.startswith(TRANSIENT)
     if isinstance(error, asyncpg.PostgresError):
@@ -272,10 +285,9 @@ def transient(error: BaseException) -> bool:
     return isinstance(error, OSError | asyncpg.InterfaceError | exc.TimeoutError)
 
 
-def _refuse_closed(connection: Any, _record: Any, _proxy: Any) -> None:
-    """Skip connections that the server has closed. The driver knows them without a round trip."""
-    if connection.driver_connection.is_closed():
-        raise exc.DisconnectionError
+def _state(error: BaseException) -> str | None:
+    """Return the SQL state of an error; None if it did not come from the server."""
+    return getattr(getattr(error, "orig", error), "sqlstate", None)
 
 
 def _brief(error: BaseException) -> str:

@@ -52,8 +52,8 @@ slack = _worker.histogram(
 credit = _worker.histogram(
     "turboserve.worker.session.credit",
     "s",
-    "Service credit of a session when a chunk was published: its slack less the time of the next chunk. 0: not "
-    "above 0.",
+    "Service credit of a session when a chunk was published: its slack less the time of the next chunk. 0: "
+    "it is 0 or less.",
     buckets=SLACK_BUCKETS_S,
 )
 lateness = _worker.histogram(

@@ -254,8 +254,8 @@ class Session(PublicOutput):
         examples=[0.75],
     )
     playout: Playout | None = Field(
-        description="How urgent the session is. `null`: no viewer watches it through this gateway, or the answer "
-        "is not that of `GET` of one session.",
+        description="How urgent the session is. `null`: no viewer watches it through this gateway, or this "
+        "is not the answer to `GET` of one session.",
         examples=[{"slack_s": 1.9, "credit_s": 1.5, "tier": "relaxed"}],
     )
     reason: str | None = Field(
