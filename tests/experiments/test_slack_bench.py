@@ -35,7 +35,8 @@ def test_a_lone_stream_is_as_late_as_arithmetic_demands() -> None:
     # A stall shifts the rest, so that every later chunk is late, too.
     [plan] = steady(2, 1, 0.5, 2)
     found = simulate(replace(SMALL, streams=1, seed=2)).metrics
-    assert 1.0 <= found.ttfc_mean_s < 1.5
+    # It does not wait for the next chunk's first forward, of 0.2 s.
+    assert 1.0 <= found.ttfc_mean_s < 1.1
     late = sum(found.ttfc_mean_s + i > 4 + 9 / 16 + 0.75 * (i - 1) for i in range(1, plan.chunks))
     assert found.cpr == pytest.approx(1 - late / plan.chunks)
     assert plan.chunks > 11

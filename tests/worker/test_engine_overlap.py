@@ -103,6 +103,23 @@ def test_a_session_is_bit_equal_with_and_without_overlap(make_driver: MakeDriver
         assert torch.equal(ours.frames, theirs.frames)
 
 
+def test_a_decoded_chunk_does_not_wait_for_the_next_forward(
+    make_driver: MakeDriver, gated_decoder: Callable[[Any], Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Engines returned a chunk with the events of the forward that followed: up to a fifth of a chunk's time
+    # too late.
+    driver = make_driver(max_lead_s=30.0, overlap=True)
+    gate = gated_decoder(driver)
+    driver.engine.admit(spec("a"), driver.now)
+    steps_until(driver, lambda: driver.engine.sessions["a"].state.next_chunk == 1)
+    assert driver.engine.has_work(driver.now)
+    gate.open.set()
+    driver.engine.wait(WAIT_S)
+    backend = driver.engine.backend
+    monkeypatch.setattr(backend, "forward", lambda works: pytest.fail("a forward ran first"))
+    assert [chunk.index for chunk in of(ChunkReady, driver.engine.step(driver.now))] == [0]
+
+
 def test_the_next_chunk_is_denoised_while_one_is_decoded_and_no_more_than_that(
     make_driver: MakeDriver, gated_decoder: Callable[[Any], Gate]
 ) -> None:

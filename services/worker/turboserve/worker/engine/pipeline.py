@@ -135,14 +135,16 @@ class Pipeline:
         """Whether `ChunkTimings.steps` is recorded."""
 
     def step(self, now: float) -> list[Event]:
-        """Run one batch of one stage, if any has work. Returns the events, in order.
+        """Return what the executors have finished, or else run one batch of one stage, if any has work.
+
+        Returns the events, in order. A finished chunk does not wait for the next batch: its viewer may.
 
         An error of one session ends that session only. Raises the errors of a lost device
         (`streams.DEVICE_LOST`), and `RuntimeError` if a stream executor has failed: the engine cannot
         continue then.
         """
         events = self._collect()
-        if self._held_back(now):
+        if events or self._held_back(now):
             return events
         for session in list(self._table.sessions.values()):
             events += self._cross(session, now)
