@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from turboserve.experiments.slack.load import highest_rate
-from turboserve.experiments.slack.metrics import interval, measure
+from turboserve.experiments.slack.metrics import interval, measure, student95
 from turboserve.simulation.player import Player
 from turboserve.simulation.streams import ReceivedChunk, StreamPlan, StreamRecord
 
@@ -52,7 +52,15 @@ def test_the_interval_is_students() -> None:
     assert found["mean"] == pytest.approx(3.0)
     # 2.776 × 1.5811 / √5
     assert found["ci95"] == pytest.approx(1.9629, abs=1e-3)
-    assert interval([2.0]) == {"mean": 2.0, "ci95": 0.0}
+    # One value has no interval.
+    assert interval([2.0]) == {"mean": 2.0, "ci95": None}
+
+
+@pytest.mark.parametrize(
+    ("freedom", "wanted"), [(1, 12.706), (10, 2.228), (11, 2.201), (20, 2.086), (60, 2.000)]
+)
+def test_students_quantile_beyond_its_table(freedom: int, wanted: float) -> None:
+    assert student95(freedom) == pytest.approx(wanted, abs=0.001)
 
 
 @pytest.mark.parametrize("limit", [0.21, 0.9, 1.7, 3.19])

@@ -58,6 +58,8 @@ class Received:
     init: bytes
     fragment: bytes
     """The fragment. As `init`, it is empty unless the viewer keeps video."""
+    fidelity: dict[str, Any] | None = None
+    """Configuration of the chunk: steps, window_chunks, sparsity and quality. None: the best."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,7 @@ class Viewer:
             size_bytes=len(data),
             init=self._init if self.keep_video else b"",
             fragment=data if self.keep_video else b"",
+            fidelity=announced.get("fidelity"),
         )
         self.chunks.append(received)
         if self.on_chunk is not None:

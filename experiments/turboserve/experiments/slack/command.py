@@ -18,8 +18,10 @@ from turboserve.experiments.slack.cells import Cell, CellResult, CellStore, sour
 from turboserve.experiments.slack.decisions import decision_times
 from turboserve.experiments.slack.load import highest_rate
 from turboserve.experiments.slack.metrics import interval, summarize
-from turboserve.experiments.slack.policies import ABLATIONS, MAIN, POLICIES
+from turboserve.experiments.slack.policies import ABLATIONS, MAIN, POLICIES, SAME_RUNS
 from turboserve.experiments.slack.profiles import PROFILES
+from turboserve.experiments.slack.real import run_real
+from turboserve.experiments.slack.real import table as real_table
 from turboserve.experiments.slack.workloads import WORKLOADS
 
 SEEDS, QUICK_SEEDS = 5, 2
@@ -59,11 +61,21 @@ def run(
     rate: Annotated[float, typer.Option(min=0.01, help="Arrivals per second for each 16 workers.")] = 1.0,
     jobs: Annotated[int, typer.Option(min=0, help="Number of processes; 0 for one per core.")] = 1,
     cells: Annotated[Path | None, typer.Option(help="Folder that keeps finished runs.")] = None,
+    real: Annotated[
+        bool,
+        typer.Option("--real", help="Instead, play sessions on a real stack with paced workers."),
+    ] = False,
 ) -> dict[str, Any]:
     """Compare policies that use playout slack on SlackServe's workloads.
 
     All services run in virtual time on declared devices. With `--cells`, a run that was cut off continues.
+
+    `--real` compares the fidelity policies `best` and `in-time` on a real stack of two toyworld workers whose
+    forwards are slowed down, with 30 % more sessions than they carry at best fidelity. Only `--quick` and
+    `--first-seed` count then.
     """
+    if real:
+        return run_real(quick, first_seed)
     parts = _chosen("only", only, PARTS) if only else list(QUICK_PARTS if quick else PARTS)
     rows = _chosen("policies", policies, tuple(POLICIES)) if policies else list(MAIN)
     loads = _chosen("workloads", workloads, tuple(WORKLOADS))
@@ -77,6 +89,7 @@ def run(
     store, began_s = CellStore(cells), time.monotonic()
 
     def of(cell: Cell) -> list[CellResult]:
+        cell = replace(cell, policy=SAME_RUNS.get(cell.policy, cell.policy))
         each = [replace(cell, seed=seed) for seed in numbers]
         return list(store.run(each, jobs or os.cpu_count() or 1).values())
 
@@ -170,7 +183,9 @@ def _chosen(option: str, given: str, known: Sequence[str]) -> list[str]:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Format the rows by workload, and the highest load."""
+    """Format the rows by workload, and the highest load; or the runs of a real stack."""
+    if "runs" in result:
+        return real_table(result)
     shown = Table("workload", "policy", "CPR", "TTFC, s", "stalls", "quality", "moves", box=box.SIMPLE)
     for key in ("workloads", "workloads_64_workers", "rates"):
         for load, rows in result.get(key, {}).items():
@@ -190,8 +205,9 @@ def table(result: Mapping[str, Any]) -> Table:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     if "not_built" in row:
         return [f"not built: {row['not_built']}"]
+    width = row["ci95"]["cpr"]
     return [
-        f"{row['cpr']:.3f} ± {row['ci95']['cpr']:.3f}",
+        f"{row['cpr']:.3f}" + ("" if width is None else f" ± {width:.3f}"),
         f"{row['ttfc_s']['mean']:.2f}",
         f"{row['stalls_per_stream']:.2f}",
         f"{row['quality']:.3f}",

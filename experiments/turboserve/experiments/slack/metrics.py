@@ -12,9 +12,9 @@ from turboserve.bench.report import percentile
 from turboserve.simulation.player import Player
 from turboserve.simulation.streams import StreamRecord
 
-_T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Two-sided 95 % quantile of Student's distribution by the number of values."""
-_Z95 = 1.96
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Two-sided 95 % quantile of Student's distribution with 1, 2, 3, … degrees of freedom."""
+_Z95 = 1.959964
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,32 @@ def ready_share_without_buffer(record: StreamRecord) -> float:
     return in_time / record.plan.chunks
 
 
-def interval(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean and the half width of its 95 % interval (Student); 0 for one value."""
+def interval(values: Sequence[float]) -> dict[str, float | None]:
+    """Return the mean and the half width of its 95 % interval (Student); None for one value."""
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return {"mean": mean, "ci95": 0.0}
-    factor = _T95.get(len(values), _Z95)
-    return {"mean": mean, "ci95": factor * statistics.stdev(values) / math.sqrt(len(values))}
+        return {"mean": mean, "ci95": None}
+    return {
+        "mean": mean,
+        "ci95": student95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values)),
+    }
 
 
-def summarize(runs: Sequence[StreamMetrics]) -> dict[str, dict[str, float]]:
+def student95(freedom: int) -> float:
+    """Return the two-sided 95 % quantile of Student's distribution with that many degrees of freedom.
+
+    Beyond the table, by the normal quantile's expansion (Abramowitz and Stegun, 26.7.5), within 0.001.
+    """
+    if freedom <= len(_T95):
+        return _T95[freedom - 1]
+    z, n = _Z95, freedom
+    first = (z**3 + z) / (4 * n)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    return z + first + second + third
+
+
+def summarize(runs: Sequence[StreamMetrics]) -> dict[str, dict[str, float | None]]:
     """Return mean and interval of each figure over runs with different seeds."""
     rows = [asdict(run) for run in runs]
     return {name: interval([float(row[name]) for row in rows]) for name in rows[0]}

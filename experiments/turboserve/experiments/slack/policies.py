@@ -54,6 +54,7 @@ class SlackPolicy:
 
 _AHEAD = {"max_lead_s": UNLIMITED_S}
 _FIXED = {"rebalance": False}
+_REHOMING = {"rebalancer": "algorithm-1", "migration_cooldown_s": 60.0}
 _RESCUE = {"rescue_horizon_s": 5.0}
 POLICIES: dict[str, SlackPolicy] = {
     "sdv2": SlackPolicy(
@@ -64,9 +65,21 @@ POLICIES: dict[str, SlackPolicy] = {
         _FIXED,
     ),
     "ts": SlackPolicy(
-        "TridentServe: deadline of the stream", "tiers", "least-loaded", unsupported=ELASTIC_SP
+        "TridentServe: deadline of the stream, sequence parallelism, migration",
+        "tiers",
+        "least-loaded",
+        unsupported=ELASTIC_SP,
     ),
-    "ts_chunk": SlackPolicy("TridentServe by chunk", "tiers", "least-loaded", unsupported=ELASTIC_SP),
+    "ts_chunk": SlackPolicy("TridentServe by chunk", "tiers", "fewest-streams", unsupported=ELASTIC_SP),
+    "ts_chunk_without_sp": SlackPolicy(
+        # At one configuration all chunks take the same time, so tiers and then credit are the order of slack.
+        "TridentServe by chunk without sequence parallelism: least slack first, static configuration, "
+        "SlackServe's re-homing",
+        "tiers",
+        "fewest-streams",
+        _AHEAD,
+        _REHOMING,
+    ),
     "credit_only": SlackPolicy(
         "SlackServe's queue alone: tiers, least credit first, preemption after each step",
         "tiers",
@@ -93,12 +106,12 @@ POLICIES: dict[str, SlackPolicy] = {
         "tiers",
         "fewest-streams",
         {**_AHEAD, "fidelity": "bmpr"},
-        {"rebalancer": "algorithm-1", "migration_cooldown_s": 60.0},
+        _REHOMING,
     ),
     "slackserve": SlackPolicy(
         "SlackServe whole: `rehoming` with elastic sequence parallelism",
         "tiers",
-        "least-loaded",
+        "fewest-streams",
         unsupported=ELASTIC_SP,
     ),
     "turboserve": SlackPolicy("Counts, as shipped: K, min-max, migrations for balance", "step", "min-max"),
@@ -124,14 +137,19 @@ POLICIES: dict[str, SlackPolicy] = {
     ),
 }
 """Policies by the name of their row."""
+SAME_RUNS = {"slackserve_without_sp": "rehoming"}
+"""Rows that are another row's runs under their own name."""
+POLICIES |= {name: POLICIES[other] for name, other in SAME_RUNS.items()}
 MAIN = (
     "sdv2",
     "ts",
     "ts_chunk",
+    "ts_chunk_without_sp",
     "credit_only",
     "bmpr",
     "rehoming",
     "slackserve",
+    "slackserve_without_sp",
     "turboserve",
     "ours",
 )
