@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -90,8 +90,9 @@ def source_digest() -> str:
 class CellStore:
     """Finished cells in a folder, or none at all."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, on_cell: Callable[[Cell], None] = lambda cell: None) -> None:
+        """`on_cell` is called for each cell whose result is wanted, once it is there."""
+        self._folder, self._on_cell = folder, on_cell
         self._known: dict[Cell, CellResult] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -100,9 +101,13 @@ class CellStore:
         """Return the result of each cell. Runs those that are not known, `jobs` at a time."""
         cells = list(dict.fromkeys(cells))
         missing = [cell for cell in cells if self._find(cell) is None]
+        for cell in cells:
+            if cell in self._known:
+                self._on_cell(cell)
         for cell, result in _run(missing, jobs):
             self._known[cell] = result
             self._write(cell, result)
+            self._on_cell(cell)
         return {cell: self._known[cell] for cell in cells}
 
     def _find(self, cell: Cell) -> CellResult | None:

@@ -16,16 +16,17 @@ from rich.table import Table
 from turboserve.bench.report import BenchError
 from turboserve.experiments.slack.cells import Cell, CellResult, CellStore, source_digest
 from turboserve.experiments.slack.decisions import decision_times
-from turboserve.experiments.slack.load import highest_rate
+from turboserve.experiments.slack.load import STEPS, highest_rate
 from turboserve.experiments.slack.metrics import interval, summarize
 from turboserve.experiments.slack.policies import ABLATIONS, MAIN, POLICIES, SAME_RUNS
 from turboserve.experiments.slack.profiles import PROFILES
+from turboserve.experiments.slack.progress import progress_bar
 from turboserve.experiments.slack.real import run_real
 from turboserve.experiments.slack.real import table as real_table
 from turboserve.experiments.slack.workloads import WORKLOADS
 
 SEEDS, QUICK_SEEDS = 5, 2
-STREAMS, QUICK_STREAMS = 200, 60
+STREAMS, QUICK_STREAMS = 120, 60
 """Streams of a run with 16 workers."""
 FIRST_SEED = 100
 """Seeds below this were used for tuning."""
@@ -86,13 +87,8 @@ def run(
     built = [name for name in rows if lacking[name] is None]
     base = Cell(profile, "steady", "", 16, streams or (QUICK_STREAMS if quick else STREAMS), rate, 0)
     numbers = range(first_seed, first_seed + (seeds or (QUICK_SEEDS if quick else SEEDS)))
-    store, began_s = CellStore(cells), time.monotonic()
-
-    def of(cell: Cell) -> list[CellResult]:
-        cell = replace(cell, policy=SAME_RUNS.get(cell.policy, cell.policy))
-        each = [replace(cell, seed=seed) for seed in numbers]
-        return list(store.run(each, jobs or os.cpu_count() or 1).values())
-
+    began_s = time.monotonic()
+    runnable = [name for name in ablated if lacking[name] is None]
     result: dict[str, Any] = {
         "definitions": DEFINITIONS,
         "profile": profile,
@@ -102,6 +98,34 @@ def run(
         "not_built": {name: reason for name, reason in lacking.items() if reason is not None},
         "meaning": {name: POLICIES[name].meaning for name in lacking},
     }
+    most = len(numbers) * _most_cells(parts, quick, len(loads), len(built), len(runnable))
+    with progress_bar(most) as done:
+        store = CellStore(cells, done)
+
+        def of(cell: Cell) -> list[CellResult]:
+            cell = replace(cell, policy=SAME_RUNS.get(cell.policy, cell.policy))
+            each = [replace(cell, seed=seed) for seed in numbers]
+            return list(store.run(each, jobs or os.cpu_count() or 1).values())
+
+        result |= _parts(of, base, parts, quick, loads, rows, ablated, lacking, first_seed)
+    result["seconds"] = round(time.monotonic() - began_s, 1)
+    return result
+
+
+def _parts(
+    of: Callable[[Cell], list[CellResult]],
+    base: Cell,
+    parts: Sequence[str],
+    quick: bool,
+    loads: Sequence[str],
+    rows: Sequence[str],
+    ablated: Sequence[str],
+    lacking: Mapping[str, str | None],
+    first_seed: int,
+) -> dict[str, Any]:
+    """Return the results by part. `of` runs a cell with all seeds."""
+    result: dict[str, Any] = {}
+    built = [name for name in rows if lacking[name] is None]
     if "workloads" in parts:
         result["workloads"] = _workloads(of, base, loads, rows, lacking)
         if not quick:
@@ -117,13 +141,25 @@ def run(
         result["ablations"] = {name: _row(of, replace(base, policy=name), lacking[name]) for name in ablated}
     if "decisions" in parts:
         result["decision_time"] = {
-            f"{gather}, {fidelity}": decision_times(PROFILES[profile](), gather, fidelity, TICKS, first_seed)
+            f"{gather}, {fidelity}": decision_times(
+                PROFILES[base.profile](), gather, fidelity, TICKS, first_seed
+            )
             for gather, fidelity in (("tiers", "bmpr"), ("step", "in-time"))
         }
     if "load" in parts:
         result["load_at_cpr_95"] = {name: _load(of, replace(base, policy=name)) for name in built}
-    result["seconds"] = round(time.monotonic() - began_s, 1)
     return result
+
+
+def _most_cells(parts: Sequence[str], quick: bool, loads: int, built: int, ablated: int) -> int:
+    """Return the largest number of cells of one seed."""
+    by_part = {
+        "workloads": loads * built * (1 if quick else 2),
+        "rates": len(RATES) * built,
+        "ablations": ablated,
+        "load": built * (STEPS + 2),
+    }
+    return sum(by_part.get(part, 0) for part in parts)
 
 
 def figures(results: Sequence[CellResult]) -> dict[str, Any]:
@@ -183,7 +219,7 @@ def _chosen(option: str, given: str, known: Sequence[str]) -> list[str]:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Format the rows by workload, and the highest load; or the runs of a real stack."""
+    """Format the rows by workload, and the highest load, or the runs of a real stack."""
     if "runs" in result:
         return real_table(result)
     shown = Table("workload", "policy", "CPR", "TTFC, s", "stalls", "quality", "moves", box=box.SIMPLE)

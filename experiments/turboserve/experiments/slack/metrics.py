@@ -7,6 +7,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TypedDict
 
 from turboserve.bench.report import percentile
 from turboserve.simulation.player import Player
@@ -15,6 +16,14 @@ from turboserve.simulation.streams import StreamRecord
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Two-sided 95 % quantile of Student's distribution with 1, 2, 3, … degrees of freedom."""
 _Z95 = 1.959964
+
+
+class Interval(TypedDict):
+    """A mean with its 95 % interval."""
+
+    mean: float
+    ci95: float | None
+    """Half width. None: one value has no interval."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +88,8 @@ def ready_share_without_buffer(record: StreamRecord) -> float:
     return in_time / record.plan.chunks
 
 
-def interval(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the mean and the half width of its 95 % interval (Student); None for one value."""
+def interval(values: Sequence[float]) -> Interval:
+    """Return the mean with its 95 % interval by Student's distribution."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return {"mean": mean, "ci95": None}
@@ -104,7 +113,7 @@ def student95(freedom: int) -> float:
     return z + first + second + third
 
 
-def summarize(runs: Sequence[StreamMetrics]) -> dict[str, dict[str, float | None]]:
+def summarize(runs: Sequence[StreamMetrics]) -> dict[str, Interval]:
     """Return mean and interval of each figure over runs with different seeds."""
     rows = [asdict(run) for run in runs]
     return {name: interval([float(row[name]) for row in rows]) for name in rows[0]}
