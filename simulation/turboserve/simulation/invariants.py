@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from turboserve.contracts.events import Event, SessionEvent, WorkerJoined, WorkerLeft
-from turboserve.contracts.sessions import Activity, Phase, SessionRecord
+from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.simulation.decision_checks import DecisionChecks
 from turboserve.simulation.log_checks import LogChecks, SimulatedViewer
@@ -16,6 +16,7 @@ from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.simulation.runtime.rows.tables import Table
 from turboserve.simulation.settings import Scale
+from turboserve.simulation.tenants import TenantChecks, demands
 from turboserve.simulation.trace import EventTrace
 from turboserve.simulation.virtual_worker import VirtualWorker
 from turboserve.subjects import EVENT, WORKER_EVENT
@@ -55,6 +56,7 @@ class Checker:
         """Session → number of devices that failed with it."""
         self.log = LogChecks(self)
         self.decisions = DecisionChecks(self, world)
+        self.tenants = TenantChecks(self, world)
         self.migrations = self.placements = 0
         self._committed: dict[str, deque[str]] = {}
         """Subject → ids of its committed events that the log has not accepted yet."""
@@ -99,6 +101,7 @@ class Checker:
         if table.name == "sessions" and after is not None:
             if before is None or before.record.epoch != after.record.epoch:
                 self.fail("epochs_increase", f"{key}: a crash lost epoch {after.record.epoch}")
+            self.tenants.lost(after.record, None if before is None else before.record)
         elif table.name == "outbox" and before is None and after is not None:
             waiting = self._committed.get(after.subject, ())
             if after.event_id in waiting:
@@ -109,6 +112,7 @@ class Checker:
             f"row {after.id} v{after.version} {after.phase} {after.activity} e{after.epoch} {after.worker}"
             f" own={after.own_revision} next={after.next_chunk} target={after.target}"
         )
+        self.tenants.committed(before, after)
         if before is not None:
             self._owner(before, after)
         else:
@@ -138,12 +142,7 @@ class Checker:
 
     def _admitted(self, record: SessionRecord) -> None:
         """Check an admission: the pool at its largest must have a slot for each session that must run."""
-        wanted = sum(
-            row.phase.holds_slot
-            or row.phase is Phase.REQUESTED
-            or (row.phase is Phase.SUSPENDED and row.activity is Activity.WATCHING)
-            for row in self._world.records()
-        )
+        wanted = sum(map(demands, self._world.records()))
         slots = self._world.most_slots()
         if wanted > slots:
             self.fail("capacity", f"{record.id} is admitted as number {wanted} of {slots} slots")
@@ -251,6 +250,9 @@ class Checker:
     def delivered(self, viewer: SimulatedViewer, index: int, fragment: bytes) -> None:
         """Check a chunk that a viewer received."""
         self.log.delivered(viewer, index, fragment)
+        row = self._world.postgres.tables.sessions.rows.get(viewer.session)
+        if row is not None and row.record.tenant != viewer.tenant:
+            self.fail("tenants_apart", f"{viewer.tenant} watches {viewer.session}")
 
     def unlogged(self) -> str | None:
         """Describe committed events that the log does not have; None if there are none."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.events import Event, event_from_bytes
+from turboserve.gateway.auth.access import DEFAULT_TENANT
 from turboserve.simulation.player import Player
 from turboserve.simulation.runtime.broker.stream import Stored, Stream
 from turboserve.simulation.runtime.device.contents import LOST, ChunkContents, begin, link
@@ -46,6 +47,7 @@ class SimulatedViewer:
 
     name: str
     session: str
+    tenant: str = DEFAULT_TENANT
     socket: bool = True
     """Whether the viewer uses a WebSocket, with reports of the playhead; otherwise one endless MP4."""
     next: int | None = None

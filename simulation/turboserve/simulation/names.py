@@ -20,6 +20,8 @@ INVARIANTS = {
     "sessions_rest": "a session that migrated rests before it migrates again for balance or to save chunks",
     "deterministic": "12: same seed, same events, same decisions",
     "pinned_is_best": "every chunk of a pinned session is generated at the best configuration",
+    "tenant_limits": "no tenant exceeds its limits of sessions, slots, suspended sessions, bytes and rates",
+    "tenants_apart": "no tenant reads, watches or changes a session of another",
     "one_leader": "at most one scheduler leads at a time",
     "no_core_fails": "no core and no shell raises an unexpected exception",
     "events_complete": "every committed change of a session is in the event log, in the order of its commits",

@@ -14,6 +14,7 @@ from turboserve.simulation.injector import FaultInjector
 from turboserve.simulation.mechanisms import Mechanisms, with_mechanisms
 from turboserve.simulation.null_logging import quiet
 from turboserve.simulation.settings import Scale
+from turboserve.simulation.tenants import with_tenants
 from turboserve.simulation.users import Users
 from turboserve.simulation.world import World
 
@@ -59,7 +60,7 @@ def percentiles(values: list[float]) -> dict[str, float | None]:
 
 
 def scale_of(seed: int, mechanisms: Mechanisms = Mechanisms.DRAWN) -> Scale:
-    """Draw the size of this seed's deployment, and its mechanisms."""
+    """Draw the size of this seed's deployment, its mechanisms and its tenants."""
     chance = random.Random(f"scale {seed}")
     workers = chance.choice(WORKERS)
     scale = Scale(
@@ -69,7 +70,7 @@ def scale_of(seed: int, mechanisms: Mechanisms = Mechanisms.DRAWN) -> Scale:
         gateways=chance.choice(GATEWAYS),
         stores=chance.choice(STORES),
     )
-    return with_mechanisms(scale, seed, mechanisms)
+    return with_tenants(with_mechanisms(scale, seed, mechanisms), seed)
 
 
 def run_scenario(
@@ -203,7 +204,10 @@ def _waits(world: World, record: SessionRecord) -> str | None:
 
 
 def _unwatched(world: World, users: Users, record: SessionRecord) -> str | None:
-    if not any(viewer.session == record.id and users.connected(viewer) for viewer in users.viewers):
+    own = [
+        viewer for viewer in users.viewers if (viewer.session, viewer.tenant) == (record.id, record.tenant)
+    ]
+    if not any(users.connected(viewer) for viewer in own):
         return None
     last = world.checker.log.of(record.id).last
     made = 0 if last is None else last.header.index + 1

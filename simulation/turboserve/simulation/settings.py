@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.broker_accounts import worker_user
 from turboserve.config import Settings
+from turboserve.gateway.auth.access import DEFAULT_TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.simulation.tenant_keys import key_set
 from turboserve.state_store.settings import Settings as StoreSettings
 from turboserve.subject_types import identity_of
 from turboserve.worker.engine.fidelity import Fidelity, most_chunks
@@ -78,6 +81,10 @@ class Scale:
     absorb_at_maximum: bool = False
     admission_slot_s: float | None = None
     """A session is refused if its slot is expected later than this. None: it waits."""
+    tenants: int = 1
+    """Number of tenants. With more than one, gateways need their keys."""
+    tenant_limits: Mapping[str, float] = field(default_factory=dict)
+    """Settings of the state store that limit each tenant."""
     report_s: float = 0.5
     """Time between two reports of one viewer's playhead."""
     times: dict[str, float] = field(default_factory=lambda: dict(TIMES))
@@ -93,8 +100,13 @@ class Scale:
         """Number of sessions that admission counts for one worker of a pool that cannot grow."""
         return self.most_sessions if self.absorb_at_maximum else self.slots
 
+    @property
+    def tenant_names(self) -> tuple[str, ...]:
+        """Names of the tenants. Without keys, every user is the first."""
+        return DEFAULT_TENANT, *(f"tenant-{number}" for number in range(2, self.tenants + 1))
+
     def gateway(self) -> GatewaySettings:
-        return self._of(GatewaySettings)
+        return self._of(GatewaySettings, api_keys=key_set(self.tenant_names))
 
     def scheduler(self) -> SchedulerSettings:
         return self._of(
@@ -108,7 +120,9 @@ class Scale:
         )
 
     def store(self) -> StoreSettings:
-        return self._of(StoreSettings, idle_guard_s=1.0, admission_slot_s=self.admission_slot_s)
+        return self._of(
+            StoreSettings, idle_guard_s=1.0, admission_slot_s=self.admission_slot_s, **self.tenant_limits
+        )
 
     def autoscaler(self) -> AutoscalerSettings:
         return self._pool(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ from turboserve.simulation.world import World
 RECONNECT_S = 0.5
 ANSWER_S = 8.0
 """Time after which a client gives up a request."""
+STRANGE = 0.15
+"""Probability that a user of another tenant interferes with a user's action, if there are several tenants."""
 NOT_FOUND = (4404, 404)
 
 Call = Callable[[Gateway], Awaitable[Any]]
@@ -49,9 +52,12 @@ class Clients:
     def connected(self, viewer: SimulatedViewer) -> bool:
         return viewer.name in self._connections
 
-    def watch(self, session: str, *, socket: bool = True, from_start: bool = False) -> SimulatedViewer:
+    def watch(
+        self, session: str, tenant: str = TENANT, *, socket: bool = True, from_start: bool = False
+    ) -> SimulatedViewer:
         """Add a viewer of the session, from its playhead on or `from_start`."""
-        viewer = SimulatedViewer(f"view_{self.number()}", session, socket, 0 if from_start else None)
+        name = f"view_{self.number()}"
+        viewer = SimulatedViewer(name, session, tenant, socket, 0 if from_start else None)
         self.viewers.append(viewer)
         self._join(viewer)
         return viewer
@@ -63,14 +69,20 @@ class Clients:
             connection.leave()
 
     async def create(
-        self, seed: int, prompt: str = "a red circle", attempts: int = 3, *, pin: bool = False
+        self,
+        seed: int,
+        prompt: str = "a red circle",
+        attempts: int = 3,
+        *,
+        pin: bool = False,
+        tenant: str = TENANT,
     ) -> SessionRecord | None:
         """Create a session. Returns None if it was refused or no answer came."""
         quality = QualityInput(floor=None, pin=True) if pin else None
         request = NewSession(prompt=prompt, seed=seed, model=None, metadata={}, quality=quality)
         key = f"key-{self._world.seed}-{seed}-{self.number()}"
         record: SessionRecord | None = await self.ask(
-            lambda gateway: gateway.sessions.create(TENANT, request, key), attempts
+            lambda gateway: gateway.sessions.create(tenant, request, key), attempts
         )
         return record
 
@@ -136,7 +148,7 @@ class Clients:
             self._spawn(self._look(viewer))
 
     async def _look(self, viewer: SimulatedViewer) -> None:
-        record = await self.ask(lambda gateway: gateway.sessions.get(TENANT, viewer.session), 1)
+        record = await self.ask(lambda gateway: gateway.sessions.get(viewer.tenant, viewer.session), 1)
         viewer.over = record is not None and record.phase.ended
 
 
@@ -152,6 +164,9 @@ class Users(Clients):
         super().__init__(world)
         self._most, self._created = most, 0
         self._stopped = False
+        self._tenants = world.scale.tenant_names
+        self._tenant_random = random.Random(f"users' tenants {world.seed}")
+        """Choices of tenants, apart from all others: a world with one tenant needs none."""
         self._pace_s = world.random.choice((0.3, 0.8, 2.0))
         self._spawn(self._act())
 
@@ -165,7 +180,7 @@ class Users(Clients):
     async def _end_all(self) -> None:
         while True:
             for record in self._live():
-                self._spawn(self.ask(_end(record.id)))
+                self._spawn(self.ask(_end(record.tenant, record.id)))
             await asyncio.sleep(1.0)
 
     def _live(self) -> list[SessionRecord]:
@@ -190,43 +205,63 @@ class Users(Clients):
         chance = self._world.random
         seed = self.number()
         watchers = [chance.random() < 0.7 for _ in range(chance.choice((0, 1, 1, 1, 2)))]
-        record = await self.create(seed, attempts=chance.choice((1, 4)), pin=seed % 3 == 0)
+        tenant = self._tenant_random.choice(self._tenants)
+        attempts = chance.choice((1, 4))
+        record = await self.create(seed, attempts=attempts, pin=seed % 3 == 0, tenant=tenant)
         if record is None:
             return
         self.seeds[record.id] = seed
         for socket in watchers:
-            self.watch(record.id, socket=socket, from_start=chance.random() < 0.5)
+            self.watch(record.id, tenant, socket=socket, from_start=chance.random() < 0.5)
 
     def _change(self, record: SessionRecord, action: float) -> None:
-        session = record.id
+        session, tenant = record.id, record.tenant
+        if len(self._tenants) > 1 and self._tenant_random.random() < STRANGE:
+            stranger = self._tenant_random.choice([name for name in self._tenants if name != tenant])
+            self._spawn(self._trespass(session, stranger))
         if action < 0.3:
             number = self.number()
             key, drops = f"prompt-{number}", number % 3 == 0
             self._spawn(
                 self.ask(
-                    lambda g: g.sessions.prompt(TENANT, session, "a blue square", key, drop_buffer=drops)
+                    lambda g: g.sessions.prompt(tenant, session, "a blue square", key, drop_buffer=drops)
                 )
             )
         elif action < 0.5 and record.activity is Activity.WATCHING:
-            self._spawn(self.ask(lambda g: g.sessions.pause(TENANT, session)))
+            self._spawn(self.ask(lambda g: g.sessions.pause(tenant, session)))
         elif action < 0.7 and record.activity is not Activity.WATCHING:
-            self._spawn(self.ask(lambda g: g.sessions.resume(TENANT, session)))
+            self._spawn(self.ask(lambda g: g.sessions.resume(tenant, session)))
         elif action < 0.78:
-            self._spawn(self.ask(_end(session)))
+            self._spawn(self.ask(_end(tenant, session)))
         elif action < 0.88:
-            self._come_or_go(session)
+            self._come_or_go(session, tenant)
         else:
             self._spawn(self.ask(lambda g: g.sessions.migrate(None, session, None), 1))
 
-    def _come_or_go(self, session: str) -> None:
-        there = [viewer for viewer in self.viewers if viewer.session == session]
+    async def _trespass(self, session: str, tenant: str) -> None:
+        """Request another tenant's session in each way, as a user of `tenant`."""
+        requests: list[Call] = [
+            lambda g: g.sessions.get(tenant, session),
+            lambda g: g.sessions.prompt(tenant, session, "a stranger's prompt", f"strange-{self.number()}"),
+            lambda g: g.sessions.pause(tenant, session),
+            lambda g: g.sessions.resume(tenant, session),
+            _end(tenant, session),
+        ]
+        if await self.ask(self._tenant_random.choice(requests), 1) is not None:
+            self._world.fail("tenants_apart", f"{tenant} is answered about {session}")
+        if not any(viewer.session == session and viewer.tenant == tenant for viewer in self.viewers):
+            # The viewer ends with its first answer, which is a refusal.
+            self.watch(session, tenant, socket=self._tenant_random.random() < 0.5)
+
+    def _come_or_go(self, session: str, tenant: str) -> None:
+        there = [v for v in self.viewers if v.session == session and v.tenant == tenant]
         for viewer in there:
             viewer.watching = not viewer.watching
             if not viewer.watching:
                 self.leave(viewer)
         if not there:
-            self.watch(session)
+            self.watch(session, tenant)
 
 
-def _end(session: str) -> Call:
-    return lambda gateway: gateway.sessions.end(TENANT, session)
+def _end(tenant: str, session: str) -> Call:
+    return lambda gateway: gateway.sessions.end(tenant, session)

@@ -12,12 +12,12 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from turboserve.contracts.errors import TurboServeError
-from turboserve.gateway.auth.access import DEFAULT_TENANT
 from turboserve.gateway.auth.middleware import Authenticate
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.stream import endpoints
 from turboserve.simulation.log_checks import SimulatedViewer
 from turboserve.simulation.service import ConnectionLostError, ServiceProcess
+from turboserve.simulation.tenant_keys import key_of
 from turboserve.simulation.world import World
 
 ENDED = 1000
@@ -66,7 +66,7 @@ class ViewerConnection:
             "type": "websocket",
             "app": SimpleNamespace(state=SimpleNamespace(gateway=gateway)),
             "path": f"/v1/sessions/{session}/stream",
-            "headers": [],
+            "headers": [(b"authorization", f"Bearer {key_of(self.viewer.tenant)}".encode())],
             "query_string": b"" if after is None else f"after={after}".encode(),
             "client": ("127.0.0.1", 1),
         }
@@ -81,7 +81,7 @@ class ViewerConnection:
         viewer = self.viewer
         after = None if viewer.next is None else viewer.next - 1
         try:
-            response = await endpoints.stream_mp4(viewer.session, DEFAULT_TENANT, gateway, after)
+            response = await endpoints.stream_mp4(viewer.session, viewer.tenant, gateway, after)
         except TurboServeError as error:
             self.code = error.status
             return

@@ -62,6 +62,7 @@ class World(Servers):
         self.fault_random = random.Random(f"faults {seed}")
         self.trace = EventTrace(self.loop, keep_lines)
         self.checker = Checker(self)
+        self.checker.tenants.equal_clocks = faults.skew_s == 0.0
         self.broker.jetstream.on_append = self.checker.log.appended
         self.postgres.on_commit = self.checker.committed
         self.postgres.on_lost = self.checker.lost
