@@ -18,7 +18,7 @@ from turboserve.experiments.toyworld.world import (
     random_scene,
     single_scenes,
 )
-from turboserve.worker.model.toy_text import split_words
+from turboserve.worker.model.toy_prompt import split_words
 
 
 def on_lattice(bodies: tuple[Body, ...]) -> bool:

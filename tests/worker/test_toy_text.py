@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from turboserve.worker.model.toy_text import BUCKETS, MAX_WORDS, SUMMARY, ToyText, split_words
+from turboserve.experiments.toyworld.judge import judge
+from turboserve.experiments.toyworld.quality import Job, generate
+from turboserve.experiments.toyworld.world import Scene
+from turboserve.worker.model.toy_prompt import MAX_WORDS, split_words
+from turboserve.worker.model.toy_text import BUCKETS, SUMMARY, ToyText
 from turboserve.worker.model.toyworld import read_toyworld
+from turboserve.worker.replicas.toyworld import load_toyworld
 
 
 def test_words_without_case_and_punctuation() -> None:
     assert split_words("A RED circle -- moving: left!") == ["a", "red", "circle", "moving", "left"]
     assert split_words("red,blue") == ["red", ",", "blue"]
     assert len(split_words("red " * 500)) == MAX_WORDS
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        # Regression: the encoder read a white background without a figure, and the screen turned white.
+        ("a white square moving in circles", "a yellow square moving in circles"),
+        ("a box in gray on navy", "a box in purple on navy"),
+        ("a dark blue ball and a navy triangle", "a blue ball and a blue triangle"),
+        # A shape without a color was no figure, and the screen stayed black.
+        ("a triangle and a box on white", "a blue triangle and a blue box on white"),
+        # What training had stays as it is.
+        ("a red square on a white background", "a red square on a white background"),
+        ("on navy blue , a ball in red", "on navy blue , a ball in red"),
+        ("a red ball over dark blue", "a red ball over dark blue"),
+        ("in white", "in white"),
+    ],
+)
+def test_figures_get_colors_that_figures_have(prompt: str, read: str) -> None:
+    assert split_words(prompt) == read.split()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "figure"),
+    [
+        ("a white square moving in circles", ("square", "yellow", "circling")),
+        ("a triangle moving up", ("triangle", "blue", "up")),
+    ],
+)
+def test_the_picture_has_the_figure_on_black(prompt: str, figure: tuple[str, str, str]) -> None:
+    played = generate(load_toyworld(), [Job(Scene(()), prompt, 7)], 3)
+    verdict = judge(np.concatenate(played[0].chunks[1:]))
+    assert verdict.background == "black"
+    assert [(seen.shape, seen.colour, seen.motion) for seen in verdict.figures] == [figure]
 
 
 def test_unknown_words_share_buckets_and_known_ones_do_not() -> None:

@@ -178,7 +178,7 @@ def _article(word: str) -> str:
 
 def vocabulary() -> tuple[str, ...]:
     """Return every word that `phrase` and `describe` can use, sorted."""
-    from turboserve.worker.model.toy_text import split_words
+    from turboserve.worker.model.toy_prompt import split_words
 
     texts: list[str] = ["a an the one both that which is and in moving move circle"]
     for table in (_SHAPES, _COLOURS, _BACKGROUNDS, _DIRECTIONS):

@@ -7,10 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from turboserve.contracts.requests import ListWorkers
+from turboserve.contracts.sessions import PROMPT_LIMIT
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.gateway.auth.middleware import Tenant
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import problems
+from turboserve.gateway.workers.prompt_guides import PROMPT_GUIDES
 from turboserve.gateway.workers.schemas import Model, ModelList, Worker, WorkerList
 from turboserve.subjects import LIST_WORKERS
 
@@ -22,7 +24,7 @@ router = APIRouter(prefix="/v1")
     tags=["models"],
     operation_id="list_models",
     summary="List models",
-    description="The models that ready workers serve now.",
+    description="The models that ready workers serve now, and what each understands of a prompt.",
     responses=problems(401),
 )
 async def list_models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gateway_of)]) -> ModelList:
@@ -39,6 +41,8 @@ async def list_models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gatew
                 workers=len(workers),
                 capacity=sum(worker.capacity for worker in workers),
                 sessions=sum(worker.sessions for worker in workers),
+                prompt_limit=PROMPT_LIMIT,
+                prompt_guide=PROMPT_GUIDES.get(name),
             )
             for name, workers in sorted(serving.items())
         ]

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.gateway.public import PublicOutput, Timestamp
+from turboserve.gateway.workers.prompt_guides import PromptGuide
 
 
 class Model(PublicOutput):
@@ -18,6 +19,10 @@ class Model(PublicOutput):
     workers: int = Field(description="Number of ready workers that serve it.", examples=[2])
     capacity: int = Field(description="Number of sessions that these workers hold at once.", examples=[10])
     sessions: int = Field(description="Number of sessions that hold a slot now.", examples=[3])
+    prompt_limit: int = Field(description="Maximum number of characters of a prompt.", examples=[2000])
+    prompt_guide: PromptGuide | None = Field(
+        description="What the model understands of a prompt. `null`: it reads any text."
+    )
 
 
 class ModelList(PublicOutput):

@@ -7,7 +7,6 @@ embedding: one each for the shape, color and motion of two figures, the backgrou
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Sequence
 
@@ -15,20 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from turboserve.worker.model.toy_prompt import MAX_WORDS, split_words
 from turboserve.worker.model.weights import weight_bytes
 
-MAX_WORDS = 48
-"""Number of words read of a prompt; further words are ignored."""
 BUCKETS = 64
 SUMMARY = ("shape1", "colour1", "motion1", "shape2", "colour2", "motion2", "background", "count")
 """The attribute that each summary token is trained to encode."""
-
-_WORD = re.compile(r"[a-z]+|[0-9]+|,")
-
-
-def split_words(prompt: str) -> list[str]:
-    """Lower-case words, numbers and commas; other punctuation is dropped."""
-    return _WORD.findall(prompt.lower())[:MAX_WORDS]
 
 
 class _TextLayer(nn.Module):

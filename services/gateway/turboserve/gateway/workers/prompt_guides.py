@@ -1,0 +1,130 @@
+"""What the models of this project understand of a prompt: words by kind, a pattern, examples.
+
+A gateway knows the workers' models by name. A test compares the words with those of the shipped weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pydantic import Field
+
+from turboserve.gateway.public import PublicOutput
+
+
+class PromptChoice(PublicOutput):
+    """One thing of a kind."""
+
+    text: str = Field(description="Text for a prompt.", examples=["moving in circles"])
+    synonyms: list[str] = Field(
+        description="Other texts with the same meaning.", examples=[["circling", "orbiting"]]
+    )
+
+
+class PromptKind(PublicOutput):
+    """Things of one kind, of which a prompt names at most one for each figure."""
+
+    kind: str = Field(description="Name of the kind.", examples=["motion"])
+    default: str | None = Field(
+        description="What the model shows if a prompt names none. `null`: nothing.",
+        examples=["standing still"],
+    )
+    choices: list[PromptChoice] = Field(description="The things of this kind.")
+
+
+class PromptGuide(PublicOutput):
+    """What a model with a closed vocabulary understands of a prompt."""
+
+    pattern: str = Field(
+        description="A prompt with the names of the kinds in braces.", examples=["a {color} {shape} {motion}"]
+    )
+    subjects: list[str] = Field(
+        description="Kinds of which a prompt names at least one. Otherwise the picture has no figure.",
+        examples=[["color", "shape"]],
+    )
+    kinds: list[PromptKind] = Field(description="The kinds, in the order of the pattern.")
+    other_words: list[str] = Field(
+        description="Further words that the model knows, such as articles and verbs.",
+        examples=[["a", "moving"]],
+    )
+    words_limit: int = Field(description="Number of words that are read of a prompt.", examples=[48])
+    figures_limit: int = Field(description="Number of figures in a picture.", examples=[2])
+    notes: list[str] = Field(
+        description="What the model shows otherwise than a prompt asks for.",
+        examples=[["Figures are never white. A white figure is shown in yellow."]],
+    )
+    examples: list[str] = Field(description="Prompts to begin with.", examples=[["a red circle moving left"]])
+
+
+def _choices(*texts: str) -> list[PromptChoice]:
+    """Each argument is a text, followed by its synonyms, all separated by `|`."""
+    split = [text.split("|") for text in texts]
+    return [PromptChoice(text=text, synonyms=synonyms) for text, *synonyms in split]
+
+
+_TOYWORLD_OTHER_WORDS = (
+    "a against an and around background both draw drift drifting drifts flies float floating floats fly "
+    "flying forever front generate go goes going high i is let make me move moves moving next now of on "
+    "one over please quality run running runs see show slide slides sliding smooth thanks that the there "
+    "together travel travelling travels us video want which with"
+)
+
+_TOYWORLD = PromptGuide(
+    pattern="a {color} {shape} {motion} on {background}",
+    subjects=["color", "shape"],
+    kinds=[
+        PromptKind(
+            kind="color",
+            default="blue",
+            choices=_choices(
+                "red",
+                "green",
+                "blue",
+                "yellow",
+                "orange",
+                "purple|violet",
+                "cyan|turquoise",
+                "pink|magenta",
+            ),
+        ),
+        PromptKind(
+            kind="shape",
+            default="circle",
+            choices=_choices("circle|ball|disc|dot", "square|box|block", "triangle"),
+        ),
+        PromptKind(
+            kind="motion",
+            default="standing still",
+            choices=_choices(
+                "moving left|left|leftward|leftwards",
+                "moving right|right|rightward|rightwards",
+                "moving up|up|upward|upwards|to the top",
+                "moving down|down|downward|downwards|to the bottom",
+                "moving in circles|in circles|in a circle|in a loop|circling|circles|orbiting|round",
+                "standing still|still|stationary|at rest|not moving|staying in place|stays",
+            ),
+        ),
+        PromptKind(
+            kind="background",
+            default="black",
+            choices=_choices("black", "white", "gray|grey", "navy|navy blue|dark blue"),
+        ),
+    ],
+    other_words=_TOYWORLD_OTHER_WORDS.split(),
+    words_limit=48,
+    figures_limit=2,
+    notes=[
+        "White, gray, black and navy are colors of backgrounds. A white figure is shown in yellow, a "
+        "navy one in blue, a gray or black one in purple."
+    ],
+    examples=[
+        "a red circle moving left",
+        "a blue square moving up on white",
+        "a green triangle moving in circles",
+        "a pink ball standing still and a cyan box moving right on navy",
+    ],
+)
+
+PROMPT_GUIDES: Mapping[str, PromptGuide] = MappingProxyType({"toyworld": _TOYWORLD})
+"""By the id of the model. A model that is not here reads any text."""
