@@ -6,10 +6,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import nats.errors
 from pydantic import ValidationError
@@ -183,12 +183,17 @@ def load(name: str, kind: type[_S]) -> _S:
     try:
         return kind()
     except ValidationError as error:
-        # Log with default settings, since the log settings may be the invalid ones.
-        json = os.environ.get("TURBOSERVE_LOG_FORMAT") == "json"
-        logs.setup(name, Settings.model_construct(log_format="json" if json else "text"))
-        for reason in SettingsError.of(error).reasons:
-            log.error("setting refused", reason=reason)
-        sys.exit(EXIT_SETTINGS)
+        refuse(name, SettingsError.of(error).reasons)
+
+
+def refuse(name: str, reasons: Iterable[str]) -> NoReturn:
+    """Log why the settings of service `name` are refused, and end the process with EXIT_SETTINGS."""
+    # Log with default settings, since the log settings may be the invalid ones.
+    json = os.environ.get("TURBOSERVE_LOG_FORMAT") == "json"
+    logs.setup(name, Settings.model_construct(log_format="json" if json else "text"))
+    for reason in reasons:
+        log.error("setting refused", reason=reason)
+    sys.exit(EXIT_SETTINGS)
 
 
 def run(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> None:

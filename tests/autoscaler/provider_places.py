@@ -1,4 +1,4 @@
-"""The environments of provider tests: in memory, on this machine's processes, on a Ray cluster."""
+"""The environments of provider tests: in memory, this machine's processes, a Ray cluster, Kubernetes' API."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tests.autoscaler.api_server import ApiServer, template
+from tests.helpers.waiting import eventually
 from turboserve.autoscaler.providers.base import (
     Health,
     LaunchError,
@@ -18,6 +20,8 @@ from turboserve.autoscaler.providers.base import (
     PoolProvider,
     ProviderWorker,
 )
+from turboserve.autoscaler.providers.kubernetes import KubernetesProvider
+from turboserve.autoscaler.providers.kubernetes_cluster import KubernetesCluster
 from turboserve.autoscaler.providers.local import LocalProvider, pool_id, worker_environment
 from turboserve.autoscaler.providers.process import environment_of, pids
 from turboserve.autoscaler.providers.ray import RayProvider
@@ -88,8 +92,9 @@ class MemoryProvider(PoolProvider):
 class Place:
     """An environment in which workers outlive their providers."""
 
-    def __init__(self, kind: str, address: str = "") -> None:
-        self.kind, self.address = kind, address
+    def __init__(self, kind: str, address: str = "", server: ApiServer | None = None) -> None:
+        """`address` is the Ray cluster's, or the path of the kubeconfig of `server`."""
+        self.kind, self.address, self.server = kind, address, server
         self.cluster: dict[str, ProviderWorker] = {}
         self.pool = pool_id("test", new_id("scope"))
         self.providers: list[tuple[PoolProvider, list[tuple[str, str]]]] = []
@@ -106,6 +111,9 @@ class Place:
             command = [sys.executable, "-I", "-S", str(PROGRAM), mode]
             cluster = RayCluster(self.address, self.pool, call_s=LIMIT_S)
             provider = RayProvider(self.pool, cluster, command, {}, NEEDS, launch_s=LIMIT_S)
+        elif self.kind == "kubernetes":
+            pods = KubernetesCluster("workers", Path(self.address))
+            provider = KubernetesProvider(self.pool, pods, template(PROGRAM, mode))
         else:
             command = [sys.executable, "-I", "-S", str(PROGRAM), mode]
             provider = LocalProvider(self.pool, command, worker_environment(1, None, None))
@@ -114,10 +122,13 @@ class Place:
         self.providers.append((provider, exits))
         return provider, exits
 
-    def kill(self, provider_worker: ProviderWorker) -> None:
-        """Kill the worker without the provider."""
+    async def kill(self, provider_worker: ProviderWorker) -> None:
+        """Kill the worker without the provider, as soon as its process runs."""
         if self.kind == "ray":
             os.kill(process_of(provider_worker.worker), signal.SIGKILL)
+        elif (server := self.server) is not None:
+            await eventually(lambda: server.process_of(provider_worker.worker))
+            server.kill(provider_worker.worker)
         elif provider_worker.pid is not None:
             os.kill(provider_worker.pid, signal.SIGKILL)
         else:
@@ -125,12 +136,17 @@ class Place:
 
 
 def process_of(worker: str) -> int:
-    """Return the process id of a worker that an actor holds."""
-    for pid in pids():
-        environment = environment_of(pid)
-        if environment.get("TURBOSERVE_WORKER_ID") == worker and "TURBOSERVE_HEALTH_PORT" in environment:
-            return pid
-    raise AssertionError(f"no process of {worker}")
+    """Return the process id of a worker that an actor or a pod holds."""
+    return processes()[worker]
+
+
+def processes() -> dict[str, int]:
+    """Return the process ids of all workers on this machine, by worker."""
+    return {
+        found["TURBOSERVE_WORKER_ID"]: pid
+        for pid in pids()
+        if {"TURBOSERVE_WORKER_ID", "TURBOSERVE_HEALTH_PORT"} <= (found := environment_of(pid)).keys()
+    }
 
 
 def raylets(node: Any) -> set[int]:

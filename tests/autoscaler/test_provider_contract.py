@@ -1,10 +1,11 @@
-"""The contract of every pool provider, tested in memory and on real processes."""
+"""The contract of every pool provider, tested in memory, on real processes, and on Kubernetes' API."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -14,12 +15,14 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 import turboserve.autoscaler.providers.ray
+from tests.autoscaler.api_server import api_server, kubeconfig
 from tests.autoscaler.provider_places import (
     LIMIT_S,
     NEEDS,
     Place,
     clear,
     process_of,
+    processes,
     raylets,
     started,
 )
@@ -74,8 +77,14 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(turboserve.autoscaler.providers.ray, name, LIMIT_S)
 
 
-@pytest.fixture(params=["memory", "local", "ray"])
-async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+@pytest.fixture(params=["memory", "local", "ray", "kubernetes"])
+async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+    if request.param == "kubernetes":
+        async with api_server() as server:
+            place = Place("kubernetes", str(kubeconfig(tmp_path, server.url)), server)
+            yield place
+            await clear(place)
+        return
     address = request.getfixturevalue("ray_nodes").address if request.param == "ray" else ""
     place = Place(request.param, address)
     yield place
@@ -115,13 +124,13 @@ async def test_one_worker_per_slot(place: Place) -> None:
 async def test_a_death_is_reported_once_and_the_member_is_free(place: Place) -> None:
     provider, exits = place.provider()
     provider_worker = await provider.launch("test-0", "wrk_a")
-    place.kill(provider_worker)
+    await place.kill(provider_worker)
     await eventually(lambda: len(exits) == 1)
     assert exits[0][0] == "wrk_a"
     assert await provider.adopt() == []
     provider_worker = await provider.launch("test-0", "wrk_b")
     await eventually(lambda: provider.ready("wrk_b"))
-    place.kill(provider_worker)
+    await place.kill(provider_worker)
     await eventually(lambda: "wrk_b" in [worker for worker, _ in exits])
     # A second report of the first death would be among them by now.
     assert [worker for worker, _ in exits] == ["wrk_a", "wrk_b"]
@@ -140,13 +149,13 @@ async def test_the_next_provider_finds_what_the_last_one_started(place: Place) -
     with pytest.raises(LaunchError):
         await second.launch("test-0", "wrk_9")
     await eventually(lambda: second.ready("wrk_0"))
-    place.kill(provider_workers[1])
+    await place.kill(provider_workers[1])
     await eventually(lambda: [worker for worker, _ in exits] == ["wrk_1"])
     await second.release("test-0", "wrk_0", 5.0)
     await eventually(lambda: [worker for worker, _ in exits] == ["wrk_1", "wrk_0"])
 
 
-@pytest.mark.parametrize("place", ["local", "ray"], indirect=True)
+@pytest.mark.parametrize("place", ["local", "ray", "kubernetes"], indirect=True)
 async def test_a_worker_continues_the_span_within_which_it_is_launched(place: Place) -> None:
     provider, _ = place.provider()
     span = SpanContext(0xA1, 0xB2, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
@@ -157,6 +166,8 @@ async def test_a_worker_continues_the_span_within_which_it_is_launched(place: Pl
         await provider.launch("test-1", "wrk_untraced")
     finally:
         telemetry.switch_tracing(on=False)
+    # A pod runs some time after it was created.
+    await eventually(lambda: {"wrk_traced", "wrk_untraced"} <= processes().keys())
     found = environment_of(process_of("wrk_traced"))[telemetry.TRACEPARENT]
     assert found == f"00-{0xA1:032x}-{0xB2:016x}-01"
     assert telemetry.TRACEPARENT not in environment_of(process_of("wrk_untraced"))

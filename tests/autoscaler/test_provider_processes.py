@@ -42,7 +42,7 @@ async def test_exit_statuses_are_said_in_words(machine: Place) -> None:
     await eventually(lambda: exits == [("wrk_a", "the process ended with status 3")])
     good, good_exits = machine.provider()
     provider_worker = await good.launch("test-0", "wrk_b")
-    machine.kill(provider_worker)
+    await machine.kill(provider_worker)
     await eventually(lambda: good_exits == [("wrk_b", "the process was ended by SIGKILL")])
 
 
@@ -138,7 +138,7 @@ asyncio.run(main())
     provider, exits = machine.provider()
     [provider_worker] = await provider.adopt()
     assert (provider_worker.member, provider_worker.worker) == ("test-0", "wrk_a")
-    machine.kill(provider_worker)
+    await machine.kill(provider_worker)
     await eventually(lambda: exits == [("wrk_a", "the process has ended")])
 
 
@@ -153,7 +153,7 @@ async def test_without_pidfds_ends_are_found_by_looking(
     provider_worker = await provider.launch("test-0", "wrk_a")
     other, other_exits = machine.provider()
     assert await other.adopt() == [provider_worker]
-    machine.kill(provider_worker)
+    await machine.kill(provider_worker)
     await eventually(lambda: len(exits) == 1)
     await eventually(lambda: len(other_exits) == 1)
 

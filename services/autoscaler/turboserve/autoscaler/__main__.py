@@ -6,16 +6,36 @@ from turboserve import service
 from turboserve.autoscaler import app
 from turboserve.autoscaler.providers.base import PoolProvider
 from turboserve.autoscaler.providers.external import ExternalProvider
+from turboserve.autoscaler.providers.kubernetes import KubernetesProvider
+from turboserve.autoscaler.providers.kubernetes_cluster import KubernetesCluster, read_template
+from turboserve.autoscaler.providers.kubernetes_pod import Json
 from turboserve.autoscaler.providers.local import LocalProvider, pool_id, worker_environment
 from turboserve.autoscaler.providers.ray import RayProvider
 from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster, node_environment
 from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.contracts.errors import InvalidInputError
 
 
-def provider_of(settings: AutoscalerSettings) -> PoolProvider:
+def pod_template(settings: AutoscalerSettings) -> Json | None:
+    """Read the template of workers' pods if the provider needs one. Raises InvalidInputError."""
+    if settings.provider != "kubernetes" or settings.kubernetes_pod_template is None:
+        return None
+    return read_template(settings.kubernetes_pod_template)
+
+
+def provider_of(settings: AutoscalerSettings, template: Json | None = None) -> PoolProvider:
+    """`template` is the result of `pod_template`."""
     if settings.provider == "external":
         return ExternalProvider()
     pool = pool_id(settings.pool_name, settings.nats_url)
+    if template is not None:
+        return KubernetesProvider(
+            pool,
+            KubernetesCluster(settings.kubernetes_namespace, settings.kubernetes_config),
+            template,
+            settings.worker_identities,
+            settings.kubernetes_identity_secret,
+        )
     password = settings.worker_nats_password
     environment = worker_environment(
         settings.pool_worker_threads,
@@ -43,8 +63,13 @@ def provider_of(settings: AutoscalerSettings) -> PoolProvider:
 def main() -> None:
     settings = service.load("autoscaler", AutoscalerSettings)
 
+    try:
+        template = pod_template(settings)
+    except InvalidInputError as error:
+        service.refuse("autoscaler", [f"TURBOSERVE_KUBERNETES_POD_TEMPLATE: {error.field}: {error.detail}"])
+
     async def start(runtime: service.Runtime) -> None:
-        await app.start(runtime, settings, provider_of(settings))
+        await app.start(runtime, settings, provider_of(settings, template))
 
     service.run("autoscaler", settings, start)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -22,15 +23,28 @@ from turboserve.environment import listed
 class AutoscalerSettings(Settings):
     """Read from `TURBOSERVE_…`."""
 
-    provider: Literal["local", "ray", "external"] = "local"
-    """What runs the workers: this service as local processes (`local`), a Ray cluster as actors (`ray`), or
-    another system (`external`)."""
+    provider: Literal["local", "ray", "kubernetes", "external"] = "local"
+    """What runs the workers: this service as local processes (`local`), a Ray cluster as actors (`ray`), a
+    Kubernetes namespace as pods (`kubernetes`), or another system (`external`)."""
     ray_address: str = "auto"
     """Address of the Ray cluster. `auto`: the cluster of the node that this service runs on."""
     ray_cpus: float = Field(default=1.0, ge=0)
     """CPUs of a Ray node that one worker takes. `pool_worker_gpus` sets its GPUs."""
     ray_resources: dict[str, Annotated[float, Field(gt=0)]] = {}
     """Custom Ray resources that one worker takes, as a JSON object."""
+    kubernetes_namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] = (
+        "turboserve"
+    )
+    """Namespace of the workers' pods."""
+    kubernetes_pod_template: Path | None = None
+    """YAML file with the template of a worker's pod, in the form of a Deployment's `spec.template`.
+
+    Its container `worker` gets the pool member, the worker's id and its broker identity. Everything else, the
+    worker's settings included, comes from the template. Read when the service starts."""
+    kubernetes_config: Path | None = None
+    """A kubeconfig file. None: the service account of this service's pod, or the user's own kubeconfig."""
+    kubernetes_identity_secret: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,252}$")] | None = None
+    """Secret that has the password of each identity in `worker_identities` under the identity's name."""
     pool_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,32}$")] = "local"
     """Id of the pool in the API, and first part of its members' names. Two autoscalers on one broker need two
     names."""
@@ -131,6 +145,17 @@ class AutoscalerSettings(Settings):
         least, most = self.limits
         if least > most:
             raise ValueError(f"pool_min: {least} is more than pool_max ({most})")
+        return self
+
+    @model_validator(mode="after")
+    def _kubernetes_is_complete(self) -> Self:
+        if self.provider == "kubernetes":
+            if self.kubernetes_pod_template is None:
+                raise ValueError("kubernetes_pod_template: the provider `kubernetes` needs a pod template")
+            if self.worker_identities and self.kubernetes_identity_secret is None:
+                raise ValueError(
+                    "kubernetes_identity_secret: worker_identities need the Secret of their passwords"
+                )
         return self
 
     def control_policy(self, table: ProfileTable) -> ControlPolicy:

@@ -188,7 +188,7 @@ class Pool(PublicOutput):
 
     id: str = Field(validation_alias="pool", description="Id of the pool.", examples=["local"])
     provider: str = Field(
-        description="What runs the workers: `local`, `ray` or `external`.", examples=["local"]
+        description="What runs the workers: `local`, `ray`, `kubernetes` or `external`.", examples=["local"]
     )
     target: int | None = Field(
         description="Number of workers wanted. `null`: another system starts the workers.", examples=[3]
