@@ -78,14 +78,6 @@ class PoolProvider(abc.ABC):
     - *Names.* The worker runs with its id in `TURBOSERVE_WORKER_ID` and the member's name in
       `TURBOSERVE_POOL_MEMBER`. A worker id is used once.
     - *Complete lists.* If the provider cannot list all living workers, `adopt` raises.
-
-    A Kubernetes provider, for example:
-
-    - `reserve` creates nothing, or a placeholder pod.
-    - `launch` creates a pod with labels for pool, member and worker, and restart policy Never.
-    - `adopt` lists pods by label, and `watch` follows the API server's watch.
-    - `ready` reads the pod's condition.
-    - `release` deletes the pod with a grace period.
     """
 
     name: ClassVar[str]

@@ -1,0 +1,124 @@
+"""Write base/files.yaml, the files that pods mount, from their sources in this repository.
+
+    python deploy/kubernetes/generate.py               write it
+    python deploy/kubernetes/generate.py --check       fail if the file is out of date
+    python deploy/kubernetes/generate.py --workers 32  with so many identities of workers
+    python deploy/kubernetes/generate.py --secrets     print Secrets with new passwords and a new API key
+
+The broker's configuration has one user for each identity of a worker. A pool that replaces a worker needs one
+identity more than it has workers. The Secrets fit the identities of the same call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from turboserve.broker_accounts import account_of, worker_user
+
+HERE = Path(__file__).resolve().parent
+DEPLOY = HERE.parent
+FILE = HERE / "base" / "files.yaml"
+SCRIPTS = ("watchdog.sh", "postgres_probe.sh", "postgres_role.sh")
+SERVICES = ("gateway", "scheduler", "autoscaler", "state-store")
+HEAD = "# Made by deploy/kubernetes/generate.py from files of deploy/: change those, then run it again.\n"
+
+
+class _Literal(str):
+    """Text that YAML shows as lines."""
+
+
+yaml.SafeDumper.add_representer(
+    _Literal, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="|")
+)
+
+
+def identities(count: int) -> list[str]:
+    return [f"wk{number}" for number in range(count)]
+
+
+def files(workers: int) -> str:
+    """Return the text of files.yaml."""
+    command = [sys.executable, str(DEPLOY / "nats" / "generate.py"), "--workers", *identities(workers)]
+    broker = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    data = {"nats.conf": _Literal(broker)}
+    data |= {name: _Literal((DEPLOY / name).read_text()) for name in SCRIPTS}
+    metadata = {"name": "turboserve-files"}
+    content = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    return HEAD + yaml.safe_dump(content, sort_keys=False, width=200)
+
+
+def made_secrets(workers: int) -> dict[str, dict[str, str]]:
+    """Return the data of each Secret, with new random passwords. Each service gets only what it needs."""
+    broker = {name: _password() for name in SERVICES}
+    of_worker = {name: _password() for name in identities(workers)}
+    redis, postgres, services = _password(), _password(), _password()
+    made = {f"turboserve-{name}": {"nats-password": password} for name, password in broker.items()}
+    made["turboserve-gateway"]["api-keys"] = f"ts_{secrets.token_hex(4)}_{secrets.token_hex(24)}=default"
+    made["turboserve-state-store"] |= {
+        "redis-url": f"redis://:{redis}@redis:6379/0",
+        "postgres-url": f"postgresql://turboserve_services:{services}@postgres:5432/turboserve",
+    }
+    made["turboserve-nats"] = {
+        f"NATS_{account_of(user)}_PASSWORD": password
+        for user, password in [
+            *broker.items(),
+            *((worker_user(name), password) for name, password in of_worker.items()),
+        ]
+    }
+    made["turboserve-redis"] = {"password": redis}
+    made["turboserve-postgres"] = {"POSTGRES_PASSWORD": postgres, "POSTGRES_SERVICES_PASSWORD": services}
+    made["turboserve-worker-identities"] = of_worker
+    return made
+
+
+def _password() -> str:
+    # It starts with a letter: the broker reads what looks like a number as one.
+    return f"p{secrets.token_hex(24)}"
+
+
+def secrets_text(workers: int) -> str:
+    documents = [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "namespace": "turboserve"},
+            "type": "Opaque",
+            "stringData": data,
+        }
+        for name, data in made_secrets(workers).items()
+    ]
+    return yaml.safe_dump_all(documents, sort_keys=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Generate what the manifests need.")
+    parser.add_argument("--workers", type=int, default=8, help="identities of workers (default: 8)")
+    parser.add_argument("--check", action="store_true", help="fail if files.yaml is out of date")
+    parser.add_argument("--secrets", action="store_true", help="print Secrets with new passwords")
+    chosen = parser.parse_args()
+    if not 1 <= chosen.workers <= 1_024:
+        parser.error("--workers: between 1 and 1024")
+    if chosen.secrets:
+        print(secrets_text(chosen.workers), end="")
+        return 0
+    text = files(chosen.workers)
+    if chosen.check:
+        if FILE.exists() and FILE.read_text() == text:
+            return 0
+        print(f"{FILE.name} is out of date: run python {Path(__file__).name}", file=sys.stderr)
+        return 1
+    FILE.write_text(text)
+    names = json.dumps(dict.fromkeys(identities(chosen.workers), ""))
+    print(f"wrote {FILE.name}; the autoscaler's TURBOSERVE_WORKER_IDENTITIES: {names}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
