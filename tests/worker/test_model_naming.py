@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from diffusers import WanTransformer3DModel
-from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 from torch import Tensor
 
 from turboserve.worker.engine.memory import SlabLayout, SlabPool
@@ -19,6 +18,9 @@ from turboserve.worker.model.naming import DIFFUSERS_TRANSFORMER, renamed, trans
 from turboserve.worker.model.presets import preset
 from turboserve.worker.model.transformer import CausalWanTransformer
 
+if TYPE_CHECKING:
+    from diffusers import WanTransformer3DModel
+
 
 @pytest.fixture
 def weights(tiny_config: ModelConfig, make_models: Callable[..., Models]) -> dict[str, Tensor]:
@@ -26,6 +28,9 @@ def weights(tiny_config: ModelConfig, make_models: Callable[..., Models]) -> dic
 
 
 def library(config: ModelConfig) -> WanTransformer3DModel:
+    # Takes seconds, so that only the process that runs this test imports it.
+    from diffusers import WanTransformer3DModel
+
     return WanTransformer3DModel(
         patch_size=config.patch_size,
         num_attention_heads=config.num_heads,
@@ -53,6 +58,8 @@ def test_a_round_trip_through_diffusers_names(weights: dict[str, Tensor]) -> Non
 
 
 def test_the_names_are_those_that_diffusers_converts(weights: dict[str, Tensor]) -> None:
+    from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
+
     converted = convert_wan_transformer_to_diffusers(dict(weights))
     ours = renamed(weights, DIFFUSERS_TRANSFORMER.back)
     assert converted.keys() == ours.keys()

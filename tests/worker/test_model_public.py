@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKLWan
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import ChunkReady, EngineOptions, Event, SessionSpec
@@ -48,6 +46,10 @@ def weights(config: ModelConfig, make_models: Callable[..., Models]) -> dict[str
 @pytest.fixture
 def files(tmp_path: Path, config: ModelConfig, weights: dict[str, Tensor]) -> PublicFiles:
     """Files as LongLive publishes them, with the VAE and the text encoder of a diffusers folder."""
+    # Take seconds, so that only the process that runs these tests imports them.
+    from diffusers import AutoencoderKLWan
+    from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
+
     torch.manual_seed(8)
     raw = {f"model.{name}": tensor for name, tensor in weights.items()}
     torch.save({"generator": raw, "generator_ema": {n: t + 1 for n, t in raw.items()}}, tmp_path / "base.pt")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointError
 from turboserve.worker.model.naming import WAN_T5, renamed
 from turboserve.worker.model.umt5 import clean_prompt, load_text_encoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, UMT5EncoderModel
 
 WORDS = ["a", "red", "circle", "moves", "left", "on", "black", "over", "and", "the", "blue", "square"]
 TEXT_LEN = 40
@@ -26,6 +28,9 @@ HEADS = 4
 
 @pytest.fixture(scope="module")
 def library() -> UMT5EncoderModel:
+    # Takes seconds, so that only the process that runs this test imports it.
+    from transformers import UMT5Config, UMT5EncoderModel
+
     torch.manual_seed(6)
     config = UMT5Config(
         vocab_size=32,
@@ -44,6 +49,8 @@ def library() -> UMT5EncoderModel:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
     words = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -5.0), *((f"▁{word}", -2.0) for word in WORDS)]
     made = Tokenizer(models.Unigram(words, unk_id=2))
     made.pre_tokenizer = pre_tokenizers.Metaspace()

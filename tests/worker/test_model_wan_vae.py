@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKLWan
-from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -20,6 +18,9 @@ from turboserve.worker.model.load import CheckpointError
 from turboserve.worker.model.naming import renamed, wan_vae
 from turboserve.worker.model.wan_vae import WanDecoder, WanVae
 from turboserve.worker.model.wan_vae_config import WanVaeConfig
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKLWan
 
 LATENT = (4, 6)
 
@@ -38,6 +39,9 @@ def sizes(**changes: Any) -> WanVaeConfig:
 
 
 def library(config: WanVaeConfig) -> AutoencoderKLWan:
+    # Takes seconds, so that only the process that runs this test imports it.
+    from diffusers import AutoencoderKLWan
+
     torch.manual_seed(3)
     made = AutoencoderKLWan(
         base_dim=config.base_dim,
@@ -165,6 +169,8 @@ def test_bytes_of_the_public_model_s_cache_are_the_facts() -> None:
 
 
 def test_the_original_names_are_those_that_diffusers_converts(made: AutoencoderKLWan) -> None:
+    from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
+
     names = wan_vae(levels=4, res_blocks=2)
     state = {n: t for n, t in made.state_dict().items() if n.startswith(("decoder.", "post_quant_conv."))}
     original = renamed(state, names.back)
