@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.experiments.chaos import small_disk, surroundings
 from turboserve.experiments.chaos.invariants import (
     INVARIANTS,
@@ -18,12 +19,15 @@ from turboserve.experiments.chaos.invariants import (
     check_capacity,
     check_log,
     check_oldest,
+    check_skips,
     takeovers,
 )
+from turboserve.experiments.chaos.mechanisms import MechanismSet, settings_of
 from turboserve.experiments.chaos.plan import (
     AFTERWARDS_S,
     SERVERS,
     SERVICES,
+    SHIPPED_ACTIONS,
     WORKER,
     FaultGroup,
     FaultKind,
@@ -31,6 +35,9 @@ from turboserve.experiments.chaos.plan import (
     plan,
 )
 from turboserve.experiments.chaos.process_faults import IdleSockets
+from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.state_store.settings import Settings as StoreSettings
+from turboserve.worker.settings import Settings as WorkerSettings
 
 MANY = [plan(seed, 300.0, sessions=3, schedulers=2, gap_s=6.0) for seed in range(60)]
 
@@ -51,7 +58,41 @@ def test_everything_is_hit_in_every_way_and_within_the_time() -> None:
     # Some workers are stopped for longer than it takes to give their sessions to others.
     assert max(fault.seconds for fault in faults if fault.target == WORKER) > 15.0
     actions = Counter((action.session, action.kind) for one in MANY for action in one.actions)
-    assert set(actions) == {(session, kind) for session in range(3) for kind in UserActionKind}
+    assert set(actions) == {(session, kind) for session in range(3) for kind in SHIPPED_ACTIONS}
+
+
+def test_limits_add_actions_and_change_nothing_else() -> None:
+    for seed, shipped in enumerate(MANY[:5]):
+        more = plan(seed, 300.0, sessions=3, schedulers=2, gap_s=6.0, limits=True)
+        assert more.faults == shipped.faults
+        assert [one for one in more.actions if one.kind in SHIPPED_ACTIONS] == list(shipped.actions)
+        assert {one.kind for one in more.actions} == set(UserActionKind)
+
+
+def test_all_mechanisms_are_on_by_settings_that_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert settings_of(MechanismSet.SHIPPED, tmp_path) == {}
+    chosen = settings_of(MechanismSet.ALL, tmp_path)
+    shipped = [kind() for kind in (AutoscalerSettings, SchedulerSettings, StoreSettings, WorkerSettings)]
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    changed = set()
+    for before in shipped:
+        values = type(before)().model_dump()
+        changed |= {name for name, value in before.model_dump().items() if values[name] != value}
+    assert changed == {name.removeprefix("TURBOSERVE_").lower() for name in chosen}
+
+
+@pytest.mark.parametrize(
+    ("skips", "violations"), [([], 0), ([(3, 3), (9, 9)], 0), ([(3, 4)], 1), ([(3, 3), (3, 3)], 1)]
+)
+def test_a_skip_names_the_chunk_that_follows_and_comes_once(
+    skips: list[tuple[int, int]], violations: int
+) -> None:
+    found = Violations()
+    check_skips("s", skips, found)
+    assert found.counts["client_sees_prefix"] == violations
 
 
 ALL_GROUPS = tuple(FaultGroup)

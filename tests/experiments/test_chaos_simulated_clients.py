@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 import pytest
 
 from turboserve.bench.streaming.viewer import Viewer
+from turboserve.experiments.chaos.plan import UserAction, UserActionKind
 from turboserve.experiments.chaos.simulated_clients import SimulatedClient
+
+SENT: list[tuple[str, Any]] = []
+"""Method and body of each request of the present test."""
 
 
 @pytest.fixture
 async def client() -> Any:
+    SENT.clear()
+
     def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(202, json={"id": "ses", "phase": "active"})
+        SENT.append((request.method, json.loads(request.content or b"null")))
+        return httpx.Response(202, json={"id": "ses", "phase": "active", "prompt_id": "p", "control_seq": 1})
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://gateway") as api:
         yield SimulatedClient(0, Viewer(api, "ses"))
@@ -37,3 +45,27 @@ async def test_to_resume_once_more_does_not_make_an_old_pause_longer(client: Sim
     client.pauses.append((7.0, float("inf")))
     await client.resume()
     assert client.pauses[-1][1] < float("inf")
+
+
+async def test_a_client_drops_its_buffer_and_changes_its_limits(client: SimulatedClient) -> None:
+    kinds = (UserActionKind.PROMPT, UserActionKind.DROP, UserActionKind.CHANGE)
+    await client.live([UserAction(0.0, 0, kind) for kind in kinds], 0.0)
+    (_, plain), (_, dropping), change = SENT
+    assert plain == {"prompt": plain["prompt"]}
+    assert dropping == {"prompt": dropping["prompt"], "drop_buffer": True}
+    assert change == ("PATCH", {"max_lead_s": 0.75})
+    assert client.done == {kind.value: 1 for kind in kinds}
+
+
+async def test_a_viewer_skips_to_the_chunk_after_the_message(client: SimulatedClient) -> None:
+    viewer = client.viewer
+    for index in range(4):
+        viewer._text({"type": "skip", "index": 2}) if index == 2 else None
+        announced = {
+            "type": "chunk", "index": index, "start_s": float(index), "duration_s": 1.0, "epoch": 1,
+            "worker": "w", "control_seq": 0, "published_at": "2026-11-23T10:00:00Z",
+        }  # fmt: skip
+        viewer._binary(announced, b"fragment")
+    assert viewer.skips == [(2, 2)]
+    assert viewer.player.position_s >= 2.0
+    assert viewer.player.buffered_s <= 2.0

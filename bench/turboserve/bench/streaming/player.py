@@ -80,6 +80,11 @@ class Player:
         if paused:
             self._stalled = False
 
+    def skip(self, start_s: float, now_s: float) -> None:
+        """Discard the video before media time `start_s`, which has arrived."""
+        self.tick(now_s)
+        self.position_s = max(self.position_s, start_s)
+
     def tick(self, now_s: float) -> None:
         """Advance the playhead to `now_s`, at most to the end of the buffer, and account for stalls."""
         elapsed_s = 0.0 if self._now_s is None else max(now_s - self._now_s, 0.0)

@@ -87,6 +87,8 @@ class Viewer:
     events: list[dict[str, Any]] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
     """Errors that the gateway reported on the WebSocket."""
+    skips: list[tuple[int, int]] = field(default_factory=list)
+    """For each `skip`: the chunk that it names, and the chunk that came after it."""
     connections: int = 0
     greeted_at: float = math.inf
     """Wall time of the first connection's greeting. Later chunks arrive as they are made."""
@@ -94,6 +96,8 @@ class Viewer:
     """The stream's last message, once the session is over."""
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _init: bytes = b""
+    _skip: dict[str, Any] | None = None
+    """Announces that the next chunk is the one to skip to."""
     _socket: ClientConnection | None = None
 
     @classmethod
@@ -140,7 +144,7 @@ class Viewer:
                     self._stream_url(), max_size=MESSAGE_LIMIT_BYTES, open_timeout=5, additional_headers=key
                 ) as socket:
                     self.connections += 1
-                    self._socket = socket
+                    self._socket, self._skip = socket, None
                     reports = asyncio.create_task(self._report(socket))
                     try:
                         await self._read(socket)
@@ -202,11 +206,17 @@ class Viewer:
     async def get(self) -> dict[str, Any]:
         return await request(self.api, "GET", f"/v1/sessions/{self.session}")
 
-    async def submit(self, prompt: str) -> Switch:
-        """Submit another prompt; `prompt.applied` follows as an event with the same prompt id."""
+    async def submit(self, prompt: str, *, drop_buffer: bool = False) -> Switch:
+        """Submit another prompt; `prompt.applied` follows as an event with the same prompt id.
+
+        With `drop_buffer`, the viewer skips to the first chunk that shows it.
+        """
         submitted_s, next_chunk = time.monotonic(), self.player.next_chunk
         receipt = await request(
-            self.api, "POST", f"/v1/sessions/{self.session}/prompts", json={"prompt": prompt}
+            self.api,
+            "POST",
+            f"/v1/sessions/{self.session}/prompts",
+            json={"prompt": prompt, **({"drop_buffer": True} if drop_buffer else {})},
         )
         return Switch(receipt["prompt_id"], receipt["control_seq"], submitted_s, time.monotonic(), next_chunk)
 
@@ -261,6 +271,8 @@ class Viewer:
                 self.ended = message
             case "error":
                 self.errors.append(message)
+            case "skip":
+                self._skip = message
             case kind if "." in kind:
                 self.events.append({**message, "received_s": time.monotonic()})
         return None
@@ -272,8 +284,12 @@ class Viewer:
         received_at, now_s = time.time(), time.monotonic()
         start_s = announced["start_s"]
         end_s = start_s + announced["duration_s"]
+        skip, self._skip = self._skip, None
         if not self.player.arrived(announced["index"], start_s, end_s, now_s):
             return
+        if skip is not None:
+            self.skips.append((skip["index"], announced["index"]))
+            self.player.skip(start_s, now_s)
         received = Received(
             index=announced["index"],
             epoch=announced["epoch"],

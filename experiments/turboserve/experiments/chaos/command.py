@@ -16,6 +16,7 @@ from rich.text import Text
 from turboserve.bench.report import BenchError
 from turboserve.cli.stack.background import StackStartError
 from turboserve.experiments.chaos.invariants import INVARIANTS
+from turboserve.experiments.chaos.mechanisms import MechanismSet, settings_of
 from turboserve.experiments.chaos.plan import FaultGroup, plan
 from turboserve.experiments.chaos.run import run_scenario
 from turboserve.experiments.chaos.small_disk import SmallDiskError
@@ -33,6 +34,13 @@ async def run(
         list[FaultGroup] | None,
         typer.Option(help="Group of faults; may be repeated. The default is process.", show_default=False),
     ] = None,
+    mechanisms: Annotated[
+        MechanismSet,
+        typer.Option(
+            help="Mechanisms of the stack. With all, those that are off as shipped are on, and clients drop "
+            "their buffers and change their limits."
+        ),
+    ] = MechanismSet.SHIPPED,
     data: Annotated[
         Path | None,
         typer.Option(help="Keep the stack's data and logs in this folder. By default they are deleted."),
@@ -50,12 +58,14 @@ async def run(
     groups = [group for group in wanted if group not in omitted]
     if not groups:
         raise BenchError("; ".join(f"{group.value}: {reason}" for group, reason in omitted.items()))
-    planned = plan(seed, seconds, sessions, schedulers, gap, groups)
+    limits = mechanisms is MechanismSet.ALL
+    planned = plan(seed, seconds, sessions, schedulers, gap, groups, limits=limits)
     with tempfile.TemporaryDirectory(prefix="turboserve-chaos-") as folder:
         place = (data or Path(folder) / "data").absolute()
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             with prepared(groups, Path(folder), place) as surroundings:
+                surroundings.environment |= settings_of(mechanisms, Path(folder))
                 found = await run_scenario(planned, seconds, surroundings, workers, schedulers, sessions)
         except SmallDiskError as error:
             raise BenchError(str(error)) from None

@@ -99,6 +99,18 @@ def check_log(
         )
 
 
+def check_skips(session: str, skips: Sequence[tuple[int, int]], found: Violations) -> None:
+    """Check that each `skip` named the chunk that came after it, and that none came twice.
+
+    `skips` has both indexes of each.
+    """
+    for named, came in skips:
+        if named != came:
+            found.add("client_sees_prefix", f"{session}: a skip to {named}, and {came} came")
+    if len({named for named, _ in skips}) < len(skips):
+        found.add("client_sees_prefix", f"{session}: skips to {[named for named, _ in skips]}")
+
+
 def check_oldest(oldest: Mapping[str, int], allowed: Mapping[str, int], when: str, found: Violations) -> None:
     """Check that each session's oldest chunk in the log is the `allowed` one, or 0 if none is named.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -103,6 +103,21 @@ class UserActionKind(StrEnum):
     MIGRATE = "move"
     CUT = "cut"
     """The viewer's connection breaks."""
+    DROP = "drop"
+    """A prompt with which the viewer discards what it has not shown."""
+    CHANGE = "change"
+    """Change the limits of quality and lead."""
+
+
+SHIPPED_ACTIONS = {
+    UserActionKind.PROMPT: 4,
+    UserActionKind.PAUSE: 2,
+    UserActionKind.MIGRATE: 2,
+    UserActionKind.CUT: 1,
+}
+"""Kind → how often it is chosen."""
+LIMIT_ACTIONS = {UserActionKind.DROP: 2, UserActionKind.CHANGE: 1}
+"""The same for what clients do besides, if they use all mechanisms."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +141,13 @@ def plan(
     schedulers: int,
     gap_s: float,
     groups: Sequence[FaultGroup] = (FaultGroup.PROCESS,),
+    *,
+    limits: bool = False,
 ) -> Plan:
     """Plan faults about `gap_s` apart and actions of every session, within `seconds`.
 
-    The same seed gives the same plan. During a lasting fault, and shortly after it, there is no other fault.
+    The same seed gives the same plan. With `limits`, the actions of `LIMIT_ACTIONS` come in addition. During
+    a lasting fault, and shortly after it, there is no other fault.
     """
     chance = random.Random(f"chaos {seed}")
     targets = [*SERVICES, *SERVERS, *(f"scheduler-{n}" for n in range(2, schedulers + 1)), *[WORKER] * 3]
@@ -150,7 +168,15 @@ def plan(
         else:
             fault = _fault(chance, round(at, 2), chance.choice(targets))
         faults.append(fault)
-    actions = [action for session in range(sessions) for action in _actions(chance, session, seconds)]
+    actions = [
+        action
+        for session in range(sessions)
+        for action in _actions(chance, session, seconds, SHIPPED_ACTIONS)
+    ]
+    if limits:
+        chance_of_limits = random.Random(f"chaos limits {seed}")
+        for session in range(sessions):
+            actions += _actions(chance_of_limits, session, seconds, LIMIT_ACTIONS)
     return Plan(tuple(faults), tuple(sorted(actions, key=lambda action: (action.at_s, action.session))))
 
 
@@ -176,11 +202,13 @@ def _fault(chance: random.Random, at_s: float, target: str) -> Fault:
     )
 
 
-def _actions(chance: random.Random, session: int, seconds: float) -> list[UserAction]:
+def _actions(
+    chance: random.Random, session: int, seconds: float, kinds: Mapping[UserActionKind, int]
+) -> list[UserAction]:
     actions: list[UserAction] = []
     at = 1.0
     while (at := at + chance.uniform(4.0, 12.0)) < seconds:
-        kind = chance.choices(list(UserActionKind), weights=(4, 2, 2, 1))[0]
+        kind = chance.choices(list(kinds), weights=list(kinds.values()))[0]
         pause_s = round(chance.uniform(1.0, 5.0), 2) if kind is UserActionKind.PAUSE else 0.0
         actions.append(UserAction(round(at, 2), session, kind, pause_s))
         at += pause_s

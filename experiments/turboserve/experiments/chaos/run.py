@@ -22,6 +22,7 @@ from turboserve.experiments.chaos.invariants import (
     check_capacity,
     check_log,
     check_oldest,
+    check_skips,
     takeovers,
 )
 from turboserve.experiments.chaos.plan import WORKER, Fault, FaultKind, Plan
@@ -93,6 +94,7 @@ class Run:
             "chunks_repeated": sum(client.viewer.player.repeated for client in self.clients),
             "chunks": self.chunks,
             "owner_changes": self.owners,
+            "skips": sum(len(client.viewer.skips) for client in self.clients),
             "reconnects": sum(client.viewer.connections for client in self.clients) - len(self.clients),
             "stall_s": sum(client.viewer.player.stall_s for client in self.clients),
             "faults": dict(sorted(Counter(_name(hit.fault) for hit in self.hits).items())),
@@ -225,6 +227,8 @@ async def _settle(run: Run, api: httpx.AsyncClient) -> None:
 async def _check(run: Run, stack: BackgroundStack) -> None:
     seen = {client.viewer.session: list(client.seen) for client in run.clients}
     log = await chunklog.read(stack.record.nats_url)
+    for client in run.clients:
+        check_skips(client.viewer.session, client.viewer.skips, run.violations)
     for session, chunks in seen.items():
         entries = log.get(session, [])
         check_log(session, entries, chunks, run.violations, first=run.oldest.get(session, 0))

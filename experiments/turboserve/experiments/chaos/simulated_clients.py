@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,13 @@ from turboserve.experiments.chaos.plan import UserAction, UserActionKind
 RETRY_TIMEOUT_S = 90.0
 """Time for which an action that must succeed in the end is retried."""
 RETRY_S = 0.5
+LIMITS: tuple[Mapping[str, Any], ...] = (
+    {"max_lead_s": 0.75},
+    {"quality": {"pin": True}},
+    {"quality": {"floor": 0.9}, "max_lead_s": 6.0},
+    {"quality": None, "max_lead_s": None},
+)
+"""What a client changes of its session, in turn."""
 TRANSIENT_ERRORS = (ProblemError, httpx.HTTPError, OSError, TimeoutError)
 
 
@@ -64,6 +71,14 @@ class SimulatedClient:
         match action.kind:
             case UserActionKind.PROMPT:
                 await self.viewer.submit(prompts(self.number + int(action.at_s))[1])
+            case UserActionKind.DROP:
+                prompt = prompts(self.number + int(action.at_s))[1]
+                await self.viewer.submit(prompt, drop_buffer=True)
+            case UserActionKind.CHANGE:
+                limits = LIMITS[int(action.at_s) % len(LIMITS)]
+                await request(
+                    self.viewer.api, "PATCH", f"/v1/sessions/{self.viewer.session}", json=dict(limits)
+                )
             case UserActionKind.MIGRATE:
                 path = f"/v1/sessions/{self.viewer.session}/migrate"
                 await request(self.viewer.api, "POST", path)
