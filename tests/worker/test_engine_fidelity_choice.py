@@ -165,7 +165,21 @@ def test_quality_returns_when_the_load_has_gone() -> None:
     assert all(not place for each in sessions for at, place in each.places if at > 60 + HOLD_S + 5)
 
 
-def test_a_paused_viewer_lowers_nobody_and_is_not_lowered() -> None:
+@pytest.mark.parametrize("lead_s", [CHUNK_S, 2 * CHUNK_S, 4 * CHUNK_S])
+@pytest.mark.parametrize("chunk_s", [0.2, 0.4, 0.55])
+def test_quality_returns_with_a_short_lead(lead_s: float, chunk_s: float) -> None:
+    """Incident: a chunk was to be early by its whole time to be raised. With a lead of one chunk it never is.
+    So a session that was lowered once stayed so, and its quality debt kept a pool from shrinking."""
+    forward = LatencyProfile({1: chunk_s / BEST.forwards})
+    alone = StreamLoad("a", lead_s - 0.02, lead_s=lead_s, place=2, lowest=2)
+    load = EngineLoad(LADDER, forward, 0.01, CHUNK_S, [alone])
+    assert LeastLossInTime().choose("a", load) == 0
+    # Not while it is still short of time: it would fall again at once.
+    behind = replace(alone, slack_s=chunk_s / 2)
+    assert LeastLossInTime().choose("a", replace(load, streams=[behind])) == 2
+
+
+def test_a_paused_viewer_lowers_no_session_and_is_not_lowered() -> None:
     world = overloaded(8, 1.3)
     paused = [replace(each, slack_s=float("inf")) for each in world.streams[:4]]
     load = replace(world, streams=[*paused, *world.streams[4:]])

@@ -20,6 +20,9 @@ MARGIN = 0.25
 """Time by which a chunk must be early, as a share of a chunk's time at the best configuration."""
 RAISE_MARGIN = 1.0
 """As `MARGIN`, for raising a session's configuration: more, so that it does not fall again at once."""
+LEAD_SHARE = 0.5
+"""Largest margin above `MARGIN`, as a share of the time by which a chunk can be early at all. With a short
+lead it may begin late, and is never early by its whole time."""
 HOLD_S = 10.0
 """Least time between two raises of a session. Between two raises its configuration only falls, so that it
 changes at most 60 / `HOLD_S` + 1 times per rung and minute."""
@@ -81,7 +84,7 @@ def planned(
         if chunk.next:
             chunk.highest = caps[chunk.stream.session]
             _set_place(chunk, chunk.highest, load.ladder)
-    exchange = _Exchange(load, chunks, margin * load.ladder.best.forwards * load.forward(1))
+    exchange = _Exchange(load, chunks, margin)
     if exchange.late:
         exchange.lower()
         exchange.give_back()
@@ -92,11 +95,17 @@ def planned(
 class _Exchange:
     """Changes the configurations of chunks, which are in the order of their deadlines."""
 
-    def __init__(self, load: EngineLoad, chunks: Sequence[PlannedChunk], margin_s: float) -> None:
-        """`margin_s`: time by which a chunk must be early."""
+    def __init__(self, load: EngineLoad, chunks: Sequence[PlannedChunk], margin: float) -> None:
+        """`margin`: see `MARGIN`."""
         self._ladder, self._rungs = load.ladder, load.ladder.rungs
         self._chunks, self._server = chunks, Server(load, chunks)
-        self._due_s = [chunk.due_s - margin_s + LATE_S for chunk in chunks]
+        best = load.ladder.best.forwards
+        wanted_s, least_s = (each * best * load.forward(1) for each in (margin, min(margin, MARGIN)))
+        taken_s = load.after_s + best * self._server.row_s
+        self._due_s = []
+        for chunk in chunks:
+            possible_s = LEAD_SHARE * (chunk.stream.lead_s - taken_s)
+            self._due_s.append(chunk.due_s - max(least_s, min(wanted_s, possible_s)) + LATE_S)
 
     @property
     def late(self) -> bool:
