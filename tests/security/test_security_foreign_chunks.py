@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -33,14 +34,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 class Viewer:
-    """One WebSocket that plays as it watches. Fails at any chunk but the next."""
+    """Plays a stream as it watches. Fails at any chunk but the next."""
 
-    def __init__(self, target: Target, session: str, after: int = -1) -> None:
-        address = f"{target.url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream"
-        query = f"access_token={KEYS['alice']}&after={after}"
-        self._socket: ClientConnection = connect(
-            f"{address}?{query}", max_size=None, open_timeout=PATIENCE_S, ping_interval=None
-        )
+    def __init__(self, socket: ClientConnection, after: int) -> None:
+        self._socket = socket
         self.last = after
 
     def watch(self, count: int) -> None:
@@ -56,8 +53,14 @@ class Viewer:
                 self.last = said["index"]
                 self._socket.send(json.dumps({"type": "playhead", "playhead_s": said["start_s"]}))
 
-    def close(self) -> None:
-        self._socket.close()
+
+@contextmanager
+def viewing(target: Target, session: str, after: int = -1) -> Iterator[Viewer]:
+    """Connect a viewer by one WebSocket, from the chunk behind `after`."""
+    address = f"{target.url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream"
+    query = f"access_token={KEYS['alice']}&after={after}"
+    with connect(f"{address}?{query}", max_size=None, open_timeout=PATIENCE_S, ping_interval=None) as socket:
+        yield Viewer(socket, after)
 
 
 class Attacker:
@@ -134,25 +137,24 @@ def test_chunks_that_name_another_worker_or_epoch_reach_no_viewer(
     target: Target, session: str, attacker: Attacker
 ) -> None:
     before = metric(target, "turboserve_gateway_foreign_chunks_total")
-    viewer = Viewer(target, session)
-    viewer.watch(2)
-    own = attacker.owned()
-    for step in (1, 4, 1000):
-        for change in ({"worker": "wrk_other"}, {"epoch": own.epoch + 1}, {"epoch": own.epoch - 1}):
-            attacker.append(index=attacker.newest().index + step, control_seq=10**6, **change)
-    viewer.watch(3)
-    # A viewer that connects while the newest entry is the attacker's begins at the owner's.
-    attacker.append(index=10**6, worker="wrk_other")
-    late = Viewer(target, session, viewer.last)
-    late.watch(2)
-    viewer.watch(2)
-    # Workers make chunks ahead. Entries behind those are read when these are watched.
-    deadline = time.monotonic() + PATIENCE_S
-    while metric(target, "turboserve_gateway_foreign_chunks_total") < before + 9:
-        assert time.monotonic() < deadline, "the gateway did not meet all of the attacker's chunks"
-        viewer.watch(1)
-    for one in (viewer, late):
-        one.close()
+    with ExitStack() as sockets:
+        viewer = sockets.enter_context(viewing(target, session))
+        viewer.watch(2)
+        own = attacker.owned()
+        for step in (1, 4, 1000):
+            for change in ({"worker": "wrk_other"}, {"epoch": own.epoch + 1}, {"epoch": own.epoch - 1}):
+                attacker.append(index=attacker.newest().index + step, control_seq=10**6, **change)
+        viewer.watch(3)
+        # A viewer that connects while the newest entry is the attacker's begins at the owner's.
+        attacker.append(index=10**6, worker="wrk_other")
+        late = sockets.enter_context(viewing(target, session, viewer.last))
+        late.watch(2)
+        viewer.watch(2)
+        # Workers make chunks ahead. Entries behind those are read when these are watched.
+        deadline = time.monotonic() + PATIENCE_S
+        while metric(target, "turboserve_gateway_foreign_chunks_total") < before + 9:
+            assert time.monotonic() < deadline, "the gateway did not meet all of the attacker's chunks"
+            viewer.watch(1)
     deadline = time.monotonic() + PATIENCE_S
     while int(str(record(target, session)["next_chunk"])) <= late.last:
         assert time.monotonic() < deadline, "the chunks are not counted"
@@ -169,12 +171,11 @@ def test_a_copied_header_cannot_skip_chunks_for_a_viewer(
 
     Incident: at index +4, viewers got the error that chunks are gone (4410).
     """
-    viewer = Viewer(target, session)
-    viewer.watch(2)
-    for step in (2, 4, 30):
-        attacker.append(index=attacker.newest().index + step)
-        viewer.watch(3)
-    viewer.close()
+    with viewing(target, session) as viewer:
+        viewer.watch(2)
+        for step in (2, 4, 30):
+            attacker.append(index=attacker.newest().index + step)
+            viewer.watch(3)
 
 
 def test_a_session_is_failed_and_its_latents_are_read_by_its_owner_alone(
