@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -226,22 +227,38 @@ async def story_of_prompt(receiver: OtlpReceiver, client: Client, session: str, 
     assert link[0] != client.trace, "the chunk is linked to the session's assignment"
 
 
-async def test_a_migration_is_one_trace_with_its_rounds(data_dir: Path, receiver: OtlpReceiver) -> None:
-    environment = {
-        "TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint,
-        "TURBOSERVE_WORKER_MAX_SESSIONS": "4",
-        "TURBOSERVE_MIGRATION_TIMEOUT_S": "120",
-    }
-    with BackgroundStack(data_dir, "--workers", "2", environment=environment) as stack:
-        async with httpx.AsyncClient(base_url=stack.url, timeout=LIMIT_S) as api:
-            viewer = await Viewer.create(api, "a red circle moving left")
-            async with viewer.watching():
-                await viewer.more_chunks(3, LIMIT_S)
-                client, begun = await migrate(api, viewer.session)
-                await viewer.event("session.migrated", LIMIT_S, worker=begun["target"])
-                await story_of_migration(receiver, client, viewer.session, begun["target"])
-            await viewer.delete()
-    assert outside_scheme(receiver) == []
+@dataclass(frozen=True)
+class TracedStack:
+    """A stack with two workers, and what it exports."""
+
+    url: str
+    receiver: OtlpReceiver
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TracedStack]:
+    with OtlpReceiver().running() as receiver:
+        environment = {
+            "TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint,
+            "TURBOSERVE_WORKER_MAX_SESSIONS": "4",
+            "TURBOSERVE_MIGRATION_TIMEOUT_S": "120",
+        }
+        data = tmp_path_factory.mktemp("traced") / "data"
+        with BackgroundStack(data, "--workers", "2", environment=environment) as stack:
+            yield TracedStack(stack.url, receiver)
+        # The services have exported everything: they have stopped.
+        assert outside_scheme(receiver) == []
+
+
+async def test_a_migration_is_one_trace_with_its_rounds(traced: TracedStack) -> None:
+    async with httpx.AsyncClient(base_url=traced.url, timeout=LIMIT_S) as api:
+        viewer = await Viewer.create(api, "a red circle moving left")
+        async with viewer.watching():
+            await viewer.more_chunks(3, LIMIT_S)
+            client, begun = await migrate(api, viewer.session)
+            await viewer.event("session.migrated", LIMIT_S, worker=begun["target"])
+            await story_of_migration(traced.receiver, client, viewer.session, begun["target"])
+        await viewer.delete()
 
 
 async def migrate(api: httpx.AsyncClient, session: str) -> tuple[Client, dict[str, Any]]:
@@ -305,6 +322,45 @@ async def story_of_migration(receiver: OtlpReceiver, client: Client, session: st
     ]
 
 
+@NEEDS_CHROMIUM[0]
+@NEEDS_CHROMIUM[1]
+async def test_the_first_frame_that_the_page_shows_is_in_the_trace_of_the_creation(
+    tmp_path: Path, traced: TracedStack
+) -> None:
+    autoplay = "--autoplay-policy=no-user-gesture-required"
+    async with chromium(tmp_path / "profile", autoplay, wait_ms=LIMIT_S * 1000) as browser:
+        page = await browser.new_page()
+        await page.goto(traced.url)
+        await page.get_by_label("What should the video show?").fill("a red circle moving left")
+        await page.get_by_role("button", name="Start").click()
+        await page.wait_for_function("location.hash.length > 1")
+        session = (await page.evaluate("location.hash")).removeprefix("#")
+
+        def of_session() -> list[ReceivedSpan]:
+            shown = named(traced.receiver.spans, "gateway", "show first frame")
+            return [span for span in shown if span.attributes[SESSION] == session]
+
+        await eventually(of_session, LIMIT_S)
+        [shown] = of_session()
+
+        def complete(spans: Sequence[ReceivedSpan]) -> bool:
+            return ancestors(spans, shown)[-1:] == ["gateway: POST /v1/sessions"]
+
+        spans = await traced.receiver.until(complete, LIMIT_S, shown.trace)
+        about(spans, session)
+        above = ancestors(spans, shown)
+        assert above[:3] == [
+            "worker: send chunk",
+            "worker: generate chunk",
+            "state-store: process state.session.place",
+        ]
+        assert "scheduler: decide place" in above
+        [root] = named(spans, "gateway", "POST /v1/sessions")
+        assert root.parent == ""
+        assert root.begins_ns < shown.begins_ns < shown.ends_ns
+        await page.get_by_role("button", name="End session").click()
+
+
 async def test_forwards_are_linked_to_the_sessions_batched_with_them(
     data_dir: Path, receiver: OtlpReceiver
 ) -> None:
@@ -346,39 +402,3 @@ def batched(spans: Sequence[ReceivedSpan], session: str, traces: dict[str, str])
     for forward in forwards:
         assert {trace for trace, _ in forward.links} == others, forward
     return bool(forwards)
-
-
-@NEEDS_CHROMIUM[0]
-@NEEDS_CHROMIUM[1]
-async def test_the_first_frame_that_the_page_shows_is_in_the_trace_of_the_creation(
-    data_dir: Path, tmp_path: Path, receiver: OtlpReceiver
-) -> None:
-    environment = {"TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint}
-    autoplay = "--autoplay-policy=no-user-gesture-required"
-    with BackgroundStack(data_dir, "--workers", "1", environment=environment) as stack:
-        async with chromium(tmp_path / "profile", autoplay, wait_ms=LIMIT_S * 1000) as browser:
-            page = await browser.new_page()
-            await page.goto(stack.url)
-            await page.get_by_label("What should the video show?").fill("a red circle moving left")
-            await page.get_by_role("button", name="Start").click()
-            await eventually(lambda: named(receiver.spans, "gateway", "show first frame"), LIMIT_S)
-            shown = named(receiver.spans, "gateway", "show first frame")
-            session = (await page.evaluate("location.hash")).removeprefix("#")
-            assert [span.attributes[SESSION] for span in shown] == [session]
-
-            def complete(spans: Sequence[ReceivedSpan]) -> bool:
-                return ancestors(spans, shown[0])[-1:] == ["gateway: POST /v1/sessions"]
-
-            spans = await receiver.until(complete, LIMIT_S, shown[0].trace)
-            about(spans, session)
-            above = ancestors(spans, shown[0])
-            assert above[:3] == [
-                "worker: send chunk",
-                "worker: generate chunk",
-                "state-store: process state.session.place",
-            ]
-            assert "scheduler: decide place" in above
-            [root] = named(spans, "gateway", "POST /v1/sessions")
-            assert root.parent == ""
-            assert root.begins_ns < shown[0].begins_ns < shown[0].ends_ns
-            await page.get_by_role("button", name="End session").click()
