@@ -77,7 +77,19 @@ PATIENCE_S = 60.0
 NO_DURABILITY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
+ONE_STACK = (
+    "tests/stack/test_stack_end_to_end.py",
+    "tests/stack/test_stack_migrations.py",
+    "tests/browser/test_player_page.py",
+    "tests/sdk/test_sdk_stack.py",
+    "tests/stack/test_stack_faults.py",
+)
+"""Files whose tests share the fixture `stack`, in the order in which they run. No other file may use it.
+
+To start and stop a stack takes more than 10 s of CPU time. The last file kills the stack's processes.
+"""
 GROUPS = {
+    **dict.fromkeys(ONE_STACK, "stacks"),
     "tests/stack": "stacks",
     "tests/browser": "stacks",
     "tests/security/test_security_disk_full.py": "stacks",
@@ -117,8 +129,17 @@ OF_LIBRARIES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 
 def group_of(nodeid: str) -> str:
     """Return the group of a test in `GROUPS`; for all other tests, their file."""
-    file = nodeid.split("::", 1)[0]
+    file = file_of(nodeid)
     return GROUPS.get(file) or GROUPS.get(file.rpartition("/")[0], file)
+
+
+def shared_by(nodeid: str) -> tuple[str, bool]:
+    """Return what is the same for tests that share processes: the group, and whether `stack` is shared."""
+    return group_of(nodeid), file_of(nodeid) in ONE_STACK
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.split("::", 1)[0]
 
 
 class GroupScheduling(LoadFileScheduling):
@@ -139,14 +160,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupSc
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests: groups in the order of `GROUPS`, then files, those with the most tests first."""
+    """Order the tests: groups in the order of `GROUPS`, then files, those with the most tests first.
+
+    In a group, the files of `ONE_STACK` come first.
+    """
+    of_stack = {file: place for place, file in enumerate(ONE_STACK)}
     first = {group: place for place, group in enumerate(dict.fromkeys(GROUPS.values()))}
     sizes = Counter(group_of(item.nodeid) for item in items)
     found = {group: place for place, group in enumerate(sizes)}
 
-    def place(item: pytest.Item) -> tuple[int, int, int]:
+    def place(item: pytest.Item) -> tuple[int, int, int, int]:
         group = group_of(item.nodeid)
-        return first.get(group, len(first)), -sizes[group], found[group]
+        within = of_stack.get(file_of(item.nodeid), len(of_stack))
+        return first.get(group, len(first)), -sizes[group], found[group], within
 
     items.sort(key=place)
 
@@ -169,7 +195,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
-    """After the last test of a group, end the processes that the group shares.
+    """After the last of the tests that share processes, end these.
 
     After the last test of a file, fail if this process is left changed. Otherwise a later test could pass or
     fail depending on the tests before it.
@@ -179,9 +205,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     finally:
         stash = item.config.stash
         following = "" if nextitem is None else nextitem.nodeid
-        if group_of(following) != group_of(item.nodeid) and PROCESSES in stash:
+        if shared_by(following) != shared_by(item.nodeid) and PROCESSES in stash:
             stash[PROCESSES].close()
-    if following.split("::", 1)[0] != item.nodeid.split("::", 1)[0]:
+    if file_of(following) != file_of(item.nodeid):
         before, after = stash[BEFORE], process_state()
         del stash[BEFORE]
         changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
@@ -190,7 +216,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="session")
 def until_group_ends(pytestconfig: pytest.Config) -> Iterator[ExitStack]:
-    """An exit stack that closes after the last test of the group. An idle pool costs a tenth of a core."""
+    """An exit stack that closes after the last of the tests that share it: see `shared_by`.
+
+    An idle pool costs a tenth of a core.
+    """
     with ExitStack() as stack:
         pytestconfig.stash[PROCESSES] = stack
         yield stack
@@ -269,16 +298,17 @@ def postgres_url(postgres_server: PostgresServer) -> str:
     return postgres_server.url(database)
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]:
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitStack) -> BackgroundStack:
     """The whole stack with two workers: `stack.url`, `stack.record`, `stack.kill("gateway")`.
 
-    Each worker has room for four sessions. Migrations have enough time even on a slow machine.
+    The files of `ONE_STACK` share it. Each worker has room for four sessions. Migrations have enough time,
+    even on a slow machine.
     """
     data = tmp_path_factory.mktemp("stack") / "data"
     environment = {"TURBOSERVE_WORKER_MAX_SESSIONS": "4", "TURBOSERVE_MIGRATION_TIMEOUT_S": "120"}
-    with BackgroundStack(data, "--workers", "2", environment=environment) as stack:
-        yield stack
+    stack = BackgroundStack(data, "--workers", "2", environment=environment)
+    return until_group_ends.enter_context(stack)
 
 
 @pytest.fixture
