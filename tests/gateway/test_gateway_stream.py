@@ -312,6 +312,42 @@ async def test_the_end_is_said_after_the_last_chunk(
     assert [m["index"] for m in replay.seen if m["type"] == "chunk"] == list(range(end["last"] + 1))
 
 
+async def test_an_ended_session_is_replayed_from_its_beginning(
+    start: StartSession,
+    watch: Watch,
+    api: httpx.AsyncClient,
+) -> None:
+    """Incident: a link to an ended session gave its last seconds, from the last playhead on."""
+    session = await start()
+    links = session["links"]
+    viewer = await watch(session["id"])
+    await viewer.chunks(3)
+    prompt = {"prompt": "a blue square", "drop_buffer": True}
+    receipt = (await api.post(f"{links['self']}/prompts", json=prompt)).json()
+    await viewer.until("skip")
+    await viewer.until("chunk", control_seq=receipt["control_seq"])
+    assert (await api.delete(links["self"])).json()["activity"] == "ended"
+    ended = await viewer.until("session.ended")
+    assert (ended["phase"], ended["activity"]) == ("terminated", "ended")
+    last = (await viewer.until("end"))["last"]
+    row = (await api.get(links["self"])).json()
+    assert row["playhead_s"] > 0
+    assert row["activity"] == "ended"
+
+    replay = await watch(session["id"])
+    await replay.until("end")
+    hello, *following = replay.seen
+    assert (hello["next"], hello["start_s"], hello["activity"]) == (0, 0.0, "ended")
+    chunks = [message for message in following if message["type"] == "chunk"]
+    assert [message["index"] for message in chunks] == list(range(last + 1))
+    assert "skip" not in {message["type"] for message in following}
+    # The file has the same video, chunk by chunk.
+    file = (await api.get(f"{links['self']}/stream.mp4")).content
+    assert file.count(b"moof") == last + 1
+    later = (await api.get(f"{links['self']}/stream.mp4", params={"after": last - 1})).content
+    assert later.count(b"moof") == 1
+
+
 async def test_an_idle_session_comes_back_for_a_viewer(
     start: StartSession,
     watch: Watch,

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 Phase = Literal["requested", "active", "migrating", "suspended", "terminated", "failed"] | str
 """Where a session is in its life. A newer gateway may have further phases."""
-Activity = Literal["watching", "paused", "idle"] | str
+Activity = Literal["watching", "paused", "idle", "ended"] | str
 """What the user wants of a session. A newer gateway may have further values."""
 
 

@@ -13,8 +13,9 @@ from turboserve.bus import UNREADABLE, Bus, Entry, follow, last_entry, next_entr
 from turboserve.contracts import events
 from turboserve.contracts.base import Note
 from turboserve.contracts.events import SessionEvent, session_event_from_bytes
-from turboserve.contracts.sessions import Activity, Phase, SessionRecord
+from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.gateway.public import PublicOutput, Timestamp
+from turboserve.gateway.sessions.activity import PublicActivity, activity_of
 from turboserve.subjects import EVENT
 from turboserve.tasks import answered
 
@@ -34,7 +35,7 @@ class EventBase(PublicOutput):
     id: str = Field(description="Id of the event, the same in every stream.", examples=["ev_0f4c2b9d"])
     at: Timestamp = Field(description="When it happened.")
     phase: Phase = Field(description="The session's phase.", examples=["active"])
-    activity: Activity = Field(description="What the user wants of the session.", examples=["watching"])
+    activity: PublicActivity = Field(description="What the user wants of the session.", examples=["watching"])
     epoch: int = Field(description="Number of the session's current ownership.", examples=[1])
     worker: str | None = Field(description="The worker that owns the session.", examples=["wk_5f3a9c"])
     target: str | None = Field(
@@ -177,7 +178,7 @@ def public_event(event: events.SessionEvent) -> EventBase:
     """Return the event as clients get it."""
     record = event.record
     own = event.model_dump(exclude={"record"})
-    row = record.model_dump(include=_RECORD)
+    row = record.model_dump(include=_RECORD) | {"activity": activity_of(record)}
     return SCHEMAS[type(event)].model_validate({**row, **own, "sequence": record.event_sequence})
 
 

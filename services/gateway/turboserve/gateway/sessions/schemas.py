@@ -14,13 +14,13 @@ from turboserve.contracts.sessions import (
     METADATA_VALUE_LIMIT,
     PROMPT_LIMIT,
     SEED_LIMIT,
-    Activity,
     Decision,
     Phase,
     PromptReceipt,
     SessionRecord,
 )
 from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp
+from turboserve.gateway.sessions.activity import PublicActivity, activity_of
 
 METADATA_KEY_LIMIT = 64
 
@@ -219,8 +219,8 @@ class Session(PublicOutput):
 
     id: _SessionId
     phase: Phase = Field(description="Where the session is in its life.", examples=["active"])
-    activity: Activity = Field(
-        description="What the user wants: `watching`, `paused`, or `idle` (no viewer for a while).",
+    activity: PublicActivity = Field(
+        description="What the user wants: `watching`, `paused`, `idle` (no viewer for a while), or `ended`.",
         examples=["watching"],
     )
     model: str = Field(description="Model of the session.", examples=["toyworld"])
@@ -267,7 +267,7 @@ class Session(PublicOutput):
 
     @classmethod
     def of(cls, record: SessionRecord, playout: Playout | None = None) -> Self:
-        row = record.model_dump(include=set(cls.model_fields))
+        row = record.model_dump(include=set(cls.model_fields)) | {"activity": activity_of(record)}
         return cls(**row, playout=playout, links=Links.of(record.id))
 
 

@@ -30,7 +30,8 @@ INDEX_LIMIT = 2**53
     operation_id="get_session_video",
     summary="Watch the video as one MP4 file",
     description="One fragmented MP4 that lasts as long as the session, for players of plain HTTP. Such a "
-    "player reports no playhead: the gateway assumes that it plays at normal speed.",
+    "player reports no playhead: the gateway assumes that it plays at normal speed. Of a session that has "
+    "ended, the file has all video that is kept.",
     response_class=Response,
     responses={
         200: {
@@ -49,7 +50,8 @@ async def stream_mp4(
         Query(
             ge=-1,
             le=INDEX_LIMIT,
-            description="Begin with the chunk after this index. Without it: at the playhead.",
+            description="Begin with the chunk after this index. Without it: at the playhead, or of an ended "
+            "session with the oldest chunk that is kept.",
             examples=[41],
         ),
     ] = None,

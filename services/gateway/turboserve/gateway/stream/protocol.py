@@ -11,10 +11,11 @@ from turboserve.contracts.base import Text
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.fidelity import Tier
-from turboserve.contracts.sessions import Activity, Phase
+from turboserve.contracts.sessions import Phase
 from turboserve.gateway.problems.schemas import Problem
 from turboserve.gateway.problems.validation import invalid_input
 from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp, timestamp
+from turboserve.gateway.sessions.activity import PublicActivity
 from turboserve.gateway.sessions.schemas import DropBuffer, PromptText, SessionChange
 
 VERSION = 1
@@ -40,7 +41,7 @@ class Hello(_ServerMessage):
     )
     session: str = Field(description="Id of the session.", examples=["ses_5f3a9c"])
     phase: Phase = Field(description="The session's phase.", examples=["active"])
-    activity: Activity = Field(description="What the user wants of the session.", examples=["watching"])
+    activity: PublicActivity = Field(description="What the user wants of the session.", examples=["watching"])
     prompt: str = Field(description="The newest accepted prompt.", examples=["a red circle moving left"])
     model: str = Field(description="The session's model.", examples=["toyworld"])
     seed: int = Field(description="The session's seed.", examples=[7])

@@ -20,6 +20,7 @@ from turboserve.gateway.events.session_events import EventBase, public_event
 from turboserve.gateway.problems.errors import ChunkGoneError, MalformedRequestError
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.public import timestamp
+from turboserve.gateway.sessions.activity import activity_of
 from turboserve.gateway.stream import protocol
 from turboserve.gateway.stream.watch import Watch
 from turboserve.tasks import stop
@@ -165,7 +166,8 @@ class Connection:
                             )
                             await self._socket.send_text(init.text())
                             await self._socket.send_bytes(chunk.init)
-                        if header.drops_buffer and header.index > 0:
+                        # Of an ended session, a viewer gets all that is kept.
+                        if header.drops_buffer and header.index > 0 and not self._record.phase.ended:
                             skip = protocol.Skip(
                                 index=header.index, start_s=header.start_s, control_seq=header.control_seq
                             )
@@ -247,7 +249,7 @@ class Connection:
             protocol_version=protocol.VERSION,
             session=record.id,
             phase=record.phase,
-            activity=record.activity,
+            activity=activity_of(record),
             prompt=record.prompt,
             model=record.model,
             seed=record.seed,

@@ -90,12 +90,15 @@ async def place_of_viewer(
 ) -> tuple[SessionRecord, StreamStart]:
     """Return the session's row, and the start for a viewer that has chunk `after`.
 
-    `after` None: the viewer starts at the playhead. Raises the errors of `Sessions.get` and `ChunkLog`.
+    `after` None: the viewer starts at the playhead, or of an ended session at the oldest chunk that is kept.
+    Raises the errors of `Sessions.get` and `ChunkLog`.
     """
     gateway.sessions.check_id(session)
     record = await gateway.sessions.get_or_remembered(tenant, session)
     if after is not None:
         return record, await gateway.chunks.after(record, after)
+    if record.phase.ended:
+        return record, await gateway.chunks.at(record, 0.0)
     view = gateway.timeline.view(session)
     # The row includes the viewers of other gateways. The timeline is newer.
     playhead_s = record.playhead_s if view is None else max(record.playhead_s, view.playhead_s)
