@@ -36,9 +36,20 @@ def test_a_clip_is_one_playable_file_of_the_length_asked_for(tmp_path: Path) -> 
     file.write_bytes(b"".join(fragments(tiny_models(), ["one", "two"], 2.7, seed=3)))
     with av.open(str(file)) as container:
         times = [float(frame.time) for frame in container.decode(video=0)]
-    # Four chunks; the first is three frames shorter than the others' twelve.
-    assert len(times) == 9 + 3 * 12
-    assert times == pytest.approx([n / 16 for n in range(45)])
+    # Four chunks have 45 frames: the first is three frames shorter than the others' twelve.
+    assert len(times) == 43
+    assert times == pytest.approx([n / 16 for n in range(43)])
+
+
+@pytest.mark.parametrize(("seconds", "frames"), [(0.1, 2), (0.5625, 9), (0.6, 10), (1.3125, 21)])
+def test_a_clip_ends_in_its_last_chunk_to_the_frame(tmp_path: Path, seconds: float, frames: int) -> None:
+    """Incident: `--seconds 3` gave 3.56 s."""
+    file, done = tmp_path / "clip.mp4", []
+    parts = fragments(tiny_models(), ["one"], seconds, seed=3, on_frames=lambda *counts: done.append(counts))
+    file.write_bytes(b"".join(parts))
+    with av.open(str(file)) as container:
+        assert len(list(container.decode(video=0))) == frames
+    assert done[-1] == (frames, frames)
 
 
 def test_the_same_seed_gives_the_same_clip() -> None:

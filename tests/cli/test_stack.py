@@ -15,13 +15,16 @@ from pathlib import Path
 import asyncpg
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from tests.helpers.broker_clients import PATIENCE_S, connected_client
 from turboserve.cli.embedded import Layout
+from turboserve.cli.main import app
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.cli.stack.options import Options
 from turboserve.cli.stack.plan import Plan
 
+RUNNER = CliRunner()
 HERE = Path(__file__).parent / "stack"
 UP = (sys.executable, str(HERE / "up_with_dummies.py"))
 ENVIRONMENT = {"PYTHONPATH": str(HERE)}
@@ -188,6 +191,23 @@ def test_stop_is_in_order_and_leaves_status_0(data_dir: Path) -> None:
     assert not [process for process in processes if process.is_running()]
     assert not (data_dir / "stack.json").exists()
     assert "killing" not in stack.output
+
+
+def test_down_stops_the_stack_as_ctrl_c_does_and_its_logs_stay(data_dir: Path) -> None:
+    with dummy_stack(data_dir) as stack:
+        processes, url = stack.descendants(), stack.url
+        at_once = RUNNER.invoke(app, ["down", "--data", str(data_dir), "--timeout", "0.1"])
+        assert at_once.exit_code == 1
+        assert "--timeout: the stack has not ended within 0.1 s" in at_once.stderr
+        done = RUNNER.invoke(app, ["down", "--data", str(data_dir), "--json"])
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout) == {
+            "stopped": True, "url": url, "supervisor_pid": stack.process.pid
+        }  # fmt: skip
+        assert stack.process.wait(SAID_S) == 0
+    assert not [process for process in processes if process.is_running()]
+    shown = RUNNER.invoke(app, ["logs", "up", "-n", "1", "--data", str(data_dir), "--json"])
+    assert json.loads(shown.stdout)["event"] == "stopped"
 
 
 def test_kill_9_of_the_supervisor_leaves_no_orphan_and_the_next_start_works(data_dir: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from turboserve.cli.errors import failure
+from turboserve.cli.progress import progress
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Write the results to this file, as one JSON object.")
@@ -54,9 +55,10 @@ def command(name: str, run: Callable[..., Any], table: Callable[[Any], Any] | No
     def wrapped(json_file: Path | None = None, **options: Any) -> None:
         started_s = time.monotonic()
         try:
-            result = run(**options)
-            if inspect.isawaitable(result):
-                result = asyncio.run(_finish(result))
+            with progress(f"bench {name}"):
+                result = run(**options)
+                if inspect.isawaitable(result):
+                    result = asyncio.run(_finish(result))
             whole = report.compose(name, options, result, time.monotonic() - started_s)
             Console().print((table or report.table)(result))
             if json_file is not None:

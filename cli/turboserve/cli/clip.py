@@ -27,9 +27,17 @@ class GenerationError(Exception):
 
 
 def fragments(
-    models: Models, prompts: Sequence[str], seconds: float, seed: int, starts: Sequence[float] | None = None
+    models: Models,
+    prompts: Sequence[str],
+    seconds: float,
+    seed: int,
+    starts: Sequence[float] | None = None,
+    on_frames: Callable[[int, int], object] = lambda done, total: None,
 ) -> Iterator[bytes]:
     """Generate a clip and yield the parts of its MP4 file: the init segment, then one fragment per chunk.
+
+    The clip has `seconds` of video, to the nearest frame, and at least one chunk for each prompt. `on_frames`
+    is called with the numbers of finished and of all frames.
 
     The fragments are closed. Each prompt applies from its second in `starts` on. `starts` rises from 0.
     Without `starts`, all prompts last equally long, up to a chunk. A switch takes effect at the start of a
@@ -37,8 +45,10 @@ def fragments(
     """
     config = models.transformer.config
     total = chunks_for(seconds, config.media_start)
-    if starts is None:
-        total = max(len(prompts), total)
+    frames = max(1, round(seconds * config.fps))
+    if starts is None and len(prompts) > total:
+        total = len(prompts)
+        frames = round(config.media_start(total) * config.fps)
     slab = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype).total_bytes
     engine = Engine(models, EngineOptions(slab_bytes=slab, max_lead_s=float("inf"), max_batch=1))
     engine.admit(SessionSpec(SESSION, prompts[0], seed), time.monotonic())
@@ -58,15 +68,17 @@ def fragments(
             if made < total and turn > shown:
                 shown = turn
                 engine.control(SESSION, Control(turn, prompt=prompts[turn]))
+            first_frame = round(event.media_start_s * config.fps)
             packaged = encoder.encode(
-                event.frames.numpy(),
+                event.frames.numpy()[: frames - first_frame],
                 index=event.index,
-                first_frame=round(event.media_start_s * config.fps),
+                first_frame=first_frame,
                 fps=config.fps,
             )
             if event.index == 0:
                 yield packaged.init
             yield packaged.fragment
+            on_frames(min(frames, first_frame + packaged.frames), frames)
 
 
 def chunks_for(seconds: float, media_start: Callable[[int], float]) -> int:

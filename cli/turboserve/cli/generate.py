@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from turboserve.cli.errors import failure
+from turboserve.cli.progress import progress
 
 LONGEST_PROMPT = 2_000
 LONGEST_S = 600.0
@@ -31,6 +33,7 @@ def generate(
         int, typer.Option(min=0, help="Seed of the noise. The same seed gives the same clip.")
     ] = 0,
     device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Generate a clip and write it as MP4."""
     if then and switch:
@@ -44,12 +47,15 @@ def generate(
     if not output.parent.is_dir():
         raise failure(f"--output: the directory {output.parent} does not exist")
     # Torch takes seconds to import.
-    import torch
+    with progress("loading"):
+        import torch
 
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise failure(f"--device: {device} is not available: {str(error).splitlines()[0]}") from None
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            # Some messages go on for pages.
+            reason = str(error).splitlines()[0].split(". ")[0]
+            raise failure(f"--device: {device} is not available: {reason}") from None
     from turboserve.cli.clip import GenerationError, fragments
     from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointError
     from turboserve.worker.replicas.toyworld import load_toyworld
@@ -57,15 +63,24 @@ def generate(
     # Write to a temporary file first, so that a failure leaves no partial clip.
     unfinished = output.with_name(f".{output.name}.part")
     try:
-        with unfinished.open("wb") as file:
-            for part in fragments(load_toyworld(device), prompts, seconds, seed, starts):
+        with unfinished.open("wb") as file, progress("generating", 1.0) as advance:
+            for part in fragments(
+                load_toyworld(device),
+                prompts,
+                seconds,
+                seed,
+                starts,
+                lambda done, total: advance(done / total),
+            ):
                 file.write(part)
         unfinished.replace(output)
     except (GenerationError, CheckpointError, UnreadableCheckpointError, RuntimeError, OSError) as error:
         raise failure(str(error)) from None
     finally:
         unfinished.unlink(missing_ok=True)
-    typer.echo(f"{output}: {output.stat().st_size:,} bytes")
+    size = output.stat().st_size
+    written = {"file": str(output), "bytes": size}
+    typer.echo(json.dumps(written) if as_json else f"{output}: {size:,} bytes")
 
 
 def _turn(text: str) -> tuple[float, str]:

@@ -9,7 +9,9 @@ import typer
 
 from turboserve.cli import keys, model, profile, session
 from turboserve.cli.bench import bench
+from turboserve.cli.down import down
 from turboserve.cli.generate import generate
+from turboserve.cli.logs import logs
 from turboserve.cli.reference import reference
 from turboserve.cli.settings import settings
 from turboserve.cli.up import status, up
@@ -39,6 +41,8 @@ def _root(
 
 app.command()(up)
 app.command()(status)
+app.command()(down)
+app.command()(logs)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )(bench)

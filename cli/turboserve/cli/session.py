@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turboserve.cli.errors import failure
+from turboserve.cli.progress import progress
 
 if TYPE_CHECKING:
-    from turboserve.client import Client, SessionInfo
+    from turboserve.client import Chunk, Client, SessionInfo
 
 app = typer.Typer(help="Create, watch, prompt, record and end sessions.", no_args_is_help=True)
 
@@ -89,10 +90,12 @@ def list_sessions(
 
 
 @app.command()
-def show(session: SessionId, url: Url = None, data: Data = STACK, key: Key = None) -> None:
-    """Print a session as JSON."""
+def show(
+    session: SessionId, url: Url = None, data: Data = STACK, key: Key = None, as_json: AsJson = False
+) -> None:
+    """Print a session as JSON, on several lines unless `--json` is given."""
     with _client(url, data, key) as client:
-        typer.echo(_json(client.session(session).refresh(), indent=2))
+        typer.echo(_json(client.session(session).refresh(), indent=None if as_json else 2))
 
 
 @app.command()
@@ -171,39 +174,58 @@ def record(
     url: Url = None,
     data: Data = STACK,
     key: Key = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a session's video to an MP4 file."""
-    from rich.progress import Progress
-
     if not output.parent.is_dir():
         raise failure(f"--output: the directory {output.parent} does not exist")
-    with Progress(transient=True) as bar, _client(url, data, key) as client:
-        task = bar.add_task("recording", total=seconds)
-        written = client.session(session).record(
-            output, seconds, after=after, on_chunk=lambda chunk: bar.advance(task, chunk.duration_s)
-        )
-    typer.echo(f"{output}: {written.chunks} chunks, {written.seconds:.2f} s")
+    recorded_s = 0.0
+
+    def on_chunk(chunk: Chunk) -> None:
+        nonlocal recorded_s
+        recorded_s += chunk.duration_s
+        advance(recorded_s)
+
+    with progress("recording", seconds) as advance, _client(url, data, key) as client:
+        written = client.session(session).record(output, seconds, after=after, on_chunk=on_chunk)
+    if as_json:
+        result = {"file": str(output), "chunks": written.chunks, "seconds": written.seconds}
+        typer.echo(json.dumps(result))
+    else:
+        typer.echo(f"{output}: {written.chunks} chunks, {written.seconds:.2f} s")
 
 
 @app.command()
-def pause(session: SessionId, url: Url = None, data: Data = STACK, key: Key = None) -> None:
+def pause(
+    session: SessionId, url: Url = None, data: Data = STACK, key: Key = None, as_json: AsJson = False
+) -> None:
     """Pause a session: it keeps its state and frees its slot."""
     with _client(url, data, key) as client:
-        client.session(session).pause()
+        info = client.session(session).pause()
+    if as_json:
+        typer.echo(_json(info))
 
 
 @app.command()
-def resume(session: SessionId, url: Url = None, data: Data = STACK, key: Key = None) -> None:
+def resume(
+    session: SessionId, url: Url = None, data: Data = STACK, key: Key = None, as_json: AsJson = False
+) -> None:
     """Resume a paused session."""
     with _client(url, data, key) as client:
-        client.session(session).resume()
+        info = client.session(session).resume()
+    if as_json:
+        typer.echo(_json(info))
 
 
 @app.command()
-def end(session: SessionId, url: Url = None, data: Data = STACK, key: Key = None) -> None:
+def end(
+    session: SessionId, url: Url = None, data: Data = STACK, key: Key = None, as_json: AsJson = False
+) -> None:
     """End a session for good."""
     with _client(url, data, key) as client:
-        client.session(session).end()
+        info = client.session(session).end()
+    if as_json:
+        typer.echo(_json(info))
 
 
 @contextmanager

@@ -37,56 +37,21 @@ _SERVER_TROUBLE = re.compile(r"\[(ERR|FTL)\]|^(ERROR|FATAL|PANIC|WARNING):|^\d+:
 _SERVER_HARMLESS = re.compile(r"overcommit_memory|ready to exit|User requested shutdown")
 
 
-class LogHub:
-    """Takes lines from every process. Writes files at once, and the console from its own thread.
+class LineFormat:
+    """How a line of a process is shown."""
 
-    A slow console never blocks the stack. It loses lines, and shows the number of lost lines.
-    """
+    def __init__(self, *, coloured: bool) -> None:
+        self._coloured = coloured
 
-    def __init__(self, directory: Path, log_format: LogFormat, console: TextIO | None = None) -> None:
-        self._directory = directory
-        self._format = log_format
-        self._console = console or sys.stdout
-        self._coloured = log_format == "text" and wants_colour(self._console, os.environ)
-        self._files: dict[str, RotatingFileHandler] = {}
-        self._queue: queue.Queue[str | None] = queue.Queue(QUEUED_LINES)
-        self._lost = 0
-        self._thread = threading.Thread(target=self._write, name="console", daemon=True)
-        self._thread.start()
+    def json(self, name: str, text: str) -> str:
+        """Return the line as one JSON object: as the process wrote it, if that is one."""
+        return text if parse(text) is not None else json.dumps(_record(name, server_level(text), text))
 
-    def line(self, name: str, text: str) -> None:
-        """Take one line of output of process `name`."""
+    def text(self, name: str, text: str) -> str:
+        """Return the line for people, with the name of its process."""
         record = parse(text)
-        if record is not None and isinstance(record.get("service"), str):
-            # A worker's lines arrive through the pipe of the autoscaler that started the worker.
-            name = record["service"]
-        self._to_file(name, text)
-        if self._format == "json":
-            self._to_console(
-                text if record is not None else json.dumps(_record(name, server_level(text), text))
-            )
-        elif record is not None:
-            self._to_console(self._render(name, record))
-        elif name not in SERVERS or server_level(text) != "info":
-            self._to_console(self._prefix(name) + text)
-
-    def log(self, event: str, level: str = "info", **fields: Any) -> None:
-        """Log an event of the supervisor itself."""
-        self.line(SUPERVISOR, json.dumps(_record(SUPERVISOR, level, event, **fields)))
-
-    def plain(self, text: str) -> None:
-        """Print text for people. Ignored if the console shows JSON."""
-        if self._format == "text":
-            self._to_console(text)
-
-    def close(self) -> None:
-        """Write the queued lines, for at most two seconds, and close the files."""
-        self._queue.put(None)
-        self._thread.join(2.0)
-        for handler in self._files.values():
-            handler.close()
-
-    def _render(self, name: str, record: Mapping[str, Any]) -> str:
+        if record is None:
+            return self._prefix(name) + text
         shown = {
             k: v for k, v in record.items() if k not in ("event", "level", "timestamp", "service", "logger")
         }
@@ -107,6 +72,53 @@ class LogHub:
 
     def _colour(self, text: str, code: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self._coloured else text
+
+
+class LogHub:
+    """Takes lines from every process. Writes files at once, and the console from its own thread.
+
+    A slow console never blocks the stack. It loses lines, and shows the number of lost lines.
+    """
+
+    def __init__(self, directory: Path, log_format: LogFormat, console: TextIO | None = None) -> None:
+        self._directory = directory
+        self._format = log_format
+        self._console = console or sys.stdout
+        coloured = log_format == "text" and wants_colour(self._console, os.environ)
+        self._shown = LineFormat(coloured=coloured)
+        self._files: dict[str, RotatingFileHandler] = {}
+        self._queue: queue.Queue[str | None] = queue.Queue(QUEUED_LINES)
+        self._lost = 0
+        self._thread = threading.Thread(target=self._write, name="console", daemon=True)
+        self._thread.start()
+
+    def line(self, name: str, text: str) -> None:
+        """Take one line of output of process `name`."""
+        record = parse(text)
+        if record is not None and isinstance(record.get("service"), str):
+            # A worker's lines arrive through the pipe of the autoscaler that started the worker.
+            name = record["service"]
+        self._to_file(name, text)
+        if self._format == "json":
+            self._to_console(self._shown.json(name, text))
+        elif record is not None or name not in SERVERS or server_level(text) != "info":
+            self._to_console(self._shown.text(name, text))
+
+    def log(self, event: str, level: str = "info", **fields: Any) -> None:
+        """Log an event of the supervisor itself."""
+        self.line(SUPERVISOR, json.dumps(_record(SUPERVISOR, level, event, **fields)))
+
+    def plain(self, text: str) -> None:
+        """Print text for people. Ignored if the console shows JSON."""
+        if self._format == "text":
+            self._to_console(text)
+
+    def close(self) -> None:
+        """Write the queued lines, for at most two seconds, and close the files."""
+        self._queue.put(None)
+        self._thread.join(2.0)
+        for handler in self._files.values():
+            handler.close()
 
     def _to_file(self, name: str, text: str) -> None:
         handler = self._files.get(name)
