@@ -15,7 +15,7 @@ from tests.state_store.core_requests import REQUEST
 from tests.state_store.database_servers import DatabaseServer
 from turboserve.contracts.errors import ConflictError, UnavailableError
 from turboserve.contracts.leading import LeaderRecord
-from turboserve.contracts.sessions import Decision, PromptReceipt
+from turboserve.contracts.sessions import Activity, Decision, Phase, PromptReceipt
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core import workers as worker_rules
@@ -541,3 +541,30 @@ async def test_many_at_once_have_their_turns(server: DatabaseServer) -> None:
             last = await db.clocks.get(f"clock{rest}")
             assert last is not None
             assert last.wall in range(rest, 60, 3)
+
+
+async def test_a_suspended_session_has_left_when_it_was_suspended(database: Database) -> None:
+    """Incident: each later change of its row, such as a migration or a prompt, was one more departure."""
+    record = rules.create(REQUEST, 100.0).record
+
+    async def left(since: float) -> int:
+        async with database.statement() as db:
+            return (await db.admission.outlook(record.model, since=since, renewed_after=0.0)).left
+
+    async def change(at: float, **fields: object) -> None:
+        nonlocal record
+        more = {**fields, "updated_at": at, "version": record.version + 1}
+        record = record.model_copy(update=more)
+        async with database.transaction() as db:
+            await db.changes.write(Change(record, ()))
+
+    async with database.transaction() as db:
+        await db.changes.create(rules.create(REQUEST, 100.0))
+    assert await left(since=0.0) == 0
+    await change(200.0, phase=Phase.SUSPENDED, activity=Activity.PAUSED)
+    await change(900.0, max_lead_s=1.0)
+    assert (await left(since=199.0), await left(since=200.0)) == (1, 0)
+    await change(950.0, phase=Phase.ACTIVE, activity=Activity.WATCHING)
+    assert await left(since=0.0) == 0
+    await change(960.0, phase=Phase.SUSPENDED, activity=Activity.PAUSED)
+    assert (await left(since=959.0), await left(since=960.0)) == (1, 0)

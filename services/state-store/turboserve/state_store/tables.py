@@ -67,6 +67,8 @@ sessions = Table(
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
     Column("ended_at", Double),
+    # Since when the session is suspended. NULL: it is not, or an earlier version suspended it.
+    Column("suspended_at", Double),
     # W3C trace contexts of requests that other services continue. NULL: not traced.
     Column("traceparent", Text),
     Column("prompt_traceparent", Text),

@@ -117,7 +117,7 @@ def _outlook_query() -> Select[Any]:
     # Both counts use an index: those of unpurged and of live sessions.
     unpurged = and_(sessions.c.ended_at > since, sessions.c.purged_at.is_(None))
     ended = select(func.count()).where(unpurged, sessions.c.model == model)
-    idle = and_(sessions.c.phase == Phase.SUSPENDED.value, not_(_WAITS), sessions.c.updated_at > since)
+    idle = and_(sessions.c.phase == Phase.SUSPENDED.value, not_(_WAITS), sessions.c.suspended_at > since)
     suspended = select(func.count()).where(LIVE, idle, sessions.c.model == model)
     return select(
         ended.scalar_subquery().label("ended"),

@@ -125,6 +125,10 @@ class SqlChanges:
         values: dict[str, Any] = record.model_dump(mode="json", include=set(SESSION_CHANGING))
         if record.phase.ended:
             values["ended_at"] = record.updated_at
+        suspended = record.phase is Phase.SUSPENDED
+        values["suspended_at"] = (
+            func.coalesce(sessions.c.suspended_at, record.updated_at) if suspended else None
+        )
         if record.migration is None or migration_key is not None:
             values["migration_key"] = migration_key
         row = update(sessions).where(sessions.c.id == record.id).values(values)

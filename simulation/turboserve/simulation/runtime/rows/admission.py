@@ -26,7 +26,7 @@ def _left(entry: SessionEntry, since: float) -> bool:
     if entry.ended_at is not None:
         return entry.ended_at > since and entry.purged_at is None
     idle = record.phase is Phase.SUSPENDED and record.activity is not Activity.WATCHING
-    return idle and record.updated_at > since
+    return idle and entry.suspended_at is not None and entry.suspended_at > since
 
 
 class MemoryAdmission:

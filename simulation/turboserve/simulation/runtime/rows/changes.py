@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from turboserve.contracts.errors import ConflictError
-from turboserve.contracts.sessions import Decision, SessionRecord
+from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.simulation.runtime.rows.deployment import insert_events
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
@@ -41,6 +41,12 @@ def insert_decision(db: Session, decision: Decision, version: int | None) -> Non
     db.refer(db.tables.sessions, decision.session)
     table: Table[int, DecisionEntry] = db.tables.decisions
     db.insert(table, db.tables.number(table), DecisionEntry(decision, version))
+
+
+def _suspended_at(before: SessionEntry, record: SessionRecord) -> float | None:
+    if record.phase is not Phase.SUSPENDED:
+        return None
+    return record.updated_at if before.suspended_at is None else before.suspended_at
 
 
 class MemoryChanges:
@@ -81,6 +87,7 @@ class MemoryChanges:
                         ),
                         fence_revision=before.fence_revision,
                         ended_at=record.updated_at if record.phase.ended else before.ended_at,
+                        suspended_at=_suspended_at(before, record),
                         purged_at=before.purged_at,
                     ),
                 )

@@ -72,6 +72,7 @@ class SessionEntry:
     migration_key: str | None = None
     fence_revision: int = 0
     ended_at: float | None = None
+    suspended_at: float | None = None
     purged_at: float | None = None
 
 
