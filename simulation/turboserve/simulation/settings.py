@@ -32,6 +32,8 @@ GATHER = str(WorkerSettings.model_fields["gather_policy"].default)
 """The gather policy that ships as the default."""
 FIDELITY = str(WorkerSettings.model_fields["fidelity"].default)
 """The policy of configurations that ships as the default."""
+BEST = "best"
+"""The policy that lowers nothing."""
 SLOW_FORWARD_S = {1: 0.1, 4: 0.35}
 """Latencies of a device that is too slow for the best configuration of more than one session."""
 REAL_TIME_MARGIN = 0.95
@@ -74,7 +76,7 @@ class Scale:
     gather: str = GATHER
     """The workers' gather policy."""
     fidelity: str = FIDELITY
-    """The workers' policy of configurations. Under any but `best`, devices are slow and have a ladder."""
+    """The workers' policy of configurations. Under any but `BEST`, devices are slow and have a ladder."""
     quality_debt_limit: float = 0.0
     """Price of quality. Above 0, workers absorb bursts: K comes from the profile of a device that has memory
     for more sessions. It needs a policy of configurations that lowers quality."""
@@ -156,7 +158,7 @@ class Scale:
         """Return the profile of each worker's device."""
         slots = self.most_sessions
         profile = DeviceProfile(load_s=load_s, slots=slots, host_states=2 * slots, chunk_at_once=True)
-        if self.fidelity == FIDELITY:
+        if self.fidelity == BEST:
             return profile
         forward_s = SLOW_FORWARD_S if slots == self.slots else _forward_of(profile, self.slots)
         return replace(profile, forward_s=forward_s, ladder=_ladder(profile))
