@@ -18,7 +18,7 @@ import pytest
 from coverage import Coverage
 
 ROOT = Path(__file__).parents[2]
-BUDGET_S = 0.2
+BUDGET_S = 0.05
 """User time of a test's process, in seconds, for which the test is traced."""
 IMPORTS_FOR_ALL = "gw0"
 """The process of xdist whose imports are traced. All of them import the same modules."""
