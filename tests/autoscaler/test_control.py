@@ -144,6 +144,14 @@ def test_a_square_wave_undoes_nothing_within_a_cooldown(
             assert t1 - t0 >= out_s, "a scale-in was undone within the cool-down"
 
 
+def test_a_slow_square_wave_is_followed_in_both_directions() -> None:
+    """So the property above is not about a controller that changes nothing."""
+    policy = ControlPolicy(most=20, capacity=K, out_cooldown_s=10.0, in_cooldown_s=20.0, in_window_s=20.0)
+    world = World(policy, 4, 5.0).run(1200, lambda t: 60 if t % 400 < 200 else 5)
+    changes = [after - before for _, before, after in world.changes]
+    assert max(changes) > 0 > min(changes)
+
+
 events = st.one_of(
     st.just(ControlTick()),
     st.builds(SessionChanged, st.sampled_from(SessionChange), st.integers(1, 30)),

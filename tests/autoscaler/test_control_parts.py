@@ -99,14 +99,15 @@ class TestBudget:
         assert budget(90, 5, row(0.8, 100.0), most=8) >= 23, "but what is needed is said"
 
     @settings(deadline=None)
-    @given(st.integers(0, 100), st.integers(1, 8), st.integers(0, 30), st.floats(0.2, 1.0))
+    @given(st.integers(0, 100), st.integers(1, 8), st.integers(0, 30), st.integers(20, 100))
     def test_would_hold_means_an_even_spread_fits(
-        self, required: int, capacity: int, workers: int, limit: float
+        self, required: int, capacity: int, workers: int, percent: int
     ) -> None:
-        if would_hold(required, capacity, workers, limit):
-            assert required <= capacity * workers
-            if required:
-                assert math.ceil(required / workers) <= capacity * limit + 1e-6
+        even = [required // workers + (index < required % workers) for index in range(workers)]
+        fits = sum(even) == required and all(
+            held <= capacity and 100 * held <= capacity * percent for held in even
+        )
+        assert would_hold(required, capacity, workers, percent / 100) == fits
 
 
 class TestTable:

@@ -43,7 +43,9 @@ def test_three_bursts_hold_a_tenth_of_the_streams_each() -> None:
 
 
 def test_pauses_take_a_fifth_of_the_stream_each() -> None:
-    for plan in WORKLOADS["pause"](1, 100, 1.0, 16):
+    plans = WORKLOADS["pause"](1, 100, 1.0, 16)
+    assert plans
+    for plan in plans:
         frames = {7: 81, 11: 129, 14: 161, 21: 241}[plan.chunks]
         assert len(plan.pauses) == {81: 1, 129: 2, 161: 2, 241: 3}[frames]
         for pause in plan.pauses:
@@ -52,7 +54,9 @@ def test_pauses_take_a_fifth_of_the_stream_each() -> None:
 
 
 def test_switches_are_as_many_as_the_length_demands() -> None:
-    for plan in WORKLOADS["switch"](1, 100, 1.0, 16):
+    plans = WORKLOADS["switch"](1, 100, 1.0, 16)
+    assert plans
+    for plan in plans:
         frames = {7: 81, 11: 129, 14: 161, 21: 241}[plan.chunks]
         assert len(plan.switches) == {81: 1, 129: 2, 161: 2, 241: 3}[frames]
         assert all(0.0 <= place <= frames / 16 for place in plan.switches)

@@ -111,7 +111,7 @@ async def test_who_leaves_asks_no_more() -> None:
 
 async def test_a_viewer_who_could_not_enter_is_not_counted() -> None:
     room = Room([], broken=True)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="broken"):
         async with watching(room):
             pass
     assert not room.viewers

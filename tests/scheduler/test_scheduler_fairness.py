@@ -73,6 +73,7 @@ def test_no_tenant_gets_ahead_of_one_that_waits_by_more_than_one_slot(
 @given(queues)
 def test_within_a_tenant_who_waited_longest_comes_first(sessions: list[SessionView]) -> None:
     order = in_fair_order(sessions, {}, {})
+    assert {view.id for view in order} == {view.id for view in sessions}
     for share in {view.share for view in sessions}:
         own = [(since_of(view), view.id) for view in order if view.share == share]
         assert own == sorted(own)

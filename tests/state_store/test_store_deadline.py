@@ -61,7 +61,7 @@ async def test_what_the_driver_trips_over_after_the_cut_is_unavailable(database:
 
 async def test_a_mistake_of_ours_is_not_taken_for_an_outage(postgres_url: str) -> None:
     database = PostgresDatabase(Settings(postgres_url=SecretStr(postgres_url), **PATIENT))
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match="no_such_thing"):
         async with database.transaction() as db:
             db.no_such_thing  # type: ignore[attr-defined]  # noqa: B018
     await database.close()

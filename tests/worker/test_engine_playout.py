@@ -146,6 +146,7 @@ def test_the_forecast_is_what_the_engine_does(make_driver: MakeDriver, sessions:
     began = driver.now
     found = engine.playouts(began)
     pending = {name for name, s in engine.sessions.items() if not s.delivered and not s.undecoded}
+    assert pending
     ready: dict[str, float] = {}
     while pending - ready.keys():
         for event in engine.step(driver.now):

@@ -434,3 +434,18 @@ def test_latents_say_where_their_epoch_began_and_which_was_before() -> None:
     bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 9, True, 5))
     bench.package("s1", run, 9)
     assert bench.last(commands.PublishLatents).began == 8
+
+
+def test_a_report_has_the_lead_of_what_is_made_and_the_next_chunk_of_what_is_in_the_log() -> None:
+    """The viewer gets chunks that still wait for their publication, so they count in the lead."""
+    bench = Bench()
+    admit = bench.run_from(row())
+    bench.package("s1", admit.run, 0)
+    publish = bench.last(commands.PublishChunk)
+    bench.package("s1", admit.run, 1)
+    bench.handle(events.PlayheadMoved("s1", 0.5, True, bench.now))
+    [held] = bench.table.held(lambda chunk: 0.75 * chunk)
+    assert (held.next_chunk, held.lead_s) == (0, 1.0)
+    bench.outcome(publish, events.PublishOutcome.ACKED, 11)
+    [held] = bench.table.held(lambda chunk: 0.75 * chunk)
+    assert (held.next_chunk, held.lead_s) == (1, 1.0)
