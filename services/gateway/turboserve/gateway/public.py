@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+
+from turboserve.contracts.sessions import Activity, SessionRecord
 
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 _FORM = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
@@ -70,3 +73,27 @@ InputTime = Annotated[AwareDatetime, BeforeValidator(_read), WithJsonSchema(_SCH
 def takes_head(path: str) -> bool:
     """Return whether the response at `path` is finite. Only finite responses support HEAD."""
     return not path.endswith(_LASTING)
+
+
+class PublicActivity(StrEnum):
+    """What the user wants of the session, independent of its current phase."""
+
+    WATCHING = "watching"
+    PAUSED = "paused"
+    IDLE = "idle"
+    """No viewer has watched for `TURBOSERVE_IDLE_AFTER_S`."""
+    ENDED = "ended"
+    """The session has ended: it generates no video any more."""
+
+
+def activity_of(record: SessionRecord) -> PublicActivity:
+    """Return the activity of the row, which keeps its last value when the session ends."""
+    if record.phase.ended:
+        return PublicActivity.ENDED
+    match record.activity:
+        case Activity.WATCHING:
+            return PublicActivity.WATCHING
+        case Activity.PAUSED:
+            return PublicActivity.PAUSED
+        case Activity.IDLE:
+            return PublicActivity.IDLE

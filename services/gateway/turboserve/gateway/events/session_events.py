@@ -14,8 +14,7 @@ from turboserve.contracts import events
 from turboserve.contracts.base import Note
 from turboserve.contracts.events import SessionEvent, session_event_from_bytes
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.gateway.public import PublicOutput, Timestamp
-from turboserve.gateway.sessions.activity import PublicActivity, activity_of
+from turboserve.gateway.public import PublicActivity, PublicOutput, Timestamp, activity_of
 from turboserve.subjects import EVENT
 from turboserve.tasks import answered
 

@@ -11,19 +11,21 @@ from turboserve.contracts.base import Text
 from turboserve.contracts.sessions import Phase
 from turboserve.gateway.auth.middleware import Caller, Tenant
 from turboserve.gateway.problems.schemas import BODY, problems
-from turboserve.gateway.sessions.parameters import SessionId
-from turboserve.gateway.sessions.schemas import (
+from turboserve.gateway.sessions.migration_schemas import (
     DecisionList,
     NewMigration,
+    SessionDecision,
+    StartedMigration,
+)
+from turboserve.gateway.sessions.parameters import SessionId
+from turboserve.gateway.sessions.schemas import (
     NewPrompt,
     NewSession,
     Playout,
     Receipt,
     Session,
     SessionChange,
-    SessionDecision,
     SessionList,
-    StartedMigration,
 )
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.timeline.service import TimelineService

@@ -1,4 +1,4 @@
-"""Schemas of sessions in REST requests and answers."""
+"""Schemas of sessions and prompts in REST requests and answers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from pydantic import AfterValidator, Field
 
 from turboserve.contracts.base import ID_PATTERN, Text
 from turboserve.contracts.fidelity import LARGEST_LEAD_S, Tier
-from turboserve.contracts.requests import MigrationAccepted
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
     METADATA_VALUE_LIMIT,
     PROMPT_LIMIT,
     SEED_LIMIT,
-    Decision,
     Phase,
     PromptReceipt,
     SessionRecord,
 )
-from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp
-from turboserve.gateway.sessions.activity import PublicActivity, activity_of
+from turboserve.gateway.public import PublicActivity, PublicInput, PublicOutput, Timestamp, activity_of
 
 METADATA_KEY_LIMIT = 64
 
@@ -43,7 +40,7 @@ PromptText = Annotated[
 ]
 _Key = Annotated[Text, Field(min_length=1, max_length=METADATA_KEY_LIMIT)]
 _Value = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
-_SessionId = Annotated[str, Field(description="Id of the session.", examples=["ses_5f3a9c"])]
+SessionId = Annotated[str, Field(description="Id of the session.", examples=["ses_5f3a9c"])]
 
 
 class QualityInput(PublicInput):
@@ -137,16 +134,6 @@ class NewPrompt(PublicInput):
     drop_buffer: DropBuffer = False
 
 
-class NewMigration(PublicInput):
-    """A migration to begin."""
-
-    worker: Annotated[str, Field(pattern=ID_PATTERN)] | None = Field(
-        None,
-        description="The target, one of `/v1/workers`. `null`: the scheduler chooses.",
-        examples=["wk_77d1e0"],
-    )
-
-
 class Links(PublicOutput):
     """Paths of the session's resources."""
 
@@ -217,7 +204,7 @@ class Playout(PublicOutput):
 class Session(PublicOutput):
     """One session as its tenant sees it."""
 
-    id: _SessionId
+    id: SessionId
     phase: Phase = Field(description="Where the session is in its life.", examples=["active"])
     activity: PublicActivity = Field(
         description="What the user wants: `watching`, `paused`, `idle` (no viewer for a while), or `ended`.",
@@ -283,7 +270,7 @@ class SessionList(PublicOutput):
 class Receipt(PublicOutput):
     """An accepted prompt. The event `prompt.applied` or `prompt.superseded` with this `prompt_id` follows."""
 
-    session: _SessionId
+    session: SessionId
     prompt_id: str = Field(
         description="Id of the prompt. Its events carry the same id.", examples=["prm_5f3a9c"]
     )
@@ -296,67 +283,3 @@ class Receipt(PublicOutput):
     @classmethod
     def of(cls, receipt: PromptReceipt) -> Self:
         return cls(**receipt.model_dump(include=set(cls.model_fields)))
-
-
-class SessionDecision(PublicOutput):
-    """One decision of the scheduler about the session, with its reason and its numbers."""
-
-    epoch: int = Field(description="Number of the ownership that the decision is about.", examples=[2])
-    worker: str | None = Field(
-        description="The worker that the decision names. `null`: none.", examples=["wk_77d1e0"]
-    )
-    kind: str = Field(
-        description="`place`, `resume`, `recover`, `rebuild` or `wait`: where the session runs. `migrate`, "
-        "`migrated` or `stay`: a migration begins, is committed, or is abandoned. `release`: no worker owns "
-        "the suspended session now. `device_error`: a step for the session broke its worker's device.",
-        examples=["migrate"],
-    )
-    reason: str = Field(description="Why.", examples=["a chunk takes 0.05 s less on wk_77d1e0"])
-    numbers: dict[str, float] = Field(
-        description="The numbers that were compared, by name.", examples=[{"gain_s": 0.05}]
-    )
-    at: Timestamp = Field(description="When it was decided.")
-
-    @classmethod
-    def of(cls, decision: Decision) -> Self:
-        return cls(**decision.model_dump(include=set(cls.model_fields)))
-
-
-class DecisionList(PublicOutput):
-    """The scheduler's decisions about one session."""
-
-    decisions: list[SessionDecision] = Field(description="The decisions, oldest first.")
-
-
-class StartedMigration(PublicOutput):
-    """A migration that has begun. The event `session.migrated` or `session.migration_abandoned` ends it."""
-
-    session: _SessionId
-    epoch: int = Field(
-        description="Number of the current ownership. The commit of the migration raises it by one.",
-        examples=[1],
-    )
-    worker: str | None = Field(
-        description="The worker that runs the session until the commit.", examples=["wk_5f3a9c"]
-    )
-    target: str | None = Field(
-        description="The worker that the session migrates to. `null`: the session is there already.",
-        examples=["wk_77d1e0"],
-    )
-    migration: int | None = Field(
-        description="Number of this migration, which no other migration of the session has. `null`: none.",
-        examples=[12],
-    )
-    decision: SessionDecision = Field(description="Why the scheduler chose this target.")
-
-    @classmethod
-    def of(cls, accepted: MigrationAccepted) -> Self:
-        record = accepted.record
-        return cls(
-            session=record.id,
-            epoch=record.epoch,
-            worker=record.worker,
-            target=record.target,
-            migration=record.migration,
-            decision=SessionDecision.of(accepted.decision),
-        )

@@ -14,8 +14,7 @@ from turboserve.contracts.fidelity import Tier
 from turboserve.contracts.sessions import Phase
 from turboserve.gateway.problems.schemas import Problem
 from turboserve.gateway.problems.validation import invalid_input
-from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp, timestamp
-from turboserve.gateway.sessions.activity import PublicActivity
+from turboserve.gateway.public import PublicActivity, PublicInput, PublicOutput, Timestamp, timestamp
 from turboserve.gateway.sessions.schemas import DropBuffer, PromptText, SessionChange
 
 VERSION = 1

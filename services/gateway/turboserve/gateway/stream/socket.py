@@ -19,8 +19,7 @@ from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.session_events import EventBase, public_event
 from turboserve.gateway.problems.errors import ChunkGoneError, MalformedRequestError
 from turboserve.gateway.problems.schemas import problem_of
-from turboserve.gateway.public import timestamp
-from turboserve.gateway.sessions.activity import activity_of
+from turboserve.gateway.public import activity_of, timestamp
 from turboserve.gateway.stream import protocol
 from turboserve.gateway.stream.watch import Watch
 from turboserve.tasks import stop
