@@ -128,7 +128,7 @@ class Hop:
 
 
 @contextmanager
-def recorded_stack(tree: Path, port: int) -> Iterator[Path]:
+def recorded_stack(tree: Path, port: int, workers: str | None) -> Iterator[Path]:
     """Run a stack of `tree`'s code with recording services; yields the folder of the records."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         modules, records = Path(scratch, "modules"), Path(scratch, "records")
@@ -137,7 +137,11 @@ def recorded_stack(tree: Path, port: int) -> Iterator[Path]:
         recorder = RECORDER.format(tree=f"{tree}/", folder=str(records))
         (modules / "sitecustomize.py").write_text(recorder)
         command = [f"{tree}/.venv/bin/turboserve", "up", "--port", str(port), "--data", f"{scratch}/data"]
-        environment = {**os.environ, "PYTHONPATH": str(modules)}
+        if workers is not None:
+            command += ["--workers", workers]
+        # A work tree may share another checkout's environment: then PYTHONPATH names its packages.
+        packages = os.environ.get("PYTHONPATH", "") if tree == HERE else ""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(modules), packages]))}
         with Path(scratch, "log").open("w") as log:
             stack = subprocess.Popen(command, cwd=scratch, env=environment, stdout=log, stderr=log)
             try:
@@ -241,13 +245,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tree", type=Path, default=HERE, help="the checkout whose stack runs")
     parser.add_argument("--port", type=int, default=8970, help="the gateway's port")
+    parser.add_argument("--workers", help="as of `turboserve up`")
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--quiet-s", type=float, default=30.0, help="length of the baseline, seconds")
     parser.add_argument("--functions", action="store_true", help="print each function, too")
     parser.add_argument("--write", type=Path, help="write the hops to this file")
     options = parser.parse_args()
     tree = options.tree.resolve()
-    with recorded_stack(tree, options.port) as records:
+    with recorded_stack(tree, options.port, options.workers) as records:
         baseline, windows = asyncio.run(
             scene(f"http://127.0.0.1:{options.port}", options.sessions, options.quiet_s)
         )

@@ -1,10 +1,19 @@
-"""Aggregates the playheads of one session's viewers over all gateways. Pure: callers pass the time in."""
+"""The viewers of sessions over all gateways: their playheads combined, and followed on the bus."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Set
+from contextlib import suppress
 from dataclasses import dataclass
 
+import nats
+from nats.aio.subscription import Subscription
+
+from turboserve.bus import Bus
 from turboserve.contracts.workers import Playhead
+from turboserve.subjects import PLAYHEAD
+from turboserve.tasks import BackgroundTasks
 
 SILENT_S = 5.0
 """A gateway reports several times a second about the sessions watched through it. A gateway that has been
@@ -43,7 +52,10 @@ class _GatewayReport:
 
 
 class Audience:
-    """The viewers of one session, by each gateway's newest report. Gateways that send no id count as one."""
+    """The viewers of one session, by each gateway's newest report. Gateways that send no id count as one.
+
+    It reads no clock: callers pass the time in.
+    """
 
     def __init__(self) -> None:
         self._gateways: dict[str | None, _GatewayReport] = {}
@@ -65,3 +77,46 @@ class Audience:
         viewers = sum(last.viewers for last in self._gateways.values())
         self.aggregate = AggregatedPlayhead(furthest.playhead_s, viewers, furthest.observed_at)
         return self.aggregate
+
+
+class AudienceFollower:
+    """Follows the playheads of a set of sessions. Belongs to the event loop."""
+
+    def __init__(
+        self, bus: Bus, monotonic: Callable[[], float], on_change: Callable[[str, AggregatedPlayhead], None]
+    ) -> None:
+        """`on_change` is called with a session and its aggregate whenever the aggregate has changed."""
+        self._bus, self._monotonic, self._on_change = bus, monotonic, on_change
+        self._subscribing: dict[str, asyncio.Task[Subscription]] = {}
+        self._audiences: dict[str, Audience] = {}
+        self._tasks = BackgroundTasks()
+
+    def follow(self, sessions: Set[str]) -> None:
+        """Follow exactly these sessions from now on."""
+        for session in sessions - self._subscribing.keys():
+            self._audiences[session] = Audience()
+            self._subscribing[session] = asyncio.create_task(
+                self._bus.subscribe(PLAYHEAD, session, self._on_playhead)
+            )
+        for session in self._subscribing.keys() - sessions:
+            del self._audiences[session]
+            self._tasks.create(_unsubscribe(self._subscribing.pop(session)))
+
+    def close(self) -> None:
+        """End the tasks under way."""
+        self._tasks.cancel()
+
+    async def _on_playhead(self, message: Playhead, _: bytes) -> None:
+        audience = self._audiences.get(message.session)
+        if audience is None:
+            return
+        before = audience.aggregate
+        together = audience.update(message, self._monotonic())
+        # A gateway whose viewers are behind another gateway's changes nothing.
+        if together != before:
+            self._on_change(message.session, together)
+
+
+async def _unsubscribe(subscribing: asyncio.Task[Subscription]) -> None:
+    with suppress(nats.errors.Error, OSError):
+        await (await subscribing).unsubscribe()

@@ -16,6 +16,7 @@ from turboserve.contracts.errors import StaleTermError
 from turboserve.contracts.leading import Campaign, KeepLead, LeaderRecord
 from turboserve.scheduler.leadership import Ask, Leadership, Lease, ReadLeader, RenewLead, TakeLead
 from turboserve.state_store.core import leading as store_rules
+from turboserve.state_store.core.change import expect_term
 
 LEASE = Lease(renew_s=0.5, lease_s=2.5, timeout_s=3.5)
 
@@ -41,7 +42,7 @@ class Row:
         return self.record, granted
 
     def command(self, me: str, term: int) -> None:
-        store_rules.check(self.record, term)
+        expect_term(self.record, term)
         self.accepted.append((term, me))
 
 

@@ -28,7 +28,7 @@ from turboserve.scheduler.placement import (
 )
 from turboserve.scheduler.placement.lateness import _batch, late_chunks
 from turboserve.scheduler.placement.pool import LatencyCurve
-from turboserve.scheduler.placement.slack import EXTRAPOLATE_S, slack_at
+from turboserve.scheduler.placement.urgency import EXTRAPOLATE_S, slack_at
 from turboserve.worker.engine.gather import Candidate as Row
 from turboserve.worker.engine.gather import LatencyProfile, LeastCreditFirst
 

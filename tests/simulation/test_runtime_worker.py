@@ -281,7 +281,7 @@ def test_a_publication_that_outlives_its_run_still_sets_the_error_of_its_chunks_
     joined(world, "wrk_a")
     worker = world.lives["wrk_a"].worker
     assert worker is not None
-    refused, published = asyncio.Event(), worker._wire.publish
+    refused, published = asyncio.Event(), worker.logs._wire.publish
 
     async def publish(chunk: PackagedChunk, *rest: Any, **options: Any) -> Any:
         if chunk.index < 1:
@@ -289,12 +289,12 @@ def test_a_publication_that_outlives_its_run_still_sets_the_error_of_its_chunks_
         await refused.wait()
         return PublishOutcome.FENCED, 0, False
 
-    monkeypatch.setattr(worker._wire, "publish", publish)
+    monkeypatch.setattr(worker.logs._wire, "publish", publish)
     world.call(world.place("ses_1", "wrk_a"))
-    world.until(lambda: ("ses_1", 1) in {key[::2] for key in worker._publishing}, "chunk 1 is sent")
+    world.until(lambda: ("ses_1", 1) in {key[::2] for key in worker.logs.publishing}, "chunk 1 is sent")
     world.change("ses_1", worker="wrk_b")
     world.call(world.handle("ses_1", "wrk_a"))
-    world.until(lambda: "ses_1" not in worker.table.entries and not worker._chunks, "the run is evicted")
+    world.until(lambda: "ses_1" not in worker.table.entries and not worker.logs.chunks, "the run is evicted")
 
     def chunk_spans() -> dict[object, StatusCode]:
         made = [span for span in exporter.get_finished_spans() if span.name == "generate chunk"]
@@ -302,7 +302,7 @@ def test_a_publication_that_outlives_its_run_still_sets_the_error_of_its_chunks_
 
     assert 1 not in chunk_spans(), "its publication is in progress"
     refused.set()
-    world.until(lambda: not worker._publishing, "the publication ends")
+    world.until(lambda: not worker.logs.publishing, "the publication ends")
     assert chunk_spans()[1] is StatusCode.ERROR
     assert chunk_spans()[0] is not StatusCode.ERROR
 
@@ -322,19 +322,19 @@ def test_a_publication_that_is_cancelled_after_its_run_ends_its_chunks_span(
     async def publish(chunk: PackagedChunk, *rest: Any, **options: Any) -> Any:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(worker._wire, "publish", publish)
+    monkeypatch.setattr(worker.logs._wire, "publish", publish)
     world.call(world.place("ses_1", "wrk_a"))
-    world.until(lambda: worker._publishing, "chunk 0 is sent")
+    world.until(lambda: worker.logs.publishing, "chunk 0 is sent")
     world.change("ses_1", worker="wrk_b")
     world.call(world.handle("ses_1", "wrk_a"))
-    world.until(lambda: "ses_1" not in worker.table.entries and not worker._chunks, "the run is evicted")
+    world.until(lambda: "ses_1" not in worker.table.entries and not worker.logs.chunks, "the run is evicted")
 
     def ended() -> bool:
         return "generate chunk" in [span.name for span in exporter.get_finished_spans()]
 
     before = ended()
     worker._tasks.cancel()
-    world.until(lambda: not worker._publishing, "the publication is cancelled")
+    world.until(lambda: not worker.logs.publishing, "the publication is cancelled")
     assert (before, ended()) == (False, True)
 
 

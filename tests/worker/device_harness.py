@@ -22,7 +22,7 @@ from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.engine_driver import AdmitRequest
+from turboserve.worker.service.engine_commands import AdmitRequest
 from turboserve.worker.service.host_memory import state_host_bytes
 from turboserve.worker.service.host_platform import HostPlatform
 from turboserve.worker.service.packager import PackagedChunk, ToLoop

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity_forecast import EngineLoad, StreamLoad
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
-from turboserve.worker.engine.fidelity_load import EngineLoad, StreamLoad
 from turboserve.worker.engine.fidelity_policy import FidelityPolicy
 from turboserve.worker.engine.gather import LatencyProfile
 

@@ -13,9 +13,15 @@ from tests.worker.fidelity_world import BEST, CHUNK_S, LADDER, ladder_of, qualit
 from turboserve.baselines.fidelity import BudgetedFidelity, FixedLevels
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_exchange import HOLD_S, LeastLossInTime, plan, planned
-from turboserve.worker.engine.fidelity_forecast import PlannedChunk, Server, forecast, next_chunks
+from turboserve.worker.engine.fidelity_forecast import (
+    EngineLoad,
+    PlannedChunk,
+    Server,
+    StreamLoad,
+    forecast,
+    next_chunks,
+)
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
-from turboserve.worker.engine.fidelity_load import EngineLoad, StreamLoad
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES, BestFidelity
 from turboserve.worker.engine.fidelity_profile import FidelityProfile, MeasuredFidelity
 from turboserve.worker.engine.gather import LatencyProfile

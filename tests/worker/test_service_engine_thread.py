@@ -15,7 +15,7 @@ import torch
 
 from turboserve.clock import SystemClock
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.engine_driver import AdmitRequest
+from turboserve.worker.service.engine_commands import AdmitRequest
 from turboserve.worker.service.host_platform import EngineThread
 from turboserve.worker.service.packager import FromEngine, GeneratedChunk
 

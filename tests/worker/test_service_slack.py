@@ -13,7 +13,7 @@ from turboserve.contracts.workers import HeldSession
 from turboserve.worker import metrics
 from turboserve.worker.engine.playout import Playout
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.slack import MEASURE_S, SlackBoard, SlackMonitor, count, session_slack
+from turboserve.worker.service.quality import MEASURE_S, SlackBoard, SlackMonitor, count, session_slack
 
 RELAXED, URGENT = Playout(5.0, 0.1, 0.2), Playout(0.1, 0.1, 0.2)
 

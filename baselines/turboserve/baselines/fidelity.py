@@ -5,7 +5,7 @@ In the paper both decide every three seconds. Here they decide at every chunk bo
 
 from __future__ import annotations
 
-from turboserve.worker.engine.fidelity_load import EngineLoad, StreamLoad, stream_of
+from turboserve.worker.engine.fidelity_forecast import EngineLoad, StreamLoad, stream_of
 from turboserve.worker.engine.fidelity_profile import MeasuredFidelity, choose_within_budget
 
 ALPHA = 2.0

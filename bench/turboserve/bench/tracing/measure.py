@@ -22,7 +22,8 @@ from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.media import FragmentEncoder
 from turboserve.worker.service import commands
-from turboserve.worker.service.engine_driver import AdmitRequest, EngineDriver
+from turboserve.worker.service.engine_commands import AdmitRequest
+from turboserve.worker.service.engine_driver import EngineDriver
 from turboserve.worker.service.packager import (
     ChunkPackager,
     FromEngine,
@@ -79,6 +80,8 @@ class TracedWorker:
             clock=clock.monotonic,
         )
         self._driver = EngineDriver(engine, self._generated, clock.monotonic)
+        # A run keeps trace contexts only if it began with tracing.
+        self._driver.engine.records_steps = True
         self._driver.carry_out(commands.GenerateUntil(math.inf))
         encoder = TensorEncoder(FragmentEncoder(), weight.dtype)
         self._packager = ChunkPackager(

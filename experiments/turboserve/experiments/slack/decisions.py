@@ -8,7 +8,7 @@ from typing import Any
 
 from turboserve.bench.report import percentile
 from turboserve.experiments.slack.profiles import FORWARDS, SlackProfile
-from turboserve.worker.engine.fidelity_load import EngineLoad, StreamLoad
+from turboserve.worker.engine.fidelity_forecast import EngineLoad, StreamLoad
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
 from turboserve.worker.engine.gather import GATHER_POLICIES, Candidate, LatencyProfile
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from turboserve import logs, subjects
 from turboserve.contracts import leading
@@ -60,7 +61,7 @@ class Lead:
 
     @property
     def role(self) -> str:
-        return "leader" if self._leads() else "standby"
+        return "leader" if self.leadership.leads(self._now()) else "standby"
 
     async def run(self) -> None:
         """Take part in leadership until the service stops."""
@@ -127,16 +128,10 @@ class Lead:
                 self._make_core(),
                 self._tick_s,
                 term,
-                self._leads_in(term),
+                partial(self.leadership.leads_in, term),
                 self._on_leadership_lost,
             )
             await self.shell.start()
-
-    def _leads(self) -> bool:
-        return self.leadership.leads(self._now())
-
-    def _leads_in(self, term: int) -> Callable[[], bool]:
-        return lambda: self.leadership.term == term and self._leads()
 
     def _on_leadership_lost(self) -> None:
         self.leadership.on_leadership_lost(self._now())

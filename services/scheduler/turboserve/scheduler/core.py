@@ -129,14 +129,13 @@ class Scheduler:
             self._send(ListAll(self._ask(self._listing, now)))
         if self.synced:
             self.migrations.wanted = self.migrations.wanted or not isinstance(event, Tick)
-            for step in self.migrations.drive(self.view, now, self.listening.now, self._take):
-                self._send(step)
+            if self.view.migrating or self.view.ended_migrations:
+                for step in self.migrations.drive(self.view, now, self.listening.now, self._take):
+                    self._send(step)
             self._decide(now)
-            waiting = self.waiting > 0
-            for begin in self.migrations.propose(
-                self.view, lambda: self._cluster(now), now, waiting, self._take
-            ):
-                self._begin(begin)
+            if len(self.view.workers) > 1:
+                # One worker alone has no target for a migration.
+                self._rebalance(now)
             quiet = not self._commands and isinstance(event, Tick | LoadReported)
             self._commands += self._feedback.reports(
                 self.view, self._cluster(now), self.decisions, now, quiet
@@ -285,6 +284,11 @@ class Scheduler:
             elif session.waiting is not None and session.waiting.noted != choice.reason:
                 session.waiting = replace(session.waiting, noted=choice.reason)
                 self._commands.append(RecordDecision(decision))
+
+    def _rebalance(self, now: float) -> None:
+        waiting = self.waiting > 0
+        for begin in self.migrations.propose(self.view, lambda: self._cluster(now), now, waiting, self._take):
+            self._begin(begin)
 
     # Commands under way
 

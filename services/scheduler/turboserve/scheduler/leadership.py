@@ -83,6 +83,10 @@ class Leadership:
         """Whether this instance may decide at `now`. Once False in a term, it stays False in that term."""
         return self.term is not None and now < self._until
 
+    def leads_in(self, term: int, now: float) -> bool:
+        """Whether this instance may decide at `now` in `term`."""
+        return self.term == term and self.leads(now)
+
     def tick(self, now: float) -> Ask | None:
         """Return the request to send to the store now; None if none is due."""
         if self.term is not None and not self.leads(now):

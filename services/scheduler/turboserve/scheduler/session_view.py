@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.scheduler.placement.slack import ReportedSlack
+from turboserve.scheduler.placement.urgency import ReportedSlack
 from turboserve.scheduler.worker_view import ChangeTracked
 
 Share = tuple[str, str]

@@ -73,21 +73,21 @@ class Shell:
         core: Scheduler,
         tick_s: float,
         term: int = 0,
-        leads: Callable[[], bool] = lambda: True,
+        leads: Callable[[float], bool] = lambda now: True,
         on_leadership_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`leads` returns whether this process may still decide in `term`.
+        """`leads` returns whether this process may still decide in `term`, at a monotonic time in seconds.
 
         The shell calls `on_leadership_lost` when the store reports that `term` is over.
         """
         self.core = core
         self.term = term
-        self._leads = leads
+        self._leads_at = leads
         self._runtime = runtime
         self._bus = runtime.bus
         self._tick_s = tick_s
         self._executor = Executor(runtime.bus, runtime.clock, term, on_leadership_lost)
-        self._operator_endpoint = OperatorEndpoint(runtime.bus, self.feed, leads)
+        self._operator_endpoint = OperatorEndpoint(runtime.bus, self.feed, self._leads)
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._synced = asyncio.Event()
         self._subscriptions: list[Subscription] = []
@@ -119,6 +119,9 @@ class Shell:
     def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
         self._tasks.add(self._runtime.spawn(work, name))
 
+    def _leads(self) -> bool:
+        return self._leads_at(self._runtime.clock.monotonic())
+
     def feed(self, event: Event) -> None:
         """Pass one event to the core and start the commands that it returns. Does nothing after the term."""
         if not self._leads():
@@ -141,8 +144,7 @@ class Shell:
                 continue
             self._note(command)
             cause = self._cause(command, event) if tracing() else NO_CAUSE
-            # If a command raises, the process ends: an unanswered ticket would block its session forever.
-            self._spawn(self._execute(command, cause), type(command).__name__)
+            self._tasks.create(self._execute(command, cause), type(command).__name__)
 
     def _cause(self, command: Command, event: Event) -> Cause:
         session = self.core.view.sessions.get(getattr(command, "session", ""))
@@ -151,12 +153,16 @@ class Shell:
         return cause_of(command, event, None if session is None else session.record)
 
     async def _execute(self, command: Command, cause: Cause) -> None:
-        if not tracing():
-            await self._run(command, nullcontext())
-            return
-        # Without `within`, the command would continue whatever was current when the event was processed.
-        with within(NO_CAUSE.context):
-            await self._run(command, span_of(command, cause) or nullcontext())
+        try:
+            if not tracing():
+                await self._run(command, nullcontext())
+                return
+            # Without `within`, the command would continue whatever was current when the event was processed.
+            with within(NO_CAUSE.context):
+                await self._run(command, span_of(command, cause) or nullcontext())
+        except Exception as error:
+            # End the process: an unanswered ticket would block its session forever.
+            self._spawn(_fail(error), type(command).__name__)
 
     async def _run(self, command: Command, span: AbstractContextManager[object]) -> None:
         async with self._room:

@@ -11,7 +11,7 @@ from cachetools import FIFOCache
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
-from turboserve.scheduler.placement.slack import reported
+from turboserve.scheduler.placement.urgency import ReportedSlack
 from turboserve.scheduler.session_view import Migrating, MigratingSuspended, Placing, SessionView, Share
 from turboserve.scheduler.worker_view import Serving, WorkerView
 
@@ -124,7 +124,11 @@ class View:
             if session is None or (session.record.worker, session.record.epoch) != (worker.id, held.epoch):
                 continue
             if held.slack is not None or session.slack is not None:
-                session.slack = None if held.slack is None else reported(held.slack, now)
+                session.slack = (
+                    None
+                    if (slack := held.slack) is None
+                    else ReportedSlack(slack.slack_s, slack.credit_s, now, slack.tier, slack.playing)
+                )
                 self.changed_slacks.add(session.id)
         return worker
 

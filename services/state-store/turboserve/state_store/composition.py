@@ -15,7 +15,8 @@ from turboserve.state_store.accounting import Accounting
 from turboserve.state_store.availability import migrate_with_retry, watch
 from turboserve.state_store.core.workers import Leases
 from turboserve.state_store.endpoints import serve, serve_pools
-from turboserve.state_store.hot.session_state import TTL_S, HotStoreGuard, Latents, Playheads
+from turboserve.state_store.hot.redis import HotStoreGuard
+from turboserve.state_store.hot.session_state import TTL_S, Latents, Playheads
 from turboserve.state_store.leader import lead
 from turboserve.state_store.log_histories import LogHistories
 from turboserve.state_store.log_space import LogSpace

@@ -11,7 +11,6 @@ from turboserve.scheduler.placement.interface import Assigner, NeverMigrates, Pl
 from turboserve.scheduler.placement.links import Link, LinkKind, Links
 from turboserve.scheduler.placement.minmax import MinMax
 from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
-from turboserve.scheduler.placement.slack import ReportedSlack
 from turboserve.scheduler.placement.types import (
     Candidate,
     Choice,
@@ -22,6 +21,7 @@ from turboserve.scheduler.placement.types import (
     Weights,
     WorkerState,
 )
+from turboserve.scheduler.placement.urgency import ReportedSlack
 
 PLACEMENTS: Policies[Placement] = Policies("placement", {"min-max": MinMax})
 """Placement policies by the name that the setting `placement` uses."""

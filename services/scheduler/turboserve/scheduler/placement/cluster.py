@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Iterator
 from math import inf
 
 from turboserve.scheduler.placement.pool import NO_WORKER, Item, Pool, PoolEntry, Ranking
-from turboserve.scheduler.placement.slack import ReportedSlack
 from turboserve.scheduler.placement.types import Candidate, SessionState, WorkerState
-from turboserve.scheduler.placement.urgency import Urgency
+from turboserve.scheduler.placement.urgency import ReportedSlack, Urgency
 
 PoolKey = tuple[str, str | None]
 """Model and digest of the weights."""
@@ -60,7 +59,7 @@ class Cluster:
         pool = self.pool(worker.model, worker.weights_digest)
         pool.ready += entry.candidate
         pool.rank(entry)
-        self.urgency.touch(entry.id)
+        self.urgency.changed.add(entry.id)
 
     def drop_worker(self, worker: str) -> None:
         """Remove a worker. Its sessions remain until they are put or dropped."""
@@ -102,7 +101,7 @@ class Cluster:
         else:
             slacks[session] = slack
         for worker, _ in _marks(state):
-            self.urgency.touch(worker)
+            self.urgency.changed.add(worker)
 
     def pool(self, model: str, weights_digest: str | None = None) -> Pool:
         """Return the pool of the workers with this model and these weights; makes it if there is none."""
@@ -161,7 +160,7 @@ class Cluster:
             pool = self.pool(state.model, state.weights_digest)
             pool.ready -= entry.candidate
             pool.forget(entry)
-            self.urgency.touch(entry.id)
+            self.urgency.changed.add(entry.id)
 
     def _mark(self, session: SessionState) -> dict[str, PoolEntry]:
         touched: dict[str, PoolEntry] = {}
@@ -179,7 +178,7 @@ class Cluster:
 
     def _rank(self, touched: dict[str, PoolEntry]) -> None:
         for entry in touched.values():
-            self.urgency.touch(entry.id)
+            self.urgency.changed.add(entry.id)
             if entry.state is NO_WORKER:
                 self._tidy(entry)
             else:

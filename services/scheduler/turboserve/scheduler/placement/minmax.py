@@ -38,7 +38,8 @@ class MinMax(Placement):
         tentative = TentativeAssignment(cluster)
         bottlenecks: dict[int, float] = {}
         choices = [self._assign(cluster, tentative, bottlenecks, demand) for demand in demands]
-        if self._rebalancer is None or not demands:
+        if self._rebalancer is None or not demands or len(cluster.entries) < 2:
+            # Without a second worker, no migration is expected.
             return choices
         return swap_for_locality(cluster, demands, choices, self._rebalancer)
 

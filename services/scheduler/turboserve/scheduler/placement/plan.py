@@ -46,6 +46,20 @@ class Plan:
         """Return a worker's chunk latency after all steps, in seconds."""
         return entry.curve(self.sessions_on(entry))
 
+    def numbers(self, step: Step, before_s: float, eta: float) -> dict[str, float]:
+        """Return the numbers of one step for the decision log. `before_s`: bottleneck before, seconds."""
+        return {
+            "bottleneck_before_s": before_s,
+            "bottleneck_after_s": self.latency_s,
+            "source_latency_s": step.source.curve(step.source.staying),
+            "target_latency_s": self.level_s(step.target),
+            "source_sessions": step.source.staying,
+            "target_sessions": self.sessions_on(step.target),
+            "cost_s": step.cost_s,
+            "eta": eta,
+            "state_bytes": step.session.state_bytes,
+        }
+
 
 class Planner:
     """Makes plans for one pool. The cluster must not change meanwhile."""

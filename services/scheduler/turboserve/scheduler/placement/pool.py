@@ -136,11 +136,24 @@ NO_WORKER = WorkerState(id="", model="", capacity=0, ready=False)
 class PoolEntry:
     """One worker that exists or that a session names, and the sessions on it."""
 
-    __slots__ = ("coming", "curve", "floor_slots", "going", "here", "id", "slots", "state", "suspended")
+    __slots__ = (
+        "coming",
+        "curve",
+        "floor_slots",
+        "going",
+        "here",
+        "id",
+        "node",
+        "slots",
+        "state",
+        "suspended",
+    )
 
     def __init__(self, name: str) -> None:
         self.id = name
         self.state = NO_WORKER
+        self.node = ""
+        """The node of the worker's host: see `node_of`."""
         self.curve = LatencyCurve({}, 0)
         self.slots = 0
         """K: number of slots."""
@@ -157,6 +170,8 @@ class PoolEntry:
 
     def become(self, state: WorkerState, target_s: float | None) -> None:
         before, self.state = self.state, state
+        if state.host != before.host:
+            self.node = node_of(state.host)
         if state.chunk_latency_s != before.chunk_latency_s or state.capacity != before.capacity:
             self.curve = LatencyCurve(state.chunk_latency_s, state.capacity)
             self.slots = slots(self.curve, state.capacity, target_s)
@@ -255,7 +270,7 @@ class Pool:
         if state.host:
             local = item if serves else None
             self._near(LinkKind.HOST, state.host).put(name, local)
-            self._near(LinkKind.NODE, node_of(state.host)).put(name, local)
+            self._near(LinkKind.NODE, entry.node).put(name, local)
         staying = entry.staying
         self.tops.put(name, (-entry.curve(staying), name) if serves and staying > 0 else None)
         spare = serves and staying > 1
@@ -276,7 +291,7 @@ class Pool:
             ranking.put(entry.id, None)
         if state.host:
             self._near(LinkKind.HOST, state.host).put(entry.id, None)
-            self._near(LinkKind.NODE, node_of(state.host)).put(entry.id, None)
+            self._near(LinkKind.NODE, entry.node).put(entry.id, None)
         self.draining.discard(entry.id)
 
     def neighbours(self, kind: LinkKind, host: str) -> Ranking | None:

@@ -6,11 +6,11 @@ import heapq
 from math import nextafter
 
 from turboserve.scheduler.placement.cluster import Cluster
+from turboserve.scheduler.placement.drain import drain_active, drain_suspended
 from turboserve.scheduler.placement.links import Links
 from turboserve.scheduler.placement.plan import Plan, Planner, Stage, Step, stages
-from turboserve.scheduler.placement.pool import PoolEntry
+from turboserve.scheduler.placement.pool import Item, PoolEntry
 from turboserve.scheduler.placement.rescue import LateGuard, Rescuer, begun, migration_of
-from turboserve.scheduler.placement.spread import spread
 from turboserve.scheduler.placement.types import Migration, MigrationKind, SessionState, Weights
 
 TRIES = 8
@@ -47,7 +47,7 @@ class MinMaxRebalancer:
 
     def _with_rescues(self, cluster: Cluster, planner: Planner, now: float) -> list[Migration]:
         allowed = self._allowed(cluster, planner)
-        if allowed <= 0 or not self.weights.rescue_horizon_s or not cluster.urgency.slacks:
+        if allowed <= 0 or not self._uses_slack(cluster):
             return self._in_pool(cluster, planner, now)
         before_s = planner.pool.bottleneck_s
         base = self._base(planner, before_s)
@@ -59,8 +59,11 @@ class MinMaxRebalancer:
         if not rescues:
             return self._in_pool(cluster, planner, now)
         eta = self.weights.eta
-        drains = [_drain(step, before_s, base, len(base.steps), eta) for step in base.steps]
+        drains = [drain_active(step, before_s, base, len(base.steps), eta) for step in base.steps]
         return [*drains, *(migration_of(one, self.weights) for one in rescues), *rest]
+
+    def _uses_slack(self, cluster: Cluster) -> bool:
+        return bool(self.weights.rescue_horizon_s and cluster.urgency.slacks)
 
     def _allowed(self, cluster: Cluster, planner: Planner) -> int:
         """Return how many migrations may begin in the pool, without drains."""
@@ -71,11 +74,11 @@ class MinMaxRebalancer:
     def _in_pool(self, cluster: Cluster, planner: Planner, now: float) -> list[Migration]:
         pool, eta = planner.pool, self.weights.eta
         before_s = pool.bottleneck_s
-        guard = LateGuard(cluster, self.weights, now)
+        guard = LateGuard(cluster, self.weights, now) if self._uses_slack(cluster) else None
         base = self._base(planner, before_s)
         best, gain_s = self._best(cluster, planner, base, guard)
         drains = [step for step in best.steps if step.drain]
-        migrations = [_drain(step, before_s, base, len(drains), eta) for step in drains]
+        migrations = [drain_active(step, before_s, base, len(drains), eta) for step in drains]
         allowed = self._allowed(cluster, planner)
         if allowed > 0:
             balance = [step for step in best.steps if not step.drain]
@@ -96,7 +99,9 @@ class MinMaxRebalancer:
             plan = planner.plan(max(before_s, worst_s), drains, most=0)
         return plan
 
-    def _best(self, cluster: Cluster, planner: Planner, base: Plan, guard: LateGuard) -> tuple[Plan, float]:
+    def _best(
+        self, cluster: Cluster, planner: Planner, base: Plan, guard: LateGuard | None
+    ) -> tuple[Plan, float]:
         """Return the plan that gains most over `base`, or `base` itself, and its gain in seconds."""
         weights = self.weights
         least_s = weights.least_gain * base.latency_s
@@ -108,7 +113,7 @@ class MinMaxRebalancer:
                 break
             for plan in self._plans(planner, base, stage):
                 gained_s = base.latency_s - plan.latency_s - weights.eta * (plan.cost_s - base.cost_s)
-                if gained_s > gain_s and not guard.worsens(plan.steps, base.steps):
+                if gained_s > gain_s and (guard is None or not guard.worsens(plan.steps, base.steps)):
                     best, gain_s = plan, gained_s
         return best, gain_s
 
@@ -131,33 +136,6 @@ class MinMaxRebalancer:
         return found
 
 
-def _numbers(step: Step, plan: Plan, before_s: float, eta: float) -> dict[str, float]:
-    return {
-        "bottleneck_before_s": before_s,
-        "bottleneck_after_s": plan.latency_s,
-        "source_latency_s": step.source.curve(step.source.staying),
-        "target_latency_s": plan.level_s(step.target),
-        "source_sessions": step.source.staying,
-        "target_sessions": plan.sessions_on(step.target),
-        "cost_s": step.cost_s,
-        "eta": eta,
-        "state_bytes": step.session.state_bytes,
-    }
-
-
-def _drain(step: Step, before_s: float, base: Plan, drains: int, eta: float) -> Migration:
-    return Migration(
-        session=step.session.id,
-        source=step.source.id,
-        target=step.target.id,
-        gain_s=(before_s - base.latency_s) / drains - eta * step.cost_s,
-        cost_s=step.cost_s,
-        reason=f"{step.source.id} is draining; the bottleneck latency grows least on {step.target.id}",
-        kind=MigrationKind.DRAIN,
-        numbers=_numbers(step, base, before_s, eta),
-    )
-
-
 def _balance(step: Step, base: Plan, best: Plan, gain_s: float, eta: float) -> Migration:
     together = len(best.steps) - len(base.steps)
     others = "" if together == 1 else f", with {together - 1} other migrations"
@@ -172,60 +150,108 @@ def _balance(step: Step, base: Plan, best: Plan, gain_s: float, eta: float) -> M
             f"which gains more than the migrations cost"
         ),
         kind=MigrationKind.BALANCE,
-        numbers={**_numbers(step, best, base.latency_s, eta), "migrations_together": together},
+        numbers={**best.numbers(step, base.latency_s, eta), "migrations_together": together},
     )
 
 
-def drain_suspended(cluster: Cluster, planner: Planner, eta: float) -> list[Migration]:
-    """Propose one migration per suspended session, to the worker with the fewest sessions per slot.
+def spread(
+    cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: Weights, guard: LateGuard | None
+) -> list[Migration]:
+    """Relieve workers one by one where too many share the bottleneck for it to fall.
 
-    Suspended sessions count in that number, because each is resumed on its worker if there is room then. They
-    need no slot, only host memory.
+    Proposes up to `most` migrations on top of `plan`, and counts them in `plan`.
+
+    If many workers share the bottleneck, L falls only after as many migrations, which may cost more than they
+    gain. But each of them makes chunks faster for all sessions that remain on its source. So Γ is taken over
+    the two workers of a migration: the source's latency now, minus the worse of both latencies afterwards.
+
+    The source is the worker that stays slowest after losing a session. The target must stay at least as fast
+    as the source becomes. So no such migration is worth undoing, and profile noise causes none. `guard`
+    refuses migrations that make further chunks late; None: slack is not used.
     """
-    workers_by_load = [(float(item[0]), str(item[-1])) for item in planner.pool.suspended_ranking.items]
+    sources = _Sources(cluster, planner, plan)
     migrations: list[Migration] = []
-    for name in sorted(planner.pool.draining):
-        source = cluster.entries[name]
-        if source.state.suspect:
+    steps = list(plan.steps)
+    for _ in range(weights.horizon):
+        source = sources.first() if len(migrations) < most else None
+        if source is None:
+            break
+        there = plan.sessions_on(source)
+        before_s, after_s = source.curve(there), source.curve(there - 1)
+        session = sources.session(source)
+        excluded = session.excluded if session is not None else ()
+        target = plan.tentative.best(planner.pool.targets, after_s, excluded)
+        if target is None and not excluded:
+            break
+        if session is None or target is None:
+            sources.skip()
             continue
-        for session in (cluster.sessions[suspended] for suspended in sorted(source.suspended)):
-            # A session that is still migrating to this worker must arrive first.
-            if not session.movable or session.target is not None or session.worker != name:
-                continue
-            target = _take(cluster, workers_by_load, session)
-            if target is not None:
-                migrations.append(_migration(planner, session, source, target, eta))
+        cost_s = planner.cost_s(session, source, target)
+        gain_s = before_s - after_s - weights.eta * cost_s
+        step = Step(session, source, target, cost_s, drain=False)
+        late = guard is not None and guard.worsens([step], given=steps)
+        if late or gain_s <= weights.least_gain * before_s:
+            sources.skip()
+            continue
+        steps.append(step)
+        plan.tentative.add(target.id)
+        sources.take(source, session)
+        numbers = {
+            "source_latency_s": before_s,
+            "source_latency_after_s": after_s,
+            "target_latency_s": plan.level_s(target),
+            "source_sessions": there,
+            "target_sessions": plan.sessions_on(target),
+            "cost_s": cost_s,
+            "eta": weights.eta,
+            "state_bytes": session.state_bytes,
+        }
+        reason = (
+            f"chunks on {source.id} take {after_s:.3g} s instead of {before_s:.3g} s then, and "
+            f"{numbers['target_latency_s']:.3g} s on {target.id}, which has more slack"
+        )
+        migrations.append(
+            Migration(session.id, source.id, target.id, gain_s, cost_s, reason, MigrationKind.SPREAD, numbers)
+        )
     return migrations
 
 
-def _take(
-    cluster: Cluster, workers_by_load: list[tuple[float, str]], session: SessionState
-) -> PoolEntry | None:
-    aside = []
-    found: PoolEntry | None = None
-    while workers_by_load and found is None:
-        load, name = heapq.heappop(workers_by_load)
-        entry = cluster.entries[name]
-        if name not in session.excluded:
-            found = entry
-            load += 1 / entry.slots
-        aside.append((load, name))
-    for item in aside:
-        heapq.heappush(workers_by_load, item)
-    return found
+class _Sources:
+    """Source workers in the order of `Pool.spare`, updated as sessions are taken from them."""
 
+    def __init__(self, cluster: Cluster, planner: Planner, plan: Plan) -> None:
+        self._entries = cluster.entries
+        self._planner = planner
+        self._plan = plan
+        self._gone = {step.session.id for step in plan.steps}
+        self._heap: list[Item] = []
+        self._position = 0
 
-def _migration(
-    planner: Planner, session: SessionState, source: PoolEntry, target: PoolEntry, eta: float
-) -> Migration:
-    cost_s = planner.cost_s(session, source, target)
-    return Migration(
-        session=session.id,
-        source=source.id,
-        target=target.id,
-        gain_s=-eta * cost_s,
-        cost_s=cost_s,
-        reason=f"{source.id} is draining; {target.id} has the fewest sessions for its size",
-        kind=MigrationKind.DRAIN,
-        numbers={"cost_s": cost_s, "eta": eta, "state_bytes": session.state_bytes},
-    )
+    def first(self) -> PoolEntry | None:
+        items, heap = self._planner.pool.spare.items, self._heap
+        # Sessions that the plan takes from a worker only move that worker further back.
+        while self._position < len(items) and (not heap or items[self._position] < heap[0]):
+            entry = self._entries[str(items[self._position][-1])]
+            self._position += 1
+            self._push(entry)
+        return self._entries[str(heap[0][-1])] if heap else None
+
+    def session(self, entry: PoolEntry) -> SessionState | None:
+        """Return the worker's session that is cheapest to migrate; None if there is none."""
+        return next((s for s in self._planner.movable(entry) if s.id not in self._gone), None)
+
+    def skip(self) -> None:
+        """Drop the first worker as a source."""
+        heapq.heappop(self._heap)
+
+    def take(self, entry: PoolEntry, session: SessionState) -> None:
+        """Take `session` from `entry`, which must be the first worker."""
+        self._gone.add(session.id)
+        self._plan.taken[entry.id] = self._plan.taken.get(entry.id, 0) + 1
+        heapq.heappop(self._heap)
+        self._push(entry)
+
+    def _push(self, entry: PoolEntry) -> None:
+        left = self._plan.sessions_on(entry) - 1
+        if left > 0:
+            heapq.heappush(self._heap, (-entry.curve(left), entry.id))

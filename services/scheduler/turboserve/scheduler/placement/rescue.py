@@ -10,8 +10,8 @@ from itertools import islice
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.plan import Planner, Step
 from turboserve.scheduler.placement.pool import CHUNK_S, Item, PoolEntry
-from turboserve.scheduler.placement.slack import slack_at
 from turboserve.scheduler.placement.types import Migration, MigrationKind, SessionState, Weights
+from turboserve.scheduler.placement.urgency import slack_at
 
 SOURCES = 4
 """Number of sources without a useful migration after which the search ends, per pool and decision."""
@@ -74,8 +74,6 @@ class Rescuer:
     def find(self, most: int) -> list[Rescue]:
         """Return up to `most` migrations, in the order in which to begin them. Leaves the cluster as is."""
         cluster, pool, weights = self._cluster, self._planner.pool, self._weights
-        if not weights.rescue_horizon_s or not cluster.urgency.slacks:
-            return []
         found: list[Rescue] = []
         useless: set[str] = set()
         tried = 0
@@ -193,20 +191,17 @@ def migration_of(rescue: Rescue, weights: Weights) -> Migration:
 
 
 class LateGuard:
-    """Tells whether migrations for balance would make further chunks late."""
+    """Decides whether migrations for balance would make further chunks late. Slack must be in use."""
 
     def __init__(self, cluster: Cluster, weights: Weights, now: float) -> None:
         self._cluster = cluster
         self._now = now
         self._horizon_s = weights.rescue_horizon_s
-        self._used = bool(weights.rescue_horizon_s and cluster.urgency.slacks)
 
     def worsens(
         self, steps: Sequence[Step], instead: Sequence[Step] = (), given: Sequence[Step] = ()
     ) -> bool:
         """Whether more chunks are late with `steps` than with `instead`, both on top of `given`."""
-        if not self._used:
-            return False
         ends = {entry.id: entry for step in (*steps, *instead) for entry in (step.source, step.target)}
         known = [entry for entry in ends.values() if self._cluster.urgency.known(entry)]
         return self._late(known, [*given, *steps]) > self._late(known, [*given, *instead])

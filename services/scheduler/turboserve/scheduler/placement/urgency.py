@@ -1,17 +1,52 @@
-"""Slacks of sessions: which workers expect late chunks, and which have room for urgent sessions."""
+"""Playout slacks of sessions: as reported, what is left of them now, and what they mean for workers.
+
+A worker's slacks show how many late chunks it expects, and whether it has room for an urgent session.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
+from turboserve.contracts.fidelity import Tier
 from turboserve.scheduler.placement.lateness import late_chunks
 from turboserve.scheduler.placement.pool import Pool, PoolEntry
-from turboserve.scheduler.placement.slack import ReportedSlack, slack_at
 
 URGENT = 2.0
 """α: a session with less credit than α T is urgent (SlackServe, 3.1)."""
 FIRST_CHUNK = 4.0
 """Slack of a session without a report, as a multiple of a chunk's time (SlackServe, Appendix C)."""
+EXTRAPOLATE_S = 2.0
+"""Longest time for which a slack is extrapolated, seconds. A worker reports each second and at once when a
+tier changes. A worker that is silent for longer becomes suspect, and suspect workers take no part."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedSlack:
+    """One session's slack by its worker's last report. Times are in seconds."""
+
+    slack_s: float
+    """P: video that the viewer has left, or time until the first chunk's deadline, at `at`."""
+    credit_s: float
+    """C = P − (R + T), at `at`."""
+    at: float
+    """Arrival of the report, on the scheduler's monotonic clock."""
+    tier: Tier = Tier.NORMAL
+    playing: bool = True
+    """Whether the slack shrinks with time."""
+
+
+def slack_at(known: ReportedSlack, now: float) -> float:
+    """Return a session's slack at monotonic time `now`, in seconds (SlackServe, 3.1).
+
+    While a viewer plays, the slack falls by the time since the report, but for at most R + T: by then the
+    worker has finished the chunk in work or the next one, which adds at least as much as a real-time worker
+    takes for it. The fall is also at most `EXTRAPOLATE_S`. The slack of a viewer who does not play stays.
+    """
+    if not known.playing:
+        return known.slack_s
+    generating_s = max(0.0, known.slack_s - known.credit_s)
+    return known.slack_s - min(max(0.0, now - known.at), generating_s, EXTRAPOLATE_S)
 
 
 class Urgency:
@@ -24,15 +59,11 @@ class Urgency:
     def __init__(self) -> None:
         self.slacks: dict[str, ReportedSlack] = {}
         """Session → its last reported slack. Sessions without one are missing."""
-        self._changed: set[str] = set()
-        """Workers to count again."""
+        self.changed: set[str] = set()
+        """Workers that have changed, or whose sessions have, since they were counted."""
         self._horizon_s = 0.0
         self._pools: dict[str, Pool] = {}
         """Worker → the pool whose rankings have it."""
-
-    def touch(self, worker: str) -> None:
-        """Note that a worker or its sessions have changed."""
-        self._changed.add(worker)
 
     def refresh(
         self,
@@ -46,8 +77,8 @@ class Urgency:
         """
         if horizon_s != self._horizon_s:
             self._horizon_s = horizon_s
-            self._changed |= entries.keys()
-        for name in self._changed:
+            self.changed |= entries.keys()
+        for name in self.changed:
             entry = entries.get(name)
             before = self._pools.pop(name, None)
             pool = None
@@ -58,7 +89,7 @@ class Urgency:
                 before.relaxed.put(name, None)
             if entry is not None and pool is not None:
                 self._rank(pool, entry, horizon_s)
-        self._changed.clear()
+        self.changed.clear()
 
     def known(self, entry: PoolEntry) -> bool:
         """Whether the worker is empty or reports slack. Workers of earlier versions do not."""

@@ -1,4 +1,7 @@
-"""A change of a session's row: enforces the transition table, raises the version, names the events."""
+"""A change of a session's row: enforces the transition table, raises the version, names the events.
+
+Its compare-and-set is on the row's version, and on the leader's term where only a leader may ask.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from turboserve.contracts.errors import ConflictError, TransitionError
+from turboserve.contracts.errors import ConflictError, StaleTermError, TransitionError
 from turboserve.contracts.events import SessionEvent
+from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.sessions import TRANSITIONS, Decision, Phase, SessionRecord
 
 
@@ -86,4 +90,15 @@ def expect_version(record: SessionRecord, expected: int) -> None:
             f"session {record.id} is at version {record.version}, not {expected}",
             field="expected_version",
             limit=record.version,
+        )
+
+
+def expect_term(record: LeaderRecord, term: int) -> None:
+    """Compare the term, for a change that only a leader makes. Raises StaleTermError: it stands down."""
+    if record.term != term:
+        raise StaleTermError(
+            f"term {term} of the {record.name} is over: "
+            f"{record.holder or 'no process'} leads in term {record.term}",
+            field="term",
+            limit=record.term,
         )

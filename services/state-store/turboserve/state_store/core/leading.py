@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from turboserve.contracts.errors import StaleTermError
 from turboserve.contracts.leading import Campaign, KeepLead, LeaderRecord, StepDown
+from turboserve.state_store.core.change import expect_term
 
 
 def campaign(record: LeaderRecord, request: Campaign) -> LeaderRecord | None:
@@ -31,19 +32,8 @@ def step_down(record: LeaderRecord, request: StepDown) -> LeaderRecord:
     return record.model_copy(update={"holder": None, "beat": record.beat + 1})
 
 
-def check(record: LeaderRecord, term: int) -> None:
-    """Raise StaleTermError if `term` is not the row's."""
-    if record.term != term:
-        raise StaleTermError(
-            f"term {term} of the {record.name} is over: "
-            f"{record.holder or 'no process'} leads in term {record.term}",
-            field="term",
-            limit=record.term,
-        )
-
-
 def _own(record: LeaderRecord, request: KeepLead) -> None:
-    check(record, request.term)
+    expect_term(record, request.term)
     if record.holder != request.holder:
         raise StaleTermError(
             f"{request.holder} does not lead in term {record.term}: {record.holder or 'no process'} does",

@@ -8,15 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from turboserve import logs, telemetry
+from turboserve import logs
 from turboserve.contracts.errors import InvalidInputError
-from turboserve.contracts.events import Event, PromptApplied, PromptSuperseded, WorkerJoined, WorkerLeft
 from turboserve.contracts.pool import PoolOrders
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
-from turboserve.subjects import EVENT, WORKER_EVENT
 
 SESSION_MEASURED = ("unwatched_s", "waiting_s")
 """Fields of a session's record that are measured for each answer."""
@@ -85,35 +83,6 @@ class PendingEvent:
     """Time of the event, Unix seconds."""
     traceparent: str | None = None
     """Trace context of the change. None: it was not traced."""
-
-
-def outbox_values(event: Event) -> dict[str, Any]:
-    """Return the columns of an event's row in the outbox, except its number.
-
-    Events contain no metadata of a session, which would repeat up to 40 KB with each change.
-    """
-    if isinstance(event, WorkerJoined | WorkerLeft):
-        subject = WORKER_EVENT.of(event.worker.id)
-    else:
-        subject = EVENT.of(event.record.id)
-        if event.record.metadata:
-            event = event.model_copy(update={"record": event.record.model_copy(update={"metadata": {}})})
-    return {
-        "event_id": event.id,
-        "subject": subject,
-        "body": event.to_bytes().decode(),
-        "created_at": event.at,
-        "traceparent": trace_of(event),
-    }
-
-
-def trace_of(event: Event) -> str | None:
-    """Return the trace context of an event: of the prompt that a chunk settled, or of the current change."""
-    if isinstance(event, PromptApplied | PromptSuperseded):
-        # The row keeps the context of its newest prompt alone.
-        newest = event.control_seq == event.record.control_seq
-        return event.record.prompt_traceparent if newest else None
-    return telemetry.traceparent()
 
 
 def pool_orders(values: Mapping[str, Any]) -> PoolOrders:

@@ -1,20 +1,22 @@
-"""Publishes the outbox to the log: events in order, each once, whatever fails in between."""
+"""Rows of events in the outbox, and their publication: in order, each once, whatever fails in between."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
-from turboserve import logs
+from turboserve import logs, telemetry
 from turboserve.bus import Bus, append, last_entry
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.events import Event, PromptApplied, PromptSuperseded, WorkerJoined, WorkerLeft
 from turboserve.state_store import metrics
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import PendingEvent
 from turboserve.state_store.settings import Settings
-from turboserve.subjects import EVENTS
+from turboserve.subjects import EVENT, EVENTS, WORKER_EVENT
 from turboserve.telemetry import context_from, within
 
 LOCK = 0x7475_7262_0002
@@ -24,6 +26,35 @@ TURN_S = 1.0
 """Time in a turn after which no event is appended, seconds, so that the lock outlasts the turn."""
 
 log = logs.get("outbox")
+
+
+def outbox_values(event: Event) -> dict[str, Any]:
+    """Return the columns of an event's row in the outbox, except its number.
+
+    Events contain no metadata of a session, which would repeat up to 40 KB with each change.
+    """
+    if isinstance(event, WorkerJoined | WorkerLeft):
+        subject = WORKER_EVENT.of(event.worker.id)
+    else:
+        subject = EVENT.of(event.record.id)
+        if event.record.metadata:
+            event = event.model_copy(update={"record": event.record.model_copy(update={"metadata": {}})})
+    return {
+        "event_id": event.id,
+        "subject": subject,
+        "body": event.to_bytes().decode(),
+        "created_at": event.at,
+        "traceparent": trace_of(event),
+    }
+
+
+def trace_of(event: Event) -> str | None:
+    """Return the trace context of an event: of the prompt that a chunk settled, or of the current change."""
+    if isinstance(event, PromptApplied | PromptSuperseded):
+        # The row keeps the context of its newest prompt alone.
+        newest = event.control_seq == event.record.control_seq
+        return event.record.prompt_traceparent if newest else None
+    return telemetry.traceparent()
 
 
 class Outbox:

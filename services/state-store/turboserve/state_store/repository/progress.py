@@ -11,7 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from turboserve.contracts.events import Event
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.core.tenants import ROW_BYTES
-from turboserve.state_store.ports.records import LogProgress, PendingEvent, outbox_values
+from turboserve.state_store.ports.records import LogProgress, PendingEvent
+from turboserve.state_store.publish.outbox import outbox_values
 from turboserve.state_store.repository.sessions import COLUMNS, record_of
 from turboserve.state_store.tables import controls, cursors, outbox, sessions, tenants
 

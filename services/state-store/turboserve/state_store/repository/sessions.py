@@ -14,7 +14,8 @@ from turboserve.contracts.requests import CreateSession, ListSessions
 from turboserve.contracts.sessions import Decision, Phase, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.state_store.core.change import Change
-from turboserve.state_store.ports.records import SESSION_CHANGING, SESSION_FIELDS, SessionRow, outbox_values
+from turboserve.state_store.ports.records import SESSION_CHANGING, SESSION_FIELDS, SessionRow
+from turboserve.state_store.publish.outbox import outbox_values
 from turboserve.state_store.tables import controls, decisions, outbox, sessions, workers
 
 COLUMNS = tuple(sessions.c[name] for name in SESSION_FIELDS)

@@ -18,7 +18,8 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.requests import CreateSession, SessionRef
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.state_store.core import forecast, leading, tenants
+from turboserve.state_store.core import forecast, tenants
+from turboserve.state_store.core.change import expect_term
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import UnitOfWork
@@ -146,7 +147,7 @@ async def fenced(db: UnitOfWork, request: TermFenced) -> None:
 
 async def in_term(db: UnitOfWork, term: int) -> None:
     """As `fenced`, for a term without a request."""
-    leading.check(await db.leaders.share(SCHEDULER), term)
+    expect_term(await db.leaders.share(SCHEDULER), term)
 
 
 async def locked(db: UnitOfWork, ref: SessionRef) -> SessionRow:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 
-from turboserve.worker.engine.fidelity_forecast import Server, forecast, next_chunks
+from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity_forecast import EngineLoad, Server, StreamLoad, forecast, next_chunks
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
-from turboserve.worker.engine.fidelity_load import EngineLoad, StreamLoad
 from turboserve.worker.engine.fidelity_policy import BestFidelity, FidelityPolicy
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.pacing import Pacing
@@ -48,7 +48,7 @@ class FidelityChooser:
         if self.lowers:
             load = self.load(sessions, now)
             place = min(self._policy.choose(session.name, load), self._lowest(session))
-        if place < (self.ladder.place(state.fidelity) or 0):
+        if place < self._place(state.fidelity):
             session.raised_at_s = now
         state.fidelity = self.ladder.rungs[place].fidelity if place else None
 
@@ -76,7 +76,7 @@ class FidelityChooser:
 
     def _stream(self, session: Session, now: float) -> StreamLoad:
         state, pacing = session.state, self._pacing
-        place = self.ladder.place(state.fidelity) or 0
+        place = self._place(state.fidelity)
         stops = session.suspending or not session.may_compute
         waits = pacing.shrinks(session) and not stops
         unpaced = state.next_chunk < session.unpaced_until
@@ -91,6 +91,10 @@ class FidelityChooser:
             lowest=self._lowest(session),
             raised_s=now - session.raised_at_s,
         )
+
+    def _place(self, fidelity: Fidelity | None) -> int:
+        """Place on the ladder. A configuration that is not on it counts as the best."""
+        return 0 if fidelity is None else self.ladder.place(fidelity) or 0
 
     def _chunks_left(self, session: Session) -> int | None:
         end = self._end_frame(session.state)

@@ -12,9 +12,16 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 
-from turboserve.worker.engine.fidelity_forecast import HORIZON, LATE_S, PlannedChunk, Server, next_chunks
+from turboserve.worker.engine.fidelity_forecast import (
+    HORIZON,
+    LATE_S,
+    EngineLoad,
+    PlannedChunk,
+    Server,
+    next_chunks,
+    stream_of,
+)
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
-from turboserve.worker.engine.fidelity_load import EngineLoad, stream_of
 
 MARGIN = 0.25
 """Time by which a chunk must be early, as a share of a chunk's time at the best configuration."""

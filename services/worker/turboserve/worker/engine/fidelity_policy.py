@@ -10,7 +10,7 @@ from typing import Protocol
 
 from turboserve.policies import Policies
 from turboserve.worker.engine.fidelity_exchange import LeastLossInTime
-from turboserve.worker.engine.fidelity_load import EngineLoad
+from turboserve.worker.engine.fidelity_forecast import EngineLoad
 
 
 class FidelityPolicy(Protocol):

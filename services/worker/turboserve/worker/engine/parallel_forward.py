@@ -27,7 +27,8 @@ class ParallelForward:
 
     def __init__(self, model: CausalWanTransformer, forward: RowsForward) -> None:
         self._model, self._forward = model, forward
-        self._borrowed: BorrowedForward | None = None
+        self.borrowed: BorrowedForward | None = None
+        """The loan under way. None: every forward is computed alone."""
         self._on_broken: OnBroken | None = None
         self.split = False
         """See `Backend.split`."""
@@ -58,12 +59,12 @@ class ParallelForward:
         `SequenceParallelUnavailableError`.
         """
         split = Split.of(self._model.config)
-        self._borrowed = BorrowedForward(loan, state, self._forward, split, announce, exchange)
+        self.borrowed = BorrowedForward(loan, state, self._forward, split, announce, exchange)
         self._on_broken = on_broken
 
     def return_donor(self) -> None:
         """End the loan: every forward is computed alone from now on. The state is complete here."""
-        self._borrowed = self._on_broken = None
+        self.borrowed = self._on_broken = None
 
     # At the donor
 
@@ -77,7 +78,7 @@ class ParallelForward:
 
     def _with_donor(self, rows: Sequence[Row]) -> dict[KVRing, Tensor]:
         """The flow of the borrowed session's row, if it is among the rows and the donor takes part."""
-        borrowed, on_broken = self._borrowed, self._on_broken
+        borrowed, on_broken = self.borrowed, self._on_broken
         row = next((row for row in rows if borrowed is not None and row.ring is borrowed.ring), None)
         if borrowed is None or row is None:
             return {}

@@ -17,7 +17,7 @@ from turboserve.worker.engine.boundary import Boundary
 from turboserve.worker.engine.fidelity_chooser import FidelityChooser
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
-from turboserve.worker.engine.forecaster import Forecaster
+from turboserve.worker.engine.forwarding import Forecaster, ForwardStage
 from turboserve.worker.engine.gather import GATHER_POLICIES, LatencyProfile
 from turboserve.worker.engine.interface import (
     EngineOptions,
@@ -31,7 +31,7 @@ from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile_file import STAGES
 from turboserve.worker.engine.session import ChunkTask, ContextTask, Session
 from turboserve.worker.engine.snapshot import Transfer, TransferDirection
-from turboserve.worker.engine.stages import Clock, DecodeBatch, DecodeStage, ForwardStage, TextStage
+from turboserve.worker.engine.stages import Clock, DecodeBatch, DecodeStage, TextStage
 from turboserve.worker.engine.streams import DEVICE_LOST, Wakeup
 
 T = TypeVar("T")

@@ -1,14 +1,13 @@
 """The engine's stages: each gathers a batch, computes it and scatters results (NeuStream's stream module).
 
-A stage does not depend on the others; the engine decides whose turn it is. Recaching and denoising are one
-stage with a latency profile each: both are forwards. Decoding runs in a stream executor beside them. The
-service packages.
+A stage does not depend on the others; the engine decides whose turn it is. The stage of forwards is in
+`forwarding`. Decoding runs in a stream executor beside it. The service packages.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -16,11 +15,10 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.backend import Backend, Decoded, Decoding
-from turboserve.worker.engine.fidelity import Fidelity
-from turboserve.worker.engine.gather import Candidate, GatherPolicy, LatencyProfile
+from turboserve.worker.engine.gather import GatherPolicy, LatencyProfile
 from turboserve.worker.engine.interface import ChunkReady, ChunkTimings, Event, TextEncoder
 from turboserve.worker.engine.pacing import Pacing
-from turboserve.worker.engine.session import ChunkTask, PendingControl, Session, Task, UndecodedChunk
+from turboserve.worker.engine.session import PendingControl, Session, UndecodedChunk
 from turboserve.worker.engine.streams import DEVICE_LOST, settle
 
 Waiting = TypeVar("Waiting")
@@ -158,130 +156,6 @@ class TextStage(Stage[Prompted, Prompted, Tensor]):
                 # Several prompts of a session may wait; the session ends once.
                 failed.setdefault(outcome.item.session.name, outcome)
         return [fail(outcome.item.session, outcome.error) for outcome in failed.values()]
-
-
-class ForwardStage(Stage[Session, Session, Tensor]):
-    """Transformer forwards of any kind: denoising steps, clean passes, recaches, replays.
-
-    A recache covers up to a whole window, not a chunk; it is a separate batch and has its own profile.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        policy: GatherPolicy,
-        max_batch: int,
-        clock: Clock,
-        pacing: Pacing,
-        profile: LatencyProfile | None = None,
-        recache_profile: LatencyProfile | None = None,
-    ) -> None:
-        super().__init__(backend.device, clock, profile)
-        self.recache_profile = recache_profile or LatencyProfile()
-        self._backend = backend
-        self._frames_per_chunk = backend.config.frames_per_chunk
-        self._window_frames = backend.config.window_frames
-        self._best = Fidelity.best(backend.config)
-        self._policy = policy
-        self._pacing = pacing
-        self._max_batch = max_batch
-
-    def waiting(self, sessions: Iterable[Session]) -> list[Session]:
-        """See `Stage.waiting`."""
-        return [session for session in sessions if session.forwarding]
-
-    def gather(self, waiting: list[Session], now: float) -> list[Session]:
-        """See `Stage.gather`."""
-        candidates = [self._pacing.candidate(session, now) for session in waiting]
-        chosen = self.choose(candidates, self._policy, self.profile, self.recache_profile)
-        by_name = {session.name: session for session in waiting}
-        batch = [by_name[candidate.session] for candidate in chosen]
-        for session in batch:
-            if session.task is not None and session.task.started_at_s is None:
-                session.task.started_at_s = now
-        return batch
-
-    def choose(
-        self,
-        candidates: Sequence[Candidate],
-        policy: GatherPolicy,
-        profile: LatencyProfile,
-        recache_profile: LatencyProfile,
-    ) -> list[Candidate]:
-        """The rows of the next forward."""
-        chosen = policy.gather(candidates, profile, self._max_batch)
-        if chosen and chosen[0].frames > self._frames_per_chunk:
-            # The rows of a recache are longer. A batch has at most a full batch's tokens, which bounds its
-            # memory, and as many rows as pay by the recache profile.
-            rows = max(1, self._max_batch * self._frames_per_chunk // chosen[0].frames)
-            recaches = [each for each in candidates if each.frames == chosen[0].frames]
-            chosen = policy.gather(recaches, recache_profile, rows)
-        return chosen
-
-    def compute(self, batch: list[Session]) -> list[Tensor]:
-        """See `Stage.compute`. Flows [F, C, H, W]."""
-        return self._backend.forward([session.task.work for session in batch if session.task is not None])
-
-    def scatter(self, outcomes: list[StageOutcome[Session, Tensor]], fail: Fail) -> list[Event]:
-        """See `Stage.scatter`."""
-        events: list[Event] = []
-        for outcome in outcomes:
-            session = outcome.item
-            if outcome.error is not None or outcome.result is None or session.task is None:
-                events.append(fail(session, outcome.error))
-                continue
-            try:
-                session.task.work.advance(outcome.result)
-                self._denoised(session, session.task)
-            except DEVICE_LOST:
-                raise
-            except Exception as error:
-                # The steps after a forward allocate memory too: noise, the clean latents.
-                events.append(fail(session, error))
-        return events
-
-    def observe(self, batch: list[Session], seconds: float) -> None:
-        """See `Stage.observe`. A recache of a partly filled window tells nothing about full windows, and a
-        forward that reads less nothing about the best configuration, nor one with another worker's help."""
-        if any(self._reduced(session) for session in batch):
-            return
-        if self._backend.split:
-            return
-        frames = 0 if batch[0].task is None else batch[0].task.work.frames
-        if frames == self._frames_per_chunk:
-            self.profile.observe(len(batch), seconds)
-        elif frames == self._window_frames:
-            self.recache_profile.observe(len(batch), seconds)
-
-    def _reduced(self, session: Session) -> bool:
-        """Whether the session's forward differs from one at the best configuration. Fewer steps alone do not
-        change a forward."""
-        chosen, task = session.state.fidelity, session.task
-        if chosen is None or chosen == self._best:
-            return False
-        if isinstance(task, ChunkTask) and task.work.total == chosen.steps + 1:
-            return replace(chosen, steps=self._best.steps) != self._best
-        return True
-
-    def _denoised(self, session: Session, task: Task) -> None:
-        """Queue a chunk's decoding as soon as its latents are clean, before its last forward."""
-        if not isinstance(task, ChunkTask):
-            return
-        chunk = task.work
-        if chunk.clean is None or chunk.done != chunk.denoising:
-            return
-        timings = ChunkTimings(
-            due_s=task.due_at_s,
-            started_s=task.started_at_s or 0.0,
-            denoised_s=self._clock(),
-            ready_s=0.0,
-            steps=tuple(session.steps),
-        )
-        session.steps.clear()
-        state = session.state
-        session.undecoded.append(
-            UndecodedChunk(chunk.clean, chunk.index, state.control_seq, state.fidelity, timings)
-        )
 
 
 class DecodeBatch:

@@ -148,12 +148,13 @@ class TensorBackend:
         self._model = model
         self._schedule = Schedule(model.config)
         self._kind = attention_kind(options.attention, model.config, weight.device, weight.dtype)
-        self.parallel = ParallelForward(model, RowsForward(model, self._kind.memory, compiler))
+        self._alone = RowsForward(model, self._kind.memory, compiler)
+        self.parallel = ParallelForward(model, self._alone)
 
     @property
     def split(self) -> bool:
         """See `Backend.split`."""
-        return self.parallel.split
+        return self.parallel.borrowed is not None and self.parallel.split
 
     def executor(self, name: str, wakeup: Wakeup) -> StreamExecutor[Any]:
         """See `Backend.executor`."""
@@ -247,7 +248,10 @@ class TensorBackend:
     def forward(self, works: Sequence[Work]) -> list[Tensor]:
         """See `Backend.forward`. Flows [F, C, H, W]."""
         with self._kind.chosen():
-            return self.parallel([work.row() for work in works])
+            rows = [work.row() for work in works]
+            if self.parallel.borrowed is not None:
+                return self.parallel(rows)
+            return list(self._alone(rows).unbind(0))
 
     @torch.inference_mode()
     def decode(self, batch: Sequence[Decoding]) -> list[Decoded]:

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
-
-from torch import Tensor
 
 from turboserve import logs
 from turboserve.contracts.fidelity import QualityLimits
 from turboserve.telemetry import tracing
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, SlabsExhaustedError, UnknownSessionError
-from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.interface import (
     ChunkReady,
     Control,
@@ -36,8 +31,9 @@ from turboserve.worker.engine.interface import (
 )
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.service import commands, events
+from turboserve.worker.service.engine_commands import AdmitRequest, EngineCall, EngineCommand
 from turboserve.worker.service.packager import FromEngine, GeneratedChunk
-from turboserve.worker.service.slack import SlackMonitor
+from turboserve.worker.service.quality import SlackMonitor
 from turboserve.worker.service.spans import NO_ORIGIN, ChunkOrigin, RunTrace
 
 ISOLATED_CHUNKS = 8
@@ -48,48 +44,6 @@ IDLE_S = 0.5
 log = logs.get("engine")
 
 
-@dataclass(frozen=True, eq=False)
-class AdmitRequest:
-    """`Admit` with the latents that were fetched for it."""
-
-    admit: commands.Admit
-    latents: Tensor | None = None
-    """Clean latents of the newest chunks before `next_chunk`, [frames, C, H, W]. None: lost, or none yet."""
-    sink: Tensor | None = None
-    fidelities: tuple[Fidelity | None, ...] = ()
-    """See `Rebuild.fidelities`."""
-    sink_fidelity: Fidelity | None = None
-    """See `Rebuild.sink_fidelity`."""
-
-
-@dataclass(frozen=True, eq=False)
-class EngineCall:
-    """A call on the engine's thread. `future` receives its result."""
-
-    function: Callable[[Engine], Any]
-    future: Future[Any]
-
-
-EngineCommand = (
-    AdmitRequest
-    | EngineCall
-    | commands.Quiesce
-    | commands.Unquiesce
-    | commands.Evict
-    | commands.Suspend
-    | commands.Resume
-    | commands.PauseGeneration
-    | commands.ResumeGeneration
-    | commands.SetPrompt
-    | commands.SetLimits
-    | commands.DropBuffer
-    | commands.SetPlayhead
-    | commands.GenerateNext
-    | commands.GenerateUntil
-    | commands.StopGenerating
-)
-
-
 @dataclass(eq=False)
 class _EngineRun:
     """One run of a session in the engine."""
@@ -98,7 +52,13 @@ class _EngineRun:
     warming: AdmitRequest | None = None
     """Set while a first chunk is generated only to give a session without latents a context."""
     held_back: list[EngineCommand] = field(default_factory=list)
-    trace: RunTrace = field(default_factory=RunTrace)
+    trace: RunTrace | None = None
+    """None: the worker does not trace."""
+
+    def assign(self, traceparent: str | None) -> None:
+        """The row names this trace context."""
+        if self.trace is not None:
+            self.trace.assign(traceparent)
 
 
 class EngineDriver:
@@ -135,7 +95,7 @@ class EngineDriver:
 
     def has_come(self, session: str, run: int) -> None:
         """Register the run of a session that was imported into the engine."""
-        self._runs[session] = _EngineRun(run)
+        self._runs[session] = self._new_run(run)
 
     def device_error_sessions(self, error: BaseException) -> tuple[str, ...]:
         """Sessions of the step that raised `error`; empty unless the device failed in the step."""
@@ -218,21 +178,21 @@ class EngineDriver:
             case commands.Suspend(session=session):
                 self.engine.suspend(session)
             case commands.Resume(session=session, traceparent=traceparent, waiting_s=waiting_s):
-                self._runs[session].trace.assign(traceparent)
+                self._runs[session].assign(traceparent)
                 self.engine.resume(session, now, waiting_s)
                 self.engine.playhead(session, command.playhead_s, now=now, playing=False)
             case commands.Quiesce(session=session, number=number):
                 self.engine.quiesce(session, now, self._quiet_s, self._patience_s, number)
             case commands.Unquiesce(session=session, traceparent=traceparent):
-                self._runs[session].trace.assign(traceparent)
+                self._runs[session].assign(traceparent)
                 self.engine.unquiesce(session)
             case commands.PauseGeneration(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=True))
             case commands.ResumeGeneration(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=False))
             case commands.SetPrompt(session=session, control_seq=seq, prompt=prompt, traceparent=traceparent):
-                if self.engine.records_steps:
-                    self._runs[session].trace.prompt(seq, traceparent)
+                if (trace := self._runs[session].trace) is not None:
+                    trace.prompt(seq, traceparent)
                 self.engine.control(session, Control(seq, prompt=prompt))
             case commands.SetLimits(session=session, control_seq=seq, limits=limits):
                 quality = limits.quality or QualityLimits()
@@ -280,10 +240,13 @@ class EngineDriver:
         except EngineError as error:
             self._deliver(events.RunFailed(admit.session, admit.run, str(error)))
         else:
-            engine_run = self._runs[admit.session] = _EngineRun(admit.run, warming)
-            if self.engine.records_steps:
+            engine_run = self._runs[admit.session] = self._new_run(admit.run, warming)
+            if engine_run.trace is not None:
                 engine_run.trace.assign(admit.traceparent)
                 engine_run.trace.prompt(admit.control_seq, admit.prompt_traceparent)
+
+    def _new_run(self, run: int, warming: AdmitRequest | None = None) -> _EngineRun:
+        return _EngineRun(run, warming, trace=RunTrace() if self.engine.records_steps else None)
 
     def _warmed(self, engine_run: _EngineRun, chunk: ChunkReady) -> None:
         """Restart at the due chunk, with this first chunk's latents in place of the lost context."""
@@ -316,7 +279,7 @@ class EngineDriver:
                     for held in self.engine.sessions.values()
                     if held.name != session and (held.work is not None or bool(held.undecoded))
                 ]
-                origin = self._origin(engine_run, event) if self.engine.records_steps else NO_ORIGIN
+                origin = self._origin(engine_run, event)
                 now = self._now()
                 left = self.engine.playout_before(session, event.index, now)
                 playout = None if left is None else (now, left)
@@ -336,8 +299,11 @@ class EngineDriver:
                 log.debug("session ready", session=session, next_chunk=event.next_chunk)
 
     def _origin(self, engine_run: _EngineRun, chunk: ChunkReady) -> ChunkOrigin:
+        if engine_run.trace is None or not self.engine.records_steps:
+            return NO_ORIGIN
         names = {name for step in chunk.timings.steps for name in step.sessions if name != chunk.session}
-        batched = {name: self._runs[name].trace.assigned for name in names if name in self._runs}
+        traces = {name: self._runs[name].trace for name in names if name in self._runs}
+        batched = {name: None if one is None else one.assigned for name, one in traces.items()}
         return engine_run.trace.origin(chunk.control_seq, batched)
 
     def _fail(self, session: str, reason: str) -> None:

@@ -16,7 +16,8 @@ from turboserve.clock import Clock
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.media import EncoderSettings, FragmentEncoder
-from turboserve.worker.service.engine_driver import EngineCall, EngineCommand, EngineDriver
+from turboserve.worker.service.engine_commands import EngineCall, EngineCommand
+from turboserve.worker.service.engine_driver import EngineDriver
 from turboserve.worker.service.models import choose_device, make_engine
 from turboserve.worker.service.packager import (
     ChunkPackager,

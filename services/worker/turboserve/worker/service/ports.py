@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.service.engine_driver import EngineCommand
+from turboserve.worker.service.engine_commands import EngineCommand
 from turboserve.worker.service.packager import ToLoop
 from turboserve.worker.transfer.network import TransferNetwork
 

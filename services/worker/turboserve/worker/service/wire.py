@@ -30,8 +30,7 @@ from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.events import LogPlace, Ownership, PublishOutcome
 from turboserve.worker.service.packager import PackagedChunk
-from turboserve.worker.service.quality import fidelity_from
-from turboserve.worker.service.slack import session_slack
+from turboserve.worker.service.quality import fidelity_from, session_slack
 
 RETRY_S = 0.2
 RETRY_TIMEOUT_S = 10.0

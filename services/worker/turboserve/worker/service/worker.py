@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
-import nats
-from nats.aio.subscription import Subscription
 from opentelemetry import trace
 
 from turboserve import logs
-from turboserve.audience import Audience
+from turboserve.audience import AggregatedPlayhead, AudienceFollower
 from turboserve.bus import Bus
 from turboserve.clock import Clock
-from turboserve.contracts.errors import FencedError, TurboServeError, UnavailableError
+from turboserve.contracts.errors import TurboServeError, UnavailableError
 from turboserve.contracts.requests import FailSession
-from turboserve.contracts.workers import Assignment, LoadReport, Playhead, WorkerPhase
-from turboserve.subjects import ASSIGN, FAIL_SESSION, PLAYHEAD
+from turboserve.contracts.workers import Assignment, LoadReport, WorkerPhase
+from turboserve.subjects import ASSIGN, FAIL_SESSION
 from turboserve.tasks import BackgroundTasks
-from turboserve.telemetry import set_error, tracing
-from turboserve.telemetry_names import EPOCH
+from turboserve.telemetry import tracing
 from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.engine_driver import AdmitRequest
+from turboserve.worker.service.engine_commands import AdmitRequest
 from turboserve.worker.service.heartbeat import RELEASE, Heartbeat
 from turboserve.worker.service.migrations import Migrations
 from turboserve.worker.service.packager import PackagedChunk, ToLoop
 from turboserve.worker.service.ports import EngineRunner, Loaded, Platform
-from turboserve.worker.service.quality import QualityBoard, floor_seconds
-from turboserve.worker.service.slack import SlackBoard, count
+from turboserve.worker.service.quality import QualityBoard, SlackBoard, floor_seconds
+from turboserve.worker.service.session_logs import SessionLogs
 from turboserve.worker.service.spans import AdmissionSpans
 from turboserve.worker.service.table import Table
 from turboserve.worker.service.watchdog import Watchdog
-from turboserve.worker.service.wire import FetchedContext, Takeover, Wire
 from turboserve.worker.settings import Settings
 
 STUCK_S = 120.0
@@ -79,15 +74,18 @@ class Worker:
         self._migrations = Migrations(
             worker, settings, self._engine, platform.network(engine), self.table, self.handle, clock.monotonic
         )
-        self._wire = Wire(bus, clock, worker, config, settings.chunk_ttl_s)
-        self._takeover = Takeover(self._wire, config, clock)
+        self.logs = SessionLogs(
+            worker,
+            bus,
+            clock,
+            config,
+            settings.chunk_ttl_s,
+            self.table,
+            self.handle,
+            self._check_connection,
+        )
         self.heartbeat = Heartbeat(bus, clock, settings.heartbeat_s, self.load, self.handle, platform.leave)
-        self._chunks: dict[tuple[str, int, int], PackagedChunk] = {}
-        self._publishing: set[tuple[str, int, int]] = set()
-        """Chunks whose publication is in progress: their spans end after it, even if the run is evicted."""
-        self._fetched: dict[tuple[str, int], FetchedContext] = {}
-        self._playheads: dict[str, asyncio.Task[Subscription]] = {}
-        self._audiences: dict[str, Audience] = {}
+        self._audiences = AudienceFollower(bus, clock.monotonic, self._audience_changed)
         self._tasks = BackgroundTasks()
         self._connection = bus.connection
         self._stopping = False
@@ -123,6 +121,7 @@ class Worker:
             # take time.
             await self.heartbeat.leave()
         await self._migrations.stop()
+        self._audiences.close()
         self._tasks.cancel()
 
     @property
@@ -211,7 +210,7 @@ class Worker:
             if tracing():
                 records = (message.record,) if isinstance(message, events.Assigned) else message.records
                 self._admissions.assigned(records, self.table.entries)
-            self._follow_playheads()
+            self._audiences.follow(self.table.watched)
 
     def _arrived(self, item: ToLoop) -> None:
         if isinstance(item, events.SlackMeasured):
@@ -224,7 +223,7 @@ class Worker:
                 log.error("session failed", session=item.session, reason=item.reason)
             self.handle(item)
             return
-        self._chunks[item.session, item.run, item.index] = item
+        self.logs.packaged(item)
         # The context lets an exemplar name the chunk's trace.
         context = trace.set_span_in_context(item.span) if tracing() else None
         metrics.compute_duration.record(item.compute_s, context=context)
@@ -236,59 +235,31 @@ class Worker:
     async def _assigned(self, message: Assignment, _: bytes) -> None:
         self.handle(events.Assigned(message.record, message.incoming, message.key))
 
-    async def _on_playhead(self, message: Playhead, _: bytes) -> None:
-        audience = self._audiences.get(message.session)
-        if audience is None:
-            return
-        before = audience.aggregate
-        together = audience.update(message, self._clock.monotonic())
-        # A gateway whose viewers are behind another gateway's changes nothing.
-        if together != before:
-            playing = together.viewers > 0
-            self.handle(
-                events.PlayheadMoved(message.session, together.playhead_s, playing, together.observed_at)
-            )
-
-    def _follow_playheads(self) -> None:
-        """Subscribe to the playheads of exactly the sessions that are in the table or migrating to it."""
-        watched = self.table.watched
-        for session in watched - self._playheads.keys():
-            self._audiences[session] = Audience()
-            self._playheads[session] = asyncio.create_task(
-                self._bus.subscribe(PLAYHEAD, session, self._on_playhead)
-            )
-        for session in self._playheads.keys() - watched:
-            del self._audiences[session]
-            self._spawn(self._unfollow(self._playheads.pop(session)))
-
-    async def _unfollow(self, subscribing: asyncio.Task[Subscription]) -> None:
-        with suppress(nats.errors.Error, OSError):
-            await (await subscribing).unsubscribe()
+    def _audience_changed(self, session: str, together: AggregatedPlayhead) -> None:
+        playing = together.viewers > 0
+        self.handle(events.PlayheadMoved(session, together.playhead_s, playing, together.observed_at))
 
     # Commands
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.ReadLogEnd():
-                self._spawn(self._read_log_end(command))
-            case commands.FetchLatents():
-                self._spawn(self._fetch_latents(command))
+            case (
+                commands.ReadLogEnd()
+                | commands.FetchLatents()
+                | commands.PublishChunk()
+                | commands.PublishLatents()
+            ):
+                self._spawn(self.logs.carry_out(command))
             case commands.Admit():
-                kept = self._fetched.pop((command.session, command.run), FetchedContext())
-                self._admissions.admitted(command.session, command.next_chunk)
+                kept = self.logs.take_context(command.session, command.run)
+                if tracing():
+                    self._admissions.admitted(command.session, command.next_chunk)
                 log.info("session starts", session=command.session, chunk=command.next_chunk)
                 self._engine.submit(
                     AdmitRequest(command, kept.latents, kept.sink, kept.fidelities, kept.sink_fidelity)
                 )
-            case commands.PublishChunk():
-                key = command.session, command.run, command.index
-                self._publishing.add(key)
-                self._spawn(self._publish(command, self._chunks[key]))
-            case commands.PublishLatents():
-                chunk = self._chunks[command.session, command.run, command.index]
-                self._spawn(self._wire.send_latents(chunk, command.epoch, command.began, command.before))
             case commands.ForgetChunk():
-                self._forget((command.session, command.run, command.index))
+                self.logs.forget(command.session, command.run, command.index)
             case commands.FailSession():
                 self._spawn(self._fail(command))
             case commands.Report():
@@ -296,9 +267,7 @@ class Worker:
             case commands.Evict():
                 log.info("session released", session=command.session)
                 self._quality.forget(command.session)
-                self._fetched.pop((command.session, command.run), None)
-                for key in [key for key in self._chunks if key[:2] == (command.session, command.run)]:
-                    self._forget(key)
+                self.logs.forget_run(command.session, command.run)
                 self._engine.submit(command)
             case commands.Suspend() | commands.Resume():
                 log.info(f"session {type(command).__name__.lower()}s", session=command.session)
@@ -318,92 +287,6 @@ class Worker:
                 pass
             case _:
                 self._engine.submit(command)
-
-    def _forget(self, key: tuple[str, int, int]) -> None:
-        chunk = self._chunks.pop(key, None)
-        if chunk is not None and key not in self._publishing:
-            chunk.span.end()
-
-    async def _publish(self, command: commands.PublishChunk, chunk: PackagedChunk) -> None:
-        started = self._clock.monotonic()
-        if tracing():
-            chunk.span.set_attribute(EPOCH, command.ownership[0])
-        key = command.session, command.run, command.index
-        try:
-            with trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False):
-                outcome, sequence, duplicate = await self._wire.publish(
-                    chunk,
-                    command.ownership,
-                    command.began,
-                    command.contiguous_from,
-                    drops_buffer=command.last_control < command.drop_buffer_seq <= chunk.control_seq,
-                )
-            if outcome is events.PublishOutcome.FENCED:
-                set_error(chunk.span, FencedError("the broker refused the chunk"))
-        except Exception:
-            log.exception("publication failed", session=chunk.session, chunk=chunk.index)
-            outcome, sequence, duplicate = events.PublishOutcome.UNKNOWN, 0, False
-        finally:
-            # Also where the worker stops and cancels this publication.
-            self._publishing.discard(key)
-            if key not in self._chunks:
-                # The run was evicted meanwhile.
-                chunk.span.end()
-        if outcome is events.PublishOutcome.ACKED:
-            metrics.chunks.add(1)
-            if chunk.playout is not None:
-                count(chunk.playout[1].after(started - chunk.playout[0]))
-            metrics.publish_duration.record(self._clock.monotonic() - started)
-        elif outcome is events.PublishOutcome.FENCED:
-            metrics.fenced.add(1)
-            log.warning("chunk refused: not the owner", session=chunk.session, chunk=chunk.index)
-        else:
-            metrics.publish_retries.add(1)
-        self._check_connection()
-        self.handle(
-            events.Published(
-                chunk.session,
-                chunk.run,
-                chunk.index,
-                command.ownership,
-                outcome,
-                sequence,
-                duplicate,
-                chunk.control_seq,
-            )
-        )
-
-    async def _read_log_end(self, command: commands.ReadLogEnd) -> None:
-        end = await self._takeover.log_end(command.session, command.known, lambda: self._asked(command))
-        if end is not None:
-            # The question may have waited for a new connection, together with a chunk that now ends the log.
-            self._check_connection()
-            self.handle(
-                events.LogEndRead(
-                    command.session,
-                    command.query,
-                    end.next_chunk,
-                    end.mine,
-                    end.epoch,
-                    end.contiguous_from,
-                    end.sequence,
-                    end.known_lost,
-                    end.control_seq,
-                )
-            )
-
-    async def _fetch_latents(self, command: commands.FetchLatents) -> None:
-        found = await self._takeover.latents(
-            command.session, command.next_chunk, command.epoch, lambda: self._asked(command)
-        )
-        if self._asked(command):
-            self._fetched[command.session, command.run] = found
-            self.handle(events.LatentsFetched(command.session, command.query))
-
-    def _asked(self, command: commands.ReadLogEnd | commands.FetchLatents) -> bool:
-        """Whether the answer is still wanted."""
-        entry = self.table.entries.get(command.session)
-        return entry is not None and entry.awaits(command.query)
 
     async def _fail(self, command: commands.FailSession) -> None:
         metrics.failures.add(1)

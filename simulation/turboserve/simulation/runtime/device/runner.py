@@ -17,7 +17,8 @@ from turboserve.worker.engine.interface import ChunkReady, Event
 from turboserve.worker.media import EncodedChunk
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import commands
-from turboserve.worker.service.engine_driver import IDLE_S, EngineCall, EngineCommand, EngineDriver
+from turboserve.worker.service.engine_commands import EngineCall, EngineCommand
+from turboserve.worker.service.engine_driver import IDLE_S, EngineDriver
 from turboserve.worker.service.packager import ChunkPackager, FromEngine, GeneratedChunk, ToLoop
 
 JUST_AFTER_S = 1e-4

@@ -13,7 +13,8 @@ from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import PoolEntry
 from turboserve.state_store.core.aging import Aging
-from turboserve.state_store.ports.records import PendingEvent, outbox_values, pool_orders
+from turboserve.state_store.ports.records import PendingEvent, pool_orders
+from turboserve.state_store.publish.outbox import outbox_values
 
 
 def insert_events(db: Session, events: Iterable[Event]) -> None:

@@ -1,0 +1,214 @@
+"""The stage of transformer forwards, and the forecast of its queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from turboserve.worker.engine.backend import Backend
+from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.gather import Candidate, GatherPolicy, LatencyProfile
+from turboserve.worker.engine.interface import ChunkTimings, Event
+from turboserve.worker.engine.pacing import Pacing
+from turboserve.worker.engine.playout import Forecast, Playout, Tier, forecast
+from turboserve.worker.engine.session import ChunkTask, Session, Task, UndecodedChunk
+from turboserve.worker.engine.stages import Clock, Fail, Stage, StageOutcome
+from turboserve.worker.engine.streams import DEVICE_LOST
+from turboserve.worker.model.config import ModelConfig
+
+
+class ForwardStage(Stage[Session, Session, Tensor]):
+    """Transformer forwards of any kind: denoising steps, clean passes, recaches, replays.
+
+    A recache covers up to a whole window, not a chunk; it is a separate batch and has its own profile.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        policy: GatherPolicy,
+        max_batch: int,
+        clock: Clock,
+        pacing: Pacing,
+        profile: LatencyProfile | None = None,
+        recache_profile: LatencyProfile | None = None,
+    ) -> None:
+        super().__init__(backend.device, clock, profile)
+        self.recache_profile = recache_profile or LatencyProfile()
+        self._backend = backend
+        self._frames_per_chunk = backend.config.frames_per_chunk
+        self._window_frames = backend.config.window_frames
+        self._best = Fidelity.best(backend.config)
+        self._policy = policy
+        self._pacing = pacing
+        self._max_batch = max_batch
+
+    def waiting(self, sessions: Iterable[Session]) -> list[Session]:
+        """See `Stage.waiting`."""
+        return [session for session in sessions if session.forwarding]
+
+    def gather(self, waiting: list[Session], now: float) -> list[Session]:
+        """See `Stage.gather`."""
+        candidates = [self._pacing.candidate(session, now) for session in waiting]
+        chosen = self.choose(candidates, self._policy, self.profile, self.recache_profile)
+        by_name = {session.name: session for session in waiting}
+        batch = [by_name[candidate.session] for candidate in chosen]
+        for session in batch:
+            if session.task is not None and session.task.started_at_s is None:
+                session.task.started_at_s = now
+        return batch
+
+    def choose(
+        self,
+        candidates: Sequence[Candidate],
+        policy: GatherPolicy,
+        profile: LatencyProfile,
+        recache_profile: LatencyProfile,
+    ) -> list[Candidate]:
+        """The rows of the next forward."""
+        chosen = policy.gather(candidates, profile, self._max_batch)
+        if chosen and chosen[0].frames > self._frames_per_chunk:
+            # The rows of a recache are longer. A batch has at most a full batch's tokens, which bounds its
+            # memory, and as many rows as pay by the recache profile.
+            rows = max(1, self._max_batch * self._frames_per_chunk // chosen[0].frames)
+            recaches = [each for each in candidates if each.frames == chosen[0].frames]
+            chosen = policy.gather(recaches, recache_profile, rows)
+        return chosen
+
+    def compute(self, batch: list[Session]) -> list[Tensor]:
+        """See `Stage.compute`. Flows [F, C, H, W]."""
+        return self._backend.forward([session.task.work for session in batch if session.task is not None])
+
+    def scatter(self, outcomes: list[StageOutcome[Session, Tensor]], fail: Fail) -> list[Event]:
+        """See `Stage.scatter`."""
+        events: list[Event] = []
+        for outcome in outcomes:
+            session = outcome.item
+            if outcome.error is not None or outcome.result is None or session.task is None:
+                events.append(fail(session, outcome.error))
+                continue
+            try:
+                session.task.work.advance(outcome.result)
+                self._denoised(session, session.task)
+            except DEVICE_LOST:
+                raise
+            except Exception as error:
+                # The steps after a forward allocate memory too: noise, the clean latents.
+                events.append(fail(session, error))
+        return events
+
+    def observe(self, batch: list[Session], seconds: float) -> None:
+        """See `Stage.observe`. A recache of a partly filled window tells nothing about full windows, and a
+        forward that reads less nothing about the best configuration, nor one with another worker's help."""
+        if any(self._reduced(session) for session in batch):
+            return
+        if self._backend.split:
+            return
+        frames = 0 if batch[0].task is None else batch[0].task.work.frames
+        if frames == self._frames_per_chunk:
+            self.profile.observe(len(batch), seconds)
+        elif frames == self._window_frames:
+            self.recache_profile.observe(len(batch), seconds)
+
+    def _reduced(self, session: Session) -> bool:
+        """Whether the session's forward differs from one at the best configuration. Fewer steps alone do not
+        change a forward."""
+        chosen, task = session.state.fidelity, session.task
+        if chosen is None or chosen == self._best:
+            return False
+        if isinstance(task, ChunkTask) and task.work.total == chosen.steps + 1:
+            return replace(chosen, steps=self._best.steps) != self._best
+        return True
+
+    def _denoised(self, session: Session, task: Task) -> None:
+        """Queue a chunk's decoding as soon as its latents are clean, before its last forward."""
+        if not isinstance(task, ChunkTask):
+            return
+        chunk = task.work
+        if chunk.clean is None or chunk.done != chunk.denoising:
+            return
+        timings = ChunkTimings(
+            due_s=task.due_at_s,
+            started_s=task.started_at_s or 0.0,
+            denoised_s=self._clock(),
+            ready_s=0.0,
+            steps=tuple(session.steps),
+        )
+        session.steps.clear()
+        state = session.state
+        session.undecoded.append(
+            UndecodedChunk(chunk.clean, chunk.index, state.control_seq, state.fidelity, timings)
+        )
+
+
+class Forecaster:
+    """Playouts of all sessions of an engine, with a forecast of the gather policy's choices.
+
+    See `Playout`. Between two forecasts, tiers use the times of the last one.
+    """
+
+    def __init__(
+        self, config: ModelConfig, pacing: Pacing, forward: ForwardStage, policy: GatherPolicy
+    ) -> None:
+        """`policy`: a gather policy as the stage's, but not the same object: a policy may keep a state."""
+        self._config, self._pacing, self._forward, self._policy = config, pacing, forward, policy
+        self._forecasts: dict[str, Forecast] = {}
+
+    def playouts(self, sessions: Iterable[Session], now: float) -> dict[str, Playout]:
+        """Playout slack of each session that has not ended, by name, with a new forecast."""
+        live = [session for session in sessions if not session.ended]
+        found = (self._pacing.upcoming(session, now) for session in live)
+        # Copies: a question about the future must not count as a choice.
+        profile, recache = self._forward.profile.copy(), self._forward.recache_profile.copy()
+        per_chunk = self._config.frames_per_chunk
+
+        def choose(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+            return self._forward.choose(candidates, self._policy, profile, recache)
+
+        def seconds(frames: int, rows: int) -> float:
+            if frames == per_chunk:
+                return profile(rows)
+            return recache(rows) or profile(rows) * frames / per_chunk
+
+        self._forecasts = forecast([one for one in found if one is not None], choose, seconds)
+        return {session.name: self._playout(session, now) for session in live}
+
+    def tiers(self, sessions: Iterable[Session], now: float) -> dict[str, Tier]:
+        """Tier of each session that has not ended, by name, with the times of the last forecast."""
+        return {each.name: self._playout(each, now).tier for each in sessions if not each.ended}
+
+    def before(self, session: Session, chunk: int, now: float) -> Playout:
+        """Playout slack without `chunk`, which was just delivered: what the viewer had left."""
+        slack_s = self._pacing.slack(session, now, delivered=chunk)
+        return Playout(slack_s, 0.0, self._next_s(session), playing=self._pacing.shrinks(session))
+
+    def _playout(self, session: Session, now: float) -> Playout:
+        slack_s, playing = self._pacing.slack(session, now), self._pacing.shrinks(session)
+        next_s, after_s = self._next_s(session), self._pacing.after_forwards
+        rest_s, lateness_s = 0.0, 0.0
+        if session.undecoded and isinstance(session.undecoded[0], UndecodedChunk):
+            rest_s, ready_s = after_s, after_s
+        else:
+            expected = self._forecasts.get(session.name)
+            # Without a forecast, nothing of the session is computed or due: it waits for its viewer, or for a
+            # transfer.
+            ready_s = next_s if expected is None else expected.clean_s + after_s
+            if isinstance(session.task, ChunkTask) and session.task.work.done:
+                work = session.task.work
+                rest_s = self._forward_s(session) * max(0, work.denoising - work.done) + after_s
+        if playing:
+            lateness_s = max(0.0, ready_s - slack_s)
+        return Playout(slack_s, rest_s, next_s, lateness_s, playing)
+
+    def _forward_s(self, session: Session) -> float:
+        expected = self._forecasts.get(session.name)
+        if expected is not None:
+            return expected.forward_s
+        return self._forward.profile(1)
+
+    def _next_s(self, session: Session) -> float:
+        chosen = session.state.fidelity
+        forwards = self._config.chunk_forwards if chosen is None else chosen.steps + 1
+        return self._forward_s(session) * forwards + self._pacing.after_forwards

@@ -1,0 +1,173 @@
+"""A session's log and its kept latents, as its worker reads and writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from opentelemetry import trace
+
+from turboserve import logs
+from turboserve.bus import Bus
+from turboserve.clock import Clock
+from turboserve.contracts.errors import FencedError
+from turboserve.telemetry import set_error, tracing
+from turboserve.telemetry_names import EPOCH
+from turboserve.worker import metrics
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.service import commands, events
+from turboserve.worker.service.packager import PackagedChunk
+from turboserve.worker.service.quality import count
+from turboserve.worker.service.table import Table
+from turboserve.worker.service.wire import FetchedContext, Takeover, Wire
+
+log = logs.get("worker")
+
+LogCommand = commands.ReadLogEnd | commands.FetchLatents | commands.PublishChunk | commands.PublishLatents
+
+
+class SessionLogs:
+    """Publishes the chunks of all sessions, and reads what other owners published.
+
+    It keeps each packaged chunk until the table forgets it. Belongs to the event loop.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        bus: Bus,
+        clock: Clock,
+        config: ModelConfig,
+        chunk_ttl_s: int,
+        table: Table,
+        deliver: Callable[[events.Input], None],
+        check_connection: Callable[[], None],
+    ) -> None:
+        """`deliver` takes the outcomes. `check_connection` is called before an answer that may have come over
+        a new connection."""
+        self._clock, self._table = clock, table
+        self._deliver, self._check_connection = deliver, check_connection
+        self._wire = Wire(bus, clock, worker, config, chunk_ttl_s)
+        self._takeover = Takeover(self._wire, config, clock)
+        self.chunks: dict[tuple[str, int, int], PackagedChunk] = {}
+        """Packaged chunks by session, run and index."""
+        self.publishing: set[tuple[str, int, int]] = set()
+        """Chunks whose publication is in progress: their spans end after it, even if the run is evicted."""
+        self._fetched: dict[tuple[str, int], FetchedContext] = {}
+
+    def packaged(self, chunk: PackagedChunk) -> None:
+        """Keep a chunk for its publication."""
+        self.chunks[chunk.session, chunk.run, chunk.index] = chunk
+
+    def carry_out(self, command: LogCommand) -> Coroutine[Any, Any, None]:
+        """Begin a command. Returns the rest of it, which the caller runs as a task."""
+        match command:
+            case commands.ReadLogEnd():
+                return self._read_end(command)
+            case commands.FetchLatents():
+                return self._fetch_latents(command)
+            case commands.PublishChunk():
+                key = command.session, command.run, command.index
+                self.publishing.add(key)
+                return self._publish(command, self.chunks[key])
+            case commands.PublishLatents():
+                chunk = self.chunks[command.session, command.run, command.index]
+                return self._wire.send_latents(chunk, command.epoch, command.began, command.before)
+
+    def take_context(self, session: str, run: int) -> FetchedContext:
+        """Return the latents that were fetched for the run, and drop them here."""
+        return self._fetched.pop((session, run), FetchedContext())
+
+    def forget(self, session: str, run: int, index: int) -> None:
+        """Drop a chunk that is in the log or not wanted any more."""
+        key = session, run, index
+        chunk = self.chunks.pop(key, None)
+        if chunk is not None and key not in self.publishing:
+            chunk.span.end()
+
+    def forget_run(self, session: str, run: int) -> None:
+        """Drop everything of a run that was evicted."""
+        self._fetched.pop((session, run), None)
+        for key in [key for key in self.chunks if key[:2] == (session, run)]:
+            self.forget(*key)
+
+    async def _publish(self, command: commands.PublishChunk, chunk: PackagedChunk) -> None:
+        started = self._clock.monotonic()
+        if tracing():
+            chunk.span.set_attribute(EPOCH, command.ownership[0])
+        key = command.session, command.run, command.index
+        try:
+            with trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False):
+                outcome, sequence, duplicate = await self._wire.publish(
+                    chunk,
+                    command.ownership,
+                    command.began,
+                    command.contiguous_from,
+                    drops_buffer=command.last_control < command.drop_buffer_seq <= chunk.control_seq,
+                )
+            if outcome is events.PublishOutcome.FENCED:
+                set_error(chunk.span, FencedError("the broker refused the chunk"))
+        except Exception:
+            log.exception("publication failed", session=chunk.session, chunk=chunk.index)
+            outcome, sequence, duplicate = events.PublishOutcome.UNKNOWN, 0, False
+        finally:
+            # Also where the worker stops and cancels this publication.
+            self.publishing.discard(key)
+            if key not in self.chunks:
+                # The run was evicted meanwhile.
+                chunk.span.end()
+        if outcome is events.PublishOutcome.ACKED:
+            metrics.chunks.add(1)
+            if chunk.playout is not None:
+                count(chunk.playout[1].after(started - chunk.playout[0]))
+            metrics.publish_duration.record(self._clock.monotonic() - started)
+        elif outcome is events.PublishOutcome.FENCED:
+            metrics.fenced.add(1)
+            log.warning("chunk refused: not the owner", session=chunk.session, chunk=chunk.index)
+        else:
+            metrics.publish_retries.add(1)
+        self._check_connection()
+        self._deliver(
+            events.Published(
+                chunk.session,
+                chunk.run,
+                chunk.index,
+                command.ownership,
+                outcome,
+                sequence,
+                duplicate,
+                chunk.control_seq,
+            )
+        )
+
+    async def _read_end(self, command: commands.ReadLogEnd) -> None:
+        end = await self._takeover.log_end(command.session, command.known, lambda: self._asked(command))
+        if end is not None:
+            # The question may have waited for a new connection, together with a chunk that now ends the log.
+            self._check_connection()
+            self._deliver(
+                events.LogEndRead(
+                    command.session,
+                    command.query,
+                    end.next_chunk,
+                    end.mine,
+                    end.epoch,
+                    end.contiguous_from,
+                    end.sequence,
+                    end.known_lost,
+                    end.control_seq,
+                )
+            )
+
+    async def _fetch_latents(self, command: commands.FetchLatents) -> None:
+        found = await self._takeover.latents(
+            command.session, command.next_chunk, command.epoch, lambda: self._asked(command)
+        )
+        if self._asked(command):
+            self._fetched[command.session, command.run] = found
+            self._deliver(events.LatentsFetched(command.session, command.query))
+
+    def _asked(self, command: commands.ReadLogEnd | commands.FetchLatents) -> bool:
+        """Whether the answer is still wanted."""
+        entry = self._table.entries.get(command.session)
+        return entry is not None and entry.awaits(command.query)
