@@ -13,6 +13,7 @@ import redis
 from pydantic import SecretStr
 
 import turboserve.state_store.hot.redis
+import turboserve.state_store.hot.session_state
 from tests.helpers.other_versions import NEWER, OLDER, of_version
 from tests.helpers.virtual_clock import VirtualClock
 from tests.helpers.waiting import eventually
@@ -26,8 +27,8 @@ from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
 from turboserve.simulation.runtime.hot import MemoryHotStore, MemoryRedis
-from turboserve.state_store.hot.redis import REST_S, HotStoreGuard, RedisStore
-from turboserve.state_store.hot.session_state import Latents, Playheads
+from turboserve.state_store.hot.redis import RedisStore
+from turboserve.state_store.hot.session_state import REST_S, HotStoreGuard, Latents, Playheads
 from turboserve.state_store.ports.hot import HotStore, HotUnavailableError
 from turboserve.state_store.settings import Settings
 
@@ -50,7 +51,7 @@ async def store(url: str | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 @pytest.fixture
 def hot(store: HotStore, monkeypatch: pytest.MonkeyPatch) -> HotStoreGuard:
-    monkeypatch.setattr(turboserve.state_store.hot.redis, "ATTEMPT_S", LIMIT_S)
+    monkeypatch.setattr(turboserve.state_store.hot.session_state, "ATTEMPT_S", LIMIT_S)
     return HotStoreGuard(store, SystemClock())
 
 

@@ -23,8 +23,8 @@ from turboserve.contracts.events import Event, PromptApplied, PromptSuperseded, 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Assignment
 from turboserve.state_store.database import PostgresDatabase
-from turboserve.state_store.hot.redis import HotStoreGuard, RedisStore
-from turboserve.state_store.hot.session_state import Latents, Playheads
+from turboserve.state_store.hot.redis import RedisStore
+from turboserve.state_store.hot.session_state import HotStoreGuard, Latents, Playheads
 from turboserve.state_store.publish import canaries
 from turboserve.state_store.publish.canaries import Canaries, LogStatus
 from turboserve.state_store.publish.fence import Assignments, Fence

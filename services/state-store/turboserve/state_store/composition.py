@@ -15,8 +15,8 @@ from turboserve.state_store.accounting import Accounting
 from turboserve.state_store.availability import migrate_with_retry, watch
 from turboserve.state_store.core.workers import Leases
 from turboserve.state_store.endpoints import serve, serve_pools
-from turboserve.state_store.hot.redis import HotStoreGuard
-from turboserve.state_store.hot.session_state import TTL_S, Latents, Playheads
+from turboserve.state_store.hot.probe import HotStoreProbe
+from turboserve.state_store.hot.session_state import TTL_S, HotStoreGuard, Latents, Playheads
 from turboserve.state_store.leader import lead
 from turboserve.state_store.log_histories import LogHistories
 from turboserve.state_store.log_space import LogSpace
@@ -70,8 +70,9 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
 
     runtime.spawn(watch(database), "postgres")
     # The store works without Redis, whose content may be lost. So Redis does not affect readiness.
-    runtime.warn("redis", hot.warning)
-    runtime.spawn(hot.watch(), "redis")
+    probe = HotStoreProbe(hot)
+    runtime.warn("redis", probe.warning)
+    runtime.spawn(probe.watch(), "redis")
     runtime.spawn(outbox.run(), "outbox")
     runtime.spawn(outbox.measure(), "outbox gauges")
     runtime.spawn(fence.sweep_forever(settings.sweep_s, lambda: streams.made), "fence")

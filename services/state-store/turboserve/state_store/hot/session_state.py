@@ -1,11 +1,13 @@
-"""Playheads and latents in the hot store, all of which may be lost."""
+"""Playheads and latents in the hot store, all of which may be lost, and the guard in front of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from turboserve import logs
 from turboserve.audience import Audience
 from turboserve.bus import Owners, skip
 from turboserve.clock import Clock
@@ -16,9 +18,62 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.versions import SchemaVersionError
 from turboserve.contracts.workers import Playhead
 from turboserve.state_store import metrics
-from turboserve.state_store.hot.redis import HotStoreGuard
-from turboserve.state_store.ports.hot import HotStore
+from turboserve.state_store.ports.hot import HotRefusedError, HotStore, HotUnavailableError
 from turboserve.subjects import LATENTS
+
+ATTEMPT_S = 0.5
+"""Deadline of one attempt, which may consist of several commands, seconds."""
+REST_S = 1.0
+
+T = TypeVar("T")
+log = logs.get("redis")
+
+
+class HotStoreGuard:
+    """Access to the hot store, with short deadlines and a pause after a failure.
+
+    Callers get None while the store is down, and continue without it.
+    """
+
+    def __init__(self, store: HotStore, clock: Clock) -> None:
+        self.store, self._clock = store, clock
+        self._rest_until = 0.0
+        self._quiet_until = 0.0
+        self.refuses = False
+        """Whether the store refused the last probe: see `HotStoreProbe`."""
+
+    async def attempt(self, work: Callable[[HotStore], Awaitable[T]]) -> T | None:
+        """Return the result of `work`; None if the store refuses or does not answer, now or a moment ago."""
+        if self._clock.monotonic() < self._rest_until:
+            return None
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                result = await work(self.store)
+        except (HotUnavailableError, OSError) as error:
+            # TimeoutError is an OSError.
+            if self._rest_until == 0.0:
+                log.warning("Redis does not answer; continuing without it", error=repr(error))
+            self._rest_until = self._clock.monotonic() + REST_S
+            return None
+        except HotRefusedError as error:
+            # Out of memory or disk (MISCONF): Redis may accept the write later, and still answers reads.
+            if self._clock.monotonic() >= self._quiet_until:
+                self._quiet_until = self._clock.monotonic() + REST_S
+                log.warning("Redis refused a command", error=str(error))
+            return None
+        if self._rest_until:
+            log.info("Redis answers again")
+            self._rest_until = 0.0
+        return result
+
+    @property
+    def backing_off(self) -> bool:
+        """Whether the store's content may be old: the store does not answer or accepts no writes."""
+        return self._rest_until > 0.0 or self.refuses
+
+    async def close(self) -> None:
+        await self.store.close()
+
 
 FLUSH_S = 0.1
 TTL_S = 86_400
