@@ -261,6 +261,8 @@ def test_reservations_count_against_capacity() -> None:
     assert found.counts["capacity"] == 0
     check_capacity([{**full, "incoming": 2}], found)
     assert found.counts["capacity"] == 1
+    check_capacity([{**full, "incoming": 2, "floor_capacity": 5}], found)
+    assert found.counts["capacity"] == 1, "it absorbs a burst"
 
 
 def test_a_takeover_counts_from_the_new_owner_to_its_first_chunk_after_a_death() -> None:

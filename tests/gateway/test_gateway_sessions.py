@@ -12,6 +12,8 @@ import pytest
 
 from tests.gateway.conftest import StartSession
 from tests.helpers.pool_harness import Pool
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.gateway.workers.schemas import Worker
 
 PROBLEM = "application/problem+json"
 LIMIT = 2_000
@@ -292,6 +294,21 @@ async def test_the_pool_is_shown(api: httpx.AsyncClient) -> None:
     assert (default["id"], default["capacity"]) == ("toyworld", 8)
     workers = (await api.get("/v1/workers")).json()["workers"]
     assert {worker["phase"] for worker in workers} == {"ready"}
+
+
+@pytest.mark.parametrize(("floor", "most"), [(None, 4), (3, 4), (9, 9)])
+def test_a_worker_shows_how_many_sessions_it_holds_at_most(floor: int | None, most: int) -> None:
+    """A worker of an earlier version reports no K_floor."""
+    record = WorkerRecord(
+        id="wk",
+        model="m",
+        phase=WorkerPhase.READY,
+        capacity=4,
+        floor_capacity=floor,
+        started_at=1,
+        renewed_at=1,
+    )
+    assert Worker.of(record).floor_capacity == most
 
 
 async def test_health_and_metrics(api: httpx.AsyncClient, start: StartSession) -> None:

@@ -151,7 +151,7 @@ def check_capacity(workers: Sequence[Mapping[str, object]], found: Violations) -
     """Check one answer of `GET /v1/workers`, which the store counts in one statement."""
     for worker in workers:
         used = int(str(worker.get("sessions", 0))) + int(str(worker.get("incoming", 0)))
-        capacity = int(str(worker.get("capacity", 0)))
+        capacity = int(str(worker.get("floor_capacity", worker.get("capacity", 0))))
         # A worker that starts or is gone reports no room, even if rows still name it.
         if worker.get("phase") in ("ready", "draining") and used > capacity:
             found.add("capacity", f"{worker.get('id')} has {used} of {capacity}")

@@ -38,6 +38,11 @@ class Worker(PublicOutput):
     model: str = Field(description="Model that the worker serves.", examples=["toyworld"])
     phase: WorkerPhase = Field(description="Phase of the worker.", examples=["ready"])
     capacity: int = Field(description="Number of sessions that the worker holds at once.", examples=[5])
+    floor_capacity: int = Field(
+        description="Number of sessions that the worker holds at most, while it absorbs a burst at lower "
+        "quality. At least `capacity`.",
+        examples=[10],
+    )
     sessions: int = Field(description="Number of sessions that hold a slot.", examples=[3])
     incoming: int = Field(
         description="Number of sessions that migrate to this worker. Each has a slot reserved if it runs.",
@@ -57,7 +62,7 @@ class Worker(PublicOutput):
 
     @classmethod
     def of(cls, record: WorkerRecord) -> Self:
-        return cls.model_validate(record.model_dump())
+        return cls.model_validate({**record.model_dump(), "floor_capacity": record.most_sessions})
 
 
 class WorkerList(PublicOutput):
