@@ -47,6 +47,7 @@ PIP = pip() { $(BIN)/python -m pip install --disable-pip-version-check --no-inpu
 READY = echo "setup: $(VENV) is ready: $$SECONDS s, $$(du -sm $(VENV) | cut -f1) MB"
 
 # Depends on what decides the environment's content, so that an unchanged tree costs nothing.
+# pip compiles modules on one core, compileall on all. Some packages ship files that are not Python 3: no error.
 $(STAMP): $(PROJECTS) constraints.txt
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "setup: TurboServe needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || true)."; \
@@ -59,11 +60,14 @@ $(STAMP): $(PROJECTS) constraints.txt
 	echo "setup: installing build tools (details in $(LOG))"; \
 	pip hatchling editables; \
 	echo "setup: installing TurboServe's distributions, editable, and what they need (the first time takes a minute or two)"; \
-	pip --no-build-isolation $(foreach p,$(PROJECTS),-e ./$(dir $(p))); \
+	pip --no-build-isolation --no-compile $(foreach p,$(PROJECTS),-e ./$(dir $(p))); \
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >>$(LOG) 2>&1 || true; \
 	touch $@; $(READY)
 
+# Tests import a small part of these packages, and Python keeps what it compiles when it imports.
 $(DEV_STAMP): $(STAMP) requirements-dev.txt requirements-docs.txt
-	@echo "setup: installing what style, types and tests need"; $(PIP); pip -r requirements-dev.txt; touch $@; $(READY)
+	@echo "setup: installing what style, types and tests need"; $(PIP); \
+	pip --no-compile -r requirements-dev.txt; touch $@; $(READY)
 
 $(DOCS_STAMP): $(STAMP) requirements-docs.txt
 	@echo "setup: installing what the documentation site needs"; $(PIP); pip -r requirements-docs.txt; touch $@
