@@ -17,8 +17,9 @@ from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.interface import Decoder, EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabLayout, SlabPool, size_of
 from turboserve.worker.engine.parallel_forward import ParallelForward
+from turboserve.worker.engine.rebuild import check_rebuild, plan_rebuild
 from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer, allocate_host, host_bytes, own_limit
-from turboserve.worker.engine.session import DecoderContext, Session, check_rebuild, plan_rebuild
+from turboserve.worker.engine.session import DecoderContext, Session
 from turboserve.worker.engine.snapshot import (
     Snapshot,
     Transfer,

@@ -26,7 +26,8 @@ from turboserve.worker.engine.errors import HostPoolFullError
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabLayout, SlabPool
-from turboserve.worker.engine.session import DecoderContext, Session, check_rebuild, plan_rebuild
+from turboserve.worker.engine.rebuild import check_rebuild, plan_rebuild
+from turboserve.worker.engine.session import DecoderContext, Session
 from turboserve.worker.engine.snapshot import (
     Snapshot,
     Transfer,
