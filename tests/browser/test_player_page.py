@@ -72,7 +72,7 @@ async def test_prompt_switch_pause_resume_reload(stack: BackgroundStack, page: A
     await until(page, SEES, arg="red")
     colours = await page.evaluate(COLOURS)
     assert colours["blue"] < ENOUGH
-    assert re.fullmatch(r"\d+\.\d\d s", await page.locator("#r-first").inner_text())
+    assert re.fullmatch(r"\d+\.\d\d s", await page.locator("#r-first").text_content())
     session = (await page.evaluate("location.hash")).removeprefix("#")
     assert session
 
@@ -83,6 +83,9 @@ async def test_prompt_switch_pause_resume_reload(stack: BackgroundStack, page: A
     await until(page, SEES, arg="blue")
     # The last frames of the red circle may still appear beside the first of the square, and then end.
     await until(page, f"() => (({COLOURS})()).red < {ENOUGH}")
+    # The event states when the prompt was on screen, beside when it was applied.
+    await page.get_by_text(re.compile(r"on screen \d+\.\d s after it was sent")).first.wait_for()
+    await page.locator("#on-screen", has_text="On screen: “a blue square moving up”").wait_for()
 
     await page.get_by_role("button", name="Pause").click()
     await until(page, "document.body.dataset.mode === 'paused'")
@@ -113,10 +116,10 @@ async def test_a_prompt_that_drops_the_buffer_is_shown_at_once(stack: Background
     await until(page, SEES, arg="red")
     # The page shows how urgent its session is.
     await until(page, "document.getElementById('r-tier').textContent !== '–'")
-    assert re.fullmatch(r"-?\d+\.\d\d s", await page.locator("#r-slack").inner_text())
+    assert re.fullmatch(r"-?\d+\.\d\d s", await page.locator("#r-slack").text_content())
 
     await page.get_by_label("What should it show now?").fill("a blue square moving up")
-    await page.get_by_label("Show it at once").check()
+    await page.get_by_label("Instant").check()
     await page.get_by_role("button", name="Change").click()
     await until(page, "document.body.dataset.skipped !== undefined")
     skipped = int(await page.evaluate("document.body.dataset.skipped"))
@@ -155,7 +158,7 @@ async def test_an_operator_migrates_the_session_and_it_plays_on(stack: Backgroun
     await page.get_by_role("button", name="Start").click()
     await until(page, SEES, arg="red")
     before = await page.evaluate("document.body.dataset.worker")
-    assert await page.locator("#r-worker").inner_text() == before
+    assert await page.locator("#r-worker").text_content() == before
     await page.get_by_label("Migrate to").wait_for()
     places = await page.locator("#migration-target option").all_inner_texts()
     assert places[0] == "the best worker"
@@ -165,7 +168,7 @@ async def test_an_operator_migrates_the_session_and_it_plays_on(stack: Backgroun
     await page.get_by_text("Migrated to another worker").first.wait_for()
     await until(page, "(before) => document.body.dataset.worker !== before", arg=before)
     now = await page.evaluate("document.body.dataset.worker")
-    assert await page.locator("#r-worker").inner_text() == now
+    assert await page.locator("#r-worker").text_content() == now
     assert now in places[1]
     await plays_on(page, await playhead(page) + 2)
     await page.get_by_role("button", name="End session").click()

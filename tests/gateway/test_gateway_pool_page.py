@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from tests.helpers.browser import NEEDS_CHROMIUM
+from tests.helpers.pool_harness import Pool
 from tests.helpers.reporting_autoscaler import LIMIT_S, SCALING, ReportingAutoscaler
 from turboserve.contracts.pool import PoolOrders
 
@@ -75,3 +76,24 @@ async def test_a_pool_that_reports_later_does_not_take_the_page(
     await page.locator("#table-of", has_text="Another system").wait_for()
     assert await page.locator("#r-limits").inner_text() == "–"
     assert await page.get_by_label("Number of workers").is_disabled()
+
+
+async def test_a_refused_order_stays_on_the_page_and_a_laptop_has_no_price(
+    pool: Pool, autoscaler: ReportingAutoscaler, page: Any
+) -> None:
+    key = "key-of-no-operator-0123456789"
+    url = pool.gateway("no_operator", TURBOSERVE_API_KEYS=f"{key}=viewer", DRAWN_KEY=key)
+    await autoscaler.publish("refusing")
+    await page.goto(f"{url}/pool?access_token={key}#refusing")
+    await page.locator("#r-limits", has_text="1–4").wait_for()
+    await page.get_by_label("Dry run").click()
+    refusal = page.locator("#refusal", has_text="operator")
+    await refusal.wait_for()
+    # Three reports later it is still there.
+    for _ in range(3):
+        async with page.expect_response(lambda answer: answer.url.endswith("/v1/pools")):
+            pass
+    assert await refusal.is_visible()
+    assert "GPU s" not in await page.locator("body").inner_text()
+    assert "0.00/h" not in await page.locator("body").inner_text()
+    pool.stop("no_operator")

@@ -52,8 +52,8 @@ async def page(tmp_path: Path) -> AsyncIterator[Any]:
     errors: list[str] = []
 
     def logged(line: Any) -> None:
-        # Chromium also logs every answer of 400 and above, which a page may expect.
-        if line.type == "error" and not line.text.startswith("Failed to load resource"):
+        # Chromium also logs answers of 400 and above and broken connections. A page may expect them.
+        if line.type == "error" and not line.text.startswith(("Failed to load", "WebSocket connection")):
             errors.append(line.text)
 
     autoplay = "--autoplay-policy=no-user-gesture-required"

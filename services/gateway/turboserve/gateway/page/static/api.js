@@ -2,6 +2,8 @@
 
 import { inWords } from "./words.js";
 
+const LIVE_PHASES = ["requested", "active", "migrating", "suspended"];
+
 export class Problem extends Error {
   constructor(body) {
     super(inWords(body));
@@ -17,32 +19,55 @@ export class Api {
     this.key = "";
   }
 
-  create(prompt, idempotencyKey) {
-    return this.#call("POST", "v1/sessions", { prompt }, { "Idempotency-Key": idempotencyKey });
+  models() {
+    return this.call("GET", "v1/models");
+  }
+
+  // The sessions that have not ended, newest first.
+  sessions() {
+    const phases = LIVE_PHASES.map((phase) => `phase=${phase}`).join("&");
+    return this.call("GET", `v1/sessions?${phases}&limit=50`);
+  }
+
+  create(prompt, leadS, idempotencyKey) {
+    return this.call("POST", "v1/sessions", { prompt, max_lead_s: leadS }, { "Idempotency-Key": idempotencyKey });
+  }
+
+  read(session) {
+    return this.call("GET", `v1/sessions/${session}`);
+  }
+
+  changeLead(session, leadS) {
+    return this.call("PATCH", `v1/sessions/${session}`, { max_lead_s: leadS });
   }
 
   prompt(session, prompt, dropBuffer) {
-    return this.#call("POST", `v1/sessions/${session}/prompts`, { prompt, drop_buffer: dropBuffer });
+    return this.call("POST", `v1/sessions/${session}/prompts`, { prompt, drop_buffer: dropBuffer });
   }
 
   pause(session) {
-    return this.#call("POST", `v1/sessions/${session}/pause`);
+    return this.call("POST", `v1/sessions/${session}/pause`);
   }
 
   resume(session) {
-    return this.#call("POST", `v1/sessions/${session}/resume`);
+    return this.call("POST", `v1/sessions/${session}/resume`);
   }
 
   migrate(session, worker) {
-    return this.#call("POST", `v1/sessions/${session}/migrate`, worker ? { worker } : {});
+    return this.call("POST", `v1/sessions/${session}/migrate`, worker ? { worker } : {});
   }
 
   workers() {
-    return this.#call("GET", "v1/workers");
+    return this.call("GET", "v1/workers");
   }
 
   end(session) {
-    return this.#call("DELETE", `v1/sessions/${session}`);
+    return this.call("DELETE", `v1/sessions/${session}`);
+  }
+
+  // A refused key and a missing one have the same code: only the sender knows whether it sent one.
+  problem(body, key) {
+    return new Problem(body.code === "unauthorized" && key ? { ...body, code: "wrong_key" } : body);
   }
 
   socketUrl(session, after, eventsAfter) {
@@ -61,13 +86,14 @@ export class Api {
     return url.href;
   }
 
-  async #call(method, path, body, headers = {}) {
+  async call(method, path, body, headers = {}) {
     const request = { method, headers: { ...headers } };
-    if (body) {
+    if (body !== undefined) {
       request.body = JSON.stringify(body);
       request.headers["Content-Type"] = "application/json";
     }
-    if (this.key) request.headers.Authorization = `Bearer ${this.key}`;
+    const { key } = this;
+    if (key) request.headers.Authorization = `Bearer ${key}`;
     let response;
     try {
       response = await fetch(path, request);
@@ -75,7 +101,7 @@ export class Api {
       throw new Problem({ code: "unreachable" });
     }
     const answer = await response.json().catch(() => ({}));
-    if (!response.ok) throw new Problem({ status: response.status, ...answer });
+    if (!response.ok) throw this.problem({ status: response.status, ...answer }, key);
     return answer;
   }
 }

@@ -85,6 +85,16 @@ export class Events {
     item.append(more);
   }
 
+  // The prompt's first frame is on screen. seconds: since this page sent it, or null.
+  onScreen(promptId, seconds) {
+    const entry = this.#prompts.get(promptId);
+    if (!entry || seconds === null) return;
+    entry.item.querySelector(".shown")?.remove();
+    const more = small(`on screen ${seconds.toFixed(1)} s after it was sent`);
+    more.classList.add("done", "shown");
+    entry.item.append(more);
+  }
+
   #superseded(message) {
     const { item } = this.#promptOf(message);
     item.querySelector(".more")?.remove();

@@ -2,6 +2,7 @@
 
 const SESSION = "turboserve.session";
 const KEY = "turboserve.key";
+const LEAD = "turboserve.lead";
 const ID = /^[A-Za-z0-9_-]{1,64}$/;
 
 export function rememberedSession() {
@@ -30,6 +31,37 @@ export function rememberedKey() {
 
 export function rememberKey(key) {
   write(sessionStorage, KEY, key);
+}
+
+export function rememberedLead() {
+  return read(localStorage, LEAD);
+}
+
+export function rememberLead(name) {
+  write(localStorage, LEAD, name);
+}
+
+// Keys pass between tabs of this page, and are stored for as long as a tab is open.
+const tabs = "BroadcastChannel" in globalThis ? new BroadcastChannel("turboserve.key") : null;
+const OTHER_TAB_MS = 200;
+
+tabs?.addEventListener("message", ({ data }) => {
+  const key = read(sessionStorage, KEY);
+  if (data === "wanted" && key) tabs.postMessage({ key });
+});
+
+// The key that another open tab has; empty if there is none.
+export function keyOfOtherTab() {
+  if (!tabs) return Promise.resolve("");
+  return new Promise((resolve) => {
+    const heard = ({ data }) => data?.key && resolve(data.key);
+    tabs.addEventListener("message", heard);
+    setTimeout(() => {
+      tabs.removeEventListener("message", heard);
+      resolve("");
+    }, OTHER_TAB_MS);
+    tabs.postMessage("wanted");
+  });
 }
 
 // Storage can be switched off; the page then only forgets sooner.

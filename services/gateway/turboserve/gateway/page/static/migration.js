@@ -9,6 +9,7 @@ export class MigrationForm {
     this.#field = field;
     form.addEventListener("submit", (submitted) => {
       submitted.preventDefault();
+      if (this.#target) return;
       attempt(() => this.#migrate());
     });
     setInterval(() => this.#look(), LOOK_MS);
@@ -59,7 +60,8 @@ export class MigrationForm {
     this.#field.title = text;
     document.body.dataset.target = this.#target ?? "";
     this.#form.hidden = !this.#session || !this.#worker || this.#others.length === 0;
-    this.#form.querySelector("button").disabled = Boolean(this.#target);
+    // Not `disabled`: the keyboard's focus would fall to the page's beginning.
+    this.#form.querySelector("button").setAttribute("aria-disabled", String(Boolean(this.#target)));
     const chosen = this.#select.value;
     const places = this.#others.map((worker) => {
       const used = worker.sessions + worker.incoming;

@@ -1,20 +1,22 @@
 // The page: connects prompt box, stream, playback and readouts. Modes: empty, waiting, live, paused, ended.
 
 import { Api } from "./api.js";
+import { Composer } from "./composer.js";
 import { Events } from "./events.js";
-import { rememberKey, rememberSession, rememberedKey, rememberedSession } from "./memory.js";
+import { KeyForm } from "./keys.js";
+import { LeadSelector } from "./lead.js";
+import { rememberSession, rememberedKey, rememberedSession } from "./memory.js";
 import { MigrationForm } from "./migration.js";
+import { DefaultModel } from "./model.js";
+import { OnScreen } from "./on_screen.js";
 import { Playback } from "./playback.js";
+import { Readouts } from "./readouts.js";
+import { SessionList } from "./sessions.js";
 import { Stream } from "./stream.js";
 import { Strip } from "./strip.js";
 import { seconds } from "./words.js";
 
-const EXAMPLES = [
-  "a red circle moving left",
-  "a blue square moving up",
-  "a green triangle moving in circles",
-  "a pink circle standing still on navy",
-];
+const FIRST_PROMPT = "first";
 const REPORT_MS = 250;
 const PIXELATED_BELOW = 256;
 
@@ -22,15 +24,38 @@ const at = (id) => document.getElementById(id);
 const video = at("video");
 const api = new Api();
 const events = new Events(at("events"));
+const readouts = new Readouts();
 const strip = new Strip(at("strip"), at("workers"));
 const playback = new Playback(
   video,
   () => show(),
   () => stream?.send({ type: "first_frame" }),
 );
+const composer = new Composer(at("prompt"), at("chips"), at("hint"));
+const onScreen = new OnScreen(shown);
+const lead = new LeadSelector(at("lead"), (leadS) => {
+  if (session && !ended) attempt(() => api.changeLead(session, leadS));
+});
+const model = new DefaultModel(api, at("examples"), {
+  onModel: (found) => composer.describe(found),
+  onRefused: (problem) => complain(problem),
+  onExample: (text) => {
+    at("prompt").value = text;
+    composer.show();
+    at("form").requestSubmit();
+  },
+});
+const keyForm = new KeyForm(api, at("key-form"), admitted);
+const sessions = new SessionList(api, at("sessions"), {
+  open: (id) => begin(id),
+  ended: (id) => id === session && at("new").focus(),
+  attempt: (action) => attempt(action),
+});
 const migrationForm = new MigrationForm(api, at("migration"), at("r-worker"), (action) => attempt(action));
 
 let stream = null;
+let isConnected = false;
+let isBusy = false;
 let session = null;
 let phase = "";
 let activity = "watching";
@@ -39,26 +64,35 @@ let greetedAt = 0;
 let ended = "";
 
 function begin(id) {
+  quiet();
   session = id;
-  ended = "";
+  ended = phase = "";
+  activity = "watching";
   askedAt ??= performance.now();
   rememberSession(id);
   playback.reset();
   playback.play();
   clear();
-  at("ffplay").textContent = `ffplay ${api.videoUrl(id)}`;
+  const header = api.key ? '-headers "Authorization: Bearer KEY" ' : "";
+  at("ffplay").textContent = `ffplay ${header}${api.videoUrl(id)}`;
+  at("needs-key").hidden = !api.key;
   stream?.close();
   stream = new Stream(api, id, { hello, init, skip, chunk, event, end, problem: complain, lost, gone });
   show();
 }
 
 function hello(message) {
-  quiet();
+  if (!isConnected) quiet();
+  isConnected = true;
   greetedAt = Date.now();
   learn(message);
   if (stream.lastIndex === null) playback.beginAt(message.start_s);
-  if (message.control_seq === 0) strip.mark(0, message.prompt);
+  if (message.control_seq === 0) {
+    strip.mark(0, message.prompt);
+    onScreen.applied(0, message.prompt, FIRST_PROMPT);
+  }
   if (!at("prompt").value) at("prompt").value = message.prompt;
+  composer.show();
 }
 
 function init(message, data) {
@@ -73,43 +107,32 @@ function skip(message) {
 
 function chunk(message, data) {
   if (askedAt !== null) {
-    write("first", `${((performance.now() - askedAt) / 1000).toFixed(2)} s`);
+    readouts.write("first", `${((performance.now() - askedAt) / 1000).toFixed(2)} s`);
     askedAt = null;
   }
   playback.chunk(message, data);
   strip.chunk(message);
-  // What was made before this connection was not waited for.
-  const publishedAt = Date.parse(message.published_at);
-  if (publishedAt >= greetedAt) write("delivery", `${Math.round(Date.now() - publishedAt)} ms`);
-  write("compute", `${Math.round(message.compute_s * 1000)} ms`);
-  write("chunk", message.index);
-  write("epoch", message.epoch);
-  write("slack", message.slack_s === undefined ? "–" : `${message.slack_s.toFixed(2)} s`);
-  write("credit", message.credit_s === undefined ? "–" : `${message.credit_s.toFixed(2)} s`);
-  write("tier", message.tier ?? "–");
-  write("fidelity", fidelity(message.fidelity));
+  onScreen.chunk(message.index, message.start_s);
+  readouts.chunk(message, greetedAt);
   Object.assign(document.body.dataset, { chunk: message.index, worker: message.worker });
   show();
-}
-
-function fidelity(chosen) {
-  if (!chosen) return "best";
-  const quality = chosen.quality === undefined ? "" : `, ${(chosen.quality * 100).toFixed(1)} %`;
-  return `${chosen.steps} steps, window ${chosen.window_chunks}${quality}`;
 }
 
 function event(message, isNew) {
   events.add(message);
   if (message.type === "prompt.applied") {
     strip.mark(message.chunk_index, message.prompt);
+    onScreen.applied(message.chunk_index, message.prompt, message.prompt_id);
     document.body.dataset.applied = message.chunk_index;
   }
-  if (isNew) learn(message);
+  if (!isNew) return;
+  learn(message);
+  sessions.look();
 }
 
 function learn(message) {
   ({ phase, activity } = message);
-  if (message.epoch) write("epoch", message.epoch);
+  if (message.epoch) readouts.write("epoch", message.epoch);
   migrationForm.learn(ended ? null : session, message);
   if (activity === "paused") playback.pause();
   else if (!playback.wanted) playback.play();
@@ -119,13 +142,28 @@ function learn(message) {
 function end(message) {
   playback.finish();
   phase = message.phase;
+  isConnected = true;
   ended = message.phase === "failed" ? `The session failed: ${message.reason}` : "This session has ended.";
   rememberSession(null);
   migrationForm.learn(null);
+  sessions.look();
   show();
 }
 
+// Another prompt is on screen. The video may be black: then the page states why.
+function shown({ prompt, promptId, seconds: late }) {
+  events.onScreen(promptId, late);
+  at("on-screen").hidden = false;
+  at("on-screen").textContent = `On screen: “${prompt}”${late === null ? "" : `, ${late.toFixed(1)} s after it was sent`}`;
+  const why = composer.whyNothing(prompt);
+  at("nothing").hidden = !why;
+  at("nothing").textContent = why;
+  document.body.dataset.shown = prompt;
+}
+
 function lost(waitMs) {
+  isConnected = false;
+  show();
   calm(waitMs < 1000 ? "Connection lost. Connecting again…" : `Connection lost. Next try in ${seconds(waitMs / 1000)}.`);
 }
 
@@ -139,10 +177,12 @@ function gone(problem) {
 }
 
 function leave() {
+  quiet();
   stream?.close();
   stream = null;
   session = null;
   phase = ended = "";
+  activity = "watching";
   rememberSession(null);
   playback.reset();
   clear();
@@ -150,13 +190,14 @@ function leave() {
 }
 
 function clear() {
+  isConnected = false;
   strip.reset();
   events.reset();
-  for (const name of ["buffer", "first", "delivery", "compute", "chunk", "epoch", "slack", "credit", "tier", "fidelity"]) {
-    write(name, "–");
-  }
+  onScreen.reset();
+  at("on-screen").hidden = at("nothing").hidden = true;
+  readouts.reset();
   migrationForm.learn(null);
-  for (const name of ["chunk", "worker", "applied", "skipped"]) delete document.body.dataset[name];
+  for (const name of ["chunk", "worker", "applied", "skipped", "shown"]) delete document.body.dataset[name];
 }
 
 // Buttons
@@ -164,15 +205,19 @@ function clear() {
 at("form").addEventListener("submit", (submitted) => {
   submitted.preventDefault();
   attempt(async () => {
-    useKey();
     const prompt = at("prompt").value.trim();
+    if (!composer.confirm(prompt)) return;
+    const sentAt = performance.now();
     if (session && !ended) {
-      await api.prompt(session, prompt, at("drop").checked);
+      const { prompt_id } = await api.prompt(session, prompt, lead.drops);
+      onScreen.sent(prompt_id, sentAt);
       return;
     }
-    askedAt = performance.now();
-    const created = await api.create(prompt, crypto.randomUUID?.() ?? String(Math.random()));
+    const created = await api.create(prompt, lead.leadS, crypto.randomUUID?.() ?? String(Math.random()));
+    askedAt = sentAt;
     begin(created.id);
+    onScreen.sent(FIRST_PROMPT, sentAt);
+    sessions.look();
   });
 });
 
@@ -196,49 +241,66 @@ function togglePause() {
 
 at("pause").addEventListener("click", togglePause);
 at("veil-resume").addEventListener("click", togglePause);
-at("end").addEventListener("click", () => attempt(() => api.end(session)));
+at("end").addEventListener("click", () => {
+  // The button goes away with the session.
+  at("new").focus();
+  attempt(() => api.end(session));
+});
 at("new").addEventListener("click", () => {
-  leave();
-  at("prompt").select();
+  if (session && !ended) at("leave").showModal();
+  else startOver();
+});
+at("leave").addEventListener("close", () => {
+  const { returnValue } = at("leave");
+  at("leave").returnValue = "";
+  if (returnValue === "keep") startOver();
+  if (returnValue !== "end") return;
+  attempt(async () => {
+    await api.end(session);
+    startOver();
+  });
 });
 
-for (const text of EXAMPLES) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = text;
-  button.addEventListener("click", () => {
-    at("prompt").value = text;
-    at("form").requestSubmit();
-  });
-  const item = document.createElement("li");
-  item.append(button);
-  at("examples").append(item);
+function startOver() {
+  leave();
+  sessions.look();
+  at("prompt").focus();
+  at("prompt").select();
 }
 
+// One action at a time. Buttons are not disabled meanwhile: the keyboard's focus would be lost.
 async function attempt(action) {
+  if (isBusy) return;
+  isBusy = true;
   quiet();
-  at("start").disabled = at("pause").disabled = true;
+  show();
   try {
     await action();
   } catch (problem) {
     complain(problem);
   } finally {
-    at("start").disabled = at("pause").disabled = false;
+    isBusy = false;
     show();
   }
 }
 
-function useKey() {
-  if (at("key").value) {
-    api.key = at("key").value;
-    rememberKey(api.key);
-  }
+// A key was accepted: what was refused before is asked for again.
+function admitted() {
+  quiet();
+  sessions.pause(false);
+  sessions.look();
+  restore();
+  model.find();
 }
 
 // What is shown
 
 function complain(problem) {
-  if (problem?.status === 401) at("key-row").hidden = false;
+  if (problem?.status === 401) {
+    sessions.pause(true);
+    keyForm.ask(problem);
+    return;
+  }
   if (activity === "watching" && session) playback.play();
   say(problem?.message ?? "Something went wrong.", false);
 }
@@ -258,9 +320,10 @@ function quiet() {
   at("message").hidden = true;
 }
 
-function write(name, text) {
-  const field = at(`r-${name}`);
-  if (field.textContent !== String(text)) field.textContent = text;
+function state() {
+  if (!session) return "no session";
+  if (!isConnected && !ended) return "connecting…";
+  return activity === "paused" && !ended ? "paused" : phase;
 }
 
 function mode() {
@@ -289,35 +352,45 @@ function show() {
   document.body.dataset.mode = now;
   at("veil-text").textContent =
     now === "ended" ? ended : playback.supported ? veil(now) : "This browser cannot play live video.";
+  if (now !== "paused" && document.activeElement === at("veil-resume")) at("pause").focus();
   at("veil-resume").hidden = now !== "paused";
   at("waiting").hidden = !(now === "live" && playback.stalled && !ended);
-  at("phase").textContent = !session ? "no session" : activity === "paused" ? "paused" : phase;
+  at("phase").textContent = state();
+  document.body.dataset.link = session && !isConnected && !ended ? "lost" : "";
+  sessions.show(session);
+  for (const name of ["start", "pause", "veil-resume", "end"]) at(name).setAttribute("aria-disabled", String(isBusy));
   at("controls").hidden = at("elsewhere").hidden = !session;
   at("pause").hidden = at("end").hidden = Boolean(ended);
   at("pause").textContent = activity === "paused" ? "Resume" : "Pause";
   at("start").textContent = session && !ended ? "Change" : "Start";
-  at("drop-row").hidden = !session || Boolean(ended);
+  at("happened").hidden = !session;
+  at("examples").hidden = Boolean(session && !ended);
   at("prompt-label").textContent = session && !ended ? "What should it show now?" : "What should the video show?";
 }
 
 function animate() {
+  if (playback.started) onScreen.look(playback.playhead);
   strip.draw(playback.playhead);
   requestAnimationFrame(animate);
 }
 
 setInterval(() => {
   if (!session) return;
-  write("buffer", `${playback.ahead.toFixed(1)} s`);
+  readouts.write("buffer", `${playback.ahead.toFixed(1)} s`);
   if (!ended) stream?.send({ type: "playhead", playhead_s: playback.playhead, buffered_s: playback.ahead });
 }, REPORT_MS);
 
 function restore() {
   const remembered = rememberedSession();
-  if (remembered && remembered !== session) begin(remembered);
+  if (!remembered || remembered === session) return;
+  begin(remembered);
+  api.read(remembered).then(({ max_lead_s }) => lead.learn(max_lead_s), () => {});
 }
 
 api.key = rememberedKey();
 addEventListener("hashchange", restore);
 restore();
+model.find();
+sessions.look();
 show();
 requestAnimationFrame(animate);

@@ -1,42 +1,29 @@
 // The operator's page: the state of one pool and its reasons, its orders and the cost. A choice if there are several.
 
-import { rememberKey, rememberedKey } from "./memory.js";
-import { inWords } from "./words.js";
+import { Api } from "./api.js";
+import { KeyForm } from "./keys.js";
+import { rememberedKey } from "./memory.js";
 
 const EVERY_MS = 1000;
 const at = (id) => document.getElementById(id);
 
-let key = rememberedKey();
+const api = new Api();
+const keyForm = new KeyForm(api, at("key-form"), () => complain(null));
 let pools = [];
 /** Id of the pool on the page, to which the page's orders go. */
 let shown = null;
 /** Whether the number of workers was typed and not sent yet: the next report must not replace it. */
 let edited = false;
-let orderFailed = false;
-
-async function call(method, path, body) {
-  const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  if (body !== undefined) headers["Content-Type"] = "application/json";
-  let answer;
-  try {
-    answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-  } catch {
-    throw { code: "unreachable" };
-  }
-  const found = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw { status: answer.status, ...found };
-  return found;
-}
 
 function complain(problem) {
-  at("message").hidden = !problem;
-  if (!problem) return;
-  at("message").textContent = inWords(problem);
-  if (problem.code !== "unauthorized") return;
-  // The page polls every second: with a wrong key it would soon reach the limit of wrong keys.
-  key = "";
-  rememberKey(key);
-  at("key-row").hidden = false;
+  if (problem?.status === 401) keyForm.ask(problem);
+  write("message", problem?.status === 401 ? null : problem);
+}
+
+function write(name, problem) {
+  at(name).hidden = !problem;
+  // The text changes only with the problem: a screen reader would read it again every second.
+  if (problem && at(name).textContent !== problem.message) at(name).textContent = problem.message;
 }
 
 function fill(list, items, make) {
@@ -147,50 +134,62 @@ function showUnmanaged() {
 
 function showCost(cost) {
   const money = new Intl.NumberFormat([], { style: "currency", currency: cost.currency, maximumFractionDigits: 4 });
-  const amount = (one) => (one.money > 0 ? money.format(one.money) : `${one.gpu_seconds.toFixed(0)} GPU s`);
+  const amount = (one) => (one.money > 0 ? money.format(one.money) : duration(one.gpu_seconds));
   const own = cost.pools.find((one) => one.pool === shown);
   at("c-pool").textContent = own ? amount(own) : "–";
   at("c-total").textContent = amount(cost.total);
   at("c-used").textContent = amount(cost.used);
   at("c-idle").textContent = amount(cost.idle);
+  at("no-price").hidden = cost.total.money > 0;
   fill(at("kinds"), cost.kinds, (kind) => {
     const line = element("li", "");
-    const starting = `${kind.starting_gpu_seconds.toFixed(0)} starting`;
+    const price = kind.price_per_gpu_hour;
+    const starting = `${duration(kind.starting_gpu_seconds)} of them starting`;
     line.append(
-      element("span", `${kind.kind} at ${money.format(kind.price_per_gpu_hour)}/h`),
-      element("span", `${kind.gpu_seconds.toFixed(0)} GPU s, ${starting}, ${kind.running} of ${kind.workers} running`),
+      element("span", price > 0 ? `${kind.kind} at ${money.format(price)}/h` : kind.kind),
+      element("span", `${duration(kind.gpu_seconds)}, ${starting}, ${kind.running} of ${kind.workers} running`),
     );
     return line;
   });
 }
 
+// Time that workers ran, on whatever device they have.
+function duration(seconds) {
+  if (seconds < 60) return `${seconds.toFixed(0)} s`;
+  const minutes = Math.round(seconds / 60);
+  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+// A refusal stays until the next order: the reports that arrive every second do not replace it.
 async function order(method, name, body) {
   const pool = shown;
   if (pool === null) return;
-  orderFailed = false;
+  write("refusal", null);
   try {
-    await call(method, `v1/pools/${pool}/${name}`, body);
+    await api.call(method, `v1/pools/${pool}/${name}`, body);
     if (name === "override" && shown === pool) edited = false;
-    complain(null);
-    showPools((await call("GET", "v1/pools")).pools);
   } catch (problem) {
-    complain(problem);
-    orderFailed = true;
+    if (problem.status === 401) complain(problem);
+    else write("refusal", problem);
   }
 }
 
 async function look() {
+  // While a key is asked for: the server limits wrong keys.
+  if (!keyForm.isOpen) await report();
+  setTimeout(look, EVERY_MS);
+}
+
+async function report() {
   try {
-    showPools((await call("GET", "v1/pools")).pools);
-    showCost(await call("GET", "v1/cost?limit=1"));
-    // The error of an order stays until the next order.
-    if (!orderFailed) complain(null);
+    showPools((await api.call("GET", "v1/pools")).pools);
+    showCost(await api.call("GET", "v1/cost?limit=1"));
+    complain(null);
   } catch (problem) {
     at("phase").textContent = "no report";
     document.body.dataset.mode = "empty";
     complain(problem);
   }
-  setTimeout(look, EVERY_MS);
 }
 
 at("override-form").addEventListener("submit", (event) => {
@@ -209,9 +208,5 @@ at("pool").addEventListener("change", () => {
   showPools(pools);
 });
 addEventListener("hashchange", () => showPools(pools));
-at("key").addEventListener("change", () => {
-  key = at("key").value;
-  rememberKey(key);
-});
-
+api.key = rememberedKey();
 look();

@@ -1,7 +1,5 @@
 // The WebSocket of one session: pairs JSON with the binary behind it, reconnects where it stopped.
 
-import { Problem } from "./api.js";
-
 const FIRST_WAIT_MS = 250;
 const LONGEST_WAIT_MS = 2000;
 const FOR_GOOD = new Set([4401, 4403, 4404]);
@@ -26,6 +24,7 @@ export class Stream {
   #timer = 0;
   #closed = false;
   #last = null;
+  #key = "";
 
   close() {
     this.#closed = true;
@@ -38,6 +37,7 @@ export class Stream {
   }
 
   #open() {
+    this.#key = this.#api.key;
     const socket = new WebSocket(this.#api.socketUrl(this.session, this.lastIndex, this.#eventsAfter));
     socket.binaryType = "arraybuffer";
     this.#socket = socket;
@@ -68,7 +68,7 @@ export class Stream {
         break;
       case "error":
         this.#last = message;
-        if (message.id) this.#on.problem(new Problem(message));
+        if (message.id) this.#on.problem(this.#api.problem(message, this.#key));
         break;
       case "end":
         this.#closed = true;
@@ -98,7 +98,7 @@ export class Stream {
   }
 
   #ended(code) {
-    const problem = this.#last && new Problem(this.#last);
+    const problem = this.#last && this.#api.problem(this.#last, this.#key);
     if (FOR_GOOD.has(code)) {
       this.#closed = true;
       this.#on.gone(problem);

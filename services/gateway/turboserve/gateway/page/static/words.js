@@ -10,7 +10,9 @@ export function inWords(problem) {
     case "too_many_streams":
       return `Too many people are watching through this server.${wait}`;
     case "unauthorized":
-      return "This server needs an API key. Enter yours below the prompt.";
+      return "This server needs an API key.";
+    case "wrong_key":
+      return "The server does not know this API key. Check it and enter it again.";
     case "too_many_wrong_keys":
       return `Too many wrong API keys came from here.${wait}`;
     case "session_not_found":

@@ -1,0 +1,91 @@
+// The caller's sessions that have not ended, with a way to open and to end each.
+
+const LOOK_MS = 5000;
+
+export class SessionList {
+  // open(id), ended(id); attempt(action) runs an action and shows its problem.
+  constructor(api, section, { open, ended, attempt }) {
+    this.#api = api;
+    this.#section = section;
+    this.#open = open;
+    this.#ended = ended;
+    this.#attempt = attempt;
+    setInterval(() => this.look(), LOOK_MS);
+  }
+
+  #api;
+  #section;
+  #open;
+  #ended;
+  #attempt;
+  #current = null;
+  #drawn = "";
+  #isPaused = false;
+
+  // `current`: the session on the page, or null.
+  show(current) {
+    if (current === this.#current) return;
+    this.#current = current;
+    this.look();
+  }
+
+  // The server refuses this page's requests until a key is entered.
+  pause(isPaused) {
+    this.#isPaused = isPaused;
+  }
+
+  async look() {
+    if (document.hidden || this.#isPaused) return;
+    const { sessions } = await this.#api.sessions().catch(() => ({ sessions: null }));
+    if (sessions) this.#draw(sessions);
+  }
+
+  #draw(sessions) {
+    const state = JSON.stringify([this.#current, sessions.map(({ id, prompt, ...one }) => [id, prompt, stateOf(one)])]);
+    if (state === this.#drawn) return;
+    this.#drawn = state;
+    const list = this.#section.querySelector("ul");
+    const focused = document.activeElement?.dataset?.focus;
+    this.#section.hidden = sessions.length === 0;
+    list.replaceChildren(...sessions.map((session) => this.#row(session)));
+    // Replaced buttons would drop the keyboard's focus.
+    if (focused) (list.querySelector(`[data-focus="${focused}"]`) ?? list.querySelector("button"))?.focus();
+  }
+
+  #row(session) {
+    const row = document.createElement("li");
+    const text = document.createElement("p");
+    text.className = "session-prompt";
+    text.textContent = session.prompt;
+    text.title = session.prompt;
+    const state = document.createElement("p");
+    state.className = "quiet";
+    const isCurrent = session.id === this.#current;
+    state.textContent = isCurrent ? `${stateOf(session)}, on this page` : stateOf(session);
+    row.append(text, state);
+    if (!isCurrent) row.append(this.#button("Open", session, () => this.#open(session.id)));
+    row.append(this.#button("End", session, () => this.#attempt(async () => {
+      await this.#api.end(session.id);
+      this.#ended(session.id);
+      await this.look();
+    })));
+    return row;
+  }
+
+  #button(name, session, action) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "small";
+    button.textContent = name;
+    button.setAttribute("aria-label", `${name}: ${session.prompt}`);
+    button.dataset.focus = `${name} ${session.id}`;
+    button.addEventListener("click", action);
+    return button;
+  }
+}
+
+function stateOf({ phase, activity }) {
+  if (activity === "paused") return "paused";
+  if (phase === "suspended") return "suspended: no viewer";
+  return phase === "requested" ? "waits for a worker" : "playing";
+}

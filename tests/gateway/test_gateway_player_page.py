@@ -1,0 +1,238 @@
+"""The player page in a real Chromium, with a gateway whose worker draws: faults that its users met."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import StartSession
+from tests.helpers.browser import NEEDS_CHROMIUM
+from tests.helpers.pool_harness import Pool
+
+pytestmark = NEEDS_CHROMIUM
+
+PROMPT = "What should the video show?"
+KEY = "right-key-of-the-player-page-0123456789"
+OVERFLOWS = "document.documentElement.scrollWidth - innerWidth"
+SIZES = {"desktop": (1280, 800), "phone": (390, 844), "landscape": (844, 390)}
+
+
+@pytest.fixture(scope="session")
+def keyed_url(pool: Pool) -> str:
+    """A gateway that needs an API key."""
+    url: str = pool.gateway("page_keyed", TURBOSERVE_API_KEYS=f"{KEY}=page", DRAWN_KEY=KEY)
+    return url
+
+
+async def begin(page: Any, prompt: str = "a red circle moving left") -> str:
+    """Start a session on the open page, wait for its video, and return its id."""
+    await page.get_by_label(PROMPT).fill(prompt)
+    await page.get_by_role("button", name="Start", exact=True).click()
+    await page.locator("body[data-mode=live]").wait_for()
+    return str(await page.evaluate("location.hash")).removeprefix("#")
+
+
+async def focused(page: Any) -> str:
+    return str(await page.evaluate("document.activeElement.id || document.activeElement.tagName"))
+
+
+async def test_chips_compose_a_prompt_and_unknown_words_are_named(gateway_url: str, page: Any) -> None:
+    await page.goto(gateway_url)
+    field = page.get_by_label(PROMPT)
+    await page.get_by_role("button", name="orange", exact=True).click()
+    assert await field.input_value() == "an orange circle"
+    await page.get_by_role("button", name="square", exact=True).click()
+    await page.get_by_role("button", name="moving left", exact=True).click()
+    await page.get_by_role("group", name="background").get_by_role("button", name="navy").click()
+    assert await field.input_value() == "an orange square moving left on navy"
+    chosen = await page.locator(".chip[aria-pressed=true]").all_inner_texts()
+    assert chosen == ["orange", "square", "left", "navy"]
+    assert await page.locator("#hint").is_hidden()
+    await field.fill("a red circle wearing a hat")
+    await page.locator("#hint", has_text="does not know “wearing” and “hat”").wait_for()
+    await field.fill("a white square")
+    await page.locator("#hint", has_text="A white figure is shown in yellow").wait_for()
+
+
+async def test_a_picture_without_a_figure_has_its_reason_on_it(gateway_url: str, page: Any) -> None:
+    await page.goto(gateway_url)
+    await page.locator("#chips").wait_for()
+    await page.get_by_label(PROMPT).fill("a cat playing piano")
+    start = page.get_by_role("button", name="Start", exact=True)
+    await start.click()
+    # It is asked again before it is sent.
+    await page.locator("#hint", has_text="It finds nothing to draw").wait_for()
+    await page.locator("#hint", has_text="Send it again").wait_for()
+    assert await page.evaluate("document.body.dataset.mode") == "empty"
+    await start.click()
+    await page.locator("#nothing", has_text="Nothing to draw").wait_for()
+    await page.get_by_label("What should it show now?").fill("a red circle")
+    await page.get_by_role("button", name="Change").click()
+    await page.locator("#on-screen", has_text="a red circle").wait_for()
+    assert await page.locator("#nothing").is_hidden()
+    await page.get_by_role("button", name="End session").click()
+
+
+async def test_a_session_has_the_lead_that_is_selected(gateway_url: str, page: Any, api: Any) -> None:
+    await page.goto(gateway_url)
+    await page.get_by_label("Safe").check()
+    session = await begin(page)
+    assert (await api.get(f"/v1/sessions/{session}")).json()["max_lead_s"] is None
+    async with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+        await page.get_by_label("Instant").check()
+    assert (await api.get(f"/v1/sessions/{session}")).json()["max_lead_s"] == 0.75
+    await page.locator("#events", has_text="Limits changed").wait_for()
+    await page.get_by_role("button", name="End session").click()
+
+
+async def test_a_new_session_ends_the_old_one_or_keeps_it_in_the_list(
+    gateway_url: str, page: Any, api: Any, start: StartSession
+) -> None:
+    await page.goto(gateway_url)
+    first = await begin(page)
+    await page.get_by_role("button", name="New session").click()
+    await page.get_by_role("button", name="Cancel").click()
+    assert await page.evaluate("location.hash") == f"#{first}"
+    await page.get_by_role("button", name="New session").click()
+    await page.get_by_role("button", name="Keep it").click()
+    assert await focused(page) == "prompt"
+    kept = page.locator("#sessions li", has_text="a red circle moving left").first
+    await kept.wait_for()
+    # A session that is suspended is in the list as well, and both can be opened.
+    paused = (await start(prompt="a blue square moving up"))["id"]
+    assert (await api.post(f"/v1/sessions/{paused}/pause")).status_code == 202
+    await page.get_by_role("button", name="Open: a blue square moving up").click()
+    await page.locator("#phase", has_text="paused").wait_for()
+    await page.get_by_role("button", name="Open: a red circle moving left").first.click()
+    await page.locator("body[data-mode=live]").wait_for()
+    assert await page.evaluate("location.hash") == f"#{first}"
+    await page.get_by_role("button", name="New session").click()
+    await page.get_by_role("button", name="End it").click()
+    await page.locator("body[data-mode=empty]").wait_for()
+    assert (await api.get(f"/v1/sessions/{first}")).json()["phase"] == "terminated"
+    await page.get_by_role("button", name="End: a blue square moving up").click()
+    await page.locator("#sessions li", has_text="a blue square").wait_for(state="detached")
+    assert (await api.get(f"/v1/sessions/{paused}")).json()["phase"] == "terminated"
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_nothing_is_wider_than_the_window(gateway_url: str, page: Any, size: str) -> None:
+    width, height = SIZES[size]
+    await page.set_viewport_size({"width": width, "height": height})
+    await page.emulate_media(color_scheme="dark" if size == "phone" else "light")
+    await page.goto(gateway_url)
+    await page.locator("#chips").wait_for()
+    await begin(page)
+    for summary in ("Play it elsewhere", "Measurements"):
+        await page.get_by_text(summary).click()
+    await page.locator("#ffplay").wait_for()
+    assert await page.evaluate(OVERFLOWS) <= 0
+    video = await page.locator("#video").bounding_box()
+    prompt = await page.locator("#prompt").bounding_box()
+    beside = video["x"] + video["width"] <= prompt["x"]
+    assert beside == (size != "phone")
+    if size == "landscape":
+        assert video["height"] <= height
+    await page.get_by_role("button", name="End session").click()
+
+
+async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed_url: str, page: Any) -> None:
+    await page.goto(f"{keyed_url}/?access_token={KEY}")
+    await page.locator("#chips").wait_for()
+    assert KEY not in page.url
+    assert not await page.locator("#key").is_visible()
+    session = await begin(page)
+    await page.get_by_text("Play it elsewhere").click()
+    await page.locator("#ffplay", has_text="Authorization: Bearer KEY").wait_for()
+    # Another visitor opens the link without a key, with a wrong one, then with the right one.
+    await page.evaluate("sessionStorage.clear()")
+    await page.reload()
+    message = page.locator("#key-message")
+    await page.get_by_label("API key").wait_for()
+    await message.filter(has_text="This server needs an API key").wait_for()
+    assert await focused(page) == "key"
+    await page.get_by_label("API key").fill("wrong-key-of-the-player-page")
+    await page.keyboard.press("Enter")
+    await message.filter(has_text="does not know this API key").wait_for()
+    await page.get_by_label("API key").fill(KEY)
+    await page.keyboard.press("Enter")
+    await page.locator("body[data-mode=live]").wait_for()
+    assert (await page.evaluate("location.hash")) == f"#{session}"
+    assert not await page.locator("#key").is_visible()
+    assert await page.locator("#key").input_value() == ""
+    # The pool page has the key, in this tab and in another one.
+    other = await page.context.new_page()
+    await other.goto(f"{keyed_url}/pool")
+    # With or without a pool that reports: the server has answered.
+    await other.locator("#summary").filter(has_text=re.compile(r"\w")).wait_for()
+    assert not await other.get_by_label("API key").is_visible()
+    await other.close()
+    await page.get_by_role("button", name="End session").click()
+
+
+async def test_the_keyboard_keeps_its_place(gateway_url: str, page: Any) -> None:
+    await page.goto(gateway_url)
+    await page.locator("#chips").wait_for()
+    await page.get_by_label(PROMPT).focus()
+    await page.keyboard.type("a red circle moving left")
+    await page.keyboard.press("Tab")
+    assert await focused(page) == "start"
+    await page.keyboard.press("Enter")
+    await page.locator("body[data-mode=live]").wait_for()
+    assert await focused(page) == "start"
+    await page.locator("#pause").focus()
+    await page.keyboard.press("Enter")
+    await page.locator("body[data-mode=paused]").wait_for()
+    assert await focused(page) == "pause"
+    await page.locator("#veil-resume").focus()
+    await page.keyboard.press("Enter")
+    await page.locator("body[data-mode=live]").wait_for()
+    assert await focused(page) == "pause"
+    await page.locator("#end").focus()
+    await page.keyboard.press("Enter")
+    await page.locator("#phase", has_text="terminated").wait_for()
+    assert await focused(page) == "new"
+    await page.keyboard.press("Enter")
+    assert await focused(page) == "prompt"
+
+
+async def test_a_lost_server_is_no_active_session(pool: Pool, page: Any) -> None:
+    url = pool.gateway("page_lost")
+    await page.goto(url)
+    await begin(page)
+    await page.locator("#phase", has_text="active").wait_for()
+    pool.stop("page_lost")
+    await page.locator("#phase", has_text="connecting").wait_for()
+    await page.locator("#message", has_text="Connection lost").wait_for()
+    await page.get_by_role("button", name="New session").click()
+    await page.get_by_role("button", name="Keep it").click()
+    assert await page.locator("#message").is_hidden()
+    assert await page.locator("#phase").inner_text() == "no session"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_no_serious_violation(gateway_url: str, page: Any, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.async_playwright").Axe()
+    await page.emulate_media(color_scheme=scheme)
+    await page.goto(gateway_url)
+    await page.locator("#chips").wait_for()
+    states = ["empty", "live", "dialog", "pool"]
+    for state in states:
+        if state == "live":
+            await begin(page)
+        if state == "dialog":
+            await page.get_by_role("button", name="New session").click()
+        if state == "pool":
+            await page.get_by_role("button", name="End it").click()
+            await page.locator("body[data-mode=empty]").wait_for()
+            await page.goto(f"{gateway_url}/pool")
+            await page.locator("#phase", has_not_text="loading").wait_for()
+        found = (await axe.run(page)).response["violations"]
+        serious = [
+            (each["id"], [node["target"] for node in each["nodes"]])
+            for each in found
+            if each["impact"] in ("serious", "critical")
+        ]
+        assert serious == [], state

@@ -1,0 +1,89 @@
+"""Take screenshots of the page's main states, for people: desktop, phone, phone on its side; light and dark.
+
+    python tools/screenshots.py --out screenshots [--url http://127.0.0.1:8080]
+
+Without `--url` the script starts a stack of its own. Needs Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.browser import CHROMIUM, chromium
+from turboserve.cli.stack.background import BackgroundStack
+
+WAIT_MS = 60_000
+LOOKS = {
+    "desktop-light": ({"width": 1280, "height": 900}, "light"),
+    "desktop-dark": ({"width": 1280, "height": 900}, "dark"),
+    "phone-light": ({"width": 390, "height": 844}, "light"),
+    "phone-dark": ({"width": 390, "height": 844}, "dark"),
+    "landscape-dark": ({"width": 844, "height": 390}, "dark"),
+}
+
+
+async def shoot(context: Any, url: str, look: str, out: Path) -> None:
+    """Go through the states of the page in one look."""
+    size, scheme = LOOKS[look]
+    page = await context.new_page()
+    await page.set_viewport_size(size)
+    await page.emulate_media(color_scheme=scheme)
+
+    async def save(state: str) -> None:
+        await page.screenshot(path=out / f"{look}-{state}.png", full_page=True)
+
+    await page.goto(url)
+    await page.locator("#chips").wait_for()
+    await save("1-empty")
+    await page.get_by_label("What should the video show?").fill("a red circle wearing a hat")
+    await page.locator("#hint").wait_for()
+    await save("2-unknown-words")
+    await page.get_by_label("What should the video show?").fill("a red circle moving left on navy")
+    await page.get_by_role("button", name="Start", exact=True).click()
+    await page.locator("body[data-mode=live]").wait_for()
+    await page.wait_for_timeout(2_000)
+    await save("3-live")
+    await page.get_by_role("button", name="Pause", exact=True).click()
+    await page.locator("body[data-mode=paused]").wait_for()
+    await save("4-paused")
+    await page.get_by_role("button", name="New session").click()
+    await save("5-end-or-keep")
+    await page.get_by_role("button", name="End it").click()
+    await page.locator("body[data-mode=empty]").wait_for()
+    await page.goto(f"{url}/pool")
+    await page.locator("#phase", has_not_text="loading").wait_for()
+    await save("6-pool")
+    await page.close()
+
+
+async def run(url: str, out: Path, profile: Path) -> None:
+    autoplay = "--autoplay-policy=no-user-gesture-required"
+    async with chromium(profile, autoplay, wait_ms=WAIT_MS) as context:
+        for look in LOOKS:
+            await shoot(context, url, look, out)
+            print(f"{out}/{look}-*.png", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
+    parser.add_argument("--url", help="address of a running stack")
+    args = parser.parse_args()
+    if CHROMIUM is None:
+        parser.error("no chromium found")
+    args.out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = args.url or stack.enter_context(BackgroundStack(folder / "data")).url
+        asyncio.run(run(url.rstrip("/"), args.out, folder / "profile"))
+
+
+if __name__ == "__main__":
+    main()
