@@ -43,6 +43,15 @@ def test_a_lone_stream_is_as_late_as_arithmetic_demands() -> None:
     assert late > 0
 
 
+def test_the_first_chunk_of_ours_is_made_at_the_floor_and_the_rest_is_not() -> None:
+    found = simulate(Cell("graded", "steady", "ours", workers=2, streams=1, rate=0.5, seed=1)).metrics
+    # Three forwards of 0.2 s, then the best configuration of five.
+    assert 0.6 <= found.ttfc_mean_s < 0.7
+    assert found.least_quality == pytest.approx(0.985)
+    assert found.quality > 0.99
+    assert found.cpr == 1.0
+
+
 def test_viewers_that_switch_get_all_chunks_and_discard_some(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[StreamRecord] = []
 

@@ -122,6 +122,18 @@ def test_more_sessions_never_raise_the_quality(count: int, slack_s: float, forwa
     assert quality(count + 1) <= quality(count) + 0.01
 
 
+def test_a_chunk_that_a_viewer_waits_for_with_nothing_to_play_gets_the_lowest_configuration() -> None:
+    def chosen(stream: StreamLoad) -> int:
+        load = EngineLoad(LADDER, LatencyProfile({1: 0.01}), 0.0, CHUNK_S, [stream])
+        return LeastLossInTime().choose("a", load)
+
+    stream = StreamLoad("a", 3.0, lowest=2)
+    assert chosen(stream) == 0
+    assert chosen(replace(stream, starts=True)) == 2
+    assert chosen(replace(stream, starts=True, lowest=1)) == 1
+    assert chosen(replace(stream, starts=True, lowest=0)) == 0
+
+
 def overloaded(count: int, load: float, lowest: int = 2) -> EngineLoad:
     """So many sessions, which together need `load` times what the device computes at the best."""
     alone = load * CHUNK_S / (count * BEST.forwards)

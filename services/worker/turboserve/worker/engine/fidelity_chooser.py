@@ -90,6 +90,7 @@ class FidelityChooser:
             place=place,
             lowest=self._lowest(session),
             raised_s=now - session.raised_at_s,
+            starts=_starts(session),
         )
 
     def _place(self, fidelity: Fidelity | None) -> int:
@@ -116,3 +117,11 @@ class FidelityChooser:
             return 0.0
         work = session.task.work
         return (work.total - work.done) / work.total * self.ladder.rungs[place].forwards
+
+
+def _starts(session: Session) -> bool:
+    """See `StreamLoad.starts`. A session that was suspended or lost its worker may have video left."""
+    first = session.first
+    return (
+        first is not None and first.index == session.state.next_chunk and (first.index == 0 or first.discards)
+    )

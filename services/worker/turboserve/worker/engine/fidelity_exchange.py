@@ -50,7 +50,8 @@ _MULTI_PASS_CHUNKS = 48
 class LeastLossInTime:
     """Keeps every chunk in time that can be, at the least loss of quality over all sessions.
 
-    A configuration falls as soon as a chunk would be late otherwise. It rises if a plan with a larger margin
+    A first chunk that its viewer waits for gets the lowest configuration, so that it comes soon. After that a
+    configuration falls as soon as a chunk would be late otherwise. It rises if a plan with a larger margin
     raises it, and if its last raise is long enough ago.
     """
 
@@ -63,6 +64,9 @@ class LeastLossInTime:
         stream = stream_of(session, load)
         if stream.lowest == 0 or load.forward(1) <= 0:
             return 0
+        if stream.starts:
+            # Its viewer sees nothing yet: time is worth more than one chunk's quality.
+            return stream.lowest
         caps = {each.session: min(each.place, each.lowest) for each in load.streams}
         if caps[session] and stream.raised_s >= HOLD_S:
             raised = plan(load, {**caps, session: 0}, RAISE_MARGIN, self._horizon)

@@ -40,6 +40,8 @@ class StreamLoad:
     """Lowest place on the ladder that the session may get."""
     raised_s: float = math.inf
     """Time since its configuration was last raised."""
+    starts: bool = False
+    """Whether its viewer has nothing to play until its next chunk: the session or its new scene begins."""
 
 
 @dataclass(frozen=True, slots=True)
