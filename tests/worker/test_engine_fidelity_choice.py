@@ -15,6 +15,7 @@ from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_exchange import HOLD_S, LeastLossInTime, plan, planned
 from turboserve.worker.engine.fidelity_forecast import (
     EngineLoad,
+    LatenessForecast,
     PlannedChunk,
     Server,
     StreamLoad,
@@ -237,6 +238,31 @@ def test_a_chunk_in_work_and_undecoded_ones_come_first() -> None:
     assert (in_work.due_s, in_work.forwards, in_work.highest, in_work.lowest) == (1.5, 2.0, 1, 1)
     assert (following.due_s, following.release_s, following.forwards) == (2.25, 1.5, 5.0)
     assert (following.next, in_work.next) == (True, False)
+
+
+def test_the_context_comes_before_its_chunk_and_is_no_chunk_itself() -> None:
+    """A recache of 0.3 s after an encoding of 0.1 s: the chunk is later by both, also that of another."""
+
+    def found(context_s: float, encoding_s: float) -> LatenessForecast:
+        streams = [StreamLoad("a", 1.0, context_s=context_s), StreamLoad("b", 1.5)]
+        load = EngineLoad(LADDER, LatencyProfile({1: 0.2}), 0.0, CHUNK_S, streams, encoding_s=encoding_s)
+        chunks = next_chunks(load, 1)
+        return forecast(chunks, Server(load, chunks).ready_s(chunks))
+
+    assert found(0.0, 0.0).lateness_s == pytest.approx({"a": 0.0, "b": 0.5})
+    later = found(0.3, 0.1)
+    assert later.lateness_s == pytest.approx({"a": 0.4, "b": 0.9})
+    assert (found(0.0, 0.0).late, later.late) == (1, 2)
+    assert found(0.0, 0.1).lateness_s == pytest.approx({"a": 0.1, "b": 0.6})
+
+
+def test_a_switch_that_is_due_lowers_what_would_be_late_with_it() -> None:
+    def place(context_s: float) -> int:
+        stream = StreamLoad("a", 1.5, lowest=2, context_s=context_s)
+        load = EngineLoad(LADDER, LatencyProfile({1: 0.2}), 0.0, CHUNK_S, [stream])
+        return plan(load, {"a": 0}, horizon=1)["a"]
+
+    assert [place(0.0), place(0.4), place(0.6)] == [0, 0, 1]
 
 
 def test_a_plan_ends_with_the_video() -> None:

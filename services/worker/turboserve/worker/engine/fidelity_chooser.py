@@ -10,7 +10,7 @@ from turboserve.worker.engine.fidelity_forecast import EngineLoad, Server, Strea
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.fidelity_policy import BestFidelity, FidelityPolicy
 from turboserve.worker.engine.gather import LatencyProfile
-from turboserve.worker.engine.pacing import Pacing
+from turboserve.worker.engine.pacing import ContextWork, Pacing
 from turboserve.worker.engine.session import ChunkTask, Session, UndecodedChunk
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.model.config import ModelConfig
@@ -28,11 +28,12 @@ class FidelityChooser:
         pacing: Pacing,
         max_batch: int,
         end_frame: Callable[[SessionState], int | None],
+        context: ContextWork,
     ) -> None:
         """`forward`: L(b) of a forward at the best configuration. `end_frame`: see `Backend.end_frame`."""
         self.ladder = ladder
         self._policy, self._config, self._forward, self._pacing = policy, config, forward, pacing
-        self._max_batch, self._end_frame = max_batch, end_frame
+        self._max_batch, self._end_frame, self._context = max_batch, end_frame, context
         self.lowers = len(ladder.rungs) > 1 and not isinstance(policy, BestFidelity)
         """Whether the policy may choose anything but the best configuration."""
 
@@ -72,6 +73,7 @@ class FidelityChooser:
             self._config.chunk_media_s,
             [self._stream(session, now) for session in sessions if not session.ended],
             self._max_batch,
+            self._context.encoding_s(sessions),
         )
 
     def _stream(self, session: Session, now: float) -> StreamLoad:
@@ -85,6 +87,7 @@ class FidelityChooser:
             pacing.slack(session, now) if waits else math.inf,
             undecoded=sum(isinstance(each, UndecodedChunk) for each in session.undecoded),
             forwards_left=self._forwards_left(session, place),
+            context_s=self._context.seconds(self._context.parts(session)),
             lead_s=math.inf if unpaced else session.max_lead_s,
             chunks_left=self._chunks_left(session),
             place=place,

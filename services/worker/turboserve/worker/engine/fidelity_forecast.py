@@ -30,6 +30,8 @@ class StreamLoad:
     """Number of chunks whose latents are clean, and which are not delivered."""
     forwards_left: float = 0.0
     """Rest of the chunk in work, in forwards at the best configuration. 0: the session is at a boundary."""
+    context_s: float = 0.0
+    """Time of the forwards between its chunk in work and its next chunk: a recache or a replay."""
     lead_s: float = math.inf
     """Largest lead: a chunk does not begin earlier than this before it is due."""
     chunks_left: int | None = None
@@ -57,6 +59,8 @@ class EngineLoad:
     """Playing time of one chunk."""
     streams: Sequence[StreamLoad]
     max_batch: int = 16
+    encoding_s: float = 0.0
+    """Time in which prompts are encoded before the next forward."""
 
     @property
     def lanes(self) -> int:
@@ -93,6 +97,8 @@ class PlannedChunk:
     """Highest place that the chunk may get."""
     next: bool = False
     """Whether it is the next chunk that its session begins."""
+    context: bool = False
+    """Whether it is no chunk, but the forwards before the next one: see `StreamLoad.context_s`."""
 
 
 def next_chunks(load: EngineLoad, horizon: int = HORIZON) -> list[PlannedChunk]:
@@ -100,20 +106,26 @@ def next_chunks(load: EngineLoad, horizon: int = HORIZON) -> list[PlannedChunk]:
 
     A session whose viewer does not play has no deadline, and only the rest of its chunk in work counts.
     """
-    best, chunks = load.ladder.rungs[0].forwards, []
+    best, begins_s = load.ladder.rungs[0].forwards, load.encoding_s
+    pace_s = load.forward(load.lanes) / load.lanes
+    chunks: list[PlannedChunk] = []
     for stream in load.streams:
         # The first chunk that is not yet clean must be clean when the viewer has seen those before it.
         due_s = stream.slack_s + stream.undecoded * load.chunk_s - load.after_s
         if stream.forwards_left > 0:
             # Its configuration cannot change any more.
             rest, place = stream.forwards_left, stream.place
-            chunks.append(PlannedChunk(stream, due_s, 0.0, place, rest, place, place))
+            chunks.append(PlannedChunk(stream, due_s, begins_s, place, rest, place, place))
             due_s += load.chunk_s
         if math.isinf(due_s):
             continue
+        ready_s = begins_s + stream.context_s
+        if stream.context_s and pace_s > 0:
+            work, place = stream.context_s / pace_s, stream.place
+            chunks.append(PlannedChunk(stream, due_s, begins_s, place, work, place, place, context=True))
         left = horizon if stream.chunks_left is None else min(horizon, stream.chunks_left)
         for ahead in range(left):
-            release_s = max(0.0, due_s + load.after_s - stream.lead_s)
+            release_s = max(ready_s, due_s + load.after_s - stream.lead_s)
             chunks.append(PlannedChunk(stream, due_s, release_s, 0, best, stream.lowest, next=ahead == 0))
             due_s += load.chunk_s
     chunks.sort(key=lambda chunk: chunk.due_s)
@@ -155,7 +167,7 @@ class Server:
 
     def soonest_s(self, chunk: PlannedChunk, forwards: float) -> float:
         """When the chunk is ready if it never waits for others."""
-        return chunk.release_s + forwards * self.row_s
+        return chunk.release_s + forwards * (self.pace_s if chunk.context else self.row_s)
 
 
 @dataclass(frozen=True)
@@ -173,6 +185,8 @@ def forecast(chunks: Sequence[PlannedChunk], ready_s: Sequence[float]) -> Latene
     lateness: dict[str, float] = {}
     late = 0
     for chunk, ready in zip(chunks, ready_s, strict=True):
+        if chunk.context:
+            continue
         over = ready - chunk.due_s
         lateness.setdefault(chunk.stream.session, max(0.0, over))
         late += over > LATE_S

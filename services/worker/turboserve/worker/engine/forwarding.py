@@ -11,7 +11,7 @@ from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.gather import Candidate, GatherPolicy, LatencyProfile
 from turboserve.worker.engine.interface import ChunkTimings, Event
-from turboserve.worker.engine.pacing import Pacing
+from turboserve.worker.engine.pacing import ContextWork, Pacing
 from turboserve.worker.engine.playout import Forecast, Playout, Tier, forecast
 from turboserve.worker.engine.session import ChunkTask, Session, Task, UndecodedChunk
 from turboserve.worker.engine.stages import Clock, Fail, Stage, StageOutcome
@@ -150,29 +150,30 @@ class Forecaster:
     """
 
     def __init__(
-        self, config: ModelConfig, pacing: Pacing, forward: ForwardStage, policy: GatherPolicy
+        self,
+        config: ModelConfig,
+        pacing: Pacing,
+        forward: ForwardStage,
+        policy: GatherPolicy,
+        context: ContextWork,
     ) -> None:
         """`policy`: a gather policy as the stage's, but not the same object: a policy may keep a state."""
         self._config, self._pacing, self._forward, self._policy = config, pacing, forward, policy
+        self._context = context
         self._forecasts: dict[str, Forecast] = {}
 
     def playouts(self, sessions: Iterable[Session], now: float) -> dict[str, Playout]:
         """Playout slack of each session that has not ended, by name, with a new forecast."""
         live = [session for session in sessions if not session.ended]
-        found = (self._pacing.upcoming(session, now) for session in live)
+        found = (self._pacing.upcoming(each, now, self._context.parts(each)) for each in live)
         # Copies: a question about the future must not count as a choice.
         profile, recache = self._forward.profile.copy(), self._forward.recache_profile.copy()
-        per_chunk = self._config.frames_per_chunk
 
         def choose(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
             return self._forward.choose(candidates, self._policy, profile, recache)
 
-        def seconds(frames: int, rows: int) -> float:
-            if frames == per_chunk:
-                return profile(rows)
-            return recache(rows) or profile(rows) * frames / per_chunk
-
-        self._forecasts = forecast([one for one in found if one is not None], choose, seconds)
+        upcoming = [one for one in found if one is not None]
+        self._forecasts = forecast(upcoming, choose, self._context.forward_s, self._context.encoding_s(live))
         return {session.name: self._playout(session, now) for session in live}
 
     def tiers(self, sessions: Iterable[Session], now: float) -> dict[str, Tier]:

@@ -1,18 +1,20 @@
-"""When a session's next chunk is due, and how urgent it is."""
+"""When a session's next chunk is due, how urgent it is, and what must be computed before it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from turboserve.worker.engine.gather import Candidate, LatencyProfile
 from turboserve.worker.engine.interface import EngineOptions
-from turboserve.worker.engine.playout import Upcoming
+from turboserve.worker.engine.playout import Part, Upcoming
 from turboserve.worker.engine.session import (
     ChunkTask,
     DecoderContext,
     FirstChunk,
     Session,
+    Starting,
     UndecodedChunk,
 )
 from turboserve.worker.model.config import ModelConfig
@@ -141,8 +143,11 @@ class Pacing:
             credit_s=slack - remaining - self._chunk_seconds(session),
         )
 
-    def upcoming(self, session: Session, now: float) -> Upcoming | None:
-        """The forwards up to the session's next chunk; None if it generates none soon."""
+    def upcoming(self, session: Session, now: float, context: Sequence[Part] = ()) -> Upcoming | None:
+        """The forwards up to the session's next chunk; None if it generates none soon.
+
+        `context`: see `ContextWork.parts`.
+        """
         slack = self.slack(session, now)
         chunk_s = self._chunk_seconds(session)
         frames = self._config.frames_per_chunk
@@ -151,15 +156,17 @@ class Pacing:
         task = session.task
         if task is not None and task.work.done < task.work.total:
             work = task.work
-            parts = [(work.frames, work.done, work.total)]
-            if not isinstance(task, ChunkTask):
-                parts.append((frames, 0, forwards))
+            if isinstance(task, ChunkTask):
+                parts = [(work.frames, work.done, work.total)]
+            else:
+                parts = [*context, (frames, 0, forwards)]
             due_s = min(0.0, task.due_at_s - now)
         else:
             due_at = now if self.may_generate(session, now) else self.due_at(session, now)
             if due_at is None or session.paused or session.ended or not session.may_compute:
                 return None
-            parts, due_s = [(frames, 0, forwards)], due_at - now
+            # The context is computed at once, wherever the viewer is.
+            parts, due_s = [*context, (frames, 0, forwards)], 0.0 if context else due_at - now
         playing = self.shrinks(session)
         return Upcoming(session.name, parts, due_s, slack, chunk_s, self.after_forwards, playing)
 
@@ -195,3 +202,44 @@ class Pacing:
     def _generated(self, session: Session) -> float:
         """Seconds of video delivered."""
         return self._config.media_start(session.delivered)
+
+
+class ContextWork:
+    """Costs of prompt switches and rebuilds, by the measured latencies of the stages."""
+
+    def __init__(
+        self, config: ModelConfig, text: LatencyProfile, forward: LatencyProfile, recache: LatencyProfile
+    ) -> None:
+        """Profiles of an encoding, of a forward over a chunk, and of one over a whole window."""
+        self._config = config
+        self._text, self._forward, self._recache = text, forward, recache
+
+    def encoding_s(self, sessions: Iterable[Session]) -> float:
+        """Time in which the device encodes prompts before the next forward, seconds."""
+        waiting = sum(not pending.ready for each in sessions if each.encoding for pending in each.controls)
+        return self._text(waiting) if waiting else 0.0
+
+    def parts(self, session: Session) -> list[Part]:
+        """The forwards of the session between its chunk in work and its next chunk."""
+        parts: list[Part] = []
+        task = session.task
+        if task is not None and not isinstance(task, ChunkTask) and task.work.done < task.work.total:
+            parts.append((task.work.frames, task.work.done, task.work.total))
+        if all(pending.control.prompt is None for pending in session.controls):
+            return parts
+        if isinstance(session.activity, Starting) and session.activity.replay:
+            return parts + [(part.latents.shape[0], 0, 1) for part in session.activity.replay]
+        chunks = len(session.state.recent) + isinstance(task, ChunkTask)
+        frames = min(chunks * self._config.frames_per_chunk, self._config.window_frames)
+        return [*parts, (frames, 0, 1)] if frames else parts
+
+    def seconds(self, parts: Sequence[Part]) -> float:
+        """Time of these forwards in batches of their own, seconds."""
+        return sum((total - done) * self.forward_s(frames, 1) for frames, done, total in parts)
+
+    def forward_s(self, frames: int, rows: int) -> float:
+        """Time of a forward of so many rows over so many frames, seconds."""
+        per_chunk = self._config.frames_per_chunk
+        if frames <= per_chunk:
+            return self._forward(rows)
+        return self._recache(rows) or self._forward(rows) * frames / per_chunk

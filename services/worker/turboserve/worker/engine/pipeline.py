@@ -27,7 +27,7 @@ from turboserve.worker.engine.interface import (
     Suspended,
     SuspendRefused,
 )
-from turboserve.worker.engine.pacing import Pacing
+from turboserve.worker.engine.pacing import ContextWork, Pacing
 from turboserve.worker.engine.profile_file import STAGES
 from turboserve.worker.engine.session import ChunkTask, ContextTask, Session
 from turboserve.worker.engine.snapshot import Transfer, TransferDirection
@@ -115,6 +115,9 @@ class Pipeline:
             known["decode"],
         )
         self._decodes: JobExecutor[DecodeBatch] = backend.executor("decode", self._wakeup)
+        context = ContextWork(
+            self.config, self.text.profile, self.forward.profile, self.forward.recache_profile
+        )
         self.fidelity = FidelityChooser(
             self.config,
             ladder or FidelityLadder.of_best(self.config),
@@ -123,10 +126,11 @@ class Pipeline:
             self.pacing,
             options.max_batch,
             backend.end_frame,
+            context,
         )
         self._boundary = Boundary(backend, self._table, self.pacing, self.fidelity)
         self._forecaster = Forecaster(
-            self.config, self.pacing, self.forward, GATHER_POLICIES.make(options.policy)
+            self.config, self.pacing, self.forward, GATHER_POLICIES.make(options.policy), context
         )
         self._isolation = Isolation()
         self._step_of: tuple[str, ...] = ()

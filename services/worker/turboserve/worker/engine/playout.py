@@ -141,6 +141,7 @@ def forecast(
     upcoming: Sequence[Upcoming],
     choose: Callable[[Sequence[Candidate]], Sequence[Candidate]],
     seconds: Callable[[int, int], float],
+    busy_s: float = 0.0,
 ) -> dict[str, Forecast]:
     """Simulate the gather rule over the present queue until each session has its next chunk.
 
@@ -150,12 +151,13 @@ def forecast(
         upcoming: The sessions that generate, each once.
         choose: The gather rule: the candidates of one forward → its rows.
         seconds: Frames and number of rows → duration of a forward.
+        busy_s: Time until the first forward may begin: prompts are encoded before.
 
     Returns:
         The forecast of each session of `upcoming`.
     """
     queue = {one.session: _Queued(one, seconds(one.parts[0][0], 1)) for one in upcoming}
-    now, last = 0.0, 0.0
+    now, last = busy_s, 0.0
     for _ in range(FORECAST_TURNS):
         waiting = [one for one in queue.values() if one.left]
         if not any(one.clean_s == inf for one in waiting):
