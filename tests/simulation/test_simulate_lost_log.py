@@ -5,11 +5,16 @@ The worker waits for the viewer's playhead, and the viewer for a chunk that only
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from tests.simulation.simulate_scene import Scene, scene
-from turboserve.contracts.sessions import Activity, Phase
+from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.gateway.auth.access import DEFAULT_TENANT as TENANT
+from turboserve.simulation.runtime.rows.changes import MemoryFence
+from turboserve.state_store.publish.fence import Fence
 
 LEAD = 5
 """Chunks that a session makes before its viewer has played anything."""
@@ -112,6 +117,32 @@ def test_video_goes_on_after_the_second_log_is_lost_as_well() -> None:
         one.rests()
 
 
+def fences_after_losses(one: Scene, loss: str) -> list[int]:
+    """Lose the log three times. Returns the sequences of the session's fences."""
+    began_at = one.world.loop.time()
+    started(one)
+    one.users.watch(one.session)
+    one.until(lambda: made(one) >= 1)
+    found: list[int] = []
+    for _ in range(3):
+        one.until(lambda: one.row.own_revision is not None)
+        assert one.row.own_revision is not None
+        found.append(one.row.own_revision)
+        losses = one.row.log_losses
+        one.world.broker.stop()
+        one.world.loop.advance(AWAY_S)
+        if loss == "disk":
+            one.world.restart_broker()
+        else:
+            one.world.restart_broker_without_tail(began_at)
+        one.until(lambda: one.row.log_losses > losses)  # noqa: B023
+    return found
+
+
+def increase(sequences: list[int]) -> bool:
+    return all(after > before for before, after in pairwise(sequences))
+
+
 @pytest.mark.parametrize("loss", ["disk", "end"])
 def test_every_fence_has_a_greater_sequence_than_each_lost_one(loss: str) -> None:
     """Incident: the fence of a session's end got the sequence of the lost one.
@@ -119,28 +150,31 @@ def test_every_fence_has_a_greater_sequence_than_each_lost_one(loss: str) -> Non
     The broker then took chunks from a worker that had been cut off under the lost one.
     """
     with scene(workers=1) as one:
-        began_at = one.world.loop.time()
-        started(one)
-        one.users.watch(one.session)
-        one.until(lambda: made(one) >= 1)
-        greatest = 0
-        for _ in range(3):
-            one.until(lambda: one.row.own_revision is not None)
-            revision = one.row.own_revision
-            assert revision is not None
-            assert revision > greatest
-            greatest, losses = revision, one.row.log_losses
-            one.world.broker.stop()
-            one.world.loop.advance(AWAY_S)
-            if loss == "disk":
-                one.world.restart_broker()
-            else:
-                one.world.restart_broker_without_tail(began_at)
-            one.until(lambda: one.row.log_losses > losses)  # noqa: B023
+        found = fences_after_losses(one, loss)
         one.rests()
         ended = one.row.own_revision
         assert ended is not None
-        assert ended > greatest
+        assert increase([*found, ended])
+
+
+def test_a_store_whose_fences_repeat_a_sequence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store appends a fence after what the log still has, whatever sequences the row has had."""
+    write, store = Fence._write, MemoryFence.store
+
+    async def after_the_log(self: Fence, record: SessionRecord, newest: int) -> int | None:
+        return await write(self, record, 0)
+
+    async def any_sequence(
+        self: MemoryFence, session: str, epoch: int, revision: int
+    ) -> SessionRecord | None:
+        row = self._rows.rows[session]
+        self._rows.rows[session] = replace(row, fence_revision=0)
+        return await store(self, session, epoch, revision)
+
+    monkeypatch.setattr(Fence, "_write", after_the_log)
+    monkeypatch.setattr(MemoryFence, "store", any_sequence)
+    with scene(workers=1) as one:
+        assert not increase(fences_after_losses(one, "end"))
 
 
 def test_video_goes_on_after_chunks_are_lost_that_no_viewer_has() -> None:
