@@ -249,7 +249,7 @@ class Playhead(Contract):
     """The reporting gateway process. None: a process of an earlier version."""
     playhead_s: float = Field(ge=0, le=MEDIA_LIMIT_S)
     """Playhead of the viewer at this gateway who is furthest ahead, seconds."""
-    age_s: float = Field(0.0, ge=0)
+    age_s: float = Field(default=0.0, ge=0)
     """Time for which that viewer has played on since it was observed at `playhead_s`, by the gateway's
     monotonic clock, seconds. 0: it does not play, or was observed just now."""
     viewers: Count
