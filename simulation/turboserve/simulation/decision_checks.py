@@ -96,6 +96,9 @@ class DecisionChecks:
 
     def _assigned(self, core: Scheduler, command: Place | BeginMigration) -> None:
         """Check that the worker has room: K, or K_floor for a placement while its pool absorbs."""
+        if not isinstance(command, Place) and not core.view.sessions[command.session].record.phase.holds_slot:
+            # A suspended session goes to host memory. Its target may hold more than K sessions by then.
+            return
         worker = core.view.workers[command.worker]
         capacity = worker.capacity
         if isinstance(command, Place) and core.view.absorbs(worker.model, core.listening.now):
