@@ -32,6 +32,7 @@ from turboserve.worker.replicas.toyworld import load_toyworld
 from turboserve.worker.service import models
 from turboserve.worker.service.host_memory import (
     LEAST_BYTES,
+    HostSessionsError,
     default_host_bytes,
     free_host_bytes,
     halves,
@@ -283,11 +284,11 @@ def test_a_worker_whose_host_memory_went_to_others_takes_half_of_it(monkeypatch:
     """Workers that start together all see the same free memory."""
     asked: list[int] = []
 
-    def scarce(limit_bytes: int, pinned: bool) -> HostPool:
+    def scarce(limit_bytes: int, pinned: bool, *cells: int) -> HostPool:
         asked.append(limit_bytes)
         if limit_bytes > most:
             raise HostMemoryUnavailableError(limit_bytes, "others have it")
-        return HostPool(limit_bytes, pinned)
+        return HostPool(limit_bytes, pinned, *cells)
 
     monkeypatch.setattr(tensor_backend, "HostPool", scarce)
     monkeypatch.setattr(models, "default_host_bytes", lambda *_: 3 * LEAST_BYTES)
@@ -302,3 +303,15 @@ def test_a_worker_whose_host_memory_went_to_others_takes_half_of_it(monkeypatch:
     with pytest.raises(HostMemoryUnavailableError):
         make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=2 * LEAST_BYTES))
     assert asked == [2 * LEAST_BYTES]
+
+
+def test_host_sessions_count_as_places_and_need_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    toyworld = load_toyworld()
+    size = state_host_bytes(toyworld)
+    settings = Settings(worker_max_sessions=2, host_memory_bytes=0, host_sessions=3)
+    engine = make_engine(toyworld, settings)
+    assert (engine.slots, engine.places) == (2, 5)
+    assert engine.host_states == 0
+    monkeypatch.setattr(models, "free_host_bytes", lambda: 3 * size)
+    with pytest.raises(HostSessionsError, match="TURBOSERVE_HOST_SESSIONS: 3 sessions need"):
+        make_engine(toyworld, settings)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from turboserve import service
+from turboserve.worker.engine.snapshot import Transfer
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
@@ -79,8 +81,22 @@ class Decoder:
         return torch.stack(frames), {"total": total}
 
 
+def slow_copies(seconds: float) -> None:
+    """Let each group of a state's copies take as long, and log its begin."""
+    copy = Transfer._copy
+
+    def copied(transfer: Transfer, copies: list[tuple[Tensor, Tensor]]) -> bool:
+        print("copy begins", transfer.session, flush=True)
+        time.sleep(seconds)
+        return copy(transfer, copies)
+
+    Transfer._copy = copied  # type: ignore[method-assign,assignment]
+
+
 def tiny_models(settings: Settings) -> Models:
     torch.set_num_threads(1)
+    if seconds := float(os.environ.get("TINY_WORKER_COPY_S", "0")):
+        slow_copies(seconds)
     seed = os.environ.get("TINY_WORKER_SEED", "5")
     torch.manual_seed(int(seed))
     transformer = CausalWanTransformer(CONFIG)

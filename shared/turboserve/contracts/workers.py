@@ -133,6 +133,10 @@ class LoadReport(Contract):
     host_states: Count | None = None
     """Number of suspended sessions that fit into the worker's host memory, by the largest state. 0: paused
     sessions may keep their slabs, and no suspended session can migrate to this worker. None: not known."""
+    host_sessions: Slots = 0
+    """Number of active sessions that host memory holds beyond the slabs. 0: each has a slab."""
+    offloaded: Slots = 0
+    """Number of active sessions whose state is in host memory now, or that wait for a first slab."""
     device: Text = Field(default="cpu", max_length=64)
     pid: Count | None = None
     pool_member: Text | None = Field(default=None, max_length=64)

@@ -68,6 +68,20 @@ sessions_tier = _worker.gauge(
 sessions_resident = _worker.observed_gauge(
     "turboserve.worker.sessions.resident", "{session}", "Sessions in a slab."
 )
+sessions_offloaded = _worker.observed_gauge(
+    "turboserve.worker.sessions.offloaded", "{session}", "Active sessions without a slab."
+)
+offloaded_memory = _worker.observed_gauge(
+    "turboserve.worker.offloaded_memory", "By", "Active sessions in host memory."
+)
+residency_returns = _worker.counter(
+    "turboserve.worker.residency.returns", "{session}", "Offloaded sessions that got a slab."
+)
+residency_late_returns = _worker.counter(
+    "turboserve.worker.residency.late_returns",
+    "{session}",
+    "Offloaded sessions that got a slab too late for their next chunk, as predicted.",
+)
 capacity = _worker.observed_gauge("turboserve.worker.capacity", "{session}", "Sessions that may hold a slot.")
 chunks_unpublished = _worker.observed_gauge(
     "turboserve.worker.unpublished_chunks", "{chunk}", "Chunks that are generated and not acknowledged."

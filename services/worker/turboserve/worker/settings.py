@@ -56,6 +56,10 @@ class Settings(Shared):
     """Host memory for suspended sessions, page-locked for a GPU. A state that does not fit stays in its slab,
     and its session is paused. None: as many states as there are slots, at least 1 GiB, and at most half of
     the free memory."""
+    host_sessions: int = Field(default=0, ge=0, le=1_000)
+    """Number of sessions that may be active beyond the slabs: sessions take turns in the slabs, and the
+    states of the others wait in host memory. That memory is taken at the start beside `host_memory_bytes`: a
+    state for each, and one more. 0: every active session has a slab."""
     max_lead_s: Seconds = 3.0
     """Largest lead of sessions that set none of their own (`max_lead_s`, up to 60 s): a session generates no
     chunk that starts further ahead of its playhead."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabPool
 from turboserve.worker.engine.session import Session, Undecoded
-from turboserve.worker.engine.snapshot import Snapshot, Transfer
+from turboserve.worker.engine.snapshot import Snapshot, Transfer, TransferPurpose
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.engine.streams import Job, Wakeup
@@ -164,8 +164,13 @@ class Backend(Protocol):
         """Plan the passes that rebuild a lost session, and the warming of its decoder."""
         ...
 
-    def leave(self, session: Session) -> Transfer:
-        """Create the transfer that moves a session at a chunk boundary to the host.
+    def borrows(self, session: Session) -> bool:
+        """Whether another worker computes a part of the session's forwards."""
+        ...
+
+    def leave(self, session: Session, purpose: TransferPurpose = TransferPurpose.SUSPENSION) -> Transfer:
+        """Create the transfer that moves a session at a chunk boundary to the host. For `RESIDENCY`, its
+        state goes to a cell.
 
         Raises `HostPoolFullError` or `HostMemoryUnavailableError`; then the session is as before.
         """
@@ -175,6 +180,13 @@ class Backend(Protocol):
         """A state on its slab, and the transfer that fills it. `extent`: the snapshot's, if in the pool.
 
         Raises `SnapshotRejectedError`.
+        """
+        ...
+
+    def store(self, snapshot: Snapshot) -> Transfer:
+        """Create the transfer of a state in a cell to the memory of suspended sessions.
+
+        Raises `HostPoolFullError` or `HostMemoryUnavailableError`; then nothing has changed.
         """
         ...
 
@@ -224,8 +236,8 @@ class Backend(Protocol):
         """Header and all pages of a session in host memory."""
         ...
 
-    def receive_buffer(self, *, on_host: bool) -> ReceiveBuffer:
-        """Reserve memory for an arriving session, large enough for any state.
+    def receive_buffer(self, *, on_host: bool, cell: bool = False) -> ReceiveBuffer:
+        """Reserve memory for an arriving session, large enough for any state. `cell`: in a cell of the host.
 
         Raises `SlabsExhaustedError`, `HostPoolFullError` or `HostMemoryUnavailableError`; then nothing has
         changed.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import assert_never
 
 from turboserve.worker.engine.admission import SessionTable
@@ -25,6 +27,7 @@ from turboserve.worker.engine.session import (
     STARTING,
     ChunkTask,
     ContextTask,
+    Offloaded,
     PendingControl,
     Session,
     Starting,
@@ -33,7 +36,11 @@ from turboserve.worker.engine.session import (
 
 
 class Boundary:
-    """Advances a session at a chunk boundary as far as possible without a forward."""
+    """Advances a session at a chunk boundary as far as possible without a forward.
+
+    While later layers of a session's state arrive, it may only begin a chunk: everything else reads or writes
+    all layers at once.
+    """
 
     def __init__(
         self, backend: Backend, table: SessionTable, pacing: Pacing, fidelity: FidelityChooser
@@ -46,6 +53,8 @@ class Boundary:
 
     def cross(self, session: Session, now: float) -> Sequence[Event]:
         """Finish completed work and begin what is due."""
+        if isinstance(session.activity, Offloaded):
+            return self._outside(session, session.activity, now)
         if not session.may_compute:
             return ()
         events: list[Event] = []
@@ -53,6 +62,8 @@ class Boundary:
             if session.forwarding:
                 return ()
             events += self._finish(session, session.task)
+        if session.arriving is not None and self._needs_all_layers(session):
+            return events
         if session.controls:
             events += self._apply_controls(session, now)
         if session.task is not None:
@@ -72,16 +83,24 @@ class Boundary:
                 session.quiesce_request, session.activity = None, QUIESCED
                 events.append(SessionQuiesced(session.name, session.state.next_chunk, number))
             return events
+        if session.offloading:
+            if not session.busy:
+                self._offload(session, now)
+            return events
         if self._due(session, now):
             events += self._begin(session, now)
         return events
 
     def pending(self, session: Session, now: float) -> bool:
         """Whether `cross` would do something."""
+        if isinstance(session.activity, Offloaded):
+            return self._stops_outside(session, session.activity, now)
         if not session.may_compute:
             return False
         if session.task is not None:
             return not session.forwarding
+        if session.arriving is not None and self._needs_all_layers(session):
+            return False
         if session.controls and all(pending.ready for pending in session.controls):
             return True
         if session.warming or session.state.text is None or session.controls:
@@ -92,7 +111,38 @@ class Boundary:
             return not session.busy
         if session.quiesce_request is not None and self._stops(session, now):
             return not session.busy
+        if session.offloading:
+            return not session.busy
         return self._due(session, now)
+
+    @staticmethod
+    def _needs_all_layers(session: Session) -> bool:
+        waits = session.quiesce_request is not None or session.suspending or session.offloading
+        return bool(session.controls) or waits or not session.state.recent
+
+    def _outside(self, session: Session, outside: Offloaded, now: float) -> Sequence[Event]:
+        """Suspend or quiesce an offloaded session where it is: its state is at a boundary, on the host."""
+        if not self._stops_outside(session, outside, now):
+            return ()
+        if session.suspending:
+            return self._suspend(session)
+        assert session.quiesce_request is not None
+        number = session.quiesce_request.number
+        session.quiesce_request = None
+        session.activity = replace(outside, quiesced=True)
+        return [SessionQuiesced(session.name, session.state.next_chunk, number)]
+
+    def _stops_outside(self, session: Session, outside: Offloaded, now: float) -> bool:
+        if outside.state is None or session.controls:
+            # It gets a slab first.
+            return False
+        return session.suspending or self._stops(session, now)
+
+    def _offload(self, session: Session, now: float) -> None:
+        session.offloading = False
+        with suppress(HostPoolFullError):
+            # Without a cell the session keeps its slab. There is one while places are not exceeded.
+            self._table.offload(session, now)
 
     def _finish(self, session: Session, task: Task) -> Sequence[Event]:
         session.task = None

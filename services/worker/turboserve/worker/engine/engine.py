@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from turboserve.worker.engine.playout import Playout, Tier
 from turboserve.worker.engine.session import (
     RUNNING,
     FirstChunk,
+    Offloaded,
     PendingControl,
     QuiescedAtBoundary,
     QuiesceRequest,
@@ -39,13 +41,28 @@ class Engine(Pipeline):
 
     @property
     def free_slots(self) -> int:
-        """Number of sessions that can still be admitted or resumed."""
+        """Number of slabs that are free."""
         return self._table.pool.free
 
     @property
     def slots(self) -> int:
         """Number of sessions that the device holds at once."""
         return self._table.pool.slots
+
+    @property
+    def places(self) -> int:
+        """Number of active sessions that device and host memory hold together."""
+        return self._table.places
+
+    @property
+    def offloaded(self) -> int:
+        """Number of active sessions without a slab."""
+        return self._table.outside
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes of the host memory for offloaded sessions that are in use."""
+        return self._table.host.cell_bytes_used
 
     @property
     def device(self) -> torch.device:
@@ -182,6 +199,8 @@ class Engine(Pipeline):
         held.quiesce_request = None
         if isinstance(held.activity, QuiescedAtBoundary):
             held.activity = RUNNING
+        elif isinstance(held.activity, Offloaded):
+            held.activity = replace(held.activity, quiesced=False)
 
     def pages(self, session: str) -> Sequence[Page]:
         """Pages of an active session that no current work writes to. Raises `UnknownSessionError`.
@@ -190,7 +209,14 @@ class Engine(Pipeline):
         contents.
         """
         held = self._table.active(session)
-        return [] if isinstance(held.activity, Transferring) else self.backend.pages_in_use(held)
+        held.pages_read_at_s = self._clock()
+        held.offloading = False
+        if isinstance(held.activity, Offloaded):
+            host = held.activity.state
+            return [] if host is None else self.backend.pages_of(host.snapshot)[1]
+        if held.arriving is not None or isinstance(held.activity, Transferring):
+            return []
+        return self.backend.pages_in_use(held)
 
     def export_session(self, session: str) -> tuple[Mapping[str, Any], Sequence[Page]]:
         """Header and all pages of a quiesced or suspended session. Raises `UnknownSessionError`.
@@ -200,6 +226,9 @@ class Engine(Pipeline):
         held = self._table.sessions.get(session)
         if held is None:
             return self.backend.pages_of(self.snapshot(session))
+        if isinstance(held.activity, Offloaded) and held.activity.quiesced:
+            assert held.activity.state is not None
+            return self.backend.pages_of(held.activity.state.snapshot)
         if not isinstance(held.activity, QuiescedAtBoundary):
             raise UnknownSessionError(session, "quiesced")
         return self.backend.pages_quiesced(held)
@@ -207,9 +236,10 @@ class Engine(Pipeline):
     def reserve(self, *, on_host: bool) -> ReceiveBuffer:
         """Reserve memory for any arriving session: a slab, or a piece of the host pool.
 
-        Raises `SlabsExhaustedError`, `HostPoolFullError` or `HostMemoryUnavailableError`. `release` frees it.
+        Where active sessions wait for slabs, it is a cell of the host instead of a slab. Raises
+        `SlabsExhaustedError`, `HostPoolFullError` or `HostMemoryUnavailableError`. `release` frees it.
         """
-        return self.backend.receive_buffer(on_host=on_host)
+        return self._table.reserve(on_host=on_host)
 
     def release(self, buffer: ReceiveBuffer) -> None:
         """Free a buffer that received no session, and that no transfer writes to any more."""

@@ -24,6 +24,31 @@ class SlabsExhaustedError(EngineError):
         self.slab_bytes = slab_bytes
 
 
+class SessionsExhaustedError(SlabsExhaustedError):
+    """Slabs and host memory hold no further session: admission is refused until one ends or is suspended."""
+
+    code = "sessions_exhausted"
+
+    def __init__(self, slots: int, slab_bytes: int, host_sessions: int, state_bytes: int) -> None:
+        EngineError.__init__(
+            self,
+            f"sessions: all {slots} slabs of {slab_bytes} bytes and {host_sessions} places of {state_bytes} "
+            "bytes in host memory are in use",
+        )
+        self.slots, self.slab_bytes = slots, slab_bytes
+        self.host_sessions, self.state_bytes = host_sessions, state_bytes
+
+
+class StateNotArrivedError(EngineError):
+    """A layer of a returning session's state did not arrive: its copy failed or was given up."""
+
+    code = "state_not_arrived"
+
+    def __init__(self, session: str, layer: int) -> None:
+        super().__init__(f"session {session!r}: layer {layer} of its state has not arrived")
+        self.session, self.layer = session, layer
+
+
 class BudgetTooSmallError(EngineError):
     """The memory budget does not hold the model and one session."""
 

@@ -101,10 +101,11 @@ class ForwardStage(Stage[Session, Session, Tensor]):
 
     def observe(self, batch: list[Session], seconds: float) -> None:
         """See `Stage.observe`. A recache of a partly filled window tells nothing about full windows, and a
-        forward that reads less nothing about the best configuration, nor one with another worker's help."""
+        forward that reads less nothing about the best configuration, nor one with another worker's help, nor
+        one that waits for the layers of a state."""
         if any(self._reduced(session) for session in batch):
             return
-        if self._backend.split:
+        if self._backend.split or any(session.arriving is not None for session in batch):
             return
         frames = 0 if batch[0].task is None else batch[0].task.work.frames
         if frames == self._frames_per_chunk:

@@ -133,6 +133,9 @@ class EngineOptions:
     """Device memory for sessions' keys and values."""
     host_bytes: int = 1 << 30
     """Host memory for suspended sessions."""
+    host_sessions: int = 0
+    """Number of active sessions beyond the slabs. Their states take turns in the slabs and wait in host
+    memory, which is beside `host_bytes`. 0: none."""
     max_lead_s: float = 3.0
     """Largest lead: a session generates no chunk that starts further ahead of its playhead."""
     max_batch: int = 16

@@ -126,6 +126,11 @@ class SlabPool:
         text_keys, text_values = self._text[index].unbind(0)
         return Slab(index, keys, values, text_keys, text_values, self._sink[index])
 
+    def placeholder(self) -> Slab:
+        """A slab without memory, for the state of a session that waits for a slab."""
+        frames, text, sink = (t[0].to("meta") for t in (self._frames, self._text, self._sink))
+        return Slab(-1, frames[0], frames[1], text[0], text[1], sink)
+
     def release(self, slab: Slab) -> None:
         """Return a slab. The caller must keep no view of it."""
         if slab.index in self._free:
@@ -151,21 +156,26 @@ class Extent:
 
 
 class HostPool:
-    """Host memory for suspended sessions: one arena of a fixed size, page-locked where a GPU copies.
+    """Host memory for sessions: one arena of a fixed size, page-locked where a GPU copies.
 
-    Allocates pieces of the arena, first fit. Not thread-safe: the engine's thread owns it.
+    Suspended sessions take pieces of its first `limit_bytes`, first fit. Offloaded sessions take cells of one
+    size behind them, so that neither kind can use up or fragment the other's memory. Not thread-safe: the
+    engine's thread owns it.
     """
 
-    def __init__(self, limit_bytes: int, pinned: bool) -> None:
+    def __init__(self, limit_bytes: int, pinned: bool, cells: int = 0, cell_bytes: int = 0) -> None:
         """Allocate page-locked memory now, because that takes seconds; other memory at the first use.
 
         Raises `HostMemoryUnavailableError`.
         """
+        self.cells, self.cell_bytes = cells, aligned(cell_bytes)
+        self._cells_from = aligned(limit_bytes)
+        self._free_cells = [self._cells_from + place * self.cell_bytes for place in range(cells)]
         self.limit_bytes = limit_bytes
         self._pinned = pinned
         self._arena: Tensor | None = None
         self._free: list[Extent] = [Extent(0, limit_bytes)] if limit_bytes else []
-        if pinned and limit_bytes:
+        if (pinned and limit_bytes) or cells:
             self._allocate()
 
     @property
@@ -189,8 +199,33 @@ class HostPool:
         largest = max((free.size for free in self._free), default=0)
         raise HostPoolFullError(size, self.free_bytes, self.limit_bytes, largest)
 
+    @property
+    def free_cells(self) -> int:
+        """Number of cells that hold no state."""
+        return len(self._free_cells)
+
+    def is_cell(self, extent: Extent) -> bool:
+        """Whether this is a cell."""
+        return bool(self.cells) and extent.start >= self._cells_from
+
+    @property
+    def cell_bytes_used(self) -> int:
+        """Bytes of the cells in use."""
+        return (self.cells - self.free_cells) * self.cell_bytes
+
+    def take_cell(self) -> Extent:
+        """Allocate a cell. Raises `HostPoolFullError`; then nothing has changed."""
+        if not self._free_cells:
+            raise HostPoolFullError(self.cell_bytes, 0, self.cells * self.cell_bytes, 0)
+        return Extent(self._free_cells.pop(), self.cell_bytes)
+
     def give_back(self, extent: Extent) -> None:
-        """Free a piece. Its tensors are overwritten later."""
+        """Free a piece or a cell. Its tensors are overwritten later."""
+        if self.is_cell(extent):
+            if extent.start in self._free_cells:
+                raise RuntimeError(f"host pool: {extent} was given back twice")
+            self._free_cells.append(extent.start)
+            return
         pieces = sorted([*self._free, extent], key=lambda piece: piece.start)
         merged = pieces[:1]
         for piece in pieces[1:]:
@@ -204,9 +239,10 @@ class HostPool:
         self._free = merged
 
     def shorten(self, extent: Extent, size: int) -> Extent:
-        """Free what lies behind the first `size` bytes of a piece. Returns the rest of the piece."""
+        """Free what lies behind the first `size` bytes of a piece. Returns the rest of the piece. A cell
+        stays whole."""
         size = aligned(max(size, 1))
-        if size >= extent.size:
+        if size >= extent.size or self.is_cell(extent):
             return extent
         self.give_back(Extent(extent.start + size, extent.size - size))
         return Extent(extent.start, size)
@@ -224,10 +260,16 @@ class HostPool:
 
     def _allocate(self) -> Tensor:
         try:
-            self._arena = torch.empty(self.limit_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+            self._arena = torch.empty(self._arena_bytes, dtype=torch.uint8, pin_memory=self._pinned)
         except RuntimeError as error:
-            raise HostMemoryUnavailableError(self.limit_bytes, str(error)) from error
+            raise HostMemoryUnavailableError(self._arena_bytes, str(error)) from error
         return self._arena
+
+    @property
+    def _arena_bytes(self) -> int:
+        if not self.cells:
+            return self.limit_bytes
+        return self._cells_from + self.cells * self.cell_bytes
 
 
 def size_of(tensors: dict[str, Tensor]) -> int:

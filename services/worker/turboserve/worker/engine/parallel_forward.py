@@ -66,6 +66,10 @@ class ParallelForward:
         """End the loan: every forward is computed alone from now on. The state is complete here."""
         self.borrowed = self._on_broken = None
 
+    def borrows(self, state: SessionState) -> bool:
+        """Whether the session's forwards are split with a donor."""
+        return self.borrowed is not None and self.borrowed.ring is state.ring
+
     # At the donor
 
     def lent_memory(self) -> LentMemory:

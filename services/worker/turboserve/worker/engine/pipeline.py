@@ -29,8 +29,9 @@ from turboserve.worker.engine.interface import (
 )
 from turboserve.worker.engine.pacing import ContextWork, Pacing
 from turboserve.worker.engine.profile_file import STAGES
+from turboserve.worker.engine.residency_controller import ResidencyController
 from turboserve.worker.engine.session import ChunkTask, ContextTask, Session
-from turboserve.worker.engine.snapshot import Transfer, TransferDirection
+from turboserve.worker.engine.snapshot import Transfer, TransferDirection, TransferPurpose
 from turboserve.worker.engine.stages import Clock, DecodeBatch, DecodeStage, TextStage
 from turboserve.worker.engine.streams import DEVICE_LOST, Wakeup
 
@@ -132,6 +133,7 @@ class Pipeline:
         self._forecaster = Forecaster(
             self.config, self.pacing, self.forward, GATHER_POLICIES.make(options.policy), context
         )
+        self.residency = ResidencyController(backend, self._table, self.pacing, known["forward"], options)
         self._isolation = Isolation()
         self._step_of: tuple[str, ...] = ()
         """Sessions for which the calling thread computes."""
@@ -150,6 +152,7 @@ class Pipeline:
         events = self._collect()
         if events or self._held_back(now):
             return events
+        self.residency.exchange(now)
         for session in list(self._table.sessions.values()):
             events += self._cross(session, now)
         events += self._collect()
@@ -169,11 +172,13 @@ class Pipeline:
 
     def has_work(self, now: float) -> bool:
         """Whether `step` would do something now. If not, wait for a call, for `wait`, or for `next_due`."""
-        if self._decodes.finished or self._table.transfers.finished:
+        if self._decodes.finished or self._table.transfers.finished or self._table.first_layers:
             return True
         if self._held_back(now):
             return False
-        return any(self._waits(session, now) for session in self._table.sessions.values())
+        return self.residency.waits(now) or any(
+            self._waits(session, now) for session in self._table.sessions.values()
+        )
 
     def has_work_for(self, session: str, now: float) -> bool:
         """Whether `step` would do something for this session now."""
@@ -187,7 +192,7 @@ class Pipeline:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a stream executor has finished a job, or for `timeout_s` seconds."""
-        if not (self._decodes.finished or self._table.transfers.finished):
+        if not (self._decodes.finished or self._table.transfers.finished or self._table.first_layers):
             self._wakeup.wait(timeout_s)
 
     def when_done(self, notify: Callable[[], None]) -> None:
@@ -203,6 +208,7 @@ class Pipeline:
         if session is not None:
             return self.pacing.due_at(sessions[session], now) if session in sessions else None
         times = [self.pacing.due_at(each, now) for each in sessions.values()]
+        times.append(self.residency.next_at(now))
         return min((t for t in times if t is not None), default=None)
 
     def _held_back(self, now: float) -> bool:
@@ -238,6 +244,9 @@ class Pipeline:
             events += self._scatter_decoded(job)
         for transfer in self._table.transfers.collect():
             events += self._scatter_transferred(transfer)
+        for transfer in self._table.first_layers:
+            self._table.begin(transfer)
+            self.residency.came(transfer, self._clock())
         return events
 
     def _run_decode(self, now: float) -> list[Event] | None:
@@ -304,7 +313,13 @@ class Pipeline:
         session = self._table.transferred(transfer)
         if session is None:
             return []
-        if transfer.way is TransferDirection.LEAVING:
+        if transfer.way is TransferDirection.ARRIVING:
+            self.residency.came(transfer, self._clock())
+        elif transfer.purpose is TransferPurpose.RESIDENCY:
+            # A session whose copy failed keeps its slab.
+            self.residency.left(transfer, self._clock())
+            return []
+        else:
             if transfer.error is not None:
                 return [SuspendRefused(session.name, repr(transfer.error))]
             snapshot = transfer.snapshot

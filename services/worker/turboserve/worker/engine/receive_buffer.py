@@ -69,13 +69,15 @@ def host_bytes(layout: SlabLayout, own_bytes: int) -> int:
     return size_of(_hosted(layout, own_bytes))
 
 
-def allocate_host(host: HostPool, layout: SlabLayout, own_bytes: int) -> HostAllocation:
-    """Allocate host memory for any session of this layout, with `own_bytes` beside its slab.
+def allocate_host(
+    host: HostPool, layout: SlabLayout, own_bytes: int, *, cell: bool = False
+) -> HostAllocation:
+    """Allocate host memory for any session of this layout, with `own_bytes` beside its slab. `cell`: a cell.
 
     Raises `HostPoolFullError` or `HostMemoryUnavailableError`; then nothing has changed.
     """
     like = _hosted(layout, own_bytes)
-    extent = host.take(size_of(like))
+    extent = host.take_cell() if cell else host.take(size_of(like))
     try:
         tensors = host.tensors(extent, like)
     except BaseException:

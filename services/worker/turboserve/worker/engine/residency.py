@@ -80,13 +80,13 @@ class Offload:
 
 
 @dataclass(frozen=True)
-class Wait:
+class NoExchange:
     """Change nothing for `seconds`, unless a session changes. Infinite: until one does."""
 
     seconds: float
 
 
-Decision = Return | Offload | Wait
+Decision = Return | Offload | NoExchange
 
 
 def decide(views: Iterable[ResidencyView], free_slabs: int, options: ResidencyOptions) -> Decision:
@@ -101,11 +101,11 @@ def decide(views: Iterable[ResidencyView], free_slabs: int, options: ResidencyOp
     outside = sorted((one for one in known if not one.resident), key=lambda one: one.turn)
     waiting = [one for one in outside if one.wants or one.return_by_s < inf]
     if not waiting:
-        return Wait(inf)
+        return NoExchange(inf)
     if free_slabs > 0:
         first = next((one for one in waiting if one.wants), waiting[0])
         begin_s = _begin_by_s(waiting, options)
-        return Return(first.session) if first.wants or begin_s <= 0 else Wait(begin_s)
+        return Return(first.session) if first.wants or begin_s <= 0 else NoExchange(begin_s)
     begin_s = _begin_by_s(waiting, options)
     urgent = begin_s <= 0
     successor = waiting[0] if urgent else next((one for one in waiting if one.wants), waiting[0])
@@ -121,7 +121,7 @@ def decide(views: Iterable[ResidencyView], free_slabs: int, options: ResidencyOp
             again_s = min(again_s, stays_s)
         elif _leaves(resident, successor, waiting, options):
             return Offload(resident.session, successor.session)
-    return Wait(again_s if urgent else min(begin_s, again_s))
+    return NoExchange(again_s if urgent else min(begin_s, again_s))
 
 
 def _begin_by_s(waiting: Sequence[ResidencyView], options: ResidencyOptions) -> float:

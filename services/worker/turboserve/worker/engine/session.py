@@ -11,8 +11,9 @@ from typing import Literal, assert_never
 from torch import Tensor
 
 from turboserve.worker.engine.fidelity import Fidelity
-from turboserve.worker.engine.interface import ChunkTimings, Control, Step
-from turboserve.worker.engine.snapshot import Transfer
+from turboserve.worker.engine.interface import ChunkTimings, Control, SessionSpec, Step
+from turboserve.worker.engine.memory import Extent
+from turboserve.worker.engine.snapshot import Snapshot, Transfer, TransferPurpose
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.work import ChunkWork, ReplayPart, Work
 
@@ -147,10 +148,33 @@ class QuiescedAtBoundary:
     """The session generates nothing until it is unquiesced. `SessionQuiesced` was sent, or it arrived so."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HostState:
+    """A session's state in host memory."""
+
+    snapshot: Snapshot
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offloaded:
+    """The session is active and has no slab: another session uses it, or none was free yet."""
+
+    state: HostState | None
+    """None: the session has not had a slab yet."""
+    spec: SessionSpec | None = None
+    """How the session begins, where there is no state."""
+    arrived: Snapshot | None = None
+    """The snapshot, outside the host pool, with which the session begins."""
+    quiesced: bool = False
+    """Whether it is quiesced at its boundary; it does not return then. `SessionQuiesced` was sent."""
+
+
 STARTING, RUNNING, QUIESCED = Starting(), Running(), QuiescedAtBoundary()
-Activity = Running | Starting | Transferring | QuiescedAtBoundary
+Activity = Running | Starting | Transferring | QuiescedAtBoundary | Offloaded
 """What an active session does. Arriving: `Transferring` → `Starting` → `Running`. Leaving: `Running` →
-`Transferring`, after which the session is suspended, or runs on if the transfer failed."""
+`Transferring`, after which the session is suspended or offloaded, or runs on if the transfer failed.
+Returning: `Offloaded` → `Transferring` → `Starting`, from the arrival of its first layer on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -212,6 +236,12 @@ class Session:
     """When its configuration was last raised, monotonic seconds on the engine's clock."""
     first: FirstChunk | None = None
     """The chunk whose deadline counts from a request, until it is delivered and after."""
+    offloading: bool = False
+    """Whether the session leaves its slab for another one at the next boundary."""
+    arriving: Transfer | None = None
+    """The transfer whose later layers are still being copied, while the session computes."""
+    pages_read_at_s: float = -inf
+    """When its pages were last read for a migration, monotonic seconds on the engine's clock."""
 
     @property
     def may_compute(self) -> bool:
@@ -219,10 +249,27 @@ class Session:
         match self.activity:
             case Running() | Starting():
                 return True
-            case Transferring() | QuiescedAtBoundary():
+            case Transferring() | QuiescedAtBoundary() | Offloaded():
                 return False
             case _:
                 assert_never(self.activity)
+
+    @property
+    def has_slab(self) -> bool:
+        """Whether a slab is the session's, or is being filled or emptied for it."""
+        match self.activity:
+            case Offloaded():
+                return False
+            case Transferring(transfer=transfer):
+                return transfer.purpose is not TransferPurpose.STORAGE
+            case _:
+                return True
+
+    @property
+    def complete(self) -> bool:
+        """Whether the session's whole state is in a slab."""
+        elsewhere = isinstance(self.activity, Transferring | Offloaded)
+        return not elsewhere and self.arriving is None
 
     @property
     def name(self) -> str:
@@ -256,7 +303,7 @@ class Session:
     @property
     def encoding(self) -> bool:
         """Whether a prompt waits for its embedding, and the session's state is not being transferred."""
-        if not self.controls or isinstance(self.activity, Transferring):
+        if not self.controls or isinstance(self.activity, Transferring | Offloaded):
             return False
         return any(not pending.ready for pending in self.controls)
 
@@ -283,7 +330,8 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether anything of the session is being computed, decoded or transferred."""
-        return self.task is not None or bool(self.undecoded) or isinstance(self.activity, Transferring)
+        transferring = self.arriving is not None or isinstance(self.activity, Transferring)
+        return self.task is not None or bool(self.undecoded) or transferring
 
     @property
     def held_up(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from turboserve.worker.engine.errors import FramesExhaustedError
 from turboserve.worker.engine.fidelity import Fidelity, block_size
+from turboserve.worker.engine.layer_arrival import LayerArrival
 from turboserve.worker.engine.memory import Slab
 from turboserve.worker.engine.sparse_attention import sparse_attention
 from turboserve.worker.model.config import ModelConfig
@@ -73,6 +75,9 @@ class KVRing:
         """Number of times that the prompt was written."""
         self._next = self._sink
         self._shift = 0
+        self._arrival: LayerArrival | None = None
+        self._postponed: list[tuple[Callable[[slice], None], set[int]]] = []
+        """Changes of the slab that wait for the arrival of these layers."""
 
     @property
     def end(self) -> int:
@@ -91,7 +96,7 @@ class KVRing:
                 raise FramesExhaustedError(first + count, self._limit)
             for frame in range(first, first + count):
                 self._insert(frame)
-            self._blank()
+            self._change(self._blank)
             self._follow()
         return self.resident(first, count)
 
@@ -161,7 +166,31 @@ class KVRing:
         """Write this forward's keys and values, [1, S, heads, head_dim], without attending."""
         self._written(layer, placement, k, v)
 
+    def arrives(self, arrival: LayerArrival) -> None:
+        """Let each layer's first read or write wait for its arrival, until `has_arrived`."""
+        self._arrival = arrival
+
+    def has_arrived(self) -> None:
+        """Note that all layers are in the slab: no forward waits any more."""
+        self._arrival = None
+        for layer in range(len(self._keys)):
+            self._catch_up(layer)
+        self._postponed.clear()
+
+    def _await(self, layer: int) -> None:
+        if self._arrival is not None:
+            self._arrival.wait(layer)
+            self._catch_up(layer)
+
+    def _catch_up(self, layer: int) -> None:
+        """Make the postponed changes to a layer that has arrived."""
+        for change, layers in self._postponed:
+            if layer in layers:
+                layers.discard(layer)
+                change(slice(layer, layer + 1))
+
     def _written(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> _LayerPlacement:
+        self._await(layer)
         if self._views is None or self._views[0] is not placement:
             self._views = placement, tuple(self._layer(i, placement) for i in range(len(self._keys)))
         view = self._views[1][layer]
@@ -174,6 +203,7 @@ class KVRing:
 
     def attend_text(self, layer: int, q: Tensor) -> Tensor:
         """Attend over the prompt. q: [1, S, heads, head_dim]; returns the same shape."""
+        self._await(layer)
         return attention(q, *self._text[layer])
 
     @property
@@ -200,12 +230,12 @@ class KVRing:
     def restore(self, slots: list[int], next_slot: int, shift: int) -> None:
         """Restore the result of `bookkeeping`; the caller fills the slab."""
         self.slots, self._next, self._shift = list(slots), next_slot, shift
-        self._blank()
+        self._blank(slice(None))
 
     def follow(self, slots: list[int], next_slot: int, shift: int) -> None:
         """Repeat the bookkeeping of a ring with the same writes, with its effects on the sink's keys."""
         self.slots, self._next = list(slots), next_slot
-        self._blank()
+        self._blank(slice(None))
         self._turn(shift)
 
     def filled(self) -> dict[str, Tensor]:
@@ -243,7 +273,14 @@ class KVRing:
         self.slots[self._next] = frame
         self._next = self._next + 1 if self._next + 1 < self._capacity else self._sink
 
-    def _blank(self) -> None:
+    def _change(self, change: Callable[[slice], None]) -> None:
+        """Change all layers of the slab: now, or each when it has arrived."""
+        if self._arrival is None:
+            change(slice(None))
+        else:
+            self._postponed.append((change, set(range(len(self._keys)))))
+
+    def _blank(self, layers: slice) -> None:
         """Zero the sink's slots that have no frame yet, where a chunk is shorter than the sink.
 
         LongLive 1 reads its whole sink from the first chunk on, and its cache begins as zeros: keys of zero
@@ -251,7 +288,7 @@ class KVRing:
         """
         for tensor in (self._slab.keys, self._slab.values):
             if len(self.slots) < self._always_read:
-                tensor[:, len(self.slots) : self._always_read].zero_()
+                tensor[layers, len(self.slots) : self._always_read].zero_()
 
     def _follow(self) -> None:
         """Under window rotation, turn the sink's keys so that the sink directly precedes the rolling frames.
@@ -264,13 +301,16 @@ class KVRing:
             self._turn(max(0, self.end - self._capacity - self.slots[0]))
 
     def _turn(self, shift: int) -> None:
-        kept = self._slab.sink_keys.shape[1]
         if shift != self._shift:
             self._shift = shift
-            turn = self._rotation.by_frames(shift, self._slab.keys.device)
-            # Turning all layers at once would temporarily need several times the sink's memory.
-            for keys, written in zip(self._slab.keys, self._slab.sink_keys, strict=True):
-                keys[:kept] = rotate(written, turn)
+            self._change(self._turn_sink)
+
+    def _turn_sink(self, layers: slice) -> None:
+        kept = self._slab.sink_keys.shape[1]
+        turn = self._rotation.by_frames(self._shift, self._slab.keys.device)
+        # Turning all layers at once would temporarily need several times the sink's memory.
+        for keys, written in zip(self._slab.keys[layers], self._slab.sink_keys[layers], strict=True):
+            keys[:kept] = rotate(written, turn)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

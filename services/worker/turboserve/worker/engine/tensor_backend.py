@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from turboserve.worker.engine.backend import Backend, Decoded, Decoding
 from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.interface import Decoder, EngineOptions, Rebuild, SessionSpec, TextEncoder
+from turboserve.worker.engine.layer_arrival import LayerArrival
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabLayout, SlabPool, size_of
 from turboserve.worker.engine.parallel_forward import ParallelForward
 from turboserve.worker.engine.rebuild import check_rebuild, plan_rebuild
@@ -24,6 +25,7 @@ from turboserve.worker.engine.snapshot import (
     Snapshot,
     Transfer,
     TransferDirection,
+    TransferPurpose,
     parts,
     prepare,
     state_fingerprint,
@@ -144,7 +146,10 @@ class TensorBackend:
         layout = SlabLayout.of(model.config, weight.dtype)
         self.state_host_bytes = host_bytes(layout, self._own_bytes)
         self.pool = SlabPool(layout, options.slab_bytes, self.device)
-        self.host = HostPool(options.host_bytes, pinned=self.device.type == "cuda")
+        # One cell more than sessions outside: a state leaves before the next one has returned.
+        cells = options.host_sessions + 1 if options.host_sessions else 0
+        pinned = self.device.type == "cuda"
+        self.host = HostPool(options.host_bytes, pinned, cells, self.state_host_bytes)
         self._overlap = options.overlap
         self._model = model
         self._schedule = Schedule(model.config)
@@ -196,26 +201,51 @@ class TensorBackend:
         plan_rebuild(session, rebuild, parts, sink, self.config)
         session.undecoded.append(DecoderContext(latents))
 
+    def borrows(self, session: Session) -> bool:
+        """See `Backend.borrows`."""
+        return self.parallel.borrows(session.state)
+
     @torch.inference_mode()
-    def leave(self, session: Session) -> Transfer:
+    def leave(self, session: Session, purpose: TransferPurpose = TransferPurpose.SUSPENSION) -> Transfer:
         """See `Backend.leave`."""
         header, tensors = parts(session.state, self.fingerprint)
-        extent = self.host.take(size_of(tensors))
+        return self._to_host(session.name, header, tensors, purpose)
+
+    @torch.inference_mode()
+    def store(self, snapshot: Snapshot) -> Transfer:
+        """See `Backend.store`."""
+        return self._to_host(
+            snapshot.session, snapshot.header, dict(snapshot.tensors), TransferPurpose.STORAGE
+        )
+
+    def _to_host(
+        self, session: str, header: Mapping[str, Any], tensors: dict[str, Tensor], purpose: TransferPurpose
+    ) -> Transfer:
+        cell = purpose is TransferPurpose.RESIDENCY
+        extent = self.host.take_cell() if cell else self.host.take(size_of(tensors))
         try:
             targets = self.host.tensors(extent, tensors)
         except BaseException:
             self.host.give_back(extent)
             raise
         snapshot = Snapshot(header, targets)
-        return Transfer(session.name, TransferDirection.LEAVING, snapshot, extent, targets, tensors)
+        return Transfer(session, TransferDirection.LEAVING, snapshot, extent, targets, tensors, purpose)
 
     def arrive(self, snapshot: Snapshot, slab: Slab, extent: Extent | None) -> tuple[SessionState, Transfer]:
         """See `Backend.arrive`."""
         state, targets = prepare(
             snapshot, slab, self.config, self.fingerprint, self._model.rotation, self.device
         )
+        arrival = LayerArrival(snapshot.session, self.config.num_layers, self.device)
+        state.ring.arrives(arrival)
         return state, Transfer(
-            snapshot.session, TransferDirection.ARRIVING, snapshot, extent, targets, snapshot.tensors
+            snapshot.session,
+            TransferDirection.ARRIVING,
+            snapshot,
+            extent,
+            targets,
+            snapshot.tensors,
+            arrival=arrival,
         )
 
     # A session's forwards
@@ -282,9 +312,11 @@ class TensorBackend:
         """See `Backend.pages_of`."""
         return pages_of(snapshot, self.config)
 
-    def receive_buffer(self, *, on_host: bool) -> PagedReceiveBuffer:
+    def receive_buffer(self, *, on_host: bool, cell: bool = False) -> PagedReceiveBuffer:
         """See `Backend.receive_buffer`."""
-        room = allocate_host(self.host, self.pool.layout, self._own_bytes) if on_host else None
+        room = None
+        if on_host or cell:
+            room = allocate_host(self.host, self.pool.layout, self._own_bytes, cell=cell)
         slab = self.pool.acquire() if room is None else room.slab
         config, rotation = self.config, self._model.rotation
         return PagedReceiveBuffer(

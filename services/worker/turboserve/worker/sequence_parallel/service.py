@@ -204,7 +204,7 @@ class LoanService:
                         raise
 
     def _measured(self, engine: Engine) -> Measured:
-        borrowable = [name for name, one in engine.sessions.items() if not one.isolated]
+        borrowable = [name for name, one in engine.sessions.items() if not one.isolated and one.complete]
         return measure(engine.playouts(self._now()), borrowable, self._identity.limit_s)
 
     # At the home, on the engine's thread unless stated
@@ -213,6 +213,10 @@ class LoanService:
         session = engine.sessions.get(command.session)
         if session is None:
             raise UnknownSessionError(command.session, "active")
+        if not session.complete:
+            raise UnknownSessionError(command.session, "resident")
+        # It stays in its slab during the loan.
+        session.offloading = False
 
         def announce(spec: ForwardSpec) -> None:
             self._on_loop(lambda: self._tasks.create(self._send(peer, ForwardFrame(spec=spec))))

@@ -101,28 +101,34 @@ def worker_id(settings: Settings, user: str) -> str:
 
 
 def capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -> int:
-    """K: the configured limit, or what the profile keeps in real time; never more than the slabs."""
-    slots = engine.slots
+    """K: the configured limit, or what the profile keeps in real time; never more than device and host memory
+    hold."""
+    slots = engine.places
     if settings.worker_max_sessions is not None:
         return min(settings.worker_max_sessions, slots)
     return sessions_in_real_time(seconds, engine.config.chunk_media_s, settings.real_time_margin, slots)
 
 
 def floor_capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -> int:
-    """K_floor: what the profile keeps in real time at the floor's configuration; never more than the slabs.
+    """K_floor: what the profile keeps in real time at the floor's configuration; never more than device and
+    host memory hold.
 
     0: the worker lowers no quality.
     """
     floor = floor_seconds(seconds, engine.fidelity.ladder) if engine.fidelity.lowers else {}
     if not floor:
         return 0
-    margin, slots = settings.real_time_margin, engine.slots
+    margin, slots = settings.real_time_margin, engine.places
     return sessions_in_real_time(floor, engine.config.chunk_media_s, margin, slots)
 
 
 def expose(worker: Worker) -> None:
     """Export gauges of the table and of the engine's memory."""
-    metrics.sessions_resident.add(worker, lambda worker: worker.table.slots_used)
+    metrics.sessions_resident.add(
+        worker, lambda worker: max(0, worker.table.slots_used - worker.engine.offloaded)
+    )
+    metrics.sessions_offloaded.add(worker, lambda worker: worker.engine.offloaded)
+    metrics.offloaded_memory.add(worker, lambda worker: worker.engine.offloaded_bytes)
     metrics.capacity.add(worker, lambda worker: worker.table.capacity)
     metrics.chunks_unpublished.add(worker, lambda worker: worker.table.unpublished)
     metrics.lead.add(worker, _smallest_lead)

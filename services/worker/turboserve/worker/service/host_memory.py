@@ -6,11 +6,24 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.memory import SlabLayout, aligned
 from turboserve.worker.engine.receive_buffer import host_bytes, own_limit
 from turboserve.worker.engine.tensor_backend import Models
 
 LEAST_BYTES = 1 << 30
+
+
+class HostSessionsError(ValueError):
+    """The machine's free memory does not hold the states of so many offloaded sessions. Do not retry."""
+
+    def __init__(self, sessions: int, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(
+            f"TURBOSERVE_HOST_SESSIONS: {sessions} sessions need {needed_bytes} bytes of host memory, "
+            f"{free_bytes} are free"
+        )
+        self.sessions, self.needed_bytes, self.free_bytes = sessions, needed_bytes, free_bytes
+
+
 _SHARE = 0.5
 """Share of the free memory: the machine has other workers, and this worker's own code."""
 _MEMINFO = Path("/proc/meminfo")
@@ -27,6 +40,19 @@ def state_host_bytes(models: Models) -> int:
 def default_host_bytes(state_bytes: int, slots: int, free_bytes: int) -> int:
     """Room for as many states as slots, at least `LEAST_BYTES` and at most half of the free memory."""
     return min(max(LEAST_BYTES, slots * state_bytes), int(_SHARE * free_bytes))
+
+
+def offloaded_host_bytes(sessions: int, state_bytes: int) -> int:
+    """Host memory for that many active sessions beyond the slabs: a state for each, and one more, because a
+    state leaves a slab before the next one has come."""
+    return (sessions + 1) * aligned(state_bytes) if sessions else 0
+
+
+def check_host_sessions(sessions: int, state_bytes: int, free_bytes: int) -> None:
+    """Raise `HostSessionsError` unless the free memory holds their states."""
+    needed_bytes = offloaded_host_bytes(sessions, state_bytes)
+    if needed_bytes > free_bytes:
+        raise HostSessionsError(sessions, needed_bytes, free_bytes)
 
 
 def halves(size: int, state_bytes: int, least: int = LEAST_BYTES) -> Iterator[int]:

@@ -21,9 +21,11 @@ from turboserve.worker.engine.sequence_parallel_sizes import lent_bytes
 from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.service.host_memory import (
+    check_host_sessions,
     default_host_bytes,
     free_host_bytes,
     halves,
+    offloaded_host_bytes,
     state_host_bytes,
 )
 from turboserve.worker.settings import AUTO_SESSIONS, Settings
@@ -100,7 +102,7 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     """Create an engine with as many slabs as are wanted and fit.
 
     Raises `BudgetTooSmallError` if no slab fits, `HostMemoryUnavailableError`, `AttentionUnavailableError`,
-    `SequenceParallelUnavailableError` and `InvalidProfileError`.
+    `SequenceParallelUnavailableError`, `HostSessionsError` and `InvalidProfileError`.
     """
     weight = models.transformer.patch_embedding.weight
     model_bytes = models.weight_bytes
@@ -114,6 +116,7 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     options = EngineOptions(
         slab_bytes=slots * budget.slab_bytes,
         host_bytes=settings.host_memory_bytes or 0,
+        host_sessions=settings.host_sessions,
         max_lead_s=settings.max_lead_s,
         max_batch=slots,
         decode_batch=decode_batch,
@@ -126,11 +129,13 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     profiles = _profiles(models, settings, weight.device)
     ladder = fidelity_ladder(models, settings, weight.device)
     state_bytes = state_host_bytes(models)
+    check_host_sessions(settings.host_sessions, state_bytes, free_host_bytes())
     if settings.host_memory_bytes is not None:
         return _warn_without_host_memory(
             Engine(models, options, profiles=profiles, ladder=ladder), state_bytes
         )
-    wanted = default_host_bytes(state_bytes, slots, free_host_bytes())
+    offloaded_bytes = offloaded_host_bytes(settings.host_sessions, state_bytes)
+    wanted = default_host_bytes(state_bytes, slots, free_host_bytes() - offloaded_bytes)
     for host_bytes in halves(wanted, state_bytes):
         try:
             return _warn_without_host_memory(

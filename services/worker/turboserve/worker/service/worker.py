@@ -89,6 +89,8 @@ class Worker:
         self._tasks = BackgroundTasks()
         self._connection = bus.connection
         self._stopping = False
+        self._returns = (0, 0)
+        """Returns to slabs that are counted, and the late ones among them."""
         self._admissions = AdmissionSpans()
 
     # Start and stop
@@ -166,6 +168,8 @@ class Worker:
             quality_debt=self._quality.debt(now),
             deficit=self._slack.deficit,
             host_states=self._host_states,
+            host_sessions=self.engine.options.host_sessions,
+            offloaded=self.engine.offloaded,
             device=self._device,
             pid=self._pid,
             pool_member=self._settings.pool_member,
@@ -180,6 +184,7 @@ class Worker:
         while True:
             await asyncio.sleep(tick_s)
             self.handle(events.Tick())
+            self._count_returns()
             self._check_connection()
             stuck = watchdog.stuck(self._engine.turns)
             if self._stopping:
@@ -192,6 +197,12 @@ class Worker:
                 raise RuntimeError("the packager's thread has ended")
             if stuck:
                 raise RuntimeError(f"the engine is stuck in one step for {STUCK_S:g} s")
+
+    def _count_returns(self) -> None:
+        counts, counted = self.engine.residency.counts, self._returns
+        self._returns = counts.returns, counts.late_returns
+        metrics.residency_returns.add(self._returns[0] - counted[0])
+        metrics.residency_late_returns.add(self._returns[1] - counted[1])
 
     def _check_connection(self) -> None:
         """Tell the table of a new connection. Call this before an answer that may have come over it."""

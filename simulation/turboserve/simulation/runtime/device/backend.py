@@ -32,6 +32,7 @@ from turboserve.worker.engine.snapshot import (
     Snapshot,
     Transfer,
     TransferDirection,
+    TransferPurpose,
     header_of,
     state_fingerprint,
 )
@@ -123,8 +124,9 @@ class VirtualTransfer(Transfer):
         extent: Extent | None,
         seconds: float,
         clock: DeviceClock,
+        purpose: TransferPurpose = TransferPurpose.SUSPENSION,
     ) -> None:
-        super().__init__(session, way, snapshot, extent, {}, {})
+        super().__init__(session, way, snapshot, extent, {}, {}, purpose)
         self._seconds, self._clock = seconds, clock
 
     def run(self) -> None:
@@ -166,8 +168,9 @@ class VirtualBackend:
         self.device = torch.device("cpu")
         self.text = _Text(self, LatencyProfile(profile.text_s))
         self.pool = SlabPool(SlabLayout.of(self.config, DTYPE), options.slab_bytes, self.device)
-        self.host = HostPool(options.host_bytes, pinned=False)
         self.state_host_bytes = state_size(profile)
+        cells = options.host_sessions + 1 if options.host_sessions else 0
+        self.host = HostPool(options.host_bytes, False, cells, self.state_host_bytes)
         self._forward = LatencyProfile(profile.forward_s)
         self._recache = LatencyProfile(profile.recache_s)
         self._decode = LatencyProfile(profile.decode_s)
@@ -223,17 +226,36 @@ class VirtualBackend:
         plan_rebuild(session, rebuild, [each.tensor for each in kept], None, self.config)
         session.undecoded.append(DecoderContext(kept[-1].tensor))
 
-    def leave(self, session: Session) -> Transfer:
+    def borrows(self, session: Session) -> bool:
+        """See `Backend.borrows`."""
+        return False
+
+    def leave(self, session: Session, purpose: TransferPurpose = TransferPurpose.SUSPENSION) -> Transfer:
         """See `Backend.leave`."""
         state = _virtual(session.state)
+        extent = self.host.take_cell() if purpose is TransferPurpose.RESIDENCY else self._take_host()
+        snapshot = Snapshot(header_of(state, self.fingerprint), tensors_of(state, self._profile))
+        return VirtualTransfer(
+            session.name, TransferDirection.LEAVING, snapshot, extent, self._copy_s, self._clock, purpose
+        )
+
+    def store(self, snapshot: Snapshot) -> Transfer:
+        """See `Backend.store`."""
+        return VirtualTransfer(
+            snapshot.session,
+            TransferDirection.LEAVING,
+            snapshot,
+            self._take_host(),
+            self._copy_s,
+            self._clock,
+            TransferPurpose.STORAGE,
+        )
+
+    def _take_host(self) -> Extent:
         size = self.state_host_bytes
         if self._faults.host_full():
             raise HostPoolFullError(size, 0, self.host.limit_bytes, 0)
-        extent = self.host.take(size)
-        snapshot = Snapshot(header_of(state, self.fingerprint), tensors_of(state, self._profile))
-        return VirtualTransfer(
-            session.name, TransferDirection.LEAVING, snapshot, extent, self._copy_s, self._clock
-        )
+        return self.host.take(size)
 
     def arrive(self, snapshot: Snapshot, slab: Slab, extent: Extent | None) -> tuple[SessionState, Transfer]:
         """See `Backend.arrive`."""
@@ -316,14 +338,12 @@ class VirtualBackend:
         """See `Backend.pages_of`."""
         return dict(snapshot.header), pages_of_tensors(snapshot.tensors, snapshot.next_chunk)
 
-    def receive_buffer(self, *, on_host: bool) -> VirtualBuffer:
+    def receive_buffer(self, *, on_host: bool, cell: bool = False) -> VirtualBuffer:
         """See `Backend.receive_buffer`."""
-        if not on_host:
+        if not (on_host or cell):
             return VirtualBuffer(self.pool.acquire(), None, self.fingerprint, self._profile)
-        size = self.state_host_bytes
-        if self._faults.host_full():
-            raise HostPoolFullError(size, 0, self.host.limit_bytes, 0)
-        return VirtualBuffer(None, self.host.take(size), self.fingerprint, self._profile)
+        extent = self.host.take_cell() if cell else self._take_host()
+        return VirtualBuffer(None, extent, self.fingerprint, self._profile)
 
 
 def _virtual(state: SessionState) -> VirtualState:

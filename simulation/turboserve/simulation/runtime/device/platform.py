@@ -48,6 +48,7 @@ class VirtualPlatform:
         options = EngineOptions(
             slab_bytes=profile.slots * SlabLayout.of(profile.config, DTYPE).total_bytes,
             host_bytes=profile.host_states * state_size(profile),
+            host_sessions=settings.host_sessions,
             max_lead_s=settings.max_lead_s,
             max_batch=profile.slots,
             decode_batch=profile.decode_batch,
