@@ -158,6 +158,7 @@ async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed_url: str, p
     await message.filter(has_text="does not know this API key").wait_for()
     await page.get_by_label("API key").fill(KEY)
     await page.keyboard.press("Enter")
+    await page.locator("#key").wait_for(state="hidden")
     await page.locator("body[data-mode=live]").wait_for()
     assert (await page.evaluate("location.hash")) == f"#{session}"
     assert not await page.locator("#key").is_visible()

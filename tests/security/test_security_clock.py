@@ -27,7 +27,7 @@ from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
-from turboserve.state_store.hot import session_state
+from turboserve.state_store.hot import redis as hot_redis
 from turboserve.state_store.hot.session_state import since_key
 from turboserve.state_store.retention import Retention
 from turboserve.state_store.settings import Settings
@@ -43,7 +43,7 @@ LIBFAKETIME = next(
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the deadline, so that a busy Redis does not count as unavailable."""
-    monkeypatch.setattr(session_state, "DEADLINE_S", PATIENCE_S)
+    monkeypatch.setattr(hot_redis, "DEADLINE_S", PATIENCE_S)
 
 
 class SteppingClock(SystemClock):

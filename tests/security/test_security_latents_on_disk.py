@@ -20,7 +20,7 @@ from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import GetLatents
 from turboserve.experiments.chaos.small_disk import SmallDisk, why_not
-from turboserve.state_store.hot import session_state
+from turboserve.state_store.hot import redis as hot_redis
 from turboserve.state_store.hot.redis import RedisStore
 from turboserve.state_store.hot.session_state import HotStoreGuard, Latents, Playheads
 from turboserve.state_store.settings import Settings
@@ -36,7 +36,7 @@ PATIENCE_S = 60.0
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the deadline, so that a busy Redis does not count as unavailable."""
-    monkeypatch.setattr(session_state, "DEADLINE_S", PATIENCE_S)
+    monkeypatch.setattr(hot_redis, "DEADLINE_S", PATIENCE_S)
 
 
 class Store:

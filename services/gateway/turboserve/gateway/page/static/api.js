@@ -11,6 +11,7 @@ export class Problem extends Error {
     this.code = body.code ?? "unreachable";
     this.limit = body.limit;
     this.retryAfterS = body.retry_after_s;
+    this.key = body.key ?? "";
   }
 }
 
@@ -67,7 +68,8 @@ export class Api {
 
   // A refused key and a missing one have the same code: only the sender knows whether it sent one.
   problem(body, key) {
-    return new Problem(body.code === "unauthorized" && key ? { ...body, code: "wrong_key" } : body);
+    const code = body.code === "unauthorized" && key ? "wrong_key" : body.code;
+    return new Problem({ ...body, code, key });
   }
 
   socketUrl(session, after, eventsAfter) {

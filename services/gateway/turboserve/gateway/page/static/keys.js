@@ -17,6 +17,7 @@ export class KeyForm {
   #form;
   #onAccepted;
   #askedTabs = false;
+  #isChecking = false;
 
   get isOpen() {
     return !this.#form.hidden;
@@ -25,25 +26,35 @@ export class KeyForm {
   // The server wants a key, or refused the one that was sent. Nothing is asked again with a refused key: the
   // server limits wrong keys.
   async ask(problem) {
+    if (!this.#concerns(problem)) return;
     if (this.#api.key) {
       this.#api.key = "";
       rememberKey("");
     } else if (!this.#askedTabs) {
       this.#askedTabs = true;
       const key = await keyOfOtherTab();
+      if (!this.#concerns(problem)) return;
       if (key) return this.#submit(key);
     }
     this.#open(problem.message);
   }
 
+  // A late answer to a request with another key says nothing about the present one.
+  #concerns(problem) {
+    return !this.isOpen && !this.#isChecking && problem.key === this.#api.key;
+  }
+
   async #submit(key) {
     if (!key) return this.#open("Enter a key.");
     this.#api.key = key;
+    this.#isChecking = true;
     try {
       await this.#api.models();
     } catch (problem) {
       this.#api.key = "";
       return this.#open(problem.message);
+    } finally {
+      this.#isChecking = false;
     }
     rememberKey(key);
     this.#field.value = "";
