@@ -6,7 +6,8 @@
     python deploy/kubernetes/generate.py --secrets     print Secrets with new passwords and a new API key
 
 The broker's configuration has one user for each identity of a worker. A pool that replaces a worker needs one
-identity more than it has workers. The Secrets fit the identities of the same call.
+identity more than it has workers. The Secrets fit the identities of the same call. They are for a new deployment:
+all their passwords are new.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ DEPLOY = HERE.parent
 FILE = HERE / "base" / "files.yaml"
 SCRIPTS = ("watchdog.sh", "postgres_probe.sh", "postgres_role.sh")
 SERVICES = ("gateway", "scheduler", "autoscaler", "state-store")
+MOST_WORKERS = 96
 HEAD = "# Made by deploy/kubernetes/generate.py from files of deploy/: change those, then run it again.\n"
 
 
@@ -103,8 +105,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail if files.yaml is out of date")
     parser.add_argument("--secrets", action="store_true", help="print Secrets with new passwords")
     chosen = parser.parse_args()
-    if not 1 <= chosen.workers <= 1_024:
-        parser.error("--workers: between 1 and 1024")
+    if not 1 <= chosen.workers <= MOST_WORKERS:
+        # kubectl keeps an applied object in an annotation, which may have 256 KiB.
+        parser.error(f"--workers: between 1 and {MOST_WORKERS}")
     if chosen.secrets:
         print(secrets_text(chosen.workers), end="")
         return 0

@@ -136,6 +136,16 @@ async def test_a_death_is_reported_once_and_the_member_is_free(place: Place) -> 
     assert [worker for worker, _ in exits] == ["wrk_a", "wrk_b"]
 
 
+async def test_an_additional_worker_is_released_under_another_member(place: Place) -> None:
+    """The pool gives a worker that it did not expect in a member a name of its own."""
+    provider, exits = place.provider()
+    await provider.launch("test-0", "wrk_a")
+    await eventually(lambda: provider.ready("wrk_a"))
+    await provider.release("test-extra-wrk_a", "wrk_a", 5.0)
+    assert await provider.adopt() == []
+    await eventually(lambda: [worker for worker, _ in exits] == ["wrk_a"])
+
+
 async def test_the_next_provider_finds_what_the_last_one_started(place: Place) -> None:
     """The first provider ends without closing, as after kill -9."""
     first, _ = place.provider()

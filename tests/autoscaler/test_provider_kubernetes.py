@@ -21,7 +21,7 @@ from tests.helpers.waiting import eventually
 from turboserve.autoscaler.providers.base import LaunchError, ProviderError, StuckError
 from turboserve.autoscaler.providers.kubernetes import KubernetesProvider
 from turboserve.autoscaler.providers.kubernetes_cluster import KubernetesCluster, read_template
-from turboserve.autoscaler.providers.kubernetes_pod import checked_template, pod_name, pod_of
+from turboserve.autoscaler.providers.kubernetes_pod import checked_template, parsed, pod_name, pod_of
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.broker_accounts import worker_user
 from turboserve.contracts.errors import InvalidInputError
@@ -92,6 +92,21 @@ class TestPods:
         assert pod["spec"]["containers"][1] == {"name": "sidecar", "image": "s"}
         # The template stays what it is for the next worker.
         assert given["spec"]["containers"][0]["env"] == [{"name": "TURBOSERVE_WORKER_ID", "value": "no"}]
+
+    def test_a_worker_that_ended_beside_a_sidecar_has_ended(self) -> None:
+        ended = {"name": "worker", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}}
+        sidecar = {"name": "sidecar", "state": {"running": {}}}
+        status = {"phase": "Running", "containerStatuses": [sidecar, ended]}
+        assert not parsed({"metadata": {}, "status": status}).living
+        assert parsed({"metadata": {}, "status": {**status, "containerStatuses": [sidecar]}}).living
+
+    def test_a_container_that_cannot_start_has_a_reason(self) -> None:
+        def waits(reason: str) -> str:
+            waiting = {"name": "worker", "state": {"waiting": {"reason": reason, "message": "no such image"}}}
+            return parsed({"status": {"phase": "Pending", "containerStatuses": [waiting]}}).waits
+
+        assert waits("ImagePullBackOff") == "ImagePullBackOff: no such image"
+        assert waits("ContainerCreating") == ""
 
     @pytest.mark.parametrize("worker", ["", "wrk a", "x" * 64, "-a", "a_"])
     def test_an_id_that_no_label_can_have_is_refused(self, worker: str) -> None:
@@ -276,6 +291,9 @@ class TestFaults:
         assert pod["metadata"]["annotations"]["turboserve.io/draining"] == "true"
         await place.kill(found)
         await eventually(lambda: pod["status"]["phase"] == "Failed")
+        # A worker id is used once.
+        with pytest.raises(LaunchError, match="wrk_a has ended"):
+            await provider.launch("test-0", "wrk_a")
         await provider.launch("test-0", "wrk_b")
         await provider.release("test-0", "wrk_a", 1.0)
         assert [found.worker for found in await provider.adopt()] == ["wrk_b"]

@@ -113,6 +113,8 @@ class PoolProvider(abc.ABC):
     async def release(self, member: str, worker: str | None, grace_s: float) -> None:
         """End the member's worker and give its reservation back. `worker` is None if there is none.
 
+        A worker that was adopted beside another one of its member is released under a member of its own.
+
         Asks the worker to end, and after `grace_s` forces it. Returns when it has ended. Raises `StuckError`
         if it does not end.
         """

@@ -137,6 +137,9 @@ class KubernetesProvider(PoolProvider):
         if pod.living and pod.worker == worker:
             self._keep(pod)
             return ProviderWorker(member, worker)
+        if pod.worker == worker:
+            # A worker id is used once.
+            raise LaunchError(f"{worker} has ended: {pod.end}", field="worker", retry_after_s=RETRY_S)
         if pod.living:
             raise LaunchError(f"pool member {member} still has {pod.worker}", field=member, retry_after_s=1.0)
         self._ended(pod.worker, pod.end)
@@ -164,7 +167,9 @@ class KubernetesProvider(PoolProvider):
             await self._cluster.annotate(pod.name, {DRAINING: "true"})
 
     async def release(self, member: str, worker: str | None, grace_s: float) -> None:
-        found = await self._cluster.get(pod_name(self._pool, member))
+        # An additional worker of a member is released under another name than its pod's member.
+        known = self._pods.get(worker or "")
+        found = await self._cluster.get(known.name if known else pod_name(self._pool, member))
         if found is None:
             return
         pod = parsed(found)
@@ -231,6 +236,8 @@ class KubernetesProvider(PoolProvider):
         if kind not in ("ADDED", "MODIFIED", "DELETED"):
             return
         pod = parsed(found)
+        if not pod.member or not pod.worker:
+            return
         if kind == "DELETED" or not pod.living:
             if pod.worker in self._pods and self._pods[pod.worker].uid == pod.uid:
                 self._ended(pod.worker, pod.end or "its pod was deleted")
@@ -257,6 +264,9 @@ class KubernetesProvider(PoolProvider):
 
     def _keep(self, pod: Pod) -> None:
         if pod.uid not in self._gone:
+            before = self._pods.get(pod.worker)
+            if pod.waits and (before is None or before.waits != pod.waits):
+                log.warning("pod cannot start", worker=pod.worker, member=pod.member, reason=pod.waits)
             self._pods[pod.worker] = pod
 
     def _ended(self, worker: str, status: str) -> None:

@@ -32,6 +32,8 @@ OWN_FIELDS = ("restartPolicy",)
 _NAME = re.compile(r"[^a-z0-9]+")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 ENDED = ("Succeeded", "Failed")
+STARTING = ("ContainerCreating", "PodInitializing")
+"""Reasons for which each container waits for some time."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,17 @@ class Pod:
     """Pending, Running, Succeeded, Failed or Unknown."""
     ready: bool
     end: str
-    """How its container ended, for people. Empty while it runs."""
+    """How its worker ended, for people. Empty while it runs or waits."""
+    waits: str
+    """Why its container cannot start, such as ImagePullBackOff. Empty if it runs, or just has not yet."""
 
     @property
     def living(self) -> bool:
-        """Whether the worker may run. A pod that is being deleted lives until it is gone."""
-        return self.phase not in ENDED
+        """Whether the worker may run.
+
+        A pod that is being deleted lives until it is gone. Sidecars may outlive the worker's container.
+        """
+        return self.phase not in ENDED and not self.end
 
 
 def pod_name(pool: str, member: str) -> str:
@@ -153,6 +160,7 @@ def parsed(found: Json) -> Pod:
         status.get("phase") or "Pending",
         any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions),
         _end(status),
+        _waits(status),
     )
 
 
@@ -163,7 +171,16 @@ def _end(status: Json) -> str:
             code, reason = ended.get("exitCode"), ended.get("reason")
             return f"its container ended with code {code}" + (f" ({reason})" if reason else "")
     if status.get("phase") in ENDED:
+        # The node may have ended the pod before its container had a status.
         return ": ".join(part for part in (status.get("reason"), status.get("message")) if part) or (
             f"its pod is {status['phase']}"
         )
+    return ""
+
+
+def _waits(status: Json) -> str:
+    for container in status.get("containerStatuses") or []:
+        waiting = (container.get("state") or {}).get("waiting")
+        if container.get("name") == CONTAINER and waiting and waiting.get("reason") not in STARTING:
+            return ": ".join(part for part in (waiting.get("reason"), waiting.get("message")) if part)
     return ""

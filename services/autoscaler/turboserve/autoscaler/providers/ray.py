@@ -212,7 +212,10 @@ class RayProvider(PoolProvider):
 
     async def release(self, member: str, worker: str | None, grace_s: float) -> None:
         if worker is not None:
-            await self._end(f"{member}{SEPARATOR}{worker}", worker, grace_s)
+            # An additional worker of a member is released under another name than its actor's member.
+            known = self._actors.get(worker)
+            place = member if known is None else known[0].member
+            await self._end(f"{place}{SEPARATOR}{worker}", worker, grace_s)
         name = self._group(member)
         await self._cluster.call(lambda _: remove_group(name), what=f"the reservation of {member}")
 
