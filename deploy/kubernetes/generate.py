@@ -6,8 +6,8 @@
     python deploy/kubernetes/generate.py --secrets     print Secrets with new passwords and a new API key
 
 The broker's configuration has one user for each identity of a worker. A pool that replaces a worker needs one
-identity more than it has workers. The Secrets fit the identities of the same call. They are for a new deployment:
-all their passwords are new.
+identity more than it has workers. The Secrets fit the identities of the same call. They are for a new
+deployment: all their passwords are new.
 """
 
 from __future__ import annotations
