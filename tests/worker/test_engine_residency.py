@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from tests.worker.device_harness import fill
-from turboserve.worker.engine.errors import SessionsExhaustedError
+from turboserve.worker.engine.errors import SessionsExhaustedError, SnapshotRejectedError
 from turboserve.worker.engine.interface import (
     ChunkReady,
     Control,
@@ -23,8 +21,7 @@ from turboserve.worker.engine.interface import (
     Suspended,
     SuspendRefused,
 )
-from turboserve.worker.engine.layer_arrival import LayerArrival
-from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.engine.streams import DEVICE_LOST
 
 MakeDriver = Callable[..., Any]
 PROFILES = {"forward": {1: 0.01, 4: 0.01}, "decode": {1: 0.001}}
@@ -252,80 +249,55 @@ def test_a_session_that_begins_outside_is_rebuilt_and_continues(make_driver: Mak
     assert torch.equal(chunks_of(events, "a")[0].latents, source[3].latents)
 
 
-class StepwiseCopies:
-    """Copies of arriving states that stop before each layer until the test lets it through."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.order: list[str] = []
-        self.layers = threading.Semaphore(0)
-        copied, waited = LayerArrival.arrived, LayerArrival.wait
-
-        def arrived(arrival: LayerArrival, layer: int) -> None:
-            assert self.layers.acquire(timeout=30)
-            self.order.append(f"copied {layer}")
-            copied(arrival, layer)
-
-        def wait(arrival: LayerArrival, layer: int) -> None:
-            if not arrival._layers[layer].is_set():
-                self.order.append(f"waits {layer}")
-                self.layers.release()
-            waited(arrival, layer)
-            self.order.append(f"computes {layer}")
-
-        monkeypatch.setattr(LayerArrival, "arrived", arrived)
-        monkeypatch.setattr(LayerArrival, "wait", wait)
+def test_a_quiesced_session_outside_is_suspended_only_when_its_migration_has_ended(crowded: Any) -> None:
+    crowded.engine.quiesce("a", crowded.now, 0.0, 1.0)
+    assert [event.session for event in crowded.run()] == ["a"]
+    crowded.engine.suspend("a")
+    # The migration still reads the state in its cell.
+    assert crowded.run() == []
+    assert crowded.engine.offloaded_bytes > 0
+    crowded.engine.unquiesce("a")
+    assert [event.session for event in crowded.run() if isinstance(event, Suspended)] == ["a"]
 
 
-def test_a_forward_waits_for_each_layer_only(
-    make_driver: MakeDriver, tiny_config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+def test_a_session_that_is_quiesced_instead_of_offloaded_does_not_stop_the_others(
+    make_driver: MakeDriver,
 ) -> None:
-    config = replace(tiny_config, num_layers=4)
-    driver = make_driver(slots=1, config=config, overlap=True, max_lead_s=2.0)
-    driver.engine.admit(spec("a", 0), driver.now)
-    made = len(chunks_of(driver.run(), "a"))
-    driver.engine.suspend("a")
-    driver.run()
-    copies = StepwiseCopies(monkeypatch)
-    driver.engine.resume("a", driver.now)
-    driver.engine.generate_next("a")
-    copies.layers.release()
-    [chunk] = chunks_of(driver.run(), "a")
-    # Each layer is copied only after the forward has computed the one before and waits for it.
-    first = copies.order[: copies.order.index("computes 3") + 1]
-    assert first[0] == "copied 0"
-    for layer in (1, 2, 3):
-        at = first.index(f"copied {layer}")
-        assert first.index(f"computes {layer - 1}") < first.index(f"waits {layer}") < at
-        assert at < first.index(f"computes {layer}")
-    reference = make_driver(slots=1, config=config)
-    reference.engine.admit(spec("a", 0), reference.now)
-    reference.engine.playhead("a", 20.0, now=reference.now, playing=False)
-    expected = reference.chunks("a", made + 1)[made]
-    assert torch.equal(chunk.latents, expected.latents)
-
-
-def test_a_copy_that_fails_in_the_middle_ends_only_its_session(
-    make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = make_driver(slots=2, overlap=True, max_lead_s=2.0)
-    for seed, name in enumerate("ab"):
+    driver = make_driver(slots=2, host_sessions=1, profiles=PROFILES, max_batch=1, max_lead_s=2.0)
+    for seed, name in enumerate("abc"):
         driver.engine.admit(spec(name, seed), driver.now)
-    driver.run()
-    driver.engine.suspend("a")
-    driver.run()
-    copied = LayerArrival.arrived
+    engine = driver.engine
+    run_until(driver, "abc", lambda _: engine.residency.counts.offloads > 1 and engine.offloaded)
+    leaving = next(each for each in engine.sessions.values() if each.has_slab)
+    engine.quiesce(leaving.name, driver.now, 0.0, 1.0)
+    # The decision for its slab falls before the boundary.
+    leaving.offloading = True
+    run_until(driver, "abc", lambda events: [e for e in events if isinstance(e, SessionQuiesced)])
+    others, before = "abc".replace(leaving.name, ""), engine.residency.counts.offloads
+    run_until(driver, others, lambda _: engine.residency.counts.offloads > before + 1)
+    assert leaving.has_slab
 
-    def arrived(arrival: LayerArrival, layer: int) -> None:
-        if layer == 1:
-            raise OSError("the host's memory is gone")
-        copied(arrival, layer)
 
-    monkeypatch.setattr(LayerArrival, "arrived", arrived)
-    driver.engine.resume("a", driver.now)
-    for name in "ab":
-        driver.engine.generate_next(name)
-    events = driver.run()
+def test_a_return_that_fails_ends_only_its_session(crowded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rejects(*_: object) -> Any:
+        raise SnapshotRejectedError("version", 2, 1)
+
+    monkeypatch.setattr(crowded.engine.backend, "arrive", rejects)
+    events = run_until(crowded, "b", lambda events: [e for e in events if isinstance(e, SessionFailed)])
     [failed] = [event for event in events if isinstance(event, SessionFailed)]
     assert failed.session == "a"
-    assert chunks_of(events, "b")
-    assert (driver.engine.free_slots, driver.engine.host_bytes_used) == (1, 0)
+    assert "snapshot version" in failed.error
+    monkeypatch.undo()
+    assert run_until(crowded, "b", lambda events: chunks_of(events, "b"))
+    assert host_is_empty(crowded)
+    assert (crowded.engine.free_slots, set(crowded.engine.sessions)) == (0, {"b"})
+
+
+def test_a_device_lost_in_a_return_ends_the_engine(crowded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> Any:
+        raise DEVICE_LOST[0]("unspecified launch failure")
+
+    monkeypatch.setattr(crowded.engine.backend, "arrive", lost)
+    with pytest.raises(DEVICE_LOST):
+        run_until(crowded, "b", lambda _: False)
+    assert set(crowded.engine.sessions) == {"a", "b"}

@@ -81,6 +81,7 @@ class Boundary:
             if not session.busy:
                 number = session.quiesce_request.number
                 session.quiesce_request, session.activity = None, QUIESCED
+                session.offloading = False
                 events.append(SessionQuiesced(session.name, session.state.next_chunk, number))
             return events
         if session.offloading:
@@ -133,8 +134,8 @@ class Boundary:
         return [SessionQuiesced(session.name, session.state.next_chunk, number)]
 
     def _stops_outside(self, session: Session, outside: Offloaded, now: float) -> bool:
-        if outside.state is None or session.controls:
-            # It gets a slab first.
+        if outside.quiesced or outside.state is None or session.controls:
+            # A migration reads the state, or the session gets a slab first.
             return False
         return session.suspending or self._stops(session, now)
 

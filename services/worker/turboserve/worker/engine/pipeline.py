@@ -152,7 +152,7 @@ class Pipeline:
         events = self._collect()
         if events or self._held_back(now):
             return events
-        self.residency.exchange(now)
+        events += self.residency.exchange(now, self._fail)
         for session in list(self._table.sessions.values()):
             events += self._cross(session, now)
         events += self._collect()

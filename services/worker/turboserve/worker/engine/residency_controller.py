@@ -8,7 +8,7 @@ from math import inf
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.gather import LatencyProfile
-from turboserve.worker.engine.interface import EngineOptions
+from turboserve.worker.engine.interface import EngineOptions, Event
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.residency import (
     Decision,
@@ -21,6 +21,8 @@ from turboserve.worker.engine.residency import (
 )
 from turboserve.worker.engine.session import ContextTask, Offloaded, Running, Session, Transferring
 from turboserve.worker.engine.snapshot import Transfer, TransferPurpose
+from turboserve.worker.engine.stages import Fail
+from turboserve.worker.engine.streams import DEVICE_LOST
 
 FIRST_COPY_BYTES_PER_S = 2e9
 """Assumed rate of a copy before one is measured."""
@@ -92,16 +94,24 @@ class ResidencyController:
         wait_s = decision.seconds if isinstance(decision, NoExchange) else 0.0
         return now + min(wait_s, POLL_S)
 
-    def exchange(self, now: float) -> None:
-        """Begin what is to be done now. Call it between two steps."""
+    def exchange(self, now: float, fail: Fail) -> list[Event]:
+        """Begin what is to be done now. Call it between two steps.
+
+        `fail`: ends a session whose return raises an error. Raises only `DEVICE_LOST` errors.
+        """
         if not self._possible:
-            return
+            return []
         match self._decision(now):
             case Return(name):
                 session = self._table.sessions[name]
+                try:
+                    self._table.bring_back(session)
+                except DEVICE_LOST:
+                    raise
+                except Exception as error:
+                    return [fail(session, error)]
                 self.counts.returns += 1
                 self.counts.late_returns += name in self._late_from_s
-                self._table.bring_back(session)
                 self._since_s[name] = now
                 if isinstance(session.activity, Transferring):
                     self._arrival = session.activity.transfer, now
@@ -110,6 +120,7 @@ class ResidencyController:
                 self._table.sessions[name].offloading = True
             case NoExchange():
                 pass
+        return []
 
     def left(self, transfer: Transfer, now: float) -> None:
         """Learn from a finished copy to the host."""

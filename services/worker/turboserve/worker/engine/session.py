@@ -319,8 +319,8 @@ class Session:
 
     @property
     def decodable(self) -> bool:
-        """Whether the session waits for a place in the decode executor."""
-        return bool(self.undecoded) and not self.in_decode_executor
+        """Whether the session waits for a place in the decode executor. The decoder's cache arrives last."""
+        return bool(self.undecoded) and not self.in_decode_executor and self.arriving is None
 
     @property
     def warming(self) -> bool:

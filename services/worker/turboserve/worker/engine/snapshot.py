@@ -277,6 +277,7 @@ class Transfer:
     @torch.inference_mode()
     def run(self) -> None:
         """See `Job.run`."""
+        ended: BaseException | None = None
         try:
             for layer, copies in self._copies:
                 if not self._copy(copies):
@@ -285,13 +286,14 @@ class Transfer:
                     self.arrival.arrived(layer)
                     if layer == 0 and self.on_begun is not None:
                         self.on_begun()
-        except DEVICE_LOST:
+        except DEVICE_LOST as error:
+            ended = error
             raise
         except Exception as error:
-            self.error = error
+            ended = self.error = error
         finally:
             if self.arrival is not None:
-                self.arrival.end()
+                self.arrival.end(ended)
         self._copies = []
 
     def _copy(self, copies: list[tuple[Tensor, Tensor]]) -> bool:
