@@ -47,12 +47,12 @@ def crowded(
     return driver
 
 
-def slow(driver: Any) -> Any:
+def slow(driver: Any, profiles: dict[str, dict[int, float]] = SLOW) -> Any:
     """The driver with forwards that take the time of their profile."""
     forward = driver.engine.backend.forward
 
     def timed(works: Sequence[Any]) -> Any:
-        driver.now += SLOW["forward"][1] * len(works)
+        driver.now += profiles["forward"][1] * len(works)
         return forward(works)
 
     driver.engine.backend.forward = timed
@@ -121,6 +121,65 @@ def test_the_default_policy_and_a_lone_rung_change_nothing(
     for one, other in (runs[:2], runs[2:]):
         assert [(a.session, a.index, a.fidelity) for a in one] == [(b.session, b.index, None) for b in other]
         assert all(torch.equal(a.latents, b.latents) for a, b in zip(one, other, strict=True))
+
+
+IDLE = {"forward": {1: 0.02, 4: 0.08}, "decode": {1: 0.01}, "package": {1: 0.01}}
+"""A chunk takes 0.1 s alone: one session needs a small part of the device."""
+
+
+def test_a_new_scene_costs_one_chunk_of_quality_on_an_idle_device(
+    make_driver: MakeDriver, ladder: FidelityLadder
+) -> None:
+    """Incident: a rise after such a chunk waited for the hold of 10 s. A viewer who prompted every 5 s saw
+    half of the video at the floor."""
+    driver = slow(
+        make_driver(slots=4, profiles=IDLE, ladder=ladder, fidelity="in-time", max_lead_s=2.0), IDLE
+    )
+    driver.engine.admit(spec("a"), driver.now)
+    session, config = driver.engine.sessions["a"], driver.engine.config
+    made: list[ChunkReady] = []
+    scenes = {0}
+    position_s, next_prompt_s, prompts = 0.0, driver.now + 5.0, 0
+    while prompts < 6 or driver.now < next_prompt_s:
+        if driver.now >= next_prompt_s:
+            prompts, next_prompt_s = prompts + 1, driver.now + 5.0
+            prompt = f"prompt {prompts}"
+            driver.engine.control("a", Control(prompts, prompt=prompt, drops_buffer_since_s=driver.now))
+        before = driver.now
+        made += [event for event in driver.run() if isinstance(event, ChunkReady)]
+        driver.now = max(driver.now, before + 0.05)
+        if session.first is not None and session.first.discards:
+            scenes.add(session.first.index)
+            if session.delivered > session.first.index:
+                position_s = max(position_s, config.media_start(session.first.index))
+        position_s = min(position_s + driver.now - before, config.media_start(session.delivered))
+        driver.engine.playhead("a", position_s, now=driver.now)
+    assert len(scenes) == 7
+    assert len(made) > 25
+    assert {chunk.index for chunk in made if chunk.fidelity is not None} == scenes
+
+
+def test_a_new_scene_does_not_shorten_the_hold(make_driver: MakeDriver, ladder: FidelityLadder) -> None:
+    """A session that was lowered by the load goes on there after the first chunk of a scene."""
+    chosen: list[tuple[int | None, float]] = []
+
+    class Recorded:
+        def choose(self, session: str, load: Any) -> int:
+            [stream] = load.streams
+            chosen.append((stream.held_place, stream.raised_s))
+            return 2 if stream.starts else 1
+
+    driver = make_driver(slots=1, ladder=ladder, fidelity="in-time")
+    driver.engine.fidelity._policy = Recorded()
+    driver.engine.admit(spec("a"), driver.now)
+    driver.chunks("a", 2)
+    driver.engine.control("a", Control(1, prompt="another", drops_buffer_since_s=driver.now))
+    driver.engine.playhead("a", 2.0, now=driver.now)
+    driver.chunks("a", 4)
+    assert {held for held, _ in chosen[:2]} == {0}
+    # The chunk after a scene's first one is no raise.
+    assert {held for held, _ in chosen[2:]} == {1}
+    assert all(raised_s == float("inf") for _, raised_s in chosen)
 
 
 def test_a_configuration_that_was_set_stays(make_driver: MakeDriver, ladder: FidelityLadder) -> None:

@@ -36,6 +36,9 @@ class FidelityChooser:
         self._max_batch, self._end_frame, self._context = max_batch, end_frame, context
         self.lowers = len(ladder.rungs) > 1 and not isinstance(policy, BestFidelity)
         """Whether the policy may choose anything but the best configuration."""
+        self._before_start: dict[str, int] = {}
+        """Place of each session before its newest chunk, if its viewer waited for that with nothing to play.
+        Such a chunk is no change of the session's configuration."""
 
     def choose(self, session: Session, sessions: Collection[Session], now: float) -> None:
         """Set the configuration of the chunk that the session begins now.
@@ -44,13 +47,19 @@ class FidelityChooser:
         """
         state = session.state
         if state.fixed_fidelity:
+            self._before_start.pop(session.name, None)
             return
-        place = 0
+        before, place = self._held_place(session), 0
         if self.lowers:
             load = self.load(sessions, now)
             place = min(self._policy.choose(session.name, load), self._lowest(session))
-        if place < self._place(state.fidelity):
+        if place < before:
             session.raised_at_s = now
+        self._before_start.pop(session.name, None)
+        if _starts(session):
+            here = {each.name for each in sessions}
+            self._before_start = {name: at for name, at in self._before_start.items() if name in here}
+            self._before_start[session.name] = before
         state.fidelity = self.ladder.rungs[place].fidelity if place else None
 
     def late(self, sessions: Collection[Session], now: float) -> int:
@@ -92,9 +101,14 @@ class FidelityChooser:
             chunks_left=self._chunks_left(session),
             place=place,
             lowest=self._lowest(session),
+            held_place=self._held_place(session),
             raised_s=now - session.raised_at_s,
             starts=_starts(session),
         )
+
+    def _held_place(self, session: Session) -> int:
+        """See `StreamLoad.held_place`."""
+        return self._before_start.get(session.name, self._place(session.state.fidelity))
 
     def _place(self, fidelity: Fidelity | None) -> int:
         """Place on the ladder. A configuration that is not on it counts as the best."""

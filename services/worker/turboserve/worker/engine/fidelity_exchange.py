@@ -50,9 +50,10 @@ _MULTI_PASS_CHUNKS = 48
 class LeastLossInTime:
     """Keeps every chunk in time that can be, at the least loss of quality over all sessions.
 
-    A first chunk that its viewer waits for gets the lowest configuration, so that it comes soon. After that a
-    configuration falls as soon as a chunk would be late otherwise. It rises if a plan with a larger margin
-    raises it, and if its last raise is long enough ago.
+    A first chunk that its viewer waits for gets the lowest configuration, so that it comes soon. The chunk
+    after it continues from the configuration before it. Otherwise a configuration falls as soon as a chunk
+    would be late. It rises if a plan with a larger margin raises it, and if its last raise is long enough
+    ago.
     """
 
     def __init__(self, horizon: int = HORIZON) -> None:
@@ -67,7 +68,7 @@ class LeastLossInTime:
         if stream.starts:
             # Its viewer sees nothing yet: time is worth more than one chunk's quality.
             return stream.lowest
-        caps = {each.session: min(each.place, each.lowest) for each in load.streams}
+        caps = {each.session: each.cap for each in load.streams}
         if caps[session] and stream.raised_s >= HOLD_S:
             raised = plan(load, {**caps, session: 0}, RAISE_MARGIN, self._horizon)
             caps[session] = min(caps[session], raised.get(session, 0))

@@ -40,10 +40,18 @@ class StreamLoad:
     """Place of its newest chunk's configuration on the ladder."""
     lowest: int = 0
     """Lowest place on the ladder that the session may get."""
+    held_place: int | None = None
+    """Place that it may keep without a raise. None: `place`. It differs where its newest chunk was lowered
+    only because its viewer had nothing to play."""
     raised_s: float = math.inf
     """Time since its configuration was last raised."""
     starts: bool = False
     """Whether its viewer has nothing to play until its next chunk: the session or its new scene begins."""
+
+    @property
+    def cap(self) -> int:
+        """Highest place of its next chunk without a raise."""
+        return min(self.place if self.held_place is None else self.held_place, self.lowest)
 
 
 @dataclass(frozen=True, slots=True)
