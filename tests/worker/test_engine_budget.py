@@ -36,6 +36,7 @@ from turboserve.worker.service.host_memory import (
     default_host_bytes,
     free_host_bytes,
     halves,
+    offloaded_host_bytes,
     state_host_bytes,
 )
 from turboserve.worker.service.models import make_engine
@@ -315,3 +316,10 @@ def test_host_sessions_count_as_places_and_need_their_memory(monkeypatch: pytest
     monkeypatch.setattr(models, "free_host_bytes", lambda: 3 * size)
     with pytest.raises(HostSessionsError, match="TURBOSERVE_HOST_SESSIONS: 3 sessions need"):
         make_engine(toyworld, settings)
+    cells = offloaded_host_bytes(3, size)
+    monkeypatch.setattr(models, "free_host_bytes", lambda: cells + size)
+    make_engine(toyworld, settings.model_copy(update={"host_memory_bytes": size}))
+    with pytest.raises(
+        HostSessionsError, match=f"TURBOSERVE_HOST_MEMORY_BYTES={2 * size}, {cells + size} are"
+    ):
+        make_engine(toyworld, settings.model_copy(update={"host_memory_bytes": 2 * size}))

@@ -218,6 +218,76 @@ def test_a_session_outside_migrates_from_the_host(crowded: Any, make_driver: Mak
     assert (engine.offloaded_bytes, target.engine.host_bytes_used) == (0, 0)
 
 
+def quiesced_outside(driver: Any) -> None:
+    driver.engine.quiesce("a", driver.now, 0.0, 1.0)
+    driver.run()
+    assert not driver.engine.sessions["a"].has_slab
+
+
+def test_a_rejected_import_ends_its_reservation_once(crowded: Any, make_driver: MakeDriver) -> None:
+    quiesced_outside(crowded)
+    header, pages = crowded.engine.export_session("a")
+    names = [page.name for page in pages]
+    for waits in (True, False):
+        target = make_driver(slots=1, host_sessions=1, profiles=PROFILES, max_batch=1)
+        if waits:
+            target.engine.admit(spec("c", 7), target.now)
+        buffer = target.engine.reserve(on_host=False)
+        assert (buffer.extent is not None) == waits
+        fill(buffer, {page.name: [page, list(page.parts)] for page in pages})
+        with pytest.raises(SnapshotRejectedError):
+            target.engine.import_session(buffer, {**header, "next_chunk": -1}, names, target.now)
+        target.engine.release(buffer)
+        for name in "de"[waits:]:
+            target.engine.admit(spec(name, 8), target.now)
+        with pytest.raises(SessionsExhaustedError):
+            target.engine.admit(spec("f", 9), target.now)
+
+
+def test_a_session_that_resumed_outside_is_suspended_without_a_second_copy(
+    crowded: Any, make_driver: MakeDriver
+) -> None:
+    engine, made = crowded.engine, crowded.engine.sessions["a"].delivered
+    engine.suspend("a")
+    crowded.run()
+    used = engine.host_bytes_used
+    # The rest of the pool is taken: a second copy beside the first does not fit.
+    rest = engine._table.host.take(engine._table.host.free_bytes)
+    engine.resume("a", crowded.now, waiting_s=0.0)
+    assert not engine.sessions["a"].has_slab
+    engine.suspend("a")
+    events = crowded.run()
+    assert not [event for event in events if isinstance(event, SuspendRefused)]
+    assert [event.session for event in events if isinstance(event, Suspended)] == ["a"]
+    engine._table.host.give_back(rest)
+    assert (engine.host_bytes_used, engine.offloaded) == (used, 0)
+    engine.resume("a", crowded.now, waiting_s=0.0)
+    events = run_until(crowded, "ab", lambda events: chunks_of(events, "a"))
+    assert torch.equal(chunks_of(events, "a")[0].latents, twin(make_driver, 0)[made].latents)
+    assert engine.host_bytes_used == 0
+
+
+def test_a_quiesced_session_outside_keeps_no_slab_from_arrivals(crowded: Any) -> None:
+    quiesced_outside(crowded)
+    crowded.engine.evict("b")
+    buffer = crowded.engine.reserve(on_host=False)
+    assert buffer.extent is None
+    crowded.engine.release(buffer)
+    crowded.engine.admit(spec("c", 7), crowded.now)
+    assert crowded.engine.sessions["c"].has_slab
+
+
+def test_an_arrival_gets_a_free_slab_where_no_cell_is_free(crowded: Any) -> None:
+    crowded.engine.evict("b")
+    host = crowded.engine._table.host
+    taken = [host.take_cell() for _ in range(host.free_cells)]
+    buffer = crowded.engine.reserve(on_host=False)
+    assert buffer.extent is None
+    crowded.engine.release(buffer)
+    for extent in taken:
+        host.give_back(extent)
+
+
 def test_a_withdrawn_migration_leaves_the_session_where_it_was(crowded: Any) -> None:
     crowded.engine.quiesce("a", crowded.now, 0.0, 1.0)
     crowded.run()

@@ -71,6 +71,8 @@ async def test_a_worker_serves_more_sessions_than_slabs_and_leaves_no_memory(sce
     sessions = [await scene.started(worker, seed=seed) for seed in range(2)]
     await scene.until(lambda: scene.loads[worker].capacity == 2, "the report counts both memories")
     assert scene.loads[worker].host_sessions == 1
+    latency_s = scene.loads[worker].chunk_latency_s
+    assert latency_s == pytest.approx({1: latency_s[1], 2: 2 * latency_s[1]})
     await watched(scene, sessions, 9)
     assert scene.metric(worker, RETURNS) > 2
     assert scene.metric(worker, "turboserve_worker_sessions_resident") <= 1

@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
+from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
 from turboserve.worker.engine.work import RecacheWork
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.service.warm_up import WarmUpError, measure, sessions_in_real_time, switch_prompts
+from turboserve.worker.service.app import capacity_of, floor_capacity_of
+from turboserve.worker.service.warm_up import (
+    WarmUpError,
+    beyond_slabs,
+    measure,
+    sessions_in_real_time,
+    switch_prompts,
+)
 from turboserve.worker.settings import Settings
 
 
@@ -29,6 +38,38 @@ def test_as_many_sessions_as_play_in_real_time(
     seconds: dict[int, float], margin: float, limit: int, sessions: int
 ) -> None:
     assert sessions_in_real_time(seconds, 0.75, margin, limit) == sessions
+
+
+def test_sessions_beyond_the_slabs_wait_for_batches_of_as_many_rows_as_slabs(
+    make_driver: Callable[..., Any], tiny_config: ModelConfig
+) -> None:
+    """8 sessions in batches of 2 need 4 · 0.44 chunks' time: they do not play in real time."""
+    chunk_s = tiny_config.chunk_media_s
+    seconds = {1: 0.40 * chunk_s, 2: 0.44 * chunk_s}
+    best = Fidelity.best(tiny_config)
+    lowest = Rung(Fidelity(2, best.window_chunks), 3.0, 0.9)
+    ladder = FidelityLadder((Rung(best, 5.0, 1.0), lowest), floor=0.9)
+
+    def capacities(host_sessions: int) -> tuple[int, int]:
+        engine = make_driver(
+            slots=2, host_sessions=host_sessions, ladder=ladder, fidelity="in-time", max_batch=2
+        ).engine
+        settings = Settings(real_time_margin=0.9)
+        return capacity_of(engine, seconds, settings), floor_capacity_of(engine, seconds, settings)
+
+    assert capacities(0) == (2, 2)
+    # 4 · 0.22 is 0.88 of a chunk; at the floor, 6 · 0.22 · 3 / 5 is 0.79 and 7 · 0.22 · 3 / 5 is 0.92.
+    assert capacities(6) == (4, 6)
+    assert capacities(1) == (3, 3)
+
+
+def test_a_profile_beyond_the_slabs_is_linear_in_the_number_of_sessions() -> None:
+    assert beyond_slabs({1: 0.3, 2: 0.33}, 2, 8) == pytest.approx({1: 0.3, 2: 0.33, 8: 1.32})
+    # Sessions that were counted at once while states were copied are no batches.
+    assert beyond_slabs({1: 0.3, 2: 0.33, 3: 0.34}, 2, 4) == pytest.approx({1: 0.3, 2: 0.33, 4: 0.66})
+    assert beyond_slabs({1: 0.1, 2: 0.2, 4: 0.3}, 3, 6) == pytest.approx({1: 0.1, 2: 0.2, 3: 0.25, 6: 0.5})
+    assert beyond_slabs({1: 0.1, 4: 0.3}, 3, 3) == {1: 0.1, 4: 0.3}
+    assert beyond_slabs({}, 2, 8) == {}
 
 
 def test_the_warm_up_measures_what_there_are_slots_for_and_leaves_nothing(

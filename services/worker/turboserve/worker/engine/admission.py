@@ -101,24 +101,24 @@ class SessionTable:
             if not self.host.is_cell(host.extent):
                 self._suspended[name] = _Suspended(None, host)
                 return
-            self._reserved -= 1
             session = self._outside(self._outlined(snapshot), Offloaded(host, quiesced=True))
             session.playhead.reported_at_s = now
         else:
-            self._reserved -= 1
             state = buffer.state(header, names)
             session = Session(state, self._options.max_lead_s, Playhead(reported_at_s=now), QUIESCED)
             session.delivered = state.next_chunk
         if not session.state.next_chunk:
             session.first = FirstChunk(0, now)
         self.sessions[name] = session
+        # Last: the buffer of a rejected session is released, which ends the reservation.
+        self._reserved -= 1
 
     def reserve(self, *, on_host: bool) -> ReceiveBuffer:
         """See `Engine.reserve`."""
         if on_host:
             return self._backend.receive_buffer(on_host=True)
         self._check_places()
-        cell = bool(self._options.host_sessions) and (not self.pool.free or bool(self.outside))
+        cell = self._waits_for_slab and bool(self.host.free_cells or not self.pool.free)
         buffer = self._backend.receive_buffer(on_host=False, cell=cell)
         self._reserved += 1
         return buffer
@@ -182,8 +182,20 @@ class SessionTable:
         if isinstance(session.activity, Offloaded):
             assert session.activity.state is not None
             host = session.activity.state
-            transfer = self._backend.store(host.snapshot)
-            self._stored[session.name] = host
+            if self.host.is_cell(host.extent):
+                transfer = self._backend.store(host.snapshot)
+                self._stored[session.name] = host
+            else:
+                # It has resumed outside, and its state is still where suspended sessions have theirs.
+                transfer = Transfer(
+                    session.name,
+                    TransferDirection.LEAVING,
+                    host.snapshot,
+                    host.extent,
+                    targets={},
+                    sources={},
+                    purpose=TransferPurpose.STORAGE,
+                )
             self._transfer(session, transfer)
         else:
             self._transfer(session, self._backend.leave(session))
@@ -297,7 +309,14 @@ class SessionTable:
     @property
     def _waits_for_slab(self) -> bool:
         """Whether a session that becomes active waits outside: no slab is free, or others wait for one."""
-        return bool(self._options.host_sessions) and (not self.pool.free or bool(self.outside))
+        if not self._options.host_sessions:
+            return False
+        # A quiesced session waits for no slab: it leaves the worker, or continues later.
+        others = any(
+            isinstance(each.activity, Offloaded) and not each.activity.quiesced
+            for each in self.sessions.values()
+        )
+        return others or not self.pool.free
 
     def _check_places(self) -> None:
         """Raise `SessionsExhaustedError` if slabs and host memory hold no further active session."""

@@ -236,8 +236,8 @@ class Engine(Pipeline):
     def reserve(self, *, on_host: bool) -> ReceiveBuffer:
         """Reserve memory for any arriving session: a slab, or a piece of the host pool.
 
-        Where active sessions wait for slabs, it is a cell of the host instead of a slab. Raises
-        `SlabsExhaustedError`, `HostPoolFullError` or `HostMemoryUnavailableError`. `release` frees it.
+        Where active sessions wait for slabs, it is a cell of the host instead of a slab, if one is free.
+        Raises `SlabsExhaustedError`, `HostPoolFullError` or `HostMemoryUnavailableError`. `release` frees it.
         """
         return self._table.reserve(on_host=on_host)
 

@@ -22,7 +22,7 @@ from turboserve.worker.service.host_platform import HostPlatform
 from turboserve.worker.service.models import load_models
 from turboserve.worker.service.ports import Platform
 from turboserve.worker.service.quality import floor_seconds
-from turboserve.worker.service.warm_up import sessions_in_real_time
+from turboserve.worker.service.warm_up import beyond_slabs, sessions_in_real_time
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
 
@@ -106,6 +106,7 @@ def capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -
     slots = engine.places
     if settings.worker_max_sessions is not None:
         return min(settings.worker_max_sessions, slots)
+    seconds = beyond_slabs(seconds, engine.slots, slots)
     return sessions_in_real_time(seconds, engine.config.chunk_media_s, settings.real_time_margin, slots)
 
 
@@ -119,6 +120,7 @@ def floor_capacity_of(engine: Engine, seconds: dict[int, float], settings: Setti
     if not floor:
         return 0
     margin, slots = settings.real_time_margin, engine.places
+    floor = beyond_slabs(floor, engine.slots, slots)
     return sessions_in_real_time(floor, engine.config.chunk_media_s, margin, slots)
 
 

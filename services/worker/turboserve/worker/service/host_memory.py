@@ -16,10 +16,12 @@ LEAST_BYTES = 1 << 30
 class HostSessionsError(ValueError):
     """The machine's free memory does not hold the states of so many offloaded sessions. Do not retry."""
 
-    def __init__(self, sessions: int, needed_bytes: int, free_bytes: int) -> None:
+    def __init__(self, sessions: int, needed_bytes: int, free_bytes: int, suspended_bytes: int = 0) -> None:
+        """`suspended_bytes`: bytes of `TURBOSERVE_HOST_MEMORY_BYTES`, which `needed_bytes` contains."""
+        beside = f" with TURBOSERVE_HOST_MEMORY_BYTES={suspended_bytes}" if suspended_bytes else ""
         super().__init__(
-            f"TURBOSERVE_HOST_SESSIONS: {sessions} sessions need {needed_bytes} bytes of host memory, "
-            f"{free_bytes} are free"
+            f"TURBOSERVE_HOST_SESSIONS: {sessions} sessions need {needed_bytes} bytes of host memory"
+            f"{beside}, {free_bytes} are free"
         )
         self.sessions, self.needed_bytes, self.free_bytes = sessions, needed_bytes, free_bytes
 
@@ -48,11 +50,17 @@ def offloaded_host_bytes(sessions: int, state_bytes: int) -> int:
     return (sessions + 1) * aligned(state_bytes) if sessions else 0
 
 
-def check_host_sessions(sessions: int, state_bytes: int, free_bytes: int) -> None:
-    """Raise `HostSessionsError` unless the free memory holds their states."""
-    needed_bytes = offloaded_host_bytes(sessions, state_bytes)
+def check_host_sessions(sessions: int, state_bytes: int, free_bytes: int, suspended_bytes: int = 0) -> None:
+    """Raise `HostSessionsError` unless the free memory holds their states.
+
+    `suspended_bytes`: configured memory of suspended sessions, which is taken beside them. 0: it is chosen
+    from what they leave.
+    """
+    if not sessions:
+        return
+    needed_bytes = aligned(suspended_bytes) + offloaded_host_bytes(sessions, state_bytes)
     if needed_bytes > free_bytes:
-        raise HostSessionsError(sessions, needed_bytes, free_bytes)
+        raise HostSessionsError(sessions, needed_bytes, free_bytes, suspended_bytes)
 
 
 def halves(size: int, state_bytes: int, least: int = LEAST_BYTES) -> Iterator[int]:

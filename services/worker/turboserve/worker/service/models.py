@@ -129,7 +129,9 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     profiles = _profiles(models, settings, weight.device)
     ladder = fidelity_ladder(models, settings, weight.device)
     state_bytes = state_host_bytes(models)
-    check_host_sessions(settings.host_sessions, state_bytes, free_host_bytes())
+    check_host_sessions(
+        settings.host_sessions, state_bytes, free_host_bytes(), settings.host_memory_bytes or 0
+    )
     if settings.host_memory_bytes is not None:
         return _warn_without_host_memory(
             Engine(models, options, profiles=profiles, ladder=ladder), state_bytes

@@ -31,6 +31,7 @@ from turboserve.worker.service.quality import QualityBoard, SlackBoard, floor_se
 from turboserve.worker.service.session_logs import SessionLogs
 from turboserve.worker.service.spans import AdmissionSpans
 from turboserve.worker.service.table import Table
+from turboserve.worker.service.warm_up import beyond_slabs
 from turboserve.worker.service.watchdog import Watchdog
 from turboserve.worker.settings import Settings
 
@@ -149,7 +150,8 @@ class Worker:
         draining = self.table.draining or self._stopping
         runs = {entry.session: entry.run for entry in self.table.entries.values()}
         held, now = self.table.held(self._config.media_start), self._clock.monotonic()
-        seconds, fidelity = self._profile.to_mapping(), self.engine.fidelity
+        engine, fidelity = self.engine, self.engine.fidelity
+        seconds = beyond_slabs(self._profile.to_mapping(), engine.slots, engine.places)
         return LoadReport(
             worker=self.id,
             model=self._settings.model,
