@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,7 @@ from typer.testing import CliRunner
 
 from turboserve.cli.logs import Tail, newest, time_of
 from turboserve.cli.main import app
+from turboserve.cli.stack import record
 
 RUNNER = CliRunner()
 
@@ -61,7 +67,7 @@ def test_what_has_no_log_is_refused_by_name(data: Path, tmp_path: Path) -> None:
 
 def test_a_followed_file_may_be_rotated_and_a_line_may_come_in_parts(data: Path) -> None:
     path = data / "logs" / "gateway.log"
-    tail = Tail("gateway", path)
+    tail = Tail("gateway", path, path.stat().st_size)
     assert tail.read() == []
     with path.open("a") as file:
         file.write("half")
@@ -77,7 +83,20 @@ def test_a_followed_file_may_be_rotated_and_a_line_may_come_in_parts(data: Path)
 
 def test_the_newest_lines_are_those_of_all_files_together(data: Path) -> None:
     files = {path.stem: path for path in (data / "logs").iterdir()}
-    assert [line.name for line in newest(files, 3)] == ["postgres", "gateway", "worker"]
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    assert [line.name for line in newest(files, 3, sizes)] == ["postgres", "gateway", "worker"]
+
+
+def test_a_line_that_is_written_meanwhile_is_only_a_new_one(data: Path) -> None:
+    path = data / "logs" / "gateway.log"
+    size = path.stat().st_size
+    tail = Tail("gateway", path, size)
+    with path.open("a") as file:
+        file.write(f"{written(6, 'sixth')}\n")
+    old = newest({"gateway": path}, 100, {"gateway": size})
+    assert [json.loads(line.text)["event"] for line in old] == ["first", "fourth"]
+    assert [json.loads(text)["event"] for text in tail.read()] == ["sixth"]
+    assert newest({"gateway": path}, 100, {"gateway": 0}) == []
 
 
 @pytest.mark.parametrize(
@@ -107,3 +126,45 @@ def test_down_without_a_stack_says_so(tmp_path: Path) -> None:
     done = RUNNER.invoke(app, ["down", "--data", str(tmp_path)])
     assert done.exit_code == 1
     assert "no stack is running" in done.stderr
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A living process whose id the record and the lock of `tmp_path` name."""
+    process = subprocess.Popen(["sleep", "60"])
+    values = {f"{name}_url": "http://127.0.0.1:1" for name in ("nats", "redis", "postgres")}
+    stack = {"version": record.VERSION, "url": "http://127.0.0.1:1", **values, "data": str(tmp_path)}
+    stack |= {"supervisor_pid": process.pid, "processes": {}, "ready": True}
+    (tmp_path / "stack.json").write_text(json.dumps(stack))
+    (tmp_path / "up.lock").write_text(f"{process.pid}\n")
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_down_signals_no_process_that_got_the_id_of_a_killed_stack(
+    tmp_path: Path, recorded: subprocess.Popen[bytes]
+) -> None:
+    done = RUNNER.invoke(app, ["down", "--data", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "no stack is running" in done.stderr
+    assert recorded.poll() is None
+    (tmp_path / "up.lock").unlink()
+    assert RUNNER.invoke(app, ["down", "--data", str(tmp_path)]).exit_code == 1
+    assert recorded.poll() is None
+
+
+def test_down_signals_only_the_process_that_holds_the_lock(
+    tmp_path: Path, recorded: subprocess.Popen[bytes]
+) -> None:
+    lock = tmp_path / "up.lock"
+    with lock.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # The next stack has begun, and has not written its record yet.
+        lock.write_text(f"{os.getpid()}\n")
+        assert RUNNER.invoke(app, ["down", "--data", str(tmp_path)]).exit_code == 1
+        assert recorded.poll() is None
+        lock.write_text(f"{recorded.pid}\n")
+        done = RUNNER.invoke(app, ["down", "--data", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert recorded.wait() == -signal.SIGINT

@@ -64,14 +64,19 @@ def logs(
         raise failure(f"NAME: {unknown[0]!r} has no log; known: {', '.join(files)}")
     chosen = {name: path for name, path in files.items() if not names or name in names}
     shown = LineFormat(coloured=not as_json and wants_colour(sys.stdout, os.environ))
-    tails = [Tail(name, path) for name, path in chosen.items()]
-    for line in chain(newest(chosen, lines), following(tails) if follow else ()):
+    # A line that is written from here on is a new one. It is printed once, by the tail.
+    sizes = {name: path.stat().st_size for name, path in chosen.items()}
+    tails = [Tail(name, path, sizes[name]) for name, path in chosen.items()]
+    for line in chain(newest(chosen, lines, sizes), following(tails) if follow else ()):
         typer.echo(shown.json(line.name, line.text) if as_json else shown.text(line.name, line.text))
 
 
-def newest(files: Mapping[str, Path], count: int) -> list[Line]:
-    """Return the newest lines of several files, in the order of time."""
-    tails = [deque(_read(name, path), maxlen=count) for name, path in files.items()]
+def newest(files: Mapping[str, Path], count: int, sizes: Mapping[str, int]) -> list[Line]:
+    """Return the newest lines of several files, in the order of time.
+
+    `sizes` has the number of bytes to read of each file, by the name of its process.
+    """
+    tails = [deque(_read(name, path, sizes[name]), maxlen=count) for name, path in files.items()]
     merged = list(heapq.merge(*tails, key=lambda line: line.at))
     return merged[len(merged) - count :] if count < len(merged) else merged
 
@@ -86,12 +91,12 @@ def following(tails: Sequence[Tail]) -> Iterator[Line]:
 
 
 class Tail:
-    """Reads what is written to a file after this moment, also after the file was rotated."""
+    """Reads a file from byte `begin` on, and what is written later, also after the file was rotated."""
 
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(self, name: str, path: Path, begin: int) -> None:
         self.name = name
         self._path = path
-        self._place = path.stat().st_size
+        self._place = begin
         self._rest = b""
 
     def read(self) -> list[str]:
@@ -110,11 +115,12 @@ class Tail:
         return [line.decode(errors="replace") for line in whole]
 
 
-def _read(name: str, path: Path) -> Iterator[Line]:
+def _read(name: str, path: Path, size: int) -> Iterator[Line]:
     at = 0.0
-    with path.open(errors="replace") as file:
-        for line in file:
-            text = line.rstrip("\n")
+    with path.open("rb") as file:
+        while line := file.readline(size):
+            size -= len(line)
+            text = line.decode(errors="replace").rstrip("\r\n")
             at = max(at, time_of(text) or 0.0)
             yield Line(at, name, text)
 

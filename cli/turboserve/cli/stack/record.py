@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -96,13 +97,30 @@ def write(plan: Plan, processes: dict[str, dict[str, Any]], ready: bool) -> None
 def read(data: Path) -> StackRecord:
     """Return the record of the stack that runs on `data`.
 
-    Raises StackNotRunningError if no stack runs, even if a killed stack left a record.
+    Raises StackNotRunningError if no stack runs, even if a killed stack left a record and another process
+    has its process id now.
     """
     layout = Layout(data)
     value = _load(layout)
-    if value.pop("version", None) != VERSION or not psutil.pid_exists(value["supervisor_pid"]):
+    if value.pop("version", None) != VERSION or not _runs(layout, value["supervisor_pid"]):
         raise StackNotRunningError(layout.data)
     return StackRecord(**value)
+
+
+def _runs(layout: Layout, supervisor_pid: int) -> bool:
+    """Return whether the supervisor with this process id holds the lock of the data directory."""
+    # The lock is only tried where the process may run: a start at this moment would find it taken.
+    if not psutil.pid_exists(supervisor_pid):
+        return False
+    try:
+        with layout.lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() == str(supervisor_pid)
+    except FileNotFoundError:
+        pass
+    return False
 
 
 def _load(layout: Layout) -> dict[str, Any]:
