@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -52,6 +53,11 @@ async def test_chips_compose_a_prompt_and_unknown_words_are_named(gateway_url: s
     assert await page.locator("#hint").is_hidden()
     await field.fill("a red circle wearing a hat")
     await page.locator("#hint", has_text="does not know “wearing” and “hat”").wait_for()
+    # The pattern has one figure: a chip changes the first one, and never removes the second.
+    await field.fill("a red circle and a blue square")
+    for chip in ("orange", "orange", "moving left"):
+        await page.get_by_role("button", name=chip, exact=True).click()
+        assert await field.input_value() == "an orange circle and a blue square"
     await field.fill("a white square")
     await page.locator("#hint", has_text="A white figure is shown in yellow").wait_for()
 
@@ -97,6 +103,7 @@ async def test_a_new_session_ends_the_old_one_or_keeps_it_in_the_list(
     assert await page.evaluate("location.hash") == f"#{first}"
     await page.get_by_role("button", name="New session").click()
     await page.get_by_role("button", name="Keep it").click()
+    await page.locator("body[data-mode=empty]").wait_for()
     assert await focused(page) == "prompt"
     kept = page.locator("#sessions li", has_text="a red circle moving left").first
     await kept.wait_for()
@@ -105,8 +112,28 @@ async def test_a_new_session_ends_the_old_one_or_keeps_it_in_the_list(
     assert (await api.post(f"/v1/sessions/{paused}/pause")).status_code == 202
     await page.get_by_role("button", name="Open: a blue square moving up").click()
     await page.locator("#phase", has_text="paused").wait_for()
+    await page.locator("#lead [value=safe]:checked").wait_for(state="attached")
     await page.get_by_role("button", name="Open: a red circle moving left").first.click()
     await page.locator("body[data-mode=live]").wait_for()
+    await page.locator("#lead [value=balanced]:checked").wait_for(state="attached")
+    # An answer for a session that the page has left does not change the next one.
+    assert (await api.post(f"/v1/sessions/{paused}/resume")).status_code == 202
+    left = asyncio.Event()
+
+    async def answer_late(route: Any) -> None:
+        answer = await route.fetch()
+        await left.wait()
+        await route.fulfill(response=answer)
+
+    await page.route("**/pause", answer_late)
+    await page.locator("#pause").click()
+    await page.get_by_role("button", name="Open: a blue square moving up").click()
+    await page.locator("body[data-mode=live]").wait_for()
+    left.set()
+    await page.locator("#pause[aria-disabled=false]").wait_for()
+    assert await page.evaluate("document.body.dataset.mode") == "live"
+    await page.get_by_role("button", name="Open: a red circle moving left").first.click()
+    await page.locator("#phase", has_text="paused").wait_for()
     assert await page.evaluate("location.hash") == f"#{first}"
     await page.get_by_role("button", name="New session").click()
     await page.get_by_role("button", name="End it").click()
@@ -170,6 +197,20 @@ async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed_url: str, p
     await other.locator("#summary").filter(has_text=re.compile(r"\w")).wait_for()
     assert not await other.get_by_label("API key").is_visible()
     await other.close()
+    # The key is revoked: the list of sessions stops asking with it, and the page asks for another one.
+    asked = []
+
+    async def refuse(route: Any) -> None:
+        asked.append(route.request.headers.get("authorization"))
+        await route.fulfill(status=401, json={"code": "unauthorized", "status": 401})
+
+    await page.route("**/v1/sessions?*", refuse)
+    await message.filter(has_text="does not know this API key").wait_for()
+    assert asked == [f"Bearer {KEY}"]
+    await page.unroute("**/v1/sessions?*")
+    await page.get_by_label("API key").fill(KEY)
+    await page.keyboard.press("Enter")
+    await page.locator("#key").wait_for(state="hidden")
     await page.get_by_role("button", name="End session").click()
 
 

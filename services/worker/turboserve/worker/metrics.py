@@ -72,7 +72,7 @@ sessions_offloaded = _worker.observed_gauge(
     "turboserve.worker.sessions.offloaded", "{session}", "Active sessions without a slab."
 )
 offloaded_memory = _worker.observed_gauge(
-    "turboserve.worker.offloaded_memory", "By", "Active sessions in host memory."
+    "turboserve.worker.offloaded_memory", "By", "Host memory that offloaded sessions use, bytes."
 )
 residency_returns = _worker.counter(
     "turboserve.worker.residency.returns", "{session}", "Offloaded sessions that got a slab."

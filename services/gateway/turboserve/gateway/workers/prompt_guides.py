@@ -51,7 +51,7 @@ class PromptGuide(PublicOutput):
     words_limit: int = Field(description="Number of words that are read of a prompt.", examples=[48])
     figures_limit: int = Field(description="Number of figures in a picture.", examples=[2])
     notes: list[str] = Field(
-        description="What the model shows otherwise than a prompt asks for.",
+        description="How the picture differs from the prompt.",
         examples=[["Figures are never white. A white figure is shown in yellow."]],
     )
     examples: list[str] = Field(description="Prompts to begin with.", examples=[["a red circle moving left"]])

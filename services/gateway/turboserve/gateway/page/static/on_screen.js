@@ -18,6 +18,7 @@ export class OnScreen {
   reset() {
     this.#starts.clear();
     this.#marks = [];
+    this.#sent.clear();
     this.#shown = this.#first = null;
   }
 

@@ -47,8 +47,9 @@ const model = new DefaultModel(api, at("examples"), {
 });
 const keyForm = new KeyForm(api, at("key-form"), admitted);
 const sessions = new SessionList(api, at("sessions"), {
-  open: (id) => begin(id),
+  open,
   ended: (id) => id === session && at("new").focus(),
+  refused: complain,
   attempt: (action) => attempt(action),
 });
 const migrationForm = new MigrationForm(api, at("migration"), at("r-worker"), (action) => attempt(action));
@@ -63,12 +64,19 @@ let askedAt = null;
 let greetedAt = 0;
 let ended = "";
 
-function begin(id) {
+// Shows a session that exists already.
+function open(id) {
+  begin(id, performance.now());
+  api.read(id).then(({ max_lead_s }) => id === session && lead.learn(max_lead_s), () => {});
+}
+
+// `sinceMs`: when the user asked for the session.
+function begin(id, sinceMs) {
   quiet();
   session = id;
   ended = phase = "";
   activity = "watching";
-  askedAt ??= performance.now();
+  askedAt = sinceMs;
   rememberSession(id);
   playback.reset();
   playback.play();
@@ -214,8 +222,7 @@ at("form").addEventListener("submit", (submitted) => {
       return;
     }
     const created = await api.create(prompt, lead.leadS, crypto.randomUUID?.() ?? String(Math.random()));
-    askedAt = sentAt;
-    begin(created.id);
+    begin(created.id, sentAt);
     onScreen.sent(FIRST_PROMPT, sentAt);
     sessions.look();
   });
@@ -230,12 +237,12 @@ at("prompt").addEventListener("keydown", (pressed) => {
 
 function togglePause() {
   attempt(async () => {
-    if (activity === "paused") {
-      learn(await api.resume(session));
-    } else {
-      playback.pause();
-      learn(await api.pause(session));
-    }
+    const asked = session;
+    const isPaused = activity === "paused";
+    if (!isPaused) playback.pause();
+    const answer = await (isPaused ? api.resume(asked) : api.pause(asked));
+    // Another session may have been opened meanwhile.
+    if (asked === session) learn(answer);
   });
 }
 
@@ -256,8 +263,9 @@ at("leave").addEventListener("close", () => {
   if (returnValue === "keep") startOver();
   if (returnValue !== "end") return;
   attempt(async () => {
-    await api.end(session);
-    startOver();
+    const asked = session;
+    await api.end(asked);
+    if (asked === session) startOver();
   });
 });
 
@@ -341,7 +349,7 @@ function veil(now) {
       return "Paused";
     case "waiting":
       if (phase === "requested") return "Waiting for a worker.";
-      return phase === "suspended" ? "Waking up." : "The first chunk is being made.";
+      return phase === "suspended" ? "Resuming the session." : "Generating the first chunk.";
     default:
       return "";
   }
@@ -383,8 +391,7 @@ setInterval(() => {
 function restore() {
   const remembered = rememberedSession();
   if (!remembered || remembered === session) return;
-  begin(remembered);
-  api.read(remembered).then(({ max_lead_s }) => lead.learn(max_lead_s), () => {});
+  open(remembered);
 }
 
 api.key = rememberedKey();

@@ -68,11 +68,13 @@ export class PromptReader {
     return all;
   }
 
-  // The text with this choice: in the place of the first of its kind, or as a whole new prompt.
+  // The text with this choice: in the place of the first of its kind, or as a whole new prompt. A prompt with
+  // several figures is never composed: the pattern has only one.
   withChoice(text, kind, choice) {
     const { found } = this.read(text);
     const old = found.find((each) => each.kind === kind);
     if (old && old.choice !== choice) return withArticles(text.slice(0, old.from) + choice + text.slice(old.to));
+    if (new Set(found.map((each) => each.kind)).size < found.length) return text;
     const chosen = new Map();
     for (const each of [...found].reverse()) chosen.set(each.kind, each.choice);
     if (old) chosen.delete(kind);

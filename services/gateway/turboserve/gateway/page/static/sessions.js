@@ -3,12 +3,13 @@
 const LOOK_MS = 5000;
 
 export class SessionList {
-  // open(id), ended(id); attempt(action) runs an action and shows its problem.
-  constructor(api, section, { open, ended, attempt }) {
+  // open(id), ended(id); refused(problem): the key was refused; attempt(action) runs an action and shows its problem.
+  constructor(api, section, { open, ended, refused, attempt }) {
     this.#api = api;
     this.#section = section;
     this.#open = open;
     this.#ended = ended;
+    this.#refused = refused;
     this.#attempt = attempt;
     setInterval(() => this.look(), LOOK_MS);
   }
@@ -17,6 +18,7 @@ export class SessionList {
   #section;
   #open;
   #ended;
+  #refused;
   #attempt;
   #current = null;
   #drawn = "";
@@ -36,8 +38,13 @@ export class SessionList {
 
   async look() {
     if (document.hidden || this.#isPaused) return;
-    const { sessions } = await this.#api.sessions().catch(() => ({ sessions: null }));
-    if (sessions) this.#draw(sessions);
+    try {
+      const { sessions } = await this.#api.sessions();
+      this.#draw(sessions);
+    } catch (problem) {
+      // Not after another request was refused, and not for a key that was replaced meanwhile.
+      if (problem.status === 401 && !this.#isPaused && problem.key === this.#api.key) this.#refused(problem);
+    }
   }
 
   #draw(sessions) {

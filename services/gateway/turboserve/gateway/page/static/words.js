@@ -24,7 +24,7 @@ export function inWords(problem) {
     case "unavailable":
     case "no_server":
     case "deadline":
-      return `The server is busy with itself.${wait}`;
+      return `The server cannot answer at the moment.${wait}`;
     case "unreachable":
       return "The server cannot be reached. Is it running?";
     case "chunk_gone":
