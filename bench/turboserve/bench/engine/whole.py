@@ -81,7 +81,14 @@ def _story(models: Models, chunks: int, overlap: bool) -> tuple[dict[str, Any], 
     state = budget.slab_bytes + budget.decode_cache_bytes + budget.state_bytes + (1 << 20)
     engine = Engine(
         models,
-        EngineOptions(2 * budget.slab_bytes, 2 * state, float("inf"), 2, policy="fcfs", overlap=overlap),
+        EngineOptions(
+            2 * budget.slab_bytes,
+            2 * state,
+            max_lead_s=float("inf"),
+            max_batch=2,
+            policy="fcfs",
+            overlap=overlap,
+        ),
     )
     video: list[Tensor] = []
 

@@ -305,7 +305,8 @@ function admitted() {
 
 function complain(problem) {
   if (problem?.status === 401) {
-    sessions.pause(true);
+    // Not for a late answer to a request with an earlier key.
+    if (problem.key === api.key) sessions.pause(true);
     keyForm.ask(problem);
     return;
   }
