@@ -292,8 +292,18 @@ def test_a_server_waits_for_the_last_process_of_its_predecessor(own_servers: lis
     while int(server.pid_file.read_text()) == pid:
         assert second.poll() is None
         time.sleep(0.01)
+    # A server that has just begun may not handle the signal yet, and is killed after its grace period.
+    eventually_blocking(lambda: _serves(server))
     second.terminate()
     assert second.wait(timeout=PATIENCE_S) in (0, 128 + signal.SIGTERM)
+
+
+def _serves(server: EmbeddedServer) -> bool:
+    try:
+        asyncio.run(server.probe())
+    except (NotReadyError, ServerUnresponsiveError, OSError):
+        return False
+    return True
 
 
 def _wait_for_pid(server: EmbeddedServer) -> int:
