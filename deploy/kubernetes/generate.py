@@ -22,6 +22,7 @@ from pathlib import Path
 import yaml
 
 from turboserve.broker_accounts import account_of, worker_user
+from turboserve.gateway.auth.hashing import new_key
 
 HERE = Path(__file__).resolve().parent
 DEPLOY = HERE.parent
@@ -62,7 +63,7 @@ def made_secrets(workers: int) -> dict[str, dict[str, str]]:
     of_worker = {name: _password() for name in identities(workers)}
     redis, postgres, services = _password(), _password(), _password()
     made = {f"turboserve-{name}": {"nats-password": password} for name, password in broker.items()}
-    made["turboserve-gateway"]["api-keys"] = f"ts_{secrets.token_hex(4)}_{secrets.token_hex(24)}=default"
+    made["turboserve-gateway"]["api-keys"] = f"{new_key()[1]}=default"
     made["turboserve-state-store"] |= {
         "redis-url": f"redis://:{redis}@redis:6379/0",
         "postgres-url": f"postgresql://turboserve_services:{services}@postgres:5432/turboserve",

@@ -162,7 +162,7 @@ def test_the_command_line_leads_a_session_from_creation_to_end(
         client.session(name).watch() as stream,
     ):
         waiting = pool.submit(turboserve, "prompt", name, "a blue square", "--json")
-        # A viewer that takes chunks: without one, the video stands still at the lead.
+        # Without a viewer that takes chunks, none are generated beyond the lead.
         for _ in stream:
             if waiting.done():
                 break

@@ -220,7 +220,7 @@ def test_the_load_knows_where_a_video_ends(make_driver: MakeDriver, ladder: Fide
 def test_a_migrated_session_goes_on_bit_for_bit_with_changing_configurations(
     make_driver: MakeDriver, ladder: FidelityLadder
 ) -> None:
-    """The target's policy chooses anew; its choice is repeated at the source, which must yield the same."""
+    """The target's policy chooses again; its choice is repeated at the source, which must yield the same."""
     source = crowded(make_driver, ladder, "in-time", 3, pinned=True)
     before = source.chunks("s0", 2)
     source.engine.control("s0", Control(1, pinned=False))

@@ -55,7 +55,8 @@ class KubernetesProvider(PoolProvider):
     """Runs one pod per worker, made from the operator's template.
 
     A pod's name follows from its pool member, so that the API server refuses a second worker of a member,
-    whoever asks for it. Labels name pool, member and worker, so that the next autoscaler finds the pods.
+    also from another autoscaler. Labels name pool, member and worker, so that the next autoscaler finds the
+    pods.
     A pod never restarts its worker: a worker id is used once. One watch reports the ends of all pods; after
     each interruption, a list shows what the watch has missed.
 
@@ -145,7 +146,7 @@ class KubernetesProvider(PoolProvider):
         self._ended(pod.worker, pod.end)
         await self._cluster.delete(pod.name, pod.uid, 0)
         for _ in range(REMOVAL_LOOKS):
-            if (found := await self._cluster.get(pod.name)) is None or parsed(found).uid != pod.uid:
+            if await self._present(pod) is None:
                 break
             await self._wait_for_a_change()
         return None
@@ -155,10 +156,10 @@ class KubernetesProvider(PoolProvider):
         if pod is None:
             return False
         try:
-            found = await self._cluster.get(pod.name)
+            now = await self._present(pod)
         except ProviderError:
             return False
-        return found is not None and (now := parsed(found)).uid == pod.uid and now.living and now.ready
+        return now is not None and now.living and now.ready
 
     async def drain(self, worker: str) -> None:
         """Annotate the pod, for people who look at it."""
@@ -179,16 +180,18 @@ class KubernetesProvider(PoolProvider):
         await self._cluster.delete(pod.name, pod.uid, grace_s)
         try:
             async with asyncio.timeout(grace_s + STUCK_S):
-                while await self._there(pod):
+                while (now := await self._present(pod)) is not None and now.living:
                     await self._wait_for_a_change()
         except TimeoutError:
             detail = f"pod {pod.name} of {pod.worker} does not end; its node may be unreachable"
             raise StuckError(detail, field=pod.worker, limit=grace_s + STUCK_S, retry_after_s=5.0) from None
         self._ended(pod.worker, "it was released")
 
-    async def _there(self, pod: Pod) -> bool:
+    async def _present(self, pod: Pod) -> Pod | None:
+        """Read the pod again. None if it is gone, also if another one has its name."""
         found = await self._cluster.get(pod.name)
-        return found is not None and (now := parsed(found)).uid == pod.uid and now.living
+        now = None if found is None else parsed(found)
+        return now if now is not None and now.uid == pod.uid else None
 
     async def _wait_for_a_change(self) -> None:
         async with self._changed:

@@ -141,22 +141,20 @@ class Sessions:
         return receipt
 
     async def pause(self, ref: SessionRef) -> SessionRecord:
-        async with self._database.transaction() as db:
-            record = (await locked(db, ref)).record
-            change = rules.pause(record, self._clock.wall())
-            if change is not None:
-                await self._admission.pause(db, record.tenant)
-                await db.changes.write(change)
-        if change is None:
-            return await self._post_commit.fresh(record)
-        return await self._post_commit.changed(change.record, record.target)
+        return await self._changed(ref, rules.pause)
 
     async def change(self, request: ChangeSession) -> SessionRecord:
+        # The event is as long as that of a pause.
+        return await self._changed(request, lambda record, now: rules.change(record, request, now))
+
+    async def _changed(
+        self, ref: SessionRef, decide: Callable[[SessionRecord, float], Change | None]
+    ) -> SessionRecord:
+        """Apply what `decide` returns for the locked row; None: nothing changes."""
         async with self._database.transaction() as db:
-            record = (await locked(db, request)).record
-            change = rules.change(record, request, self._clock.wall())
+            record = (await locked(db, ref)).record
+            change = decide(record, self._clock.wall())
             if change is not None:
-                # The event is as long as that of a pause.
                 await self._admission.pause(db, record.tenant)
                 await db.changes.write(change)
         if change is None:
