@@ -13,7 +13,6 @@ import hmac
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch._C._distributed_c10d import Store
 
 from turboserve.worker.engine.errors import PartnerLostError
 from turboserve.worker.transfer.handshake import link_proof
-from turboserve.worker.transfer.listeners import opened_by
+from turboserve.worker.transfer.process_groups import first_line, gloo_options, time_limit
 
 LOOPBACK = "127.0.0.1"
 ROLES = ("home", "donor")
@@ -66,11 +65,11 @@ class Group(ABC):
         try:
             counts = self._counts(into), self._counts(out)
             options = dist.AllToAllOptions()
-            options.timeout = _span(self.limit_s)
+            options.timeout = time_limit(self.limit_s)
             self._wait(group.alltoall_base(into, out, *counts, options))
         except RuntimeError as error:
             self.close()
-            raise PartnerLostError(f"{self.kind}: {_first_line(error)}") from None
+            raise PartnerLostError(f"{self.kind}: {first_line(error)}") from None
         self.sent_bytes += out.numel()
         self.exchanges += 1
         at = 0
@@ -121,30 +120,16 @@ class GlooGroup(Group):
         Raises `PartnerLostError`, also if it does not within `connect_s`.
         """
         super().__init__(rank, torch.device("cpu"), limit_s)
-        # Only these private options, which torch's stubs lack, set the address and the number of threads.
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = _span(connect_s)
-        options._threads = 1
-        listeners = None
         try:
-            device, listeners = opened_by(
-                lambda: dist.ProcessGroupGloo.create_device(hostname=LOOPBACK, lazy_init=False)
-            )
-            listeners.only_from([LOOPBACK])
-            options._devices = [device]
-            self._group = dist.ProcessGroupGloo(store, rank, 2, options)
-            self.recognize(key, name)
-            # The pair is connected: the library's listener is not needed any more.
-            listeners.refuse_all()
+            with gloo_options(LOOPBACK, [LOOPBACK], connect_s) as options:
+                self._group = dist.ProcessGroupGloo(store, rank, 2, options)
+                self.recognize(key, name)
         except RuntimeError as error:
             self.close()
-            raise PartnerLostError(f"gloo: {_first_line(error)}") from None
-        finally:
-            if listeners is not None:
-                listeners.close()
+            raise PartnerLostError(f"gloo: {first_line(error)}") from None
 
     def _wait(self, work: Any) -> None:
-        work.wait(_span(self.limit_s))
+        work.wait(time_limit(self.limit_s))
 
 
 class NcclGroup(Group):
@@ -166,11 +151,11 @@ class NcclGroup(Group):
         """See `GlooGroup`."""
         super().__init__(rank, device, connect_s)
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _span(connect_s)
+        options._timeout = time_limit(connect_s)
         try:
             self._group = dist.ProcessGroupNCCL(store, rank, 2, options)
         except RuntimeError as error:
-            raise PartnerLostError(f"nccl: {_first_line(error)}") from None
+            raise PartnerLostError(f"nccl: {first_line(error)}") from None
         # The first exchange creates the communicator.
         self.recognize(key, name)
         self.limit_s = limit_s
@@ -189,11 +174,3 @@ class NcclGroup(Group):
                 raise RuntimeError(f"no exchange within {self.limit_s:g} s")
             time.sleep(0)
         work.wait()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-
-
-def _span(seconds: float) -> timedelta:
-    return timedelta(seconds=max(0.001, seconds))

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ from turboserve.worker.transfer.link import (
     let_go,
     pieces,
 )
-from turboserve.worker.transfer.listeners import opened_by
+from turboserve.worker.transfer.process_groups import first_line, gloo_options, time_limit
 
 SOURCE, TARGET = 0, 1
 """Ranks of the two ends."""
@@ -233,37 +232,23 @@ class GlooLink(PairLink):
         `seconds`.
         """
         super().__init__(name, store, rank, torch.device("cpu"))
-        # Only these private options, which torch's stubs lack, set the address and the number of threads.
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = _span(seconds)
-        options._threads = 1
-        listeners = None
         try:
-            device, listeners = opened_by(
-                lambda: dist.ProcessGroupGloo.create_device(hostname=ends.host, lazy_init=False)
-            )
-            listeners.only_from(ends.peers)
-            options._devices = [device]
-            self._group = dist.ProcessGroupGloo(store, rank, 2, options)
-            self.recognize(ends.key, seconds)
-            # The pair is connected: the library's listener is not needed any more.
-            listeners.refuse_all()
+            with gloo_options(ends.host, ends.peers, seconds) as options:
+                self._group = dist.ProcessGroupGloo(store, rank, 2, options)
+                self.recognize(ends.key, seconds)
         except RuntimeError as error:
             self.close()
             let_go(error)
-            raise PeerLostError(f"gloo: {_first_line(error)}") from None
-        finally:
-            if listeners is not None:
-                listeners.close()
+            raise PeerLostError(f"gloo: {first_line(error)}") from None
 
     def _wait(self, work: Any, deadline: Deadline) -> None:
-        work.wait(_span(deadline.left(PROGRESS_S)))
+        work.wait(time_limit(deadline.left(PROGRESS_S)))
 
     def _cut(self) -> None:
         # Dropping an operation does not end it. A wait for it that times out closes the pair.
         for flight in self._flights:
             with suppress(RuntimeError):
-                flight.work.wait(_span(AT_ONCE_S))
+                flight.work.wait(time_limit(AT_ONCE_S))
         super()._cut()
 
 
@@ -287,11 +272,11 @@ class NcclLink(PairLink):
         """
         super().__init__(name, store, rank, device)
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _span(seconds)
+        options._timeout = time_limit(seconds)
         try:
             self._group = dist.ProcessGroupNCCL(store, rank, 2, options)
         except RuntimeError as error:
-            raise TransferBackendError(f"nccl: {_first_line(error)}") from error
+            raise TransferBackendError(f"nccl: {first_line(error)}") from error
         self.recognize(ends.key, seconds)
 
     def close(self) -> None:
@@ -315,14 +300,6 @@ class NcclLink(PairLink):
 
 def _named(error: RuntimeError) -> TransferError:
     """Convert torch's `RuntimeError`, the only class that torch raises, to a `TransferError`."""
-    text = _first_line(error)
+    text = first_line(error)
     late = "imed out" in text or "timeout" in text
     return DeadlineExceededError(text) if late else PeerLostError(text)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-
-
-def _span(seconds: float) -> timedelta:
-    return timedelta(seconds=max(0.001, seconds))
