@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from turboserve.cli import keys, model, profile, session
+from turboserve.cli import keys, model, profile, session, trace
 from turboserve.cli.bench import bench
 from turboserve.cli.down import down
 from turboserve.cli.generate import generate
@@ -53,6 +53,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
 app.add_typer(profile.app, name="profile")
 app.add_typer(session.app, name="session")
+app.add_typer(trace.app, name="trace")
 
 if __name__ == "__main__":
     app()

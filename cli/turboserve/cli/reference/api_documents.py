@@ -1,4 +1,4 @@
-"""The checked-in documents of the public API: OpenAPI for HTTP, AsyncAPI for the WebSocket."""
+"""The checked-in documents: OpenAPI for HTTP, AsyncAPI for the WebSocket, and the schema of trace files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ def _asyncapi() -> dict[str, Any]:
     return asyncapi.document()
 
 
+def _trace_files() -> dict[str, Any]:
+    from turboserve.experiments.autoscale.trace import table_schema
+
+    return table_schema()
+
+
 DOCUMENTS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "reference/openapi.json": operations.openapi,
     "reference/asyncapi.json": _asyncapi,
+    "reference/trace.schema.json": _trace_files,
 }
 """File below the documentation → the document."""
 

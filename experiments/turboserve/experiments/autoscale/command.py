@@ -24,7 +24,7 @@ from turboserve.experiments.autoscale.coverage import coverage_case
 from turboserve.experiments.autoscale.forecasts import forecast_case, kinds
 from turboserve.experiments.autoscale.oscillation import oscillation_case
 from turboserve.experiments.autoscale.plant import Plant
-from turboserve.experiments.autoscale.production import SCALES, TRACES, production
+from turboserve.experiments.autoscale.production import SCALES, production
 from turboserve.experiments.autoscale.requests import read_all
 from turboserve.experiments.autoscale.trace import WorkloadTrace
 
@@ -34,6 +34,8 @@ CASES = (
 )  # fmt: skip
 """Cases in the order in which they begin, the longest first."""
 WINDOW_DELAYS = (2.0, 10.0)
+MEASURED = ("T1", "T2", "T3")
+"""Traces of Table 12 that are measured. `bench paper` has the others."""
 SWEEP_DELAYS = (2.0, 30.0, 60.0)
 """Start-up times of the sweep; the `production` case covers 10 s."""
 
@@ -109,7 +111,7 @@ def _units(segments: int, training: int, lasts_s: float, files: Sequence[Workloa
     units += [Unit("absorption", name, absorbs, (one,)) for name, one in measured.items()]
     units += [
         Unit("real", "", real, (lasts_s,)),
-        Unit("production", "", production_traces, (tuple(TRACES), 10.0)),
+        Unit("production", "", production_traces, (MEASURED, 10.0)),
         Unit("profiling", "", profiling, (segments,)),
     ]
     units += [Unit("sweep", f"{delay:g}", production_traces, (("T1",), delay)) for delay in SWEEP_DELAYS]

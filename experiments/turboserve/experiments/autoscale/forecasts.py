@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from turboserve.autoscaler.control.workload import Forecast
 from turboserve.experiments.autoscale.appendix import other_windows
-from turboserve.experiments.autoscale.production import TRACES, azure, production
+from turboserve.experiments.autoscale.production import azure, production
 from turboserve.experiments.autoscale.trace import WorkloadTrace
 
+NAMES = ("T1", "T2", "T3")
+"""Drawn traces of Table 12."""
 LAGS = (1, 2, 3, 5, 10, 20)
 """Lags, in seconds. The learned forecast uses the change of demand since each lag."""
 RIDGE = 10.0
@@ -24,7 +26,7 @@ def kinds() -> dict[str, tuple[list[WorkloadTrace], list[WorkloadTrace]]]:
     return {
         "windows": ([other_windows(seed) for seed in range(10)],
                     [other_windows(seed) for seed in range(100, 108)]),
-        "T1-T3": ([production(name, 1) for name in TRACES], [production(name) for name in TRACES]),
+        "T1-T3": ([production(name, 1) for name in NAMES], [production(name) for name in NAMES]),
         "azure": ([azure(scale, 1800.0) for scale in (2, 8)], [azure(scale, 1800.0) for scale in (1, 16)]),
     }  # fmt: skip
 

@@ -1,144 +1,124 @@
-"""Traces of production demand: drawn to Table 12 of TurboServe (T1–T3), and one hour of real arrivals."""
+"""Traces of production demand: drawn to the statistics that TurboServe published, and real arrivals."""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 
 from turboserve.autoscaler.control.events import SessionChange
 from turboserve.bench.report import BenchError
+from turboserve.experiments.autoscale.published import (
+    PUBLISHED,
+    TOLERANCE,
+    TraceStatistics,
+    Window,
+    active_means,
+    differences,
+    published,
+)
 from turboserve.experiments.autoscale.trace import Step, WorkloadTrace, checked, since
 
-WINDOW_S = 300.0
-"""Length of a window. Means in the table are multiples of 0.2: five samples, one a minute (inferred)."""
-TOLERANCE = 0.03
 PERIOD_S = 60.0
-"""Mean of an active period, log-normal (σ 1)."""
+"""Mean of an active period, log-normal (σ 1); at most a fifth of a window."""
 PULL_S = 30.0
-"""Time within which the gap between the active sessions and the line through the means is closed."""
+"""Time within which the gap between the active sessions and the line through the means is closed; at most a
+tenth of a window."""
 DRAWS = 40
 
 
-@dataclass(frozen=True)
-class Window:
-    """One column of the table."""
-
-    arrivals: int
-    departures: int
-    active: float
-    """Mean active sessions."""
-
-
-TRACES: dict[str, tuple[Window, ...]] = {
-    "T1": (
-        Window(122, 44, 28.0),
-        Window(130, 86, 56.2),
-        Window(66, 88, 57.4),
-        Window(22, 64, 37.4),
-        Window(18, 38, 23.2),
-    ),
-    "T2": (
-        Window(218, 60, 61.0),
-        Window(214, 124, 118.6),
-        Window(248, 204, 147.6),
-        Window(192, 196, 154.2),
-        Window(204, 204, 149.4),
-    ),
-    "T3": (
-        Window(74, 10, 13.2),
-        Window(148, 64, 49.4),
-        Window(156, 126, 112.8),
-        Window(264, 148, 121.4),
-        Window(156, 214, 148.4),
-    ),
-}
-
-
-def production(name: str, seed: int = 0) -> WorkloadTrace:
-    """Draw a trace with the table's arrivals and departures, and its mean active sessions within 3 %.
+def production(name: str, seed: int = 0, window_s: float | None = None) -> WorkloadTrace:
+    """Draw a trace with the published arrivals, departures and mean active sessions within 3 % by window.
 
     Arrivals and departures come at uniform instants of their windows. The session that departs is the one
     that arrived last in 45 % of the cases, otherwise any: lifetimes are heavy-tailed. Sessions idle after
     log-normal active periods. Idle sessions return at a rate that pulls the number of active sessions toward
-    a line through the windows' means, loosely, so that noise stays. The first draw whose means fit is
-    returned. Until then, the line is shifted by half of each draw's error.
+    a line through the windows' means, loosely, so that noise stays. The first draw that fits is returned.
+    Until then, the line is shifted by half of each draw's error.
+
+    `window_s`: length of the windows, which the paper's copy lacks. None: the inferred one.
     """
-    windows = TRACES[name]
-    shifted = [window.active for window in windows]
+    statistics = published(name, window_s)
+    own = "" if window_s in (None, PUBLISHED[name].window_s) else f" {window_s:g} s"
+    shifted = [window.active for window in statistics.windows]
     for draw in range(DRAWS):
-        trace = _draw(name, windows, _nodes(shifted), f"{name} {seed} {draw}")
-        means = active_means(trace)
-        if all(abs(m / w.active - 1) <= TOLERANCE for m, w in zip(means, windows, strict=True)):
+        trace = _draw(f"{name}{own}", statistics, shifted, f"{name}{own} {seed} {draw}")
+        if all(difference.within for difference in differences(trace, statistics)):
             return trace
-        off = [mean - window.active for mean, window in zip(means, windows, strict=True)]
+        means = active_means(trace, statistics)
+        off = [mean - window.active for mean, window in zip(means, statistics.windows, strict=True)]
         shifted = [max(mean - by / 2, 0.0) for mean, by in zip(shifted, off, strict=True)]
-    raise BenchError(f"{name}: none of {DRAWS} draws is within {TOLERANCE:.0%} of the table's means")
+    raise BenchError(f"{name}: none of {DRAWS} draws is within {TOLERANCE:.0%} of the published statistics")
 
 
-def active_means(trace: WorkloadTrace) -> list[float]:
-    """Return the mean active sessions by window, sampled every second."""
-    counts, size = trace.active(), int(WINDOW_S)
-    return [sum(counts[i : i + size]) / size for i in range(0, len(counts), size)]
-
-
-def _draw(name: str, windows: Sequence[Window], aims: Sequence[float], seed: str) -> WorkloadTrace:
+def _draw(name: str, statistics: TraceStatistics, means: Sequence[float], seed: str) -> WorkloadTrace:
     source = random.Random(seed)
-    crowd = _ActiveSessions(source)
+    length_s, windows = statistics.window_s, statistics.windows
+    pull_s, period_s = min(length_s / 10, PULL_S), min(length_s / 5, PERIOD_S)
+    crowd = _ActiveSessions(source, length_s, pull_s, period_s)
+    line = _Line(means, length_s, statistics.present)
+    for _ in range(statistics.present):
+        crowd.arrive(0.0)
     due = sorted(
-        [(at, 0) for at in _instants(source, [window.arrivals for window in windows])]
-        + [(at, 1) for at in _instants(source, [window.departures for window in windows])],
+        [(at, 0) for at in _instants(source, [window.arrivals for window in windows], length_s)]
+        + [(at, 1) for at in _instants(source, [window.departures for window in windows], length_s)],
         reverse=True,
     )
-    size, missing = int(WINDOW_S), 0.0
-    for second in range(size * len(windows)):
-        if second % size == 0:
-            missing = 0.0
-        missing += _aim(aims, second) - crowd.active
+    ends_s, missing, last = statistics.ends_s, 0.0, -1
+    for second in range(math.ceil(ends_s)):
+        index = min(int(second / length_s), len(windows) - 1)
+        if index != last:
+            missing, last = 0.0, index
+        missing += line.at(second) - crowd.active
         while due and due[-1][0] < second + 1:
             at, departs = due.pop()
             crowd.depart(at) if departs else crowd.arrive(at)
-        window = windows[second // size]
-        crowd.pull(second + 1.0, _aim(aims, second) + missing / PULL_S, window)
-    return checked(name, [step for step in crowd.steps if step.at < size * len(windows)], size * len(windows))
+        crowd.pull(second + 1.0, line.at(second) + missing / pull_s, windows[index])
+    return checked(name, [step for step in crowd.steps if step.at < ends_s], ends_s)
 
 
-def _instants(source: random.Random, counts: Sequence[int]) -> list[float]:
+def _instants(source: random.Random, counts: Sequence[int], length_s: float) -> list[float]:
     return [
         at
         for window, count in enumerate(counts)
-        for at in sorted((window + source.random()) * WINDOW_S for _ in range(count))
+        for at in sorted((window + source.random()) * length_s for _ in range(count))
     ]
 
 
-def _nodes(means: Sequence[float]) -> list[float]:
-    """Return points of the line at the middles of the windows such that its own means are `means`."""
-    nodes = list(means)
-    size = int(WINDOW_S)
-    for _ in range(50):
-        for index, wanted in enumerate(means):
-            mean = sum(_aim(nodes, index * size + second) for second in range(0, size, 5)) / (size / 5)
-            nodes[index] = max(nodes[index] + wanted - mean, 0.0)
-    return nodes
+class _Line:
+    """A line through points at the middles of the windows, such that its means by window are `means`.
 
+    It begins at `begin`.
+    """
 
-def _aim(aims: Sequence[float], second: float) -> float:
-    """Return the line through the points at the middles of the windows; it begins at 0."""
-    at = second / WINDOW_S - 0.5
-    if at < 0:
-        return aims[0] * 2 * (at + 0.5)
-    low = min(int(at), len(aims) - 1)
-    high = min(low + 1, len(aims) - 1)
-    return aims[low] + (aims[high] - aims[low]) * (at - low)
+    def __init__(self, means: Sequence[float], length_s: float, begin: float) -> None:
+        self._length_s, self._begin = length_s, begin
+        self._points = list(means)
+        size = math.ceil(length_s)
+        for _ in range(50):
+            for index, wanted in enumerate(means):
+                samples = range(0, size, 5)
+                mean = sum(self.at(index * length_s + second) for second in samples) / len(samples)
+                self._points[index] = max(self._points[index] + wanted - mean, 0.0)
+
+    def at(self, second: float) -> float:
+        points = self._points
+        at = second / self._length_s - 0.5
+        if at < 0:
+            return self._begin + (points[0] - self._begin) * 2 * (at + 0.5)
+        low = min(int(at), len(points) - 1)
+        high = min(low + 1, len(points) - 1)
+        return points[low] + (points[high] - points[low]) * (at - low)
 
 
 class _ActiveSessions:
     """The sessions while a trace is drawn."""
 
-    def __init__(self, source: random.Random) -> None:
+    def __init__(self, source: random.Random, window_s: float, pull_s: float, period_s: float) -> None:
+        self._window_s, self._pull_s, self._period_s = window_s, pull_s, period_s
         self.steps: list[Step] = []
         self._source = source
         self._active: dict[str, float] = {}
@@ -175,9 +155,9 @@ class _ActiveSessions:
             if ends_s <= at:
                 self._idles(session, at)
         # Beside the gap, as many sessions return as become idle or depart, minus the arrivals.
-        leave = window.departures / WINDOW_S * self.active / max(len(self._all), 1)
-        steady = self.active / PERIOD_S + leave - window.arrivals / WINDOW_S
-        rate = (aim - self.active) / PULL_S + steady
+        leave = window.departures / self._window_s * self.active / max(len(self._all), 1)
+        steady = self.active / self._period_s + leave - window.arrivals / self._window_s
+        rate = (aim - self.active) / self._pull_s + steady
         for _ in range(int(abs(rate)) + (self._source.random() < abs(rate) % 1)):
             if rate > 0 and self._idle:
                 session = self._idle.pop(self._source.randrange(len(self._idle)))
@@ -192,7 +172,7 @@ class _ActiveSessions:
         self.steps.append(Step(at, session, SessionChange.IDLING))
 
     def _period(self) -> float:
-        return PERIOD_S * self._source.lognormvariate(-0.5, 1.0)
+        return self._period_s * self._source.lognormvariate(-0.5, 1.0)
 
 
 FILE = "data/azure_llm_conv_2023.csv.gz"

@@ -1,4 +1,8 @@
-"""Traces of sessions' changes. Files are CSV with the columns time_s, session, event."""
+"""Traces of sessions' changes. Files are CSV with the columns time_s, session, event.
+
+`table_schema` describes such files by the Table Schema of Frictionless Data; `docs/reference/trace-files.md`
+adds the rules that a schema of columns cannot express.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from turboserve.autoscaler.control.events import SessionChange
 from turboserve.contracts.base import is_id
 from turboserve.contracts.errors import InvalidInputError
 
 COLUMNS = ("time_s", "session", "event")
+END = "end"
+"""Event of the last row, without a session: the trace ends at its time. A file may lack this row."""
 LONGEST_S = 7 * 86_400.0
 """Longest trace.
 
@@ -145,7 +152,7 @@ def checked(name: str, steps: Iterable[Step], ends_s: float, where: str = "trace
 
 
 def read(path: Path) -> WorkloadTrace:
-    """Read a trace from a CSV file; it ends with its last step.
+    """Read a trace from a CSV file; it ends with its row `end`, or without one with its last step.
 
     Raises InvalidInputError that names the row.
     """
@@ -156,17 +163,29 @@ def read(path: Path) -> WorkloadTrace:
     if not rows or set(COLUMNS) - rows[0].keys():
         detail = f"{path.name} has no rows with the columns {', '.join(COLUMNS)}"
         raise InvalidInputError(detail, field=path.name, limit=",".join(COLUMNS))
+    ends_s = None
+    if rows[-1]["event"] == END:
+        field = f"{path.name}[{len(rows) - 1}]"
+        ends_s = _seconds(rows[-1], field)
+        if rows.pop()["session"]:
+            raise InvalidInputError(f"the row {END!r} has no session", field=f"{field}.session")
     steps = [_step(row, f"{path.name}[{number}]") for number, row in enumerate(rows)]
-    return checked(path.stem, steps, max(steps[-1].at, 1e-9), path.name)
+    if ends_s is None:
+        ends_s = max(steps[-1].at, 1e-9)
+    return checked(path.stem, steps, ends_s, path.name)
 
 
-def _step(row: Mapping[str, str | None], field: str) -> Step:
+def _seconds(row: Mapping[str, str | None], field: str) -> float:
     try:
-        at = float(row["time_s"] or "")
+        return float(row["time_s"] or "")
     except ValueError:
         raise InvalidInputError(
             f"{row['time_s']!r} is not a number of seconds", field=f"{field}.time_s"
         ) from None
+
+
+def _step(row: Mapping[str, str | None], field: str) -> Step:
+    at = _seconds(row, field)
     session, event = row["session"] or "", row["event"] or ""
     if not is_id(session):
         raise InvalidInputError(f"invalid session {session!r}", field=f"{field}.session")
@@ -178,6 +197,36 @@ def _step(row: Mapping[str, str | None], field: str) -> Step:
 
 
 def write(trace: WorkloadTrace, path: Path) -> None:
-    """Write a CSV file for `read`. A quiet tail after the last step is not kept."""
+    """Write a CSV file for `read`."""
     lines = [f"{step.at:.6f},{step.session},{step.kind}" for step in trace.steps]
+    lines.append(f"{trace.ends_s:.6f},,{END}")
     path.write_text("\n".join([",".join(COLUMNS), *lines]) + "\n")
+
+
+def table_schema() -> dict[str, Any]:
+    """Return the Table Schema (Frictionless Data) of trace files."""
+    time_s, session, event = COLUMNS
+    return {
+        "$schema": "https://datapackage.org/profiles/2.0/tableschema.json",
+        "title": "Trace of sessions' changes",
+        "fieldsMatch": ["superset"],
+        "fields": [
+            {
+                "name": time_s,
+                "type": "number",
+                "title": "Seconds since the beginning of the trace; times do not decrease",
+                "constraints": {"required": True, "minimum": 0, "maximum": LONGEST_S},
+            },
+            {
+                "name": session,
+                "type": "string",
+                "title": "Id of the session; empty in the row of the end",
+            },
+            {
+                "name": event,
+                "type": "string",
+                "title": "What changes",
+                "constraints": {"required": True, "enum": [*SessionChange, END]},
+            },
+        ],
+    }
