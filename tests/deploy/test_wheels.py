@@ -57,6 +57,16 @@ def test_every_wheel_has_its_code_and_its_license(wheels: list[Path]) -> None:
             assert {name.split("/")[0] for name in names} == {"turboserve", metadata.split("/")[0]}
 
 
+def test_the_gateways_wheel_has_the_javascript_client(wheels: list[Path]) -> None:
+    [wheel] = [wheel for wheel in wheels if wheel.name.startswith("turboserve_gateway-")]
+    folder = "turboserve/gateway/page/static/client"
+    with ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if name.startswith(folder)}
+        sources = {f"{folder}/{file.name}": file.read_bytes() for file in (ROOT / "sdk/js/src").iterdir()}
+        assert names == set(sources)
+        assert all(archive.read(name) == content for name, content in sources.items())
+
+
 def test_policies_from_wheels_are_found_by_name(environment: Path) -> None:
     """The baselines are found by the wheel's entry points, without an import."""
     code = """

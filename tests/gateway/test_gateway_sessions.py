@@ -327,9 +327,10 @@ async def test_the_page_loads_nothing_from_elsewhere(api: httpx.AsyncClient) -> 
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "http" not in page.text.replace("http-equiv", "")
-    script = await api.get("/page/player.js")
-    assert script.headers["content-type"].startswith("text/javascript")
-    assert script.headers["x-content-type-options"] == "nosniff"
+    for name in ("player.js", "client/index.js", "client/player.js"):
+        script = await api.get(f"/page/{name}")
+        assert script.headers["content-type"].startswith("text/javascript")
+        assert script.headers["x-content-type-options"] == "nosniff"
 
 
 def test_nothing_of_this_was_logged_as_a_crash(pool: Pool, gateway_url: str) -> None:

@@ -65,4 +65,6 @@ def install(app: FastAPI) -> None:
     # The package carries the files of Swagger UI, which FastAPI's own page loads from another host.
     swagger_ui = resources.files("fastapi_offline") / "static"
     app.mount("/docs/swagger-ui", _PageFiles(directory=str(swagger_ui)), name="swagger-ui")
+    # The JavaScript client of `sdk/js`, which the page itself uses. Applications may import it from here.
+    app.mount("/page/client", _PageFiles(directory=STATIC / "client"), name="client")
     app.mount("/page", _PageFiles(directory=STATIC), name="page")

@@ -1,10 +1,11 @@
 // The form for an API key. A key counts once the server has accepted it; other tabs of the browser share it.
 
 import { keyOfOtherTab, rememberKey } from "./memory.js";
+import { inWords } from "./words.js";
 
 export class KeyForm {
-  constructor(api, form, onAccepted) {
-    this.#api = api;
+  constructor(client, form, onAccepted) {
+    this.#client = client;
     this.#form = form;
     this.#onAccepted = onAccepted;
     form.addEventListener("submit", (submitted) => {
@@ -13,7 +14,7 @@ export class KeyForm {
     });
   }
 
-  #api;
+  #client;
   #form;
   #onAccepted;
   #askedTabs = false;
@@ -27,8 +28,8 @@ export class KeyForm {
   // server limits wrong keys.
   async ask(problem) {
     if (!this.#concerns(problem)) return;
-    if (this.#api.key) {
-      this.#api.key = "";
+    if (this.#client.key) {
+      this.#client.key = "";
       rememberKey("");
     } else if (!this.#askedTabs) {
       this.#askedTabs = true;
@@ -36,23 +37,23 @@ export class KeyForm {
       if (!this.#concerns(problem)) return;
       if (key) return this.#submit(key);
     }
-    this.#open(problem.message);
+    this.#open(inWords(problem));
   }
 
   // A late answer to a request with another key says nothing about the present one.
   #concerns(problem) {
-    return !this.isOpen && !this.#isChecking && problem.key === this.#api.key;
+    return !this.isOpen && !this.#isChecking && problem.wasSentWith(this.#client.key);
   }
 
   async #submit(key) {
     if (!key) return this.#open("Enter a key.");
-    this.#api.key = key;
+    this.#client.key = key;
     this.#isChecking = true;
     try {
-      await this.#api.models();
+      await this.#client.models();
     } catch (problem) {
-      this.#api.key = "";
-      return this.#open(problem.message);
+      this.#client.key = "";
+      return this.#open(inWords(problem));
     } finally {
       this.#isChecking = false;
     }

@@ -3,8 +3,8 @@
 const LOOK_MS = 3000;
 
 export class MigrationForm {
-  constructor(api, form, field, attempt) {
-    this.#api = api;
+  constructor(client, form, field, attempt) {
+    this.#client = client;
     this.#form = form;
     this.#field = field;
     form.addEventListener("submit", (submitted) => {
@@ -15,7 +15,7 @@ export class MigrationForm {
     setInterval(() => this.#look(), LOOK_MS);
   }
 
-  #api;
+  #client;
   #form;
   #field;
   #session = null;
@@ -34,13 +34,13 @@ export class MigrationForm {
   }
 
   async #migrate() {
-    const started = await this.#api.migrate(this.#session, this.#select.value);
+    const started = await this.#client.session(this.#session).migrate(this.#select.value);
     if (started.session === this.#session) this.learn(this.#session, started);
   }
 
   async #look() {
     if (!this.#session || document.hidden) return;
-    const { workers } = await this.#api.workers().catch(() => ({ workers: [] }));
+    const workers = await this.#client.workers().catch(() => []);
     const mine = workers.find((worker) => worker.id === this.#worker);
     this.#others = workers.filter(
       (worker) => worker.phase === "ready" && worker.id !== this.#worker && worker.model === mine?.model,

@@ -5,15 +5,15 @@ const EXAMPLES = ["a lighthouse in a storm", "a paper boat on a river"];
 
 export class DefaultModel {
   // onModel(model): what `/v1/models` describes. onExample(text). onRefused(problem): a key is needed.
-  constructor(api, list, { onModel, onExample, onRefused }) {
-    this.#api = api;
+  constructor(client, list, { onModel, onExample, onRefused }) {
+    this.#client = client;
     this.#list = list;
     this.#onModel = onModel;
     this.#onExample = onExample;
     this.#onRefused = onRefused;
   }
 
-  #api;
+  #client;
   #list;
   #onModel;
   #onExample;
@@ -23,7 +23,7 @@ export class DefaultModel {
   async find() {
     clearTimeout(this.#timer);
     try {
-      const { models } = await this.#api.models();
+      const models = await this.#client.models();
       const model = models.find((one) => one.default);
       if (!model) return this.#later();
       this.#onModel(model);

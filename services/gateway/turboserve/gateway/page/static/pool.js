@@ -1,14 +1,15 @@
 // The operator's page: the state of one pool and its reasons, its orders and the cost. A choice if there are several.
 
-import { Api } from "./api.js";
 import { KeyForm } from "./keys.js";
 import { rememberedKey } from "./memory.js";
+import { pageClient } from "./page_client.js";
+import { inWords } from "./words.js";
 
 const EVERY_MS = 1000;
 const at = (id) => document.getElementById(id);
 
-const api = new Api();
-const keyForm = new KeyForm(api, at("key-form"), () => complain(null));
+const client = pageClient();
+const keyForm = new KeyForm(client, at("key-form"), () => complain(null));
 let pools = [];
 /** Id of the pool on the page, to which the page's orders go. */
 let shown = null;
@@ -23,7 +24,8 @@ function complain(problem) {
 function write(name, problem) {
   at(name).hidden = !problem;
   // The text changes only with the problem: a screen reader would read it again every second.
-  if (problem && at(name).textContent !== problem.message) at(name).textContent = problem.message;
+  const text = problem ? inWords(problem) : "";
+  if (problem && at(name).textContent !== text) at(name).textContent = text;
 }
 
 function fill(list, items, make) {
@@ -166,7 +168,7 @@ async function order(method, name, body) {
   if (pool === null) return;
   write("refusal", null);
   try {
-    await api.call(method, `v1/pools/${pool}/${name}`, body);
+    await client.request(method, `v1/pools/${pool}/${name}`, { body });
     if (name === "override" && shown === pool) edited = false;
   } catch (problem) {
     if (problem.status === 401) complain(problem);
@@ -182,8 +184,8 @@ async function look() {
 
 async function report() {
   try {
-    showPools((await api.call("GET", "v1/pools")).pools);
-    showCost(await api.call("GET", "v1/cost?limit=1"));
+    showPools((await client.request("GET", "v1/pools")).pools);
+    showCost(await client.request("GET", "v1/cost", { query: { limit: 1 } }));
     complain(null);
   } catch (problem) {
     at("phase").textContent = "no report";
@@ -208,5 +210,5 @@ at("pool").addEventListener("change", () => {
   showPools(pools);
 });
 addEventListener("hashchange", () => showPools(pools));
-api.key = rememberedKey();
+client.key = rememberedKey();
 look();

@@ -1,11 +1,13 @@
 // The caller's sessions that have not ended, with a way to open and to end each.
 
+import { liveSessions } from "./page_client.js";
+
 const LOOK_MS = 5000;
 
 export class SessionList {
   // open(id), ended(id); refused(problem): the key was refused; attempt(action) runs an action and shows its problem.
-  constructor(api, section, { open, ended, refused, attempt }) {
-    this.#api = api;
+  constructor(client, section, { open, ended, refused, attempt }) {
+    this.#client = client;
     this.#section = section;
     this.#open = open;
     this.#ended = ended;
@@ -14,7 +16,7 @@ export class SessionList {
     setInterval(() => this.look(), LOOK_MS);
   }
 
-  #api;
+  #client;
   #section;
   #open;
   #ended;
@@ -39,11 +41,10 @@ export class SessionList {
   async look() {
     if (document.hidden || this.#isPaused) return;
     try {
-      const { sessions } = await this.#api.sessions();
-      this.#draw(sessions);
+      this.#draw(await liveSessions(this.#client));
     } catch (problem) {
       // Not after another request was refused, and not for a key that was replaced meanwhile.
-      if (problem.status === 401 && !this.#isPaused && problem.key === this.#api.key) this.#refused(problem);
+      if (problem.status === 401 && !this.#isPaused && problem.wasSentWith(this.#client.key)) this.#refused(problem);
     }
   }
 
@@ -72,7 +73,7 @@ export class SessionList {
     row.append(text, state);
     if (!isCurrent) row.append(this.#button("Open", session, () => this.#open(session.id)));
     row.append(this.#button("End", session, () => this.#attempt(async () => {
-      await this.#api.end(session.id);
+      await this.#client.session(session.id).end();
       this.#ended(session.id);
       await this.look();
     })));

@@ -1,7 +1,7 @@
-// Problems in plain words.
+// Errors of the client in plain words.
 
 export function inWords(problem) {
-  const wait = problem.retry_after_s ? ` Try again in ${seconds(problem.retry_after_s)}.` : " Try again shortly.";
+  const wait = problem.retryAfterS ? ` Try again in ${seconds(problem.retryAfterS)}.` : " Try again shortly.";
   switch (problem.code) {
     case "no_capacity":
       return `All places are taken at the moment.${wait}`;
@@ -10,9 +10,9 @@ export function inWords(problem) {
     case "too_many_streams":
       return `Too many people are watching through this server.${wait}`;
     case "unauthorized":
-      return "This server needs an API key.";
-    case "wrong_key":
-      return "The server does not know this API key. Check it and enter it again.";
+      return problem.hadKey
+        ? "The server does not know this API key. Check it and enter it again."
+        : "This server needs an API key.";
     case "too_many_wrong_keys":
       return `Too many wrong API keys came from here.${wait}`;
     case "session_not_found":

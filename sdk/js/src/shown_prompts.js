@@ -2,7 +2,7 @@
 
 const KEPT = 400;
 
-export class OnScreen {
+export class ShownPrompts {
   // onChange({prompt, promptId, seconds}): another prompt is on screen. seconds: since it was sent, or null.
   constructor(onChange) {
     this.#onChange = onChange;

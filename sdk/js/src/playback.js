@@ -38,7 +38,7 @@ export class Playback {
     this.#skipTo = null;
     this.started = this.stalled = false;
     if (this.#video.src) URL.revokeObjectURL(this.#video.src);
-    const Source = window.ManagedMediaSource ?? window.MediaSource;
+    const Source = globalThis.ManagedMediaSource ?? globalThis.MediaSource;
     this.#source = Source ? new Source() : null;
     if (!this.#source) return;
     this.#video.disableRemotePlayback = true;

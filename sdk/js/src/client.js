@@ -1,0 +1,80 @@
+// The client of one gateway.
+
+import { Session } from "./session.js";
+import { request } from "./transport.js";
+
+export const DEFAULT_URL = "http://127.0.0.1:8080";
+
+export class Client {
+  /**
+   * @param {string | URL} baseUrl Address of the gateway. A path in front of `/v1` is kept.
+   * @param {{key?: string, attempts?: number, timeoutS?: number}} options `key`: API key; empty: the gateway has
+   *   no keys. `attempts`: of a request that got no answer, or that may be repeated. `timeoutS`: longest time
+   *   for one request, seconds.
+   */
+  constructor(baseUrl = DEFAULT_URL, { key = "", attempts = 5, timeoutS = 30 } = {}) {
+    const url = new URL(baseUrl);
+    if (!/^https?:$/.test(url.protocol)) throw new TypeError(`baseUrl: ${baseUrl} must begin with http:// or https://`);
+    if (!(attempts >= 1)) throw new RangeError(`attempts: ${attempts} must be at least 1`);
+    url.search = url.hash = "";
+    url.pathname = url.pathname.replace(/\/*$/, "/");
+    this.baseUrl = url.href;
+    this.key = key;
+    this.attempts = attempts;
+    this.timeoutS = timeoutS;
+  }
+
+  /** Create a session. It lasts until `Session.end`. A repeated request creates one session. */
+  async create(prompt, { maxLeadS, ...more } = {}) {
+    const body = { prompt, max_lead_s: maxLeadS, ...more };
+    const info = await this.request("POST", "v1/sessions", { body, idempotent: false });
+    return new Session(this, info.id, info);
+  }
+
+  /** Return the session of this id, without asking the gateway. */
+  session(id) {
+    return new Session(this, id);
+  }
+
+  /** List the caller's sessions, newest first. `phases`: only these. Empty: all. */
+  async *sessions({ phases = [], pageSize = 100 } = {}) {
+    let after;
+    do {
+      const query = { phase: phases, limit: pageSize, after };
+      const page = await this.request("GET", "v1/sessions", { query });
+      for (const info of page.sessions) yield new Session(this, info.id, info);
+      after = page.next;
+    } while (after != null);
+  }
+
+  /** List the models that ready workers serve, with what each understands. */
+  async models() {
+    return (await this.request("GET", "v1/models")).models;
+  }
+
+  /** List the workers. */
+  async workers() {
+    return (await this.request("GET", "v1/workers")).workers;
+  }
+
+  /**
+   * Send a request of the API that has no method of its own.
+   *
+   * @param {string} path Without a slash in front, such as `v1/pools`.
+   * @param {{body?: object, query?: object, idempotent?: boolean}} options `idempotent`: whether a repeat is
+   *   harmless without an `Idempotency-Key`.
+   */
+  request(method, path, { body, query = {}, idempotent = true } = {}) {
+    const { key, attempts, timeoutS } = this;
+    return request(this.url(path, query), { method, key, body, idempotent, attempts, timeoutS });
+  }
+
+  /** Return the address of a path. Members of `query` that are null or undefined are left out. */
+  url(path, query = {}) {
+    const url = new URL(path, this.baseUrl);
+    for (const [name, value] of Object.entries(query)) {
+      for (const one of Array.isArray(value) ? value : [value]) if (one != null) url.searchParams.append(name, one);
+    }
+    return url;
+  }
+}

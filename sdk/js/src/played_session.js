@@ -1,0 +1,147 @@
+// One session on a screen: its stream, its playback, and what of it the viewer sees.
+
+import { StreamConnection } from "./connection.js";
+import { ShownPrompts } from "./shown_prompts.js";
+
+/** What `promptId` is in `promptshown` for the prompt that the session was created with. */
+export const FIRST_PROMPT = "first";
+
+const NO_STATE = { phase: null, activity: null, epoch: 0, worker: null, target: null };
+
+export class PlayedSession {
+  state = NO_STATE;
+  chunk = null;
+  connected = false;
+  ended = null;
+
+  #playback;
+  #emit;
+  #connection;
+  #shown = new ShownPrompts((shown) => this.#emit("promptshown", shown));
+  #quality = "";
+  #timer = 0;
+  #frame = 0;
+
+  /** `emit` (type, detail): reports an event. `createdAtMs`: when the user asked for this new session, or null. */
+  constructor(session, playback, emit, createdAtMs) {
+    this.session = session;
+    this.#playback = playback;
+    this.#emit = emit;
+    playback.reset();
+    playback.play();
+    if (createdAtMs !== null) this.#shown.sent(FIRST_PROMPT, createdAtMs);
+    this.#connection = new StreamConnection(session, this.#handlers(), { eventsAfter: 0, skipLost: true });
+    this.#look();
+  }
+
+  close() {
+    this.#emit = () => {};
+    this.#connection.close();
+    clearInterval(this.#timer);
+    cancelAnimationFrame(this.#frame);
+  }
+
+  /** Playback shows its first frame. */
+  firstFrame() {
+    this.#connection.send({ type: "first_frame" });
+  }
+
+  async prompt(prompt, options) {
+    const sentAtMs = performance.now();
+    const receipt = await this.session.prompt(prompt, options);
+    this.#shown.sent(receipt.prompt_id, sentAtMs);
+    return receipt;
+  }
+
+  async pause() {
+    this.#playback.pause();
+    try {
+      return this.#answered(await this.session.pause());
+    } catch (error) {
+      if (this.state.activity === "watching") this.#playback.play();
+      throw error;
+    }
+  }
+
+  async resume() {
+    return this.#answered(await this.session.resume());
+  }
+
+  #handlers() {
+    return {
+      hello: (message) => this.#greeted(message),
+      init: (message, data) => {
+        this.#playback.init(message, data);
+        this.#emit("format", message);
+      },
+      skip: (message) => {
+        this.#playback.skip(message.start_s);
+        this.#emit("skip", message);
+      },
+      chunk: (message, data) => this.#received(message, data),
+      event: (message, isNew) => {
+        if (message.type === "prompt.applied") {
+          this.#shown.applied(message.chunk_index, message.prompt, message.prompt_id);
+          this.#emit("promptapplied", message);
+        }
+        this.#emit("sessionevent", { event: message, isNew });
+        if (isNew) this.#learn(message);
+      },
+      end: (message) => {
+        this.#playback.finish();
+        this.connected = true;
+        this.ended = message;
+        clearInterval(this.#timer);
+        this.state = { ...this.state, phase: message.phase };
+        this.#emit("end", message);
+      },
+      problem: (error) => this.#emit("error", { error, isFinal: false }),
+      lost: (waitMs) => {
+        this.connected = false;
+        this.#emit("reconnecting", { waitMs });
+      },
+      gone: (error) => this.#emit("error", { error, isFinal: true }),
+    };
+  }
+
+  #greeted(message) {
+    this.connected = true;
+    if (this.#connection.lastIndex === null) this.#playback.beginAt(message.start_s);
+    if (message.control_seq === 0) this.#shown.applied(0, message.prompt, FIRST_PROMPT);
+    clearInterval(this.#timer);
+    this.#timer = setInterval(() => {
+      this.#connection.report(this.#playback.playhead, this.#playback.ahead);
+    }, message.report_interval_s * 1000);
+    this.#emit("hello", message);
+    this.#learn(message);
+  }
+
+  #received(message, data) {
+    this.chunk = message;
+    this.#playback.chunk(message, data);
+    this.#shown.chunk(message.index, message.start_s);
+    this.#emit("chunk", message);
+    const { tier = null, slack_s = null, credit_s = null, fidelity = null } = message;
+    const quality = JSON.stringify([tier, fidelity]);
+    if (quality === this.#quality) return;
+    this.#quality = quality;
+    this.#emit("quality", { chunk: message.index, tier, slack_s, credit_s, fidelity });
+  }
+
+  #answered(info) {
+    this.#learn(info);
+    return info;
+  }
+
+  #learn({ phase, activity, epoch, worker, target }) {
+    this.state = { phase, activity, epoch, worker: worker ?? null, target: target ?? null };
+    if (activity === "paused") this.#playback.pause();
+    else if (!this.#playback.wanted) this.#playback.play();
+    this.#emit("statechange", this.state);
+  }
+
+  #look() {
+    if (this.#playback.started) this.#shown.look(this.#playback.playhead);
+    this.#frame = requestAnimationFrame(() => this.#look());
+  }
+}

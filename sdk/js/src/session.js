@@ -1,0 +1,76 @@
+// One session: its prompts, its video, its end.
+
+import { VideoStream } from "./video_stream.js";
+
+export class Session {
+  /** `info`: as the gateway last described the session; null: not read yet. */
+  constructor(client, id, info = null) {
+    this.client = client;
+    this.id = id;
+    this.info = info;
+  }
+
+  /** Address of the video as one MP4 file, for other players. It has no key. */
+  get videoUrl() {
+    return this.client.url(`${this.#path}/stream.mp4`).href;
+  }
+
+  /** Read the session. */
+  refresh() {
+    return this.#described("GET", this.#path);
+  }
+
+  /**
+   * Change the prompt from the next chunk on. `prompt.applied` with the receipt's `prompt_id` follows, or
+   * `prompt.superseded`. `dropBuffer`: viewers discard the video that they have not shown, and skip to the
+   * first chunk that shows the prompt.
+   */
+  prompt(prompt, { dropBuffer = false } = {}) {
+    const body = { prompt, drop_buffer: dropBuffer };
+    return this.client.request("POST", `${this.#path}/prompts`, { body, idempotent: false });
+  }
+
+  /** Change limits of the session from the next chunk on. What is left out stays; null sets the default. */
+  change({ quality, maxLeadS }) {
+    return this.#described("PATCH", this.#path, { body: { quality, max_lead_s: maxLeadS } });
+  }
+
+  /** Stop generation, free the slot, keep the state. A repeat gets the same answer. */
+  pause() {
+    return this.#described("POST", `${this.#path}/pause`);
+  }
+
+  /** Continue where the session stopped. A repeat gets the same answer. */
+  resume() {
+    return this.#described("POST", `${this.#path}/resume`);
+  }
+
+  /** End the session for good. A repeat gets the same answer. */
+  end() {
+    return this.#described("DELETE", this.#path);
+  }
+
+  /** Migrate the session to `worker`. Empty: the scheduler chooses. The video goes on. */
+  migrate(worker = "") {
+    return this.client.request("POST", `${this.#path}/migrate`, { body: worker ? { worker } : {} });
+  }
+
+  /** List what the scheduler decided about the session, oldest first. */
+  async decisions() {
+    return (await this.client.request("GET", `${this.#path}/decisions`)).decisions;
+  }
+
+  /** Return the session's chunks, events and skips, to be read with `for await`. See `VideoStream`. */
+  watch(options = {}) {
+    return new VideoStream(this, options);
+  }
+
+  get #path() {
+    return `v1/sessions/${encodeURIComponent(this.id)}`;
+  }
+
+  async #described(method, path, options) {
+    this.info = await this.client.request(method, path, options);
+    return this.info;
+  }
+}

@@ -1,0 +1,86 @@
+// HTTP requests with retries. A repeated request has the same `Idempotency-Key`, so it takes effect once.
+
+import { GatewayUnreachableError, ProblemError, ProtocolError, problemError } from "./errors.js";
+
+/** Longest time between two attempts, seconds. A gateway that asks for more is not tried again. */
+const LONGEST_WAIT_S = 30;
+const FIRST_BACKOFF_S = 0.25;
+const LONGEST_BACKOFF_S = 4;
+
+/**
+ * Send one request, and repeat it where a repeat is harmless and may succeed.
+ *
+ * @param {URL} url
+ * @param {{method: string, key: string, body?: object, idempotent: boolean, attempts: number, timeoutS: number}}
+ *   options `idempotent`: whether a repeat is harmless without an `Idempotency-Key`.
+ * @returns {Promise<any>} The JSON of a successful answer; null: it had no body.
+ */
+export async function request(url, { idempotent, attempts, ...options }) {
+  const headers = idempotent ? {} : { "Idempotency-Key": randomName() };
+  for (let attempt = 1; ; attempt += 1) {
+    try {
+      return await once(url, headers, options);
+    } catch (error) {
+      if (attempt >= attempts || !isWorthRepeating(error)) throw error;
+      await wait(Math.max(error.retryAfterS ?? 0, backoffS(attempt)));
+    }
+  }
+}
+
+async function once(url, headers, { method, key, body, timeoutS }) {
+  const sent = { method, headers: { ...headers }, signal: AbortSignal.timeout(timeoutS * 1000) };
+  if (body !== undefined) {
+    sent.body = JSON.stringify(body);
+    sent.headers["Content-Type"] = "application/json";
+  }
+  if (key) sent.headers.Authorization = `Bearer ${key}`;
+  let answer, text;
+  try {
+    answer = await fetch(url, sent);
+    text = await answer.text();
+  } catch (error) {
+    throw new GatewayUnreachableError(`${url.origin}: ${error.message}`, { cause: error });
+  }
+  const value = parsed(text);
+  if (!answer.ok) throw problemError(problemOf(value, answer), { status: answer.status, key });
+  if (value === undefined) throw new ProtocolError(`${method} ${url.pathname}: the answer is not JSON`);
+  return value;
+}
+
+function parsed(text) {
+  if (!text) return null;
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+// A proxy before the gateway may answer in another format.
+function problemOf(value, answer) {
+  const problem = typeof value === "object" && value !== null ? value : { title: `${answer.status} ${answer.statusText}` };
+  const header = answer.headers.get("Retry-After");
+  if (problem.retry_after_s != null || !/^\d+$/.test(header ?? "")) return problem;
+  return { ...problem, retry_after_s: Number(header) };
+}
+
+function isWorthRepeating(error) {
+  if (error instanceof GatewayUnreachableError) return true;
+  if (!(error instanceof ProblemError)) return false;
+  // 504: it is not known whether the request took effect, and the key makes a repeat harmless.
+  return error.status === 504 || (error.retryAfterS !== null && error.retryAfterS <= LONGEST_WAIT_S);
+}
+
+function backoffS(attempt) {
+  return Math.random() * Math.min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** attempt);
+}
+
+function wait(seconds) {
+  return new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+}
+
+// `crypto.randomUUID` needs a secure context, which a page over plain HTTP is not.
+function randomName() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}

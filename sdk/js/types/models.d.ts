@@ -1,0 +1,199 @@
+// What the API answers, with the names of its members. A newer gateway may add members and values.
+
+export type Phase = "requested" | "active" | "migrating" | "suspended" | "terminated" | "failed" | (string & {});
+export type Activity = "watching" | "paused" | "idle" | "ended" | (string & {});
+export type Tier = "urgent" | "normal" | "relaxed" | (string & {});
+
+/** Limits of the quality of a session's chunks, while its worker has too little time. */
+export interface Quality {
+  /** Least quality of a chunk, where 1 is the best configuration's. Null: the worker's own floor. */
+  floor?: number | null;
+  /** Whether every chunk is generated at the best quality. */
+  pin?: boolean;
+}
+
+/** How urgent a session is. */
+export interface Playout {
+  slack_s: number;
+  credit_s: number | null;
+  tier: Tier;
+}
+
+/** One session, as the gateway last described it. */
+export interface SessionInfo {
+  id: string;
+  phase: Phase;
+  activity: Activity;
+  model: string;
+  /** The newest accepted prompt. */
+  prompt: string;
+  seed: number;
+  metadata: Record<string, string>;
+  /** Number of the current ownership. 0: no worker has owned the session yet. */
+  epoch: number;
+  worker: string | null;
+  /** The worker that the session is migrating to. */
+  target: string | null;
+  next_chunk: number;
+  control_seq: number;
+  applied_control_seq: number;
+  playhead_s: number;
+  quality: Quality | null;
+  max_lead_s: number | null;
+  playout: Playout | null;
+  reason: string | null;
+  created_at: string;
+  updated_at: string;
+  links: Record<string, string>;
+}
+
+/** An accepted prompt. */
+export interface Receipt {
+  session: string;
+  prompt_id: string;
+  /** Number of the prompt in its session. Chunks carry the number of their prompt. */
+  control_seq: number;
+  accepted_at: string;
+}
+
+/** One decision of the scheduler about a session. */
+export interface Decision {
+  epoch: number;
+  worker: string | null;
+  kind: string;
+  reason: string;
+  numbers: Record<string, number>;
+  at: string;
+}
+
+/** A migration that has begun. */
+export interface Migration {
+  session: string;
+  epoch: number;
+  worker: string | null;
+  target: string | null;
+}
+
+/** A model that at least one ready worker serves. */
+export interface Model {
+  id: string;
+  default: boolean;
+  workers: number;
+  capacity: number;
+  sessions: number;
+  /** What the model understands of a prompt. Null: it reads any text. */
+  prompt_guide: object | null;
+}
+
+/** One worker of the deployment. */
+export interface Worker {
+  id: string;
+  model: string;
+  phase: string;
+  capacity: number;
+  sessions: number;
+  incoming: number;
+  device: string;
+  host: string;
+  reason: string | null;
+}
+
+/** The first message of a connection. Members that would be null are left out, as in all messages. */
+export interface Hello {
+  type: "hello";
+  protocol_version: number;
+  session: string;
+  phase: Phase;
+  activity: Activity;
+  prompt: string;
+  model: string;
+  seed: number;
+  epoch: number;
+  worker?: string;
+  target?: string;
+  control_seq: number;
+  applied_control_seq: number;
+  /** Index of the first chunk of the stream. */
+  next: number;
+  /** Media time of the stream's first frame, seconds. */
+  start_s: number;
+  events_after: number;
+  newest_event: number;
+  max_message_bytes: number;
+  report_interval_s: number;
+}
+
+/** The format of the chunks that follow. */
+export interface Init {
+  type: "init";
+  /** MIME type with codec, as a `SourceBuffer` takes it. */
+  mime: string;
+  bytes: number;
+  width: number;
+  height: number;
+  fps: number;
+}
+
+/** The configuration of a chunk that is not of the best quality. */
+export interface ChunkFidelity {
+  steps: number;
+  window_chunks: number;
+  sparsity: number;
+  /** Measured quality, where 1 is the best configuration's. Left out: not measured. */
+  quality?: number;
+}
+
+/** A chunk's header. The binary data is one closed fMP4 fragment that starts with a key frame. */
+export interface ChunkMessage {
+  type: "chunk";
+  index: number;
+  epoch: number;
+  worker: string;
+  start_s: number;
+  duration_s: number;
+  /** Number of the prompt that it was generated under. */
+  control_seq: number;
+  compute_s: number;
+  /** Seconds of video that the viewer had left when it was published. Below 0: the chunk was late. */
+  slack_s?: number;
+  /** The slack less the time of the next chunk, seconds. */
+  credit_s?: number;
+  tier?: Tier;
+  /** Left out: the best. */
+  fidelity?: ChunkFidelity;
+  published_at: string;
+  bytes: number;
+}
+
+/** The next chunk is the first that shows a prompt with `dropBuffer`: discard all video before it. */
+export interface Skip {
+  type: "skip";
+  index: number;
+  start_s: number;
+  control_seq: number;
+}
+
+/** The last message of a stream: the session has ended, and all its video was sent. */
+export interface End {
+  type: "end";
+  phase: Phase;
+  reason?: string;
+  /** Index of the last chunk; -1: there was none. */
+  last: number;
+}
+
+/** One event of a session, with the session right after it, and the members of its type. */
+export interface SessionEvent {
+  type: `${"session" | "prompt"}.${string}`;
+  /** Number of the event in its session: 1, 2, 3, … */
+  sequence: number;
+  id: string;
+  at: string;
+  phase: Phase;
+  activity: Activity;
+  epoch: number;
+  control_seq: number;
+  worker?: string;
+  target?: string;
+  [member: string]: unknown;
+}
