@@ -35,9 +35,12 @@ def test_the_graded_profile_has_two_steps_as_its_floor() -> None:
     assert ladder.rungs[ladder.lowest(None, False)].fidelity.steps == 2
 
 
-def test_decision_times_are_of_both_kinds_by_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", decisions.POLICIES)
+def test_decision_times_are_of_one_worker_and_of_many(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "STREAMS", (16, 32))
-    found = decisions.decision_times(PROFILES["graded"](), "tiers", "bmpr", 2, 0)
+    found = decisions.decision_times(PROFILES["graded"](), name, 2, 0)
     assert list(found) == ["16", "32"]
-    for times in found.values():
-        assert 0 < times["boundary"]["p50_ms"] <= times["boundary"]["p99_ms"] < times["all"]["p99_ms"]
+    for count, times in found.items():
+        assert all(0 < each["p50_ms"] <= each["p99_ms"] for each in times.values())
+        samples = [each["samples"] for each in times.values()]
+        assert samples == [2 * decisions.DECISIONS_PER_STATE, 2 * int(count), 2]

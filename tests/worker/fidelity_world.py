@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from hypothesis import strategies as st
+
+from turboserve.experiments.slack.reference.forecast import PlannedChunk, next_chunks
 from turboserve.worker.engine.fidelity import Fidelity
-from turboserve.worker.engine.fidelity_forecast import EngineLoad, StreamLoad
+from turboserve.worker.engine.fidelity_forecast import HORIZON, EngineLoad, StreamLoad
+from turboserve.worker.engine.fidelity_in_time import plan
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
 from turboserve.worker.engine.fidelity_policy import FidelityPolicy
 from turboserve.worker.engine.gather import LatencyProfile
@@ -18,6 +23,12 @@ LADDER = FidelityLadder(
     (BEST, Rung(Fidelity(3, 7), 4.0, 0.98), Rung(Fidelity(2, 7), 3.0, 0.95), Rung(Fidelity(2, 1), 2.0, 0.8)),
     floor=0.9,
 )
+
+
+loads = st.builds(
+    lambda seed, most: random_load(random.Random(seed), most), st.integers(0, 10**6), st.integers(1, 8)
+)
+"""Small loads."""
 
 
 def ladder_of(costs: Sequence[tuple[float, float]], floor: float = 0.0) -> FidelityLadder:
@@ -46,6 +57,65 @@ def random_load(rng: random.Random, most: int = 3) -> EngineLoad:
     ]
     ladder = ladder_of(list(zip(costs, qualities, strict=True)))
     return EngineLoad(ladder, LatencyProfile(profile), rng.choice([0.0, 0.1]), CHUNK_S, streams)
+
+
+def wide_load(rng: random.Random) -> EngineLoad:
+    """A load of 1 to 64 sessions in any state, from idle to hopeless."""
+    lower, count = rng.randint(1, 5), rng.choice([1, 2, 3, 5, 8, 16, 33, 64])
+    costs = sorted((rng.uniform(0.5, 4.9) for _ in range(lower)), reverse=True)
+    qualities = sorted((rng.uniform(0.3, 1) for _ in range(lower)), reverse=True)
+    share = rng.choice([0.3, 0.8, 1.0, 1.2, 1.5, 2.0, 5.0, 30.0])
+    alone = share * CHUNK_S / count / BEST.forwards * rng.uniform(0.8, 1.2)
+    forward = {1: alone, 4: rng.choice([2.0, 3.0, 4.0]) * alone, 16: rng.choice([4.0, 10.0, 16.0]) * alone}
+    width_s = rng.choice([0.5, 2.0, 6.0, 12.0])
+    streams = [
+        StreamLoad(
+            f"s{number}",
+            rng.choice([rng.uniform(-0.5, width_s)] * 9 + [math.inf]),
+            undecoded=rng.choice([0, 0, 1, 2]),
+            forwards_left=rng.choice([0.0, 0.0, rng.uniform(0.1, 5)]),
+            context_s=rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 0.4)]),
+            lead_s=rng.choice([0.75, 3.0, 3.0, 12.0, math.inf]),
+            chunks_left=rng.choice([None, None, 0, 1, 2, 9]),
+            place=rng.randint(0, lower),
+            lowest=rng.choice([lower, lower, rng.randint(0, lower)]),
+            held_place=rng.choice([None, None, rng.randint(0, lower)]),
+            raised_s=rng.choice([0.0, 5.0, 20.0, math.inf]),
+            starts=rng.random() < 0.03,
+        )
+        for number in range(count)
+    ]
+    ladder = ladder_of(list(zip(costs, qualities, strict=True)))
+    return EngineLoad(
+        ladder,
+        LatencyProfile(forward),
+        rng.choice([0.0, 0.1]),
+        CHUNK_S,
+        streams,
+        max_batch=rng.choice([1, 4, 16]),
+        encoding_s=rng.choice([0.0, 0.0, 0.05]),
+    )
+
+
+def planned(
+    load: EngineLoad, caps: Mapping[str, int], margin: float = 0.0, horizon: int = HORIZON
+) -> list[PlannedChunk]:
+    """The next chunks of all sessions with the configurations that the product plans."""
+    chunks = next_chunks(load, horizon)
+    queue, exchange = plan(load, caps, margin, horizon)
+    assert [chunk.due_s for chunk in chunks] == queue.due_s.tolist()
+    for chunk, place in zip(chunks, exchange.place.tolist(), strict=True):
+        if chunk.highest < chunk.lowest:
+            chunk.place, chunk.forwards = place, load.ladder.rungs[place].forwards
+        assert chunk.place == place
+    return chunks
+
+
+def overloaded(count: int, load: float, lowest: int = 2) -> EngineLoad:
+    """So many sessions, which together need `load` times what the device computes at the best."""
+    alone = load * CHUNK_S / (count * BEST.forwards)
+    streams = [StreamLoad(f"s{i}", 1.0 + 0.25 * i, lead_s=3.0, lowest=lowest) for i in range(count)]
+    return EngineLoad(LADDER, LatencyProfile({1: alone}), 0.0, CHUNK_S, streams)
 
 
 @dataclass

@@ -1,103 +1,32 @@
 """The choice of a chunk's configuration: by the queue of the whole worker, within each session's limits."""
 
 import itertools
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.worker.fidelity_world import BEST, CHUNK_S, LADDER, ladder_of, quality_of, random_load, serve
+from tests.worker.fidelity_world import (
+    BEST,
+    CHUNK_S,
+    LADDER,
+    ladder_of,
+    loads,
+    overloaded,
+    quality_of,
+    serve,
+)
 from turboserve.baselines.fidelity import BudgetedFidelity, FixedLevels
 from turboserve.worker.engine.fidelity import Fidelity
-from turboserve.worker.engine.fidelity_exchange import HOLD_S, LeastLossInTime, plan, planned
-from turboserve.worker.engine.fidelity_forecast import (
-    EngineLoad,
-    LatenessForecast,
-    PlannedChunk,
-    Server,
-    StreamLoad,
-    forecast,
-    next_chunks,
-)
+from turboserve.worker.engine.fidelity_forecast import EngineLoad, StreamLoad
+from turboserve.worker.engine.fidelity_in_time import HOLD_S, LeastLossInTime
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES, BestFidelity
 from turboserve.worker.engine.fidelity_profile import FidelityProfile, MeasuredFidelity
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.profile_file import InvalidProfileError
 from turboserve.worker.model.config import ModelConfig
-
-HORIZON = 2
-loads = st.builds(
-    lambda seed, most: random_load(random.Random(seed), most), st.integers(0, 10**6), st.integers(1, 8)
-)
-
-
-def lateness(chunks: Sequence[PlannedChunk], server: Server) -> list[float]:
-    return [max(0.0, at - chunk.due_s) for at, chunk in zip(server.ready_s(chunks), chunks, strict=True)]
-
-
-def mean_quality(chunks: Sequence[PlannedChunk], ladder: FidelityLadder) -> float:
-    free = [chunk for chunk in chunks if chunk.highest < chunk.lowest]
-    return sum(ladder.rungs[chunk.place].quality for chunk in free) / max(1, len(free))
-
-
-def set_places(chunks: Sequence[PlannedChunk], places: Sequence[int], ladder: FidelityLadder) -> None:
-    for chunk, place in zip(chunks, places, strict=True):
-        chunk.place, chunk.forwards = place, ladder.rungs[place].forwards
-
-
-def oracle(load: EngineLoad) -> tuple[list[float], float]:
-    """Least lateness of each chunk, and the best mean quality at that lateness, by trying everything."""
-    chunks = next_chunks(load, HORIZON)
-    server, free = Server(load, chunks), [chunk for chunk in chunks if chunk.highest < chunk.lowest]
-    set_places(free, [chunk.lowest for chunk in free], load.ladder)
-    least, best = lateness(chunks, server), 0.0
-    for places in itertools.product(*(range(chunk.lowest + 1) for chunk in free)):
-        set_places(free, places, load.ladder)
-        if all(a <= b + 1e-9 for a, b in zip(lateness(chunks, server), least, strict=True)):
-            best = max(best, mean_quality(chunks, load.ladder))
-    return least, best
-
-
-def no_caps(load: EngineLoad) -> dict[str, int]:
-    return {each.session: 0 for each in load.streams}
-
-
-@pytest.mark.parametrize("first", range(0, 400, 100))
-def test_a_plan_has_the_least_lateness_and_nearly_the_quality_of_the_best_plan(first: int) -> None:
-    lowered = 0
-    for seed in range(first, first + 100):
-        load = random_load(random.Random(seed))
-        least, best = oracle(load)
-        chunks = planned(load, no_caps(load), horizon=HORIZON)
-        assert lateness(chunks, Server(load, chunks)) == pytest.approx(least), seed
-        found = mean_quality(chunks, load.ladder)
-        assert found >= best - 0.01, seed
-        lowered += found < 1 and any(chunk.highest < chunk.lowest for chunk in chunks)
-    assert lowered > 20
-
-
-@given(loads)
-def test_no_chunk_of_a_plan_is_later_than_at_the_floor(load: EngineLoad) -> None:
-    chunks = planned(load, no_caps(load))
-    floor = next_chunks(load)
-    free = [chunk for chunk in floor if chunk.highest < chunk.lowest]
-    set_places(free, [chunk.lowest for chunk in free], load.ladder)
-    server = Server(load, chunks)
-    for ours, least in zip(lateness(chunks, server), lateness(floor, server), strict=True):
-        assert ours <= least + 1e-6
-
-
-@given(loads)
-def test_where_every_chunk_is_in_time_none_is_lowered(load: EngineLoad) -> None:
-    chunks = next_chunks(load)
-    in_time = forecast(chunks, Server(load, chunks).ready_s(chunks)).late == 0
-    assert (max(plan(load, no_caps(load)).values(), default=0) == 0) or not in_time
-    if in_time:
-        assert all(chunk.place == 0 for chunk in planned(load, no_caps(load)) if chunk.lowest > chunk.highest)
 
 
 @given(loads, st.sampled_from(FIDELITY_POLICIES.names), st.integers(0, 3))
@@ -113,16 +42,6 @@ def test_a_pinned_session_is_never_lowered_and_none_below_its_floor(
         assert all(0 <= each.choose(stream.session, busy) <= stream.lowest for each in policies)
 
 
-@given(st.integers(1, 12), st.floats(0.5, 3.0), st.floats(0.02, 0.2))
-def test_more_sessions_never_raise_the_quality(count: int, slack_s: float, forward_s: float) -> None:
-    def quality(sessions: int) -> float:
-        streams = [StreamLoad(f"s{i}", slack_s + 0.05 * i, lead_s=3.0, lowest=2) for i in range(sessions)]
-        load = EngineLoad(LADDER, LatencyProfile({1: forward_s}), 0.05, CHUNK_S, streams)
-        return mean_quality(planned(load, no_caps(load)), LADDER)
-
-    assert quality(count + 1) <= quality(count) + 0.01
-
-
 def test_a_chunk_that_a_viewer_waits_for_with_nothing_to_play_gets_the_lowest_configuration() -> None:
     def chosen(stream: StreamLoad) -> int:
         load = EngineLoad(LADDER, LatencyProfile({1: 0.01}), 0.0, CHUNK_S, [stream])
@@ -133,13 +52,6 @@ def test_a_chunk_that_a_viewer_waits_for_with_nothing_to_play_gets_the_lowest_co
     assert chosen(replace(stream, starts=True)) == 2
     assert chosen(replace(stream, starts=True, lowest=1)) == 1
     assert chosen(replace(stream, starts=True, lowest=0)) == 0
-
-
-def overloaded(count: int, load: float, lowest: int = 2) -> EngineLoad:
-    """So many sessions, which together need `load` times what the device computes at the best."""
-    alone = load * CHUNK_S / (count * BEST.forwards)
-    streams = [StreamLoad(f"s{i}", 1.0 + 0.25 * i, lead_s=3.0, lowest=lowest) for i in range(count)]
-    return EngineLoad(LADDER, LatencyProfile({1: alone}), 0.0, CHUNK_S, streams)
 
 
 @pytest.mark.parametrize("load", [1.1, 1.3, 1.5])
@@ -206,72 +118,9 @@ def test_a_paused_viewer_lowers_no_session_and_is_not_lowered() -> None:
     assert [policy.choose(each.session, load) for each in load.streams] == [0] * 8
 
 
-def test_a_shared_lowering_goes_where_a_second_costs_the_least_quality() -> None:
-    """The first two rungs cost little, the third much: all sessions fall to the second."""
-    world = overloaded(4, 1.5, lowest=3)
-    busy = replace(world, streams=[replace(each, slack_s=1.0) for each in world.streams])
-    chunks = planned(busy, no_caps(busy))
-    assert {chunk.place for chunk in chunks} <= {0, 1, 2}
-    hopeless = replace(busy, streams=[replace(each, slack_s=0.01) for each in world.streams])
-    assert {chunk.place for chunk in planned(hopeless, no_caps(hopeless))[:4]} == {3}
-
-
 def test_an_unknown_latency_lowers_nothing() -> None:
     load = replace(overloaded(8, 2.0), forward=LatencyProfile())
     assert LeastLossInTime().choose("s0", load) == 0
-
-
-def test_the_forecast_counts_late_chunks_and_the_lateness_of_each_session() -> None:
-    """Two sessions of one slack: the device makes a chunk in 1 s, so the second is ready after 2 s."""
-    streams = [StreamLoad("a", 1.5), StreamLoad("b", 1.5), StreamLoad("rich", 9.0)]
-    load = EngineLoad(LADDER, LatencyProfile({1: 0.2}), 0.0, CHUNK_S, streams)
-    chunks = next_chunks(load, 1)
-    found = forecast(chunks, Server(load, chunks).ready_s(chunks))
-    assert found.lateness_s == pytest.approx({"a": 0.0, "b": 0.5, "rich": 0.0})
-    assert found.late == 1
-
-
-def test_a_chunk_in_work_and_undecoded_ones_come_first() -> None:
-    stream = StreamLoad("a", 1.0, undecoded=1, forwards_left=2.0, place=1, lead_s=1.0, lowest=2)
-    load = EngineLoad(LADDER, LatencyProfile({1: 0.1}), 0.25, CHUNK_S, [stream])
-    in_work, following, _ = next_chunks(load, 2)
-    assert (in_work.due_s, in_work.forwards, in_work.highest, in_work.lowest) == (1.5, 2.0, 1, 1)
-    assert (following.due_s, following.release_s, following.forwards) == (2.25, 1.5, 5.0)
-    assert (following.next, in_work.next) == (True, False)
-
-
-def test_the_context_comes_before_its_chunk_and_is_no_chunk_itself() -> None:
-    """A recache of 0.3 s after an encoding of 0.1 s: the chunk is later by both, also that of another."""
-
-    def found(context_s: float, encoding_s: float) -> LatenessForecast:
-        streams = [StreamLoad("a", 1.0, context_s=context_s), StreamLoad("b", 1.5)]
-        load = EngineLoad(LADDER, LatencyProfile({1: 0.2}), 0.0, CHUNK_S, streams, encoding_s=encoding_s)
-        chunks = next_chunks(load, 1)
-        return forecast(chunks, Server(load, chunks).ready_s(chunks))
-
-    assert found(0.0, 0.0).lateness_s == pytest.approx({"a": 0.0, "b": 0.5})
-    later = found(0.3, 0.1)
-    assert later.lateness_s == pytest.approx({"a": 0.4, "b": 0.9})
-    assert (found(0.0, 0.0).late, later.late) == (1, 2)
-    assert found(0.0, 0.1).lateness_s == pytest.approx({"a": 0.1, "b": 0.6})
-
-
-def test_a_switch_that_is_due_lowers_what_would_be_late_with_it() -> None:
-    def place(context_s: float) -> int:
-        stream = StreamLoad("a", 1.5, lowest=2, context_s=context_s)
-        load = EngineLoad(LADDER, LatencyProfile({1: 0.2}), 0.0, CHUNK_S, [stream])
-        return plan(load, {"a": 0}, horizon=1)["a"]
-
-    assert [place(0.0), place(0.4), place(0.6)] == [0, 0, 1]
-
-
-def test_a_plan_ends_with_the_video() -> None:
-    def chunks(left: int | None, forwards_left: float = 0.0) -> int:
-        stream = StreamLoad("a", 1.0, forwards_left=forwards_left, chunks_left=left)
-        load = EngineLoad(LADDER, LatencyProfile({1: 0.1}), 0.0, CHUNK_S, [stream])
-        return len(next_chunks(load, 3))
-
-    assert [chunks(None), chunks(9), chunks(2), chunks(0), chunks(0, 2.0)] == [3, 3, 2, 0, 1]
 
 
 def measured(fidelity: Fidelity, seconds: float, quality: float) -> MeasuredFidelity:

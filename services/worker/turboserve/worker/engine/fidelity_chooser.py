@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection
 
 from turboserve.worker.engine.fidelity import Fidelity
-from turboserve.worker.engine.fidelity_forecast import EngineLoad, Server, StreamLoad, forecast, next_chunks
+from turboserve.worker.engine.fidelity_forecast import ChunkQueue, EngineLoad, StreamLoad
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.fidelity_policy import BestFidelity, FidelityPolicy
 from turboserve.worker.engine.gather import LatencyProfile
@@ -65,13 +65,7 @@ class FidelityChooser:
     def late(self, sessions: Collection[Session], now: float) -> int:
         """Number of chunks within the horizon that will be late even at their lowest configurations."""
         load = self.load(sessions, now)
-        if load.forward(1) <= 0:
-            return 0
-        chunks = next_chunks(load)
-        for chunk in chunks:
-            if chunk.highest < chunk.lowest:
-                chunk.place, chunk.forwards = chunk.lowest, self.ladder.rungs[chunk.lowest].forwards
-        return forecast(chunks, Server(load, chunks).ready_s(chunks)).late
+        return 0 if load.forward(1) <= 0 else ChunkQueue(load).late()
 
     def load(self, sessions: Collection[Session], now: float) -> EngineLoad:
         """The load of these sessions."""

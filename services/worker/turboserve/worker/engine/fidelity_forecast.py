@@ -1,4 +1,4 @@
-"""The load of one engine, and when its sessions' next chunks will be ready under it. Pure arithmetic.
+"""What a worker's sessions need of its device, and when their chunks will be ready. Pure arithmetic.
 
 A policy chooses configurations by the load. The forecast serves chunks in batches, earliest deadline first;
 it is the feasibility test of the policy `in-time`.
@@ -7,8 +7,11 @@ it is the feasibility test of the policy `in-time`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.gather import LatencyProfile, gain_of
@@ -17,6 +20,10 @@ HORIZON = 3
 """Number of next chunks of each session that a forecast covers."""
 LATE_S = 1e-9
 """Lateness below which a chunk is in time: rounding."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,116 +93,110 @@ def stream_of(session: str, load: EngineLoad) -> StreamLoad:
     return next(each for each in load.streams if each.session == session)
 
 
-@dataclass(slots=True)
-class PlannedChunk:
-    """One chunk that is to be generated, or the rest of one."""
-
-    stream: StreamLoad
-    due_s: float
-    """When its latents must be clean."""
-    release_s: float
-    """When it may begin."""
-    place: int
-    """Place of its configuration on the ladder."""
-    forwards: float
-    """Work, in forwards at the best configuration."""
-    lowest: int
-    """Lowest place that the chunk may get."""
-    highest: int = 0
-    """Highest place that the chunk may get."""
-    next: bool = False
-    """Whether it is the next chunk that its session begins."""
-    context: bool = False
-    """Whether it is no chunk, but the forwards before the next one: see `StreamLoad.context_s`."""
-
-
-def next_chunks(load: EngineLoad, horizon: int = HORIZON) -> list[PlannedChunk]:
-    """The next chunks of all sessions at their best configurations, earliest deadline first.
+class ChunkQueue:
+    """The next chunks of all sessions as arrays, earliest deadline first.
 
     A session whose viewer does not play has no deadline, and only the rest of its chunk in work counts.
-    """
-    best, begins_s = load.ladder.rungs[0].forwards, load.encoding_s
-    pace_s = load.forward(load.lanes) / load.lanes
-    chunks: list[PlannedChunk] = []
-    for stream in load.streams:
-        # The first chunk that is not yet clean must be clean when the viewer has seen those before it.
-        due_s = stream.slack_s + stream.undecoded * load.chunk_s - load.after_s
-        if stream.forwards_left > 0:
-            # Its configuration cannot change any more.
-            rest, place = stream.forwards_left, stream.place
-            chunks.append(PlannedChunk(stream, due_s, begins_s, place, rest, place, place))
-            due_s += load.chunk_s
-        if math.isinf(due_s):
-            continue
-        ready_s = begins_s + stream.context_s
-        if stream.context_s and pace_s > 0:
-            work, place = stream.context_s / pace_s, stream.place
-            chunks.append(PlannedChunk(stream, due_s, begins_s, place, work, place, place, context=True))
-        left = horizon if stream.chunks_left is None else min(horizon, stream.chunks_left)
-        for ahead in range(left):
-            release_s = max(ready_s, due_s + load.after_s - stream.lead_s)
-            chunks.append(PlannedChunk(stream, due_s, release_s, 0, best, stream.lowest, next=ahead == 0))
-            due_s += load.chunk_s
-    chunks.sort(key=lambda chunk: chunk.due_s)
-    return chunks
 
-
-class Server:
-    """The device as one server of the throughput that the gather policy's batches have.
-
-    A chunk is ready when the work before it is done at the pace of full batches, and not before its own
-    forwards are done at the speed of such a batch. The server never waits while any chunk may begin.
+    The device is one server of the throughput that the gather policy's batches have. A chunk is ready when
+    the work before it is done at the pace of full batches, and not before its own forwards are done at the
+    speed of such a batch. The server never waits while any chunk may begin.
     """
 
-    def __init__(self, load: EngineLoad, chunks: Sequence[PlannedChunk]) -> None:
+    def __init__(self, load: EngineLoad, horizon: int = HORIZON) -> None:
+        """`horizon`: number of next chunks of each session."""
+        self.load = load
         lanes = load.lanes
         self.row_s = load.forward(lanes)
         """Time of one forward of a full batch."""
         self.pace_s = self.row_s / lanes
         """Time of one row of it."""
+        streams = load.streams
+        slack = np.array([each.slack_s for each in streams], dtype=float)
+        undecoded = np.array([each.undecoded for each in streams], dtype=float)
+        rest = np.array([each.forwards_left for each in streams], dtype=float)
+        context = np.array([each.context_s for each in streams], dtype=float)
+        lead = np.array([each.lead_s for each in streams], dtype=float)
+        self.newest: Ints = np.array([each.place for each in streams], dtype=np.int64)
+        """Place of each session's newest chunk, in the order of `load.streams`."""
+        floors: Ints = np.array([each.lowest for each in streams], dtype=np.int64)
+        held = [each.place if each.held_place is None else each.held_place for each in streams]
+        self.caps: Ints = np.minimum(np.array(held, dtype=np.int64), floors)
+        """Highest place of each session's next chunk without a raise."""
+        left = np.array(
+            [horizon if each.chunks_left is None else each.chunks_left for each in streams], dtype=np.int64
+        )
+        # Each session has a row. Its columns: rest of the chunk in work, context, next chunks.
+        shape = len(streams), 2 + horizon
+        exists, due, release = np.zeros(shape, bool), np.zeros(shape), np.full(shape, load.encoding_s, float)
+        forwards, lowest = np.zeros(shape), np.repeat(self.newest[:, None], 2 + horizon, axis=1)
+        # The first chunk that is not yet clean must be clean when the viewer has seen those before it.
+        due[:, 0] = slack + undecoded * load.chunk_s - load.after_s
+        exists[:, 0] = rest > 0
+        forwards[:, 0] = rest
+        due_s = np.where(exists[:, 0], due[:, 0] + load.chunk_s, due[:, 0])
+        plays = np.isfinite(due_s)
+        due_s = np.where(plays, due_s, 0.0)
+        due[:, 1] = due_s
+        if self.pace_s > 0:
+            exists[:, 1] = plays & (context != 0)
+            forwards[:, 1] = context / self.pace_s
+        for ahead in range(horizon):
+            at = 2 + ahead
+            exists[:, at] = plays & (ahead < left)
+            due[:, at] = due_s
+            release[:, at] = np.maximum(load.encoding_s + context, due_s + load.after_s - lead)
+            forwards[:, at] = load.ladder.rungs[0].forwards
+            lowest[:, at] = floors
+            due_s = due_s + load.chunk_s
+        cells = np.flatnonzero(exists)
+        cells = cells[np.argsort(due.ravel()[cells], kind="stable")]
+        self.stream, column = np.divmod(cells, 2 + horizon)
+        """Index of each chunk's session in `load.streams`."""
+        self.due_s: Floats = due.ravel()[cells]
+        """When its latents must be clean."""
+        self.release_s: Floats = release.ravel()[cells]
+        """When it may begin."""
+        self.forwards: Floats = forwards.ravel()[cells]
+        """Work at the best configuration, in forwards."""
+        self.lowest: Ints = lowest.ravel()[cells]
+        """Lowest place on the ladder that it may get."""
+        self.fixed: Bools = column < 2
+        """Whether its configuration cannot change: it is in work, or it is a context."""
+        self.context: Bools = column == 1
+        """Whether it is no chunk, but the forwards before the next one: see `StreamLoad.context_s`."""
+        self.next: Bools = column == 2
+        """Whether it is the next chunk that its session begins."""
+        self.lead_s: Floats = lead[self.stream]
+        """Its session's largest lead."""
+        self._each_s = np.where(self.context, self.pace_s, self.row_s)
         # Work with a later deadline fills the time until a chunk may begin.
-        self.release_s = [chunk.release_s for chunk in chunks]
-        for i in range(len(chunks) - 2, -1, -1):
-            self.release_s[i] = min(self.release_s[i], self.release_s[i + 1])
+        self.begins_s: Floats = np.minimum.accumulate(self.release_s[::-1])[::-1]
+        """When the device may begin the chunk or a later one."""
 
-    def done_s(self, chunks: Sequence[PlannedChunk]) -> list[float]:
-        """When the work up to and with each chunk is done."""
-        done, time = [], 0.0
-        for chunk, release_s in zip(chunks, self.release_s, strict=True):
-            time = max(time, release_s) + chunk.forwards * self.pace_s
-            done.append(time)
+    def __len__(self) -> int:
+        return len(self.due_s)
+
+    def done_s(self, work_s: Floats) -> Floats:
+        """When the work up to and with each chunk is done. `work_s`: the device's time for each chunk."""
+        total = np.cumsum(work_s)
+        waited = np.maximum.accumulate(self.begins_s - (total - work_s))
+        done: Floats = total + np.maximum(waited, 0.0)
         return done
 
-    def ready_s(self, chunks: Sequence[PlannedChunk]) -> list[float]:
+    def soonest_s(self, forwards: Floats) -> Floats:
+        """When each chunk is ready if it never waits for others."""
+        soonest: Floats = self.release_s + forwards * self._each_s
+        return soonest
+
+    def ready_s(self, forwards: Floats) -> Floats:
         """When each chunk's latents are clean."""
-        done = self.done_s(chunks)
-        return [
-            max(time, self.soonest_s(chunk, chunk.forwards)) for chunk, time in zip(chunks, done, strict=True)
-        ]
+        ready: Floats = np.maximum(self.done_s(forwards * self.pace_s), self.soonest_s(forwards))
+        return ready
 
-    def soonest_s(self, chunk: PlannedChunk, forwards: float) -> float:
-        """When the chunk is ready if it never waits for others."""
-        return chunk.release_s + forwards * (self.pace_s if chunk.context else self.row_s)
-
-
-@dataclass(frozen=True)
-class LatenessForecast:
-    """What is expected of the sessions of a worker."""
-
-    late: int
-    """Number of chunks within the horizon that are expected to be late."""
-    lateness_s: Mapping[str, float]
-    """Expected lateness of each session's first chunk that is not yet clean, by session; 0: in time."""
-
-
-def forecast(chunks: Sequence[PlannedChunk], ready_s: Sequence[float]) -> LatenessForecast:
-    """The forecast of chunks, in the order of their deadlines, that are ready at these times."""
-    lateness: dict[str, float] = {}
-    late = 0
-    for chunk, ready in zip(chunks, ready_s, strict=True):
-        if chunk.context:
-            continue
-        over = ready - chunk.due_s
-        lateness.setdefault(chunk.stream.session, max(0.0, over))
-        late += over > LATE_S
-    return LatenessForecast(late, lateness)
+    def late(self) -> int:
+        """Number of chunks that are late even if all chunks get their lowest configurations."""
+        steps = self.load.ladder.steps
+        forwards = np.where(self.fixed, self.forwards, steps.forwards[self.lowest])
+        over_s = self.ready_s(forwards) - self.due_s
+        return int(np.count_nonzero((over_s > LATE_S) & ~self.context))

@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_profile import FidelityProfile, pareto_frontier
 from turboserve.worker.engine.profile_file import InvalidProfileError
 from turboserve.worker.model.config import ModelConfig
+
+CHANGE = 1.1
+"""Factor on the loss of a chunk whose session's newest chunk was better: of two equal sessions, the one that
+is lowered already stays so."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +119,42 @@ class FidelityLadder:
         return (above.quality - rung.quality) / (above.forwards - rung.forwards)
 
     @cached_property
+    def steps(self) -> StepTable:
+        """All steps down, for many chunks at once."""
+        return StepTable.of(self)
+
+    @cached_property
     def _steps(self) -> dict[tuple[int, int], tuple[int, float]]:
         return {}
 
     @cached_property
     def _places(self) -> dict[Fidelity, int]:
         return {rung.fidelity: place for place, rung in enumerate(self.rungs)}
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """The ladder's costs and its steps down (`FidelityLadder.step_down`) as arrays."""
+
+    forwards: NDArray[np.float64]
+    """By place."""
+    below: NDArray[np.int64]
+    """By lowest place and place: the place after a step down, or the place itself at and below the lowest."""
+    rank: NDArray[np.int64]
+    """By lowest place, newest place and place: number of the step down in the order of what it loses. Equal
+    losses have equal numbers. The newest place is that of the session's chunk before: see `CHANGE`. It is the
+    number of rungs for a chunk that is no next chunk."""
+
+    @classmethod
+    def of(cls, ladder: FidelityLadder) -> StepTable:
+        """The table of this ladder."""
+        count = len(ladder.rungs)
+        below = np.tile(np.arange(count), (count, 1))
+        lost = np.zeros((count, count))
+        for lowest in range(count):
+            for place in range(lowest):
+                below[lowest, place], lost[lowest, place] = ladder.step_down(place, lowest)
+        changes = below[:, None, :] > np.arange(count + 1)[None, :, None]
+        losses = np.where(changes, (lost * CHANGE)[:, None, :], lost[:, None, :])
+        rank = np.unique(losses, return_inverse=True)[1].reshape(losses.shape)
+        return cls(np.array([rung.forwards for rung in ladder.rungs]), below, rank)

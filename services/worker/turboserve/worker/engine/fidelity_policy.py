@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from turboserve.policies import Policies
-from turboserve.worker.engine.fidelity_exchange import LeastLossInTime
 from turboserve.worker.engine.fidelity_forecast import EngineLoad
+from turboserve.worker.engine.fidelity_in_time import LeastLossInTime
 
 
 class FidelityPolicy(Protocol):

@@ -1,0 +1,1 @@
+"""The policy `in-time`, chunk by chunk: what its faster form is compared with."""
