@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from turboserve.contracts import chunks, cost, leading, pool, requests, sessions, workers
+from turboserve.contracts import chunks, cost, keys, leading, pool, requests, sessions, workers
 from turboserve.contracts.base import Contract
 from turboserve.subject_types import Endpoint, Log, Topic
 
@@ -81,7 +81,9 @@ FEEDBACK = Topic("feedback.{id}", pool.LoadFeedback, ("scheduler",), ("autoscale
 """`id` is the model."""
 POOL = Topic("pool.{id}", pool.PoolStatus, ("autoscaler",), ("gateway", "scheduler"), author="pool")
 """`id` is the pool."""
-TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS, FEEDBACK, POOL)  # type: ignore[assignment]
+KEY = Topic("key.{id}", keys.KeyChange, ("state-store",), ("gateway",), author="key")
+"""`id` is the API key's id."""
+TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS, FEEDBACK, POOL, KEY)  # type: ignore[assignment]
 
 _STORE = "state-store"
 CREATE_SESSION = Endpoint(
@@ -178,6 +180,16 @@ KEEP_LEAD = Endpoint(
     "state.leader.renew", leading.KeepLead, leading.LeaderRecord, _STORE, ("scheduler",), periodic=True
 )
 STEP_DOWN = Endpoint("state.leader.resign", leading.StepDown, leading.LeaderRecord, _STORE, ("scheduler",))
+CREATE_KEY = Endpoint("state.key.create", keys.CreateKey, keys.CreatedKey, _STORE, ("gateway",))
+GET_KEY = Endpoint("state.key.get", keys.KeyRef, keys.KeyRecord, _STORE, ("gateway",))
+LIST_KEYS = Endpoint("state.key.list", keys.ListKeys, keys.KeyPage, _STORE, ("gateway",))
+REVOKE_KEY = Endpoint("state.key.revoke", keys.KeyRef, keys.KeyRecord, _STORE, ("gateway",))
+GET_VALID_KEYS = Endpoint(
+    "state.key.valid", keys.GetValidKeys, keys.ValidKeys, _STORE, ("gateway",), periodic=True
+)
+NOTE_KEY_USES = Endpoint(
+    "state.key.used", keys.NoteKeyUses, requests.Done, _STORE, ("gateway",), periodic=True
+)
 
 ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignment]
     CREATE_SESSION,
@@ -211,6 +223,12 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
     CAMPAIGN,
     KEEP_LEAD,
     STEP_DOWN,
+    CREATE_KEY,
+    GET_KEY,
+    LIST_KEYS,
+    REVOKE_KEY,
+    GET_VALID_KEYS,
+    NOTE_KEY_USES,
 )
 
 

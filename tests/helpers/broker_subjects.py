@@ -12,6 +12,8 @@ USERS = (*subjects.SERVICES, subjects.ADMIN)
 ID = "x1"
 """Stands for any session, worker or model."""
 
+KEY_VERBS = ("create", "get", "list", "revoke", "used", "valid")
+
 NEEDS: dict[str, dict[str, set[str]]] = {
     "gateway": {
         "publish": {
@@ -23,6 +25,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "scheduler.session.migrate.from.gateway",
             "state.cost.correct.from.gateway",
             "state.cost.get.from.gateway",
+            *(f"state.key.{verb}.from.gateway" for verb in KEY_VERBS),
             "state.pool.order.from.gateway",
             "state.session.change.from.gateway",
             "state.session.create.from.gateway",
@@ -42,6 +45,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "live.chunk.x1.x1",
             "live.event.x1",
             "live.own.x1",
+            "key.x1",
             "pool.x1",
         },
     },
@@ -129,6 +133,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "canary.CHUNKS",
             "canary.EVENTS",
             "event.x1",
+            "key.x1",
             "own.x1",
             "worker-event.x1",
         },
@@ -144,6 +149,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
                 for name in (
                     "state.cost.correct",
                     "state.cost.get",
+                    *(f"state.key.{verb}" for verb in KEY_VERBS),
                     "state.latents.get",
                     "state.leader.campaign",
                     "state.leader.get",
@@ -240,7 +246,17 @@ WILDCARDS = (
         "live.chunk.*",
         "live.chunk.>",
     ),
-    *("live.own.*", "live.canary.>", "canary.>", "load.>", "assign.>", "playhead.>", "latents.>", "pool.>"),
+    *(
+        "live.own.*",
+        "live.canary.>",
+        "canary.>",
+        "load.>",
+        "assign.>",
+        "playhead.>",
+        "latents.>",
+        "pool.>",
+        "key.>",
+    ),
     *(
         "feedback.>",
         "$JS.>",
@@ -256,7 +272,7 @@ WILDCARDS = (
 WILDCARDS_NEEDED = {
     # A user that may subscribe to `pool.*` may subscribe to `pool.>`, which is the same while no subject is
     # longer.
-    "gateway": {"_INBOX_gateway.*", "_INBOX_gateway.>", "live.own.*", "pool.>"},
+    "gateway": {"_INBOX_gateway.*", "_INBOX_gateway.>", "key.>", "live.own.*", "pool.>"},
     "scheduler": {"_INBOX_scheduler.*", "_INBOX_scheduler.>", "playhead.>", "pool.>"},
     "autoscaler": {"_INBOX_autoscaler.*", "_INBOX_autoscaler.>", "feedback.>"},
     "worker": {"_INBOX_worker.*", "_INBOX_worker.>", "playhead.>"},

@@ -10,6 +10,7 @@ import copy
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,6 +81,9 @@ Names = Mapping[str, Sequence[Any]]
 """Values to choose from for members of these names, so that a document refers to existing things."""
 
 _LETTERS = "abcXYZ019_-"
+_CLASSES = {"0-9a-f": "0123456789abcdef", "a-z": "abcz"}
+_SIMPLE = re.compile(r"\^\[(0-9a-f|a-z)\]\{(\d+)(?:,(\d+))?\}")
+"""Beginning of a pattern that a text of one class of characters matches."""
 
 
 class Hostile:
@@ -160,6 +164,9 @@ class Hostile:
                 return self._object(schema, defs, names, depth)
             case "array":
                 return self._array(schema, defs, names, depth)
+            case "string" if found := _SIMPLE.match(schema.get("pattern", "")):
+                least, most = int(found[2]), int(found[3] or found[2])
+                return "".join(self.random.choices(_CLASSES[found[1]], k=self.random.randint(least, most)))
             case "string":
                 least = schema.get("minLength", 0 if "pattern" not in schema else 1)
                 length = self.random.randint(least, max(least, min(schema.get("maxLength", 20), 20)))

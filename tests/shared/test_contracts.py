@@ -47,12 +47,14 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
         return st.one_of(*(values(argument, metadata) for argument in arguments))
     if origin is typing.Literal:
         return st.sampled_from(arguments)
+    limits = dict(bound for item in metadata for bound in bounds(item))
+    least = limits.get("min_length", 0)
     if origin is tuple:
         if arguments[-1:] == (Ellipsis,):
-            return st.lists(values(arguments[0]), max_size=3).map(tuple)
+            return st.lists(values(arguments[0]), min_size=least, max_size=3).map(tuple)
         return st.tuples(*map(values, arguments))
     if origin is dict:
-        return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=3)
+        return st.dictionaries(values(arguments[0]), values(arguments[1]), min_size=least, max_size=3)
     if kind is type(None):
         return st.none()
     if isinstance(kind, type) and issubclass(kind, Contract):
@@ -61,7 +63,6 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
         return st.sampled_from(list(kind))
     if kind is bool:
         return st.booleans()
-    limits = dict(bound for item in metadata for bound in bounds(item))
     if kind is int:
         return st.integers(limits.get("ge", -(2**62)), limits.get("le", 2**62))
     if kind is float:
@@ -72,8 +73,11 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
         # The only such string is a migration's key.
         return st.binary(min_size=32, max_size=32).map(bytes.hex)
     assert kind is str, kind
-    if any("pattern" in dict(bounds(item)) for item in metadata):
-        return IDS
+    for item in metadata:
+        if pattern := dict(bounds(item)).get("pattern"):
+            return (
+                IDS if pattern == ID_PATTERN else st.from_regex(pattern.rstrip("$") + r"\Z", fullmatch=True)
+            )
     text = TEXT.filter(lambda text: len(text) >= limits.get("min_length", 0))
     refused = any(isinstance(item, AfterValidator) and item in TEXT_CHECKS for item in metadata)
     return text.filter(lambda text: "\0" not in text) if refused else text

@@ -9,6 +9,7 @@ from typing import Any
 
 from turboserve.contracts.cost import Correction
 from turboserve.contracts.fidelity import QualityLimits
+from turboserve.contracts.keys import KeyRecord, ListKeys
 from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.pool import PoolOrders, PoolReport
 from turboserve.contracts.requests import CreateSession, ListSessions
@@ -494,6 +495,39 @@ class RandomRows:
                 await db.corrections.newest(tenant, 3),
                 await db.corrections.share(session),
             ]
+
+        return run
+
+    def do_keys(self) -> Call:
+        key, now = f"key_{self.random.randrange(6)}", self.number()
+        record = KeyRecord(
+            id=key,
+            tenant=self.random.choice(TENANTS),
+            scopes=self.random.choice((("admin",), ("pool:write", "sessions:read"))),
+            label=self.random.choice(("", "für é")),
+            created_at=self.number(),
+            expires_at=self.maybe(self.number()),
+        )
+        inserts, revokes = self.random.random() < 0.5, self.random.random() < 0.2
+        digest, salt = f"{self.random.randrange(30):064x}", f"{self.serial():032x}"
+        uses = {f"key_{n}": self.number() for n in range(self.random.randrange(1, 6))}
+        request = ListKeys(
+            tenant=self.maybe(self.random.choice(TENANTS)),
+            limit=self.random.randrange(1, 4),
+            after=self.maybe(self.random.randrange(1, 20)),
+        )
+
+        async def run(db: UnitOfWork) -> Any:
+            found = [await db.keys.edition()]
+            edition = await db.keys.lock(salt)
+            if inserts and await db.keys.get(key) is None:
+                await db.keys.insert(record, digest)
+                await db.keys.change(edition.version + 1)
+            if revokes:
+                await db.keys.revoke(key, now)
+            await db.keys.note_uses(uses, 5.0)
+            answers = [await db.keys.get(key), await db.keys.page(request)]
+            return [*found, edition, *answers, await db.keys.valid(now), await db.keys.count_valid(now)]
 
         return run
 

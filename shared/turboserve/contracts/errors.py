@@ -183,6 +183,12 @@ class NotFoundError(TurboServeError):
     code, status, title = "not_found", 404, "Not found"
 
 
+class KeyLimitError(TurboServeError):
+    """The deployment has as many valid API keys as it may have. `limit` is their maximum number."""
+
+    code, status, title = "key_limit", 409, "Key limit reached"
+
+
 class UnavailableError(TurboServeError):
     """A service or server does not answer at the moment."""
 

@@ -27,7 +27,7 @@ from turboserve.ids import new_id
 from turboserve.subject_types import Endpoint
 
 STORE = [endpoint for endpoint in subjects.ENDPOINTS if endpoint.server == "state-store"]
-ROWS = ("sessions", "controls", "decisions", "workers", "leaders", "pools")
+ROWS = ("sessions", "controls", "decisions", "workers", "leaders", "pools", "api_keys")
 """Tables that only requests change while no chunk is made. A refusal must not change them."""
 LATER = "'{own_revision,fence_revision,purged_at}'::text[]"
 """Columns that the store writes after its answer, to match the log."""

@@ -14,7 +14,7 @@ from turboserve.state_store import metrics
 from turboserve.state_store.accounting import Accounting
 from turboserve.state_store.availability import migrate_with_retry, watch
 from turboserve.state_store.core.workers import Leases
-from turboserve.state_store.endpoints import serve, serve_pools
+from turboserve.state_store.endpoints import serve, serve_keys, serve_pools
 from turboserve.state_store.hot.probe import HotStoreProbe
 from turboserve.state_store.hot.session_state import TTL_S, HotStoreGuard, Latents, Playheads
 from turboserve.state_store.leader import lead
@@ -26,6 +26,7 @@ from turboserve.state_store.publish.canaries import Canaries, LogStatus
 from turboserve.state_store.publish.fence import Assignments, Fence, newest_fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import Retention
+from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.pools import Pools
 from turboserve.state_store.service.session_migrations import SessionMigrations
@@ -90,6 +91,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     runtime.spawn(lead(database, COST_LOCK, pools.accrue_forever), "cost")
     leases = Leases(settings.lease_s, settings.worker_timeout_s, clock.monotonic())
     await serve_pools(bus, clock, pools)
+    await serve_keys(bus, clock, Keys(database, bus, clock))
     await bus.subscribe(PLAYHEAD, "*", playheads.report, queue=QUEUE)
     await bus.subscribe(LATENTS, "*", partial(latents.keep_of_owner, owners), queue=QUEUE)
     await serve(

@@ -21,6 +21,7 @@ from turboserve.state_store.ports.database import LOCK_ANSWER_S, LOCK_SILENCE_S,
 from turboserve.state_store.repository.admission import SqlAdmission, SqlTenants
 from turboserve.state_store.repository.cost import SqlCorrections, SqlRentals
 from turboserve.state_store.repository.deployment import SqlClocks, SqlLeaders, SqlPools, SqlWorkers
+from turboserve.state_store.repository.keys import SqlKeys
 from turboserve.state_store.repository.progress import SqlFence, SqlOutbox, SqlProgress
 from turboserve.state_store.repository.sessions import SqlChanges, SqlControls, SqlSessions
 from turboserve.state_store.settings import Settings
@@ -71,7 +72,7 @@ class SqlUnitOfWork:
         self.tenants = SqlTenants(connection)
         self.workers = SqlWorkers(connection)
 
-    # Sessions do not need the repositories of cost.
+    # Sessions do not need the repositories of cost and keys.
     @cached_property
     def corrections(self) -> SqlCorrections:
         return SqlCorrections(self.connection)
@@ -79,6 +80,10 @@ class SqlUnitOfWork:
     @cached_property
     def rentals(self) -> SqlRentals:
         return SqlRentals(self.connection)
+
+    @cached_property
+    def keys(self) -> SqlKeys:
+        return SqlKeys(self.connection)
 
     async def make_durable(self) -> None:
         await self.connection.execute(text("set local synchronous_commit = on"))

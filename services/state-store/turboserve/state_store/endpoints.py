@@ -12,6 +12,7 @@ from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ConflictError, ForbiddenError, TurboServeError
 from turboserve.contracts.requests import FailSession, GetLatents, Renew, WorkerGone
 from turboserve.state_store import metrics
+from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.pools import Pools
 from turboserve.state_store.service.session_migrations import SessionMigrations
@@ -125,3 +126,13 @@ async def serve_pools(bus: Bus, clock: Clock, pools: Pools) -> None:
     await bus.serve(subjects.ORDER_POOL, answering(clock, subjects.ORDER_POOL, pools.order))
     await bus.serve(subjects.CORRECT_COST, answering(clock, subjects.CORRECT_COST, pools.correct))
     await bus.serve(subjects.GET_COST, answering(clock, subjects.GET_COST, pools.cost))
+
+
+async def serve_keys(bus: Bus, clock: Clock, keys: Keys) -> None:
+    """Answer all endpoints of API keys."""
+    await bus.serve(subjects.CREATE_KEY, answering(clock, subjects.CREATE_KEY, keys.create))
+    await bus.serve(subjects.GET_KEY, answering(clock, subjects.GET_KEY, keys.get))
+    await bus.serve(subjects.LIST_KEYS, answering(clock, subjects.LIST_KEYS, keys.list))
+    await bus.serve(subjects.REVOKE_KEY, answering(clock, subjects.REVOKE_KEY, keys.revoke))
+    await bus.serve(subjects.GET_VALID_KEYS, answering(clock, subjects.GET_VALID_KEYS, keys.valid))
+    await bus.serve(subjects.NOTE_KEY_USES, answering(clock, subjects.NOTE_KEY_USES, keys.note_uses))

@@ -253,6 +253,32 @@ pools = Table(
     Column("former", JSONB, nullable=False, server_default=text("'[]'")),
 )
 
+api_keys = Table(
+    "api_keys",
+    metadata,
+    # `turboserve.contracts.keys` documents the columns. No row has the text of a key.
+    Column("id", Text, primary_key=True),
+    Column("number", BigInteger, Identity(always=True), nullable=False, unique=True),
+    Column("tenant", Text, nullable=False),
+    Column("hash", Text, nullable=False),
+    Column("scopes", JSONB, nullable=False),
+    Column("label", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+    Column("last_used_at", Double),
+    UniqueConstraint("hash", name="api_keys_hash"),
+)
+
+key_editions = Table(
+    "key_editions",
+    metadata,
+    # One row: the salt of all hashes, and a number that every creation and revocation raises.
+    Column("name", Text, primary_key=True),
+    Column("salt", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+)
+
 outbox = Table(
     "outbox",
     metadata,

@@ -15,6 +15,7 @@ from turboserve.state_store.ports.deployment import (
     RentalRepository,
     WorkerRepository,
 )
+from turboserve.state_store.ports.keys import KeyRepository
 from turboserve.state_store.ports.sessions import (
     AdmissionRepository,
     ChangeRepository,
@@ -56,6 +57,8 @@ class UnitOfWork(Protocol):
     def corrections(self) -> CorrectionRepository: ...
     @property
     def fence(self) -> FenceRepository: ...
+    @property
+    def keys(self) -> KeyRepository: ...
     @property
     def leaders(self) -> LeaderRepository: ...
     @property

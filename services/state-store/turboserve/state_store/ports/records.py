@@ -85,6 +85,14 @@ class PendingEvent:
     """Trace context of the change. None: it was not traced."""
 
 
+@dataclass(frozen=True)
+class KeyEdition:
+    """The salt of all hashes of API keys, and the version of the set of keys."""
+
+    salt: str
+    version: int
+
+
 def pool_orders(values: Mapping[str, Any]) -> PoolOrders:
     """Return the orders in a pool's row. A profile table that cannot be read counts as none."""
     try:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from turboserve.contracts.cost import Correction, Cost
+from turboserve.contracts.keys import KeyRecord
 from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.sessions import Decision, Phase, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.core.tenants import Tenant
-from turboserve.state_store.ports.records import PendingEvent
+from turboserve.state_store.ports.records import KeyEdition, PendingEvent
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -130,6 +131,15 @@ class CorrectionEntry:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """A row of `api_keys`."""
+
+    record: KeyRecord
+    hash: str
+    number: int
+
+
 def _live(entry: SessionEntry) -> str | None:
     return entry.record.model if entry.ended_at is None else None
 
@@ -196,6 +206,8 @@ class Tables:
         )
         self.tenants: Table[str, Tenant] = Table("tenants")
         self.clocks: Table[str, Aging] = Table("clocks")
+        self.api_keys: Table[str, KeyEntry] = Table("api_keys", {"hash": lambda entry: entry.hash}, ("hash",))
+        self.key_editions: Table[str, KeyEdition] = Table("key_editions")
         self._numbers: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Table[Any, Any]]:

@@ -14,6 +14,7 @@ from turboserve.simulation.runtime.rows.deployment import (
     MemoryOutbox,
     MemoryPools,
 )
+from turboserve.simulation.runtime.rows.keys import MemoryKeys
 from turboserve.simulation.runtime.rows.progress import MemoryProgress
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.sessions import MemorySessions
@@ -56,6 +57,10 @@ class MemoryUnitOfWork:
     @cached_property
     def fence(self) -> MemoryFence:
         return MemoryFence(self.session)
+
+    @cached_property
+    def keys(self) -> MemoryKeys:
+        return MemoryKeys(self.session)
 
     @cached_property
     def leaders(self) -> MemoryLeaders:
