@@ -8,7 +8,7 @@ from typing import assert_never
 
 from turboserve.worker.engine.gather import Candidate, LatencyProfile
 from turboserve.worker.engine.interface import EngineOptions
-from turboserve.worker.engine.playout import Part, Upcoming
+from turboserve.worker.engine.playout import Part, Upcoming, candidate_of
 from turboserve.worker.engine.session import (
     ChunkTask,
     DecoderContext,
@@ -129,18 +129,14 @@ class Pacing:
         task = session.task
         assert task is not None
         work = task.work
-        left = work.total - work.done
-        slack = self.slack(session, now)
-        running = work.done > 0
-        remaining = self._forward(1) * left + self.after_forwards if running else 0.0
-        return Candidate(
-            session=session.name,
-            frames=work.frames,
-            step=work.done,
-            steps_left=left,
-            waiting_s=max(0.0, now - task.due_at_s),
-            slack_s=slack,
-            credit_s=slack - remaining - self._chunk_seconds(session),
+        return candidate_of(
+            session.name,
+            (work.frames, work.done, work.total),
+            now - task.due_at_s,
+            self.slack(session, now),
+            self._forward(1),
+            self._chunk_seconds(session),
+            self.after_forwards,
         )
 
     def upcoming(self, session: Session, now: float, context: Sequence[Part] = ()) -> Upcoming | None:

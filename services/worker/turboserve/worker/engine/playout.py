@@ -63,6 +63,42 @@ def tier_of(credit_s: float, next_s: float, alpha: float = ALPHA) -> Tier:
     return "normal" if credit_s <= 2 * alpha * next_s else "relaxed"
 
 
+def candidate_of(
+    session: str,
+    part: Part,
+    waiting_s: float,
+    slack_s: float,
+    forward_s: float,
+    chunk_s: float,
+    after_s: float,
+) -> Candidate:
+    """The next forward of `part`, for a gather policy.
+
+    Args:
+        session: Its name.
+        part: The forwards of its chunk in work, or those before it.
+        waiting_s: Time since the part became due; not negative.
+        slack_s: P.
+        forward_s: Time of a chunk's forward alone, for R.
+        chunk_s: T, alone.
+        after_s: Time from clean latents to a fragment that can be sent.
+
+    Returns:
+        The candidate. R counts only for a part that has begun.
+    """
+    frames, done, total = part
+    rest_s = forward_s * (total - done) + after_s if done else 0.0
+    return Candidate(
+        session=session,
+        frames=frames,
+        step=done,
+        steps_left=total - done,
+        waiting_s=max(0.0, waiting_s),
+        slack_s=slack_s,
+        credit_s=slack_s - rest_s - chunk_s,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Upcoming:
     """The forwards up to and with a session's next chunk. Times are seconds from the forecast's start."""
@@ -113,18 +149,12 @@ class _Queued:
         return self._total - self._done + sum(total - done for _, done, total in self._parts)
 
     def candidate(self, at_s: float) -> Candidate:
-        """The next forward, as `Pacing.candidate` builds it."""
-        one, left = self.upcoming, self._total - self._done
-        slack = one.slack_s - at_s if one.playing else one.slack_s
-        remaining = self._alone_s * left + one.after_s if self._done else 0.0
-        return Candidate(
-            session=one.session,
-            frames=self._frames,
-            step=self._done,
-            steps_left=left,
-            waiting_s=max(0.0, at_s - one.due_s),
-            slack_s=slack,
-            credit_s=slack - remaining - one.chunk_s,
+        """The next forward, as the gather policy will see it."""
+        one = self.upcoming
+        slack_s = one.slack_s - at_s if one.playing else one.slack_s
+        part = self._frames, self._done, self._total
+        return candidate_of(
+            one.session, part, at_s - one.due_s, slack_s, self._alone_s, one.chunk_s, one.after_s
         )
 
     def advance(self, now_s: float, seconds: float) -> None:
@@ -156,7 +186,7 @@ def forecast(
     Returns:
         The forecast of each session of `upcoming`.
     """
-    queue = {one.session: _Queued(one, seconds(one.parts[0][0], 1)) for one in upcoming}
+    queue = {one.session: _Queued(one, seconds(one.parts[-1][0], 1)) for one in upcoming}
     now, last = busy_s, 0.0
     for _ in range(FORECAST_TURNS):
         waiting = [one for one in queue.values() if one.left]
