@@ -190,6 +190,26 @@ def test_a_configuration_that_was_set_stays(make_driver: MakeDriver, ladder: Fid
     assert {chunk.fidelity for chunk in made if chunk.control_seq} == {Fidelity(3, 1)}
 
 
+def test_only_the_load_makes_quality_debt(make_driver: MakeDriver, ladder: FidelityLadder) -> None:
+    """Neither a configuration that a client has set, nor the chunk of a viewer with nothing to play."""
+    crowd = chunks_of(crowded(make_driver, ladder, "in-time"), 12)
+    first = {chunk.session: chunk.index for chunk in reversed(crowd)}
+    starts = [chunk for chunk in crowd if chunk.index == 0]
+    assert starts
+    assert [chunk.fidelity is not None for chunk in starts] == [True] * len(starts)
+    assert not any(chunk.lowered for chunk in starts)
+    later = [chunk for chunk in crowd if chunk.index > first[chunk.session]]
+    assert any(chunk.lowered for chunk in later)
+    assert all(chunk.lowered == (chunk.fidelity is not None) for chunk in later)
+    driver = crowded(make_driver, ladder, "in-time", 3)
+    for number in range(3):
+        driver.engine.control(f"s{number}", Control(1, fidelity=Fidelity(2, 1)))
+    made = [chunk for chunk in chunks_of(driver, 12) if chunk.control_seq]
+    assert made
+    assert {chunk.fidelity for chunk in made} == {Fidelity(2, 1)}
+    assert not any(chunk.lowered for chunk in made)
+
+
 def test_expected_late_chunks_are_those_that_the_floor_does_not_save(
     make_driver: MakeDriver, ladder: FidelityLadder
 ) -> None:

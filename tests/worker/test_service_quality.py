@@ -36,25 +36,33 @@ def test_a_header_has_the_configuration_and_its_measured_quality() -> None:
 def test_quality_and_its_debt_are_those_of_the_last_minute() -> None:
     board = QualityBoard()
     assert (board.mean(0.0), board.debt(0.0)) == (None, 0.0)
-    board.made("a", 1, None, 0.0)
+    board.made("a", 1, None, lowered=False, now=0.0)
     for at in (10.0, 20.0, 30.0):
-        board.made("a", 1, LOWERED, at)
+        board.made("a", 1, LOWERED, lowered=True, now=at)
     assert board.mean(30.0) == pytest.approx((1.0 + 3 * 0.9) / 4)
     assert board.debt(30.0) == 0.75
     assert board.debt(WINDOW_S) == 1.0
     assert board.mean(WINDOW_S + 15.0) == pytest.approx(0.9)
     assert (board.mean(WINDOW_S + 31.0), board.debt(WINDOW_S + 31.0)) == (None, 0.0)
-    board.made("a", 1, ChunkFidelity(steps=1, window_chunks=1), 200.0)
+    board.made("a", 1, ChunkFidelity(steps=1, window_chunks=1), lowered=True, now=200.0)
     assert (board.mean(200.0), board.debt(200.0)) == (None, 1.0)
+
+
+def test_what_a_client_has_set_is_no_debt() -> None:
+    """Incident: a session with a configuration of its own kept its pool from shrinking."""
+    board = QualityBoard()
+    board.made("a", 1, LOWERED, lowered=False, now=0.0)
+    assert board.mean(0.0) == pytest.approx(0.9)
+    assert board.debt(0.0) == 0.0
 
 
 def test_a_held_session_has_the_configuration_of_its_newest_chunk_and_run() -> None:
     board = QualityBoard()
     held = tuple(HeldSession(session=name, epoch=1, next_chunk=3) for name in ("a", "b", "c"))
-    board.made("a", 1, LOWERED, 0.0)
-    board.made("b", 1, LOWERED, 0.0)
-    board.made("b", 1, None, 1.0)
-    board.made("c", 1, LOWERED, 1.0)
+    board.made("a", 1, LOWERED, lowered=LOWERED is not None, now=0.0)
+    board.made("b", 1, LOWERED, lowered=LOWERED is not None, now=0.0)
+    board.made("b", 1, None, lowered=None is not None, now=1.0)
+    board.made("c", 1, LOWERED, lowered=LOWERED is not None, now=1.0)
     found = {each.session: each.fidelity for each in board.onto(held, {"a": 1, "b": 1, "c": 2})}
     assert found == {"a": LOWERED, "b": None, "c": None}
     board.forget("a")

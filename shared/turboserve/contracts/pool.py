@@ -34,7 +34,8 @@ class LoadFeedback(Contract):
     workers: Count
     """Number of ready workers."""
     quality_debt: float = Field(default=0.0, ge=0, le=1)
-    """Share of the chunks of the last minute that were below their best configuration, over all workers."""
+    """Share of the chunks of the last minute that were below the best configuration because of their worker's
+    load, over all workers."""
     deficit: float = Field(default=0.0, ge=0, le=1e9)
     """Expected number of late chunks within the workers' horizons, over all workers."""
     floor_capacity: Count | None = None

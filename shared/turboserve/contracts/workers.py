@@ -127,7 +127,8 @@ class LoadReport(Contract):
     quality: Quality | None = None
     """Mean quality of the chunks of the last minute. None: no chunk, or not measured."""
     quality_debt: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the chunks of the last minute that were below their best configuration."""
+    """Share of the chunks of the last minute that were below the best configuration because of the worker's
+    load. Chunks whose configuration a client has set do not count."""
     deficit: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Expected number of late chunks within the worker's horizon."""
     host_states: Count | None = None

@@ -46,6 +46,7 @@ class FidelityChooser:
         A configuration that was set with the session or by a control stays. `sessions`: all active ones.
         """
         state = session.state
+        session.lowered = False
         if state.fixed_fidelity:
             self._before_start.pop(session.name, None)
             return
@@ -60,6 +61,8 @@ class FidelityChooser:
             here = {each.name for each in sessions}
             self._before_start = {name: at for name, at in self._before_start.items() if name in here}
             self._before_start[session.name] = before
+        else:
+            session.lowered = place > 0
         state.fidelity = self.ladder.rungs[place].fidelity if place else None
 
     def late(self, sessions: Collection[Session], now: float) -> int:

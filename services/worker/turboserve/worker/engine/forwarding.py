@@ -140,7 +140,9 @@ class ForwardStage(Stage[Session, Session, Tensor]):
         session.steps.clear()
         state = session.state
         session.undecoded.append(
-            UndecodedChunk(chunk.clean, chunk.index, state.control_seq, state.fidelity, timings)
+            UndecodedChunk(
+                chunk.clean, chunk.index, state.control_seq, state.fidelity, session.lowered, timings
+            )
         )
 
 

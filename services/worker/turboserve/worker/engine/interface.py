@@ -208,6 +208,9 @@ class ChunkReady:
     timings: ChunkTimings
     fidelity: Fidelity | None = None
     """Configuration of the chunk. None: the best."""
+    lowered: bool = False
+    """Whether the load of the worker is why it is below the best. It is not where a client has set the
+    configuration, nor where a viewer had nothing to play."""
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,8 @@ class UndecodedChunk:
     control_seq: int
     fidelity: Fidelity | None
     """Configuration of the chunk. None: the best."""
+    lowered: bool
+    """See `ChunkReady.lowered`."""
     timings: ChunkTimings
     """Timings of the chunk, except the end of its decoding."""
 
@@ -232,6 +234,8 @@ class Session:
     """Chunks before this one are due wherever the viewer is."""
     isolated_until: int = 0
     """Chunks before this one are computed in separate batches, while nothing else computes."""
+    lowered: bool = False
+    """See `ChunkReady.lowered`, for the newest chunk."""
     raised_at_s: float = -inf
     """When its configuration was last raised, monotonic seconds on the engine's clock."""
     first: FirstChunk | None = None

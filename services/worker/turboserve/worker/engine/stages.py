@@ -259,4 +259,5 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
             media_start_s=self._config.media_start(item.index),
             timings=timings,
             fidelity=item.fidelity,
+            lowered=item.lowered,
         )

@@ -64,6 +64,8 @@ class PackagedChunk:
     """See `GeneratedChunk`."""
     fidelity: ChunkFidelity | None = None
     """Configuration of the chunk. None: the best."""
+    lowered: bool = False
+    """See `ChunkReady.lowered`."""
     reference: bool = True
     """See `GeneratedChunk`."""
 
@@ -167,6 +169,7 @@ class ChunkPackager:
             span=span,
             playout=made.playout,
             fidelity=chunk_fidelity(ready.fidelity, self._ladder),
+            lowered=ready.lowered,
             reference=made.reference,
         )
 

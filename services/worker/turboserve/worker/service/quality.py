@@ -65,11 +65,13 @@ class QualityBoard:
         self._made: deque[_ChunkQuality] = deque()
         self._newest: dict[str, tuple[int, ChunkFidelity | None]] = {}
 
-    def made(self, session: str, run: int, fidelity: ChunkFidelity | None, now: float) -> None:
-        """Count a chunk that is packaged. `now`: monotonic seconds."""
+    def made(
+        self, session: str, run: int, fidelity: ChunkFidelity | None, *, lowered: bool, now: float
+    ) -> None:
+        """Count a chunk that is packaged. `lowered`: see `ChunkReady.lowered`. `now`: monotonic seconds."""
         self._newest[session] = run, fidelity
         quality = 1.0 if fidelity is None else fidelity.quality
-        self._made.append(_ChunkQuality(now, quality, fidelity is not None))
+        self._made.append(_ChunkQuality(now, quality, lowered))
         self._drop(now)
 
     def forget(self, session: str) -> None:
@@ -83,7 +85,7 @@ class QualityBoard:
         return sum(known) / len(known) if self._made and len(known) == len(self._made) else None
 
     def debt(self, now: float) -> float:
-        """Share of the chunks of the last minute that were below the best configuration."""
+        """Share of the chunks of the last minute that the load has lowered."""
         self._drop(now)
         return sum(each.lowered for each in self._made) / len(self._made) if self._made else 0.0
 

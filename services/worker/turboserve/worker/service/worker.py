@@ -242,7 +242,8 @@ class Worker:
         metrics.compute_duration.record(item.compute_s, context=context)
         if item.reference:
             self._profile.observe(item.concurrent_sessions, item.compute_s)
-        self._quality.made(item.session, item.run, item.fidelity, self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._quality.made(item.session, item.run, item.fidelity, lowered=item.lowered, now=now)
         self.handle(events.ChunkPackaged(item.session, item.run, item.index, item.control_seq))
 
     async def _assigned(self, message: Assignment, _: bytes) -> None:
