@@ -23,6 +23,7 @@ from turboserve.experiments.autoscale.plant import Plant, policy_for
 from turboserve.experiments.autoscale.profiling import RHO_GRID, Grid, build_table, cut, search, whole
 from turboserve.experiments.autoscale.replay import Replays
 from turboserve.experiments.autoscale.sizers import flat_table
+from turboserve.experiments.autoscale.trace import WorkloadTrace
 
 Progress = Callable[[str], None]
 PAPER_WEIGHT = (0.2,)
@@ -36,27 +37,11 @@ LEVELS = 5
 def profiling_case(segments: int, progress: Progress) -> dict[str, Any]:
     """Reproduce Tables 5 and 6: ten levels, each with segments of one burst size."""
     plant = Plant()
-    policy = policy_for(plant)
-    replays = Replays(plant, policy)
     levels = []
     for level, burst in enumerate(BURSTS, 1):
-        traces = [segment(burst, seed) for seed in range(segments)]
-        found = search([whole(trace, policy) for trace in traces], replays, Grid(weights=PAPER_WEIGHT))
-        progress(f"profiling: level {level}: {found.parameters}, {found.cost_s:.0f} worker-s")
-        levels.append(
-            {
-                "level": level,
-                "volatility": round(found.volatility, 3),
-                "arrivals": burst,
-                "peak_active": traces[0].peak,
-                "latency_weight": found.parameters.weight,
-                "target_utilization": found.parameters.rho,
-                "predictive": found.parameters.predictive,
-                "pass_rate": found.pass_rate,
-                "cost_worker_s": round(found.cost_s, 2),
-                "worst_chunk_ms": round(1000 * found.worst_s, 2),
-            }
-        )
+        levels.append(profile_level(level, burst, segments, plant))
+        row = levels[-1]
+        progress(f"profiling: level {level}: ρ̂ {row['target_utilization']}, {row['cost_worker_s']} worker-s")
     rhos = [row["target_utilization"] for row in levels]
     costs = [row["cost_worker_s"] for row in levels]
     return {
@@ -65,6 +50,26 @@ def profiling_case(segments: int, progress: Progress) -> dict[str, Any]:
         "rho_never_rises": all(b <= a for a, b in pairwise(rhos)),
         "cost_never_falls": all(b >= a for a, b in pairwise(costs)),
         "start_up_s": plant.start_up_s,
+    }
+
+
+def profile_level(level: int, burst: int, segments: int, plant: Plant, first_seed: int = 0) -> dict[str, Any]:
+    """Search the grid for one level of Table 5: segments with bursts of `burst` sessions."""
+    policy = policy_for(plant)
+    traces = [segment(burst, seed) for seed in range(first_seed, first_seed + segments)]
+    pieces = [whole(trace, policy) for trace in traces]
+    found = search(pieces, Replays(plant, policy), Grid(weights=PAPER_WEIGHT))
+    return {
+        "level": level,
+        "volatility": round(found.volatility, 3),
+        "arrivals": burst,
+        "peak_active": traces[0].peak,
+        "latency_weight": found.parameters.weight,
+        "target_utilization": found.parameters.rho,
+        "predictive": found.parameters.predictive,
+        "pass_rate": found.pass_rate,
+        "cost_worker_s": round(found.cost_s, 2),
+        "worst_chunk_ms": round(1000 * found.worst_s, 2),
     }
 
 
@@ -77,11 +82,7 @@ def windows_case(start_up_s: float, training: int, progress: Progress) -> dict[s
     """
     plant = Plant(start_up_s=start_up_s)
     policy = policy_for(plant)
-    seen = [other_windows(seed) for seed in range(training)]
-    pieces = [piece for trace in seen for piece in cut(trace, WINDOW_S, policy)]
-    provenance = Provenance(source=f"{training} drawn traces of ten windows")
-    table = build_table(pieces, LEVELS, plant, policy, provenance, Grid(weights=PAPER_WEIGHT))
-    table = as_a_whole(table, seen, plant, policy)
+    table, seen = windows_table(plant, training)
     kept = keep_target(table, seen, plant, policy)
     trace = ten_windows()
     ours = replay(trace, plant, policy, table)
@@ -107,6 +108,16 @@ def windows_case(start_up_s: float, training: int, progress: Progress) -> dict[s
                     "profiled_traces": _late(kept)},
         **unseen_traces({"ours": table, "keeping": kept}, plant, policy, progress),
     }  # fmt: skip
+
+
+def windows_table(plant: Plant, training: int) -> tuple[ProfileTable, list[WorkloadTrace]]:
+    """Return a table for ten windows, and the drawn traces that it is profiled on."""
+    policy = policy_for(plant)
+    seen = [other_windows(seed) for seed in range(training)]
+    pieces = [piece for trace in seen for piece in cut(trace, WINDOW_S, policy)]
+    provenance = Provenance(source=f"{training} drawn traces of ten windows")
+    table = build_table(pieces, LEVELS, plant, policy, provenance, Grid(weights=PAPER_WEIGHT))
+    return as_a_whole(table, seen, plant, policy), seen
 
 
 def _rows(table: ProfileTable) -> list[dict[str, Any]]:

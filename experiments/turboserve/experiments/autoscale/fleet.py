@@ -145,7 +145,7 @@ class Fleet:
         state = self.cluster.sessions.get(migration.session)
         if state is None or state.target != migration.target or state.worker != migration.source:
             return
-        self.outcome.migrations += 1
+        self.outcome.migrated_at.append(now)
         rests = now + REST_S if migration.kind is not MigrationKind.DRAIN else state.rests_until
         self.cluster.put_session(replace(state, worker=migration.target, target=None, rests_until=rests))
         if not state.suspended:

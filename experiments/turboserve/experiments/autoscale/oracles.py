@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from turboserve.autoscaler.control.events import TableReplaced
+from turboserve.autoscaler.control.events import SessionChange, TableReplaced
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.contracts.autoscale import ProfileTable
 from turboserve.experiments.autoscale.outcome import ScalingOutcome
@@ -14,7 +15,7 @@ from turboserve.experiments.autoscale.plant import Plant
 from turboserve.experiments.autoscale.profiling import RHO_GRID
 from turboserve.experiments.autoscale.simulation import Simulation
 from turboserve.experiments.autoscale.sizers import Controlled, flat_table
-from turboserve.experiments.autoscale.trace import WorkloadTrace, changes
+from turboserve.experiments.autoscale.trace import Step, WorkloadTrace, changes
 
 
 @dataclass(frozen=True)
@@ -141,3 +142,53 @@ def cheapest_plan(needs: Sequence[int], slot_s: float, start_up_s: float) -> tup
     for origin in reversed(came):
         plan.append(origin[plan[-1]])
     return plan[::-1], cost_s
+
+
+def cheapest_cost(needs: Iterable[tuple[float, int]], ends_s: float, start_up_s: float) -> float:
+    """Return the least worker-seconds of a pool that is never below its needs.
+
+    As `cheapest_plan`, with changes at any instant. `needs`: (time, workers needed from then on), in order of
+    time. The k-th worker is needed while the need
+    is k or more. Between two such times it either stays or is released and started again, so each gap costs
+    the smaller of its length and the start-up. Workers are alike, so the k-th workers are independent.
+    """
+    cost_s, before, since = 0.0, 0, 0.0
+    free_since: list[float] = []
+    """By worker that has been needed: the time at which it was needed last."""
+    for at, need in needs:
+        cost_s += before * (at - since)
+        for worker in range(before, need):
+            if worker < len(free_since):
+                cost_s += min(at - free_since[worker], start_up_s)
+            else:
+                # Workers of the first need are there from the start, and so may be those of a later one.
+                free_since.append(0.0)
+                cost_s += min(at, start_up_s)
+        for worker in range(need, before):
+            free_since[worker] = at
+        before, since = need, at
+    return cost_s + before * (ends_s - since)
+
+
+def lower_bound(trace: WorkloadTrace, plant: Plant) -> float:
+    """Return worker-seconds that no policy can undercut if no first chunk is late.
+
+    A session may wait as long as its first chunk, made alone, is still in time. Beyond that wait it holds a
+    slot for as long as it is active. Whether migrations are free, and what they cost, does not matter.
+    """
+    wait_s = plant.target_s - plant.latency_s[1]
+    since: dict[str, float] = {}
+    held: list[tuple[float, int]] = []
+    for step in (*trace.steps, *(Step(trace.ends_s, s, SessionChange.DEPARTURE) for s in trace.sessions)):
+        if step.kind in (SessionChange.ARRIVAL, SessionChange.ACTIVATION):
+            since[step.session] = step.at
+        else:
+            begins_s = since.pop(step.session, math.inf) + wait_s
+            if begins_s < step.at:
+                held += [(begins_s, 1), (step.at, -1)]
+    needs: list[tuple[float, int]] = []
+    count = 0
+    for at, group in itertools.groupby(sorted(held), key=lambda change: change[0]):
+        count += sum(by for _, by in group)
+        needs.append((at, min(math.ceil(count / plant.capacity), plant.most)))
+    return cheapest_cost(needs, trace.ends_s, plant.start_up_s)

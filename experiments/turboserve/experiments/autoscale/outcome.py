@@ -35,11 +35,17 @@ class ScalingOutcome:
     """Largest share of the last minute's chunks below their best configuration."""
     late_since: list[float] = field(default_factory=list)
     """Time at which each of the late sessions became active or had migrated."""
-    migrations: int = 0
+    migrated_at: list[float] = field(default_factory=list)
+    """Time at which each migration ended."""
     actions: list[tuple[float, int, int]] = field(default_factory=list)
     """(time, workers before, workers after) for every change of the target."""
     sizes: list[tuple[float, int]] = field(default_factory=list)
     """(time, workers paid for) at every change."""
+
+    @property
+    def migrations(self) -> int:
+        """Number of migrations."""
+        return len(self.migrated_at)
 
     @property
     def mean_s(self) -> float:

@@ -74,6 +74,11 @@ class WorkloadTrace:
         return sum(s.kind is kind and since <= s.at < until for s in self.steps)
 
     @property
+    def sessions(self) -> list[str]:
+        """Ids of all sessions, in order of arrival."""
+        return list(dict.fromkeys(step.session for step in self.steps))
+
+    @property
     def peak(self) -> int:
         """Largest number of active sessions at any instant."""
         peak = count = 0

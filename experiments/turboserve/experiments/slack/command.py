@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from turboserve.bench.report import BenchError
+from turboserve.experiments.progress import progress_bar
 from turboserve.experiments.slack.cells import Cell, CellResult, CellStore, source_digest
 from turboserve.experiments.slack.decisions import POLICIES as DECIDERS
 from turboserve.experiments.slack.decisions import decision_times
@@ -21,7 +22,6 @@ from turboserve.experiments.slack.load import STEPS, highest_rate
 from turboserve.experiments.slack.metrics import interval, summarize
 from turboserve.experiments.slack.policies import ABLATIONS, MAIN, POLICIES, SAME_RUNS
 from turboserve.experiments.slack.profiles import PROFILES
-from turboserve.experiments.slack.progress import progress_bar
 from turboserve.experiments.slack.real import run_real
 from turboserve.experiments.slack.real import table as real_table
 from turboserve.experiments.slack.workloads import WORKLOADS
@@ -101,7 +101,8 @@ def run(
     }
     most = len(numbers) * _most_cells(parts, quick, len(loads), len(built), len(runnable))
     with progress_bar(most) as done:
-        store = CellStore(cells, done)
+        # A bisection that ends early leaves some of the cells out.
+        store = CellStore(cells, lambda cell: done(_describe(cell)))
 
         def of(cell: Cell) -> list[CellResult]:
             cell = replace(cell, policy=SAME_RUNS.get(cell.policy, cell.policy))
@@ -111,6 +112,10 @@ def run(
         result |= _parts(of, base, parts, quick, loads, rows, ablated, lacking, first_seed)
     result["seconds"] = round(time.monotonic() - began_s, 1)
     return result
+
+
+def _describe(cell: Cell) -> str:
+    return f"{cell.workload} {cell.policy} rate {cell.rate:g} seed {cell.seed}"
 
 
 def _parts(

@@ -15,14 +15,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from turboserve.experiments.slack.cells import Cell
-
 
 @contextmanager
-def progress_bar(most: int) -> Iterator[Callable[[Cell], None]]:
-    """Show a bar on the standard error, if that is a terminal. Yields the function to call for each cell.
+def progress_bar(most: int) -> Iterator[Callable[[str], None]]:
+    """Show a bar on the standard error, if that is a terminal.
 
-    `most`: largest number of cells. A bisection that ends early leaves some of them out.
+    Yields the function to call with the description of each finished part. `most`: largest number of parts.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -31,8 +29,7 @@ def progress_bar(most: int) -> Iterator[Callable[[Cell], None]]:
     ) as progress:
         task = progress.add_task("", total=most)
 
-        def done(cell: Cell) -> None:
-            text = f"{cell.workload} {cell.policy} rate {cell.rate:g} seed {cell.seed}"
+        def done(text: str) -> None:
             progress.update(task, advance=1, description=text)
 
         yield done

@@ -1,0 +1,1 @@
+"""TurboServe's evaluation, replayed: each table and figure beside the published numbers."""
