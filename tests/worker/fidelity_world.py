@@ -82,6 +82,7 @@ def wide_load(rng: random.Random) -> EngineLoad:
             held_place=rng.choice([None, None, rng.randint(0, lower)]),
             raised_s=rng.choice([0.0, 5.0, 20.0, math.inf]),
             starts=rng.random() < 0.03,
+            returns_s=rng.choice([0.0, 0.0, 0.0, rng.uniform(0.0, 0.5)]),
         )
         for number in range(count)
     ]

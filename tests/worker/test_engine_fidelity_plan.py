@@ -193,6 +193,20 @@ def test_the_context_comes_before_its_chunk_and_is_no_chunk_itself() -> None:
     assert found(0.0, 0.1)[0] == pytest.approx({"a": 0.1, "b": 0.6})
 
 
+def test_a_session_without_a_slab_is_late_by_its_return_and_does_not_hold_up_the_device() -> None:
+    """A chunk takes 1 s. `b` is computed while `a` returns."""
+
+    def found(returns_s: float) -> tuple[dict[str, float], int]:
+        streams = [StreamLoad("a", 1.5, lowest=2, returns_s=returns_s), StreamLoad("b", 2.2, lowest=2)]
+        load = EngineLoad(LADDER, LatencyProfile({1: 0.2}), 0.0, CHUNK_S, streams)
+        return expected(load, 1)
+
+    assert found(0.0) == ({"a": 0.0, "b": 0.0}, 0)
+    assert found(0.8)[0] == pytest.approx({"a": 0.3, "b": 0.0})
+    # Three forwards of 0.2 s at the lowest configuration.
+    assert [found(0.8)[1], found(1.0)[1]] == [0, 1]
+
+
 def test_a_switch_that_is_due_lowers_what_would_be_late_with_it() -> None:
     def place(context_s: float) -> int:
         stream = StreamLoad("a", 1.5, lowest=2, context_s=context_s)

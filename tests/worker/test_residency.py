@@ -17,6 +17,7 @@ from turboserve.worker.engine.residency import (
     ResidencyView,
     Return,
     decide,
+    returns_s,
 )
 
 OPTIONS = ResidencyOptions(copy_out_s=0.05, copy_in_s=0.05, least_residence_s=0.3, least_gain_s=0.4)
@@ -88,6 +89,14 @@ def test_returns_begin_early_enough_for_all_that_share_the_copies() -> None:
     busy = [resident("r", 5.0, wants=True)]
     assert isinstance(decide([*busy, *guests], 0, OPTIONS), Offload)
     assert waits(decide([*busy, guests[0]], 0, OPTIONS)) == pytest.approx(0.2)
+
+
+def test_sessions_return_in_their_order_after_the_copy_in_progress() -> None:
+    """A free slab needs one copy of 0.05 s, a taken one two."""
+    turns = [(2.0, "c"), (0.5, "a"), (1.0, "b")]
+    assert returns_s(turns, 0, OPTIONS) == pytest.approx({"a": 0.1, "b": 0.2, "c": 0.3})
+    assert returns_s(turns, 1, OPTIONS, 0.02) == pytest.approx({"a": 0.07, "b": 0.17, "c": 0.27})
+    assert returns_s([], 1, OPTIONS) == {}
 
 
 @dataclass

@@ -50,10 +50,11 @@ def next_chunks(load: EngineLoad, horizon: int = HORIZON) -> list[PlannedChunk]:
             due_s += load.chunk_s
         if math.isinf(due_s):
             continue
-        ready_s = begins_s + stream.context_s
+        begins_at_s = max(begins_s, stream.returns_s)
+        ready_s = begins_at_s + stream.context_s
         if stream.context_s and pace_s > 0:
             work, place = stream.context_s / pace_s, stream.place
-            chunks.append(PlannedChunk(stream, due_s, begins_s, place, work, place, place, context=True))
+            chunks.append(PlannedChunk(stream, due_s, begins_at_s, place, work, place, place, context=True))
         left = horizon if stream.chunks_left is None else min(horizon, stream.chunks_left)
         for ahead in range(left):
             release_s = max(ready_s, due_s + load.after_s - stream.lead_s)

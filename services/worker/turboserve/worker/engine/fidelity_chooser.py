@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_forecast import ChunkQueue, EngineLoad, StreamLoad
@@ -29,11 +29,14 @@ class FidelityChooser:
         max_batch: int,
         end_frame: Callable[[SessionState], int | None],
         context: ContextWork,
+        returns_s: Callable[[float], Mapping[str, float]],
     ) -> None:
-        """`forward`: L(b) of a forward at the best configuration. `end_frame`: see `Backend.end_frame`."""
+        """`forward`: L(b) of a forward at the best configuration. `end_frame`: see `Backend.end_frame`.
+        `returns_s`: see `ResidencyController.returns_s`."""
         self.ladder = ladder
         self._policy, self._config, self._forward, self._pacing = policy, config, forward, pacing
         self._max_batch, self._end_frame, self._context = max_batch, end_frame, context
+        self._returns_s = returns_s
         self.lowers = len(ladder.rungs) > 1 and not isinstance(policy, BestFidelity)
         """Whether the policy may choose anything but the best configuration."""
         self._before_start: dict[str, int] = {}
@@ -72,20 +75,22 @@ class FidelityChooser:
 
     def load(self, sessions: Collection[Session], now: float) -> EngineLoad:
         """The load of these sessions."""
+        returns_s = self._returns_s(now)
         return EngineLoad(
             self.ladder,
             self._forward,
             self._pacing.after_forwards,
             self._config.chunk_media_s,
-            [self._stream(session, now) for session in sessions if not session.ended],
+            [self._stream(each, now, returns_s.get(each.name)) for each in sessions if not each.ended],
             self._max_batch,
             self._context.encoding_s(sessions),
         )
 
-    def _stream(self, session: Session, now: float) -> StreamLoad:
+    def _stream(self, session: Session, now: float, returns_s: float | None) -> StreamLoad:
+        """`returns_s`: time until its state is in a slab, where it is not."""
         state, pacing = session.state, self._pacing
         place = self._place(state.fidelity)
-        stops = session.suspending or not session.may_compute
+        stops = session.suspending or (returns_s is None and not session.may_compute)
         waits = pacing.shrinks(session) and not stops
         unpaced = state.next_chunk < session.unpaced_until
         return StreamLoad(
@@ -101,6 +106,7 @@ class FidelityChooser:
             held_place=self._held_place(session),
             raised_s=now - session.raised_at_s,
             starts=_starts(session),
+            returns_s=0.0 if returns_s is None else returns_s + self._context.prompts_s(session),
         )
 
     def _held_place(self, session: Session) -> int:

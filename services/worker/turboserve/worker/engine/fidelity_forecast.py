@@ -54,6 +54,8 @@ class StreamLoad:
     """Time since its configuration was last raised."""
     starts: bool = False
     """Whether its viewer has nothing to play until its next chunk: the session or its new scene begins."""
+    returns_s: float = 0.0
+    """Time until its state is in a slab."""
 
     @property
     def cap(self) -> int:
@@ -117,6 +119,7 @@ class ChunkQueue:
         rest = np.array([each.forwards_left for each in streams], dtype=float)
         context = np.array([each.context_s for each in streams], dtype=float)
         lead = np.array([each.lead_s for each in streams], dtype=float)
+        returns = np.array([each.returns_s for each in streams], dtype=float)
         self.newest: Ints = np.array([each.place for each in streams], dtype=np.int64)
         """Place of each session's newest chunk, in the order of `load.streams`."""
         floors: Ints = np.array([each.lowest for each in streams], dtype=np.int64)
@@ -138,6 +141,8 @@ class ChunkQueue:
         plays = np.isfinite(due_s)
         due_s = np.where(plays, due_s, 0.0)
         due[:, 1] = due_s
+        may_begin = np.maximum(load.encoding_s, returns)
+        release[:, 1] = may_begin
         if self.pace_s > 0:
             exists[:, 1] = plays & (context != 0)
             forwards[:, 1] = context / self.pace_s
@@ -145,7 +150,7 @@ class ChunkQueue:
             at = 2 + ahead
             exists[:, at] = plays & (ahead < left)
             due[:, at] = due_s
-            release[:, at] = np.maximum(load.encoding_s + context, due_s + load.after_s - lead)
+            release[:, at] = np.maximum(may_begin + context, due_s + load.after_s - lead)
             forwards[:, at] = load.ladder.rungs[0].forwards
             lowest[:, at] = floors
             due_s = due_s + load.chunk_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -159,16 +159,27 @@ class Forecaster:
         forward: ForwardStage,
         policy: GatherPolicy,
         context: ContextWork,
+        returns_s: Callable[[float], Mapping[str, float]],
     ) -> None:
-        """`policy`: a gather policy as the stage's, but not the same object: a policy may keep a state."""
+        """`policy`: a gather policy as the stage's, but not the same object: a policy may keep a state.
+        `returns_s`: see `ResidencyController.returns_s`."""
         self._config, self._pacing, self._forward, self._policy = config, pacing, forward, policy
-        self._context = context
+        self._context, self._returns_s = context, returns_s
         self._forecasts: dict[str, Forecast] = {}
 
     def playouts(self, sessions: Iterable[Session], now: float) -> dict[str, Playout]:
         """Playout slack of each session that has not ended, by name, with a new forecast."""
         live = [session for session in sessions if not session.ended]
-        found = (self._pacing.upcoming(each, now, self._context.parts(each)) for each in live)
+        returns_s = self._returns_s(now)
+        found = [
+            self._pacing.upcoming(
+                each,
+                now,
+                self._context.parts(each),
+                returns_s[each.name] + self._context.prompts_s(each) if each.name in returns_s else None,
+            )
+            for each in live
+        ]
         # Copies: a question about the future must not count as a choice.
         profile, recache = self._forward.profile.copy(), self._forward.recache_profile.copy()
 
@@ -196,8 +207,8 @@ class Forecaster:
             rest_s, ready_s = after_s, after_s
         else:
             expected = self._forecasts.get(session.name)
-            # Without a forecast, nothing of the session is computed or due: it waits for its viewer, or for a
-            # transfer.
+            # Without a forecast, nothing of the session is computed or due: it waits for its viewer, or
+            # leaves.
             ready_s = next_s if expected is None else expected.clean_s + after_s
             if isinstance(session.task, ChunkTask) and session.task.work.done:
                 work = session.task.work

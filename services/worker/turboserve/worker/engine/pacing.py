@@ -94,8 +94,10 @@ class Pacing:
         """Time at which an idle session's next chunk becomes due by playing; None if it does not."""
         if session.task is not None or session.paused or session.ended or not session.playhead.advancing:
             return None
-        if session.held_up:
-            return None
+        return None if session.held_up else self._plays_up_to(session, now)
+
+    def _plays_up_to(self, session: Session, now: float) -> float | None:
+        """Time at which a playing viewer comes within the lead of the next chunk; None: after its trust."""
         start = self._config.media_start(session.state.next_chunk)
         wait = start - session.max_lead_s - session.playhead.position_s
         if wait >= self._options.playhead_trust_s:
@@ -139,10 +141,12 @@ class Pacing:
             self.after_forwards,
         )
 
-    def upcoming(self, session: Session, now: float, context: Sequence[Part] = ()) -> Upcoming | None:
+    def upcoming(
+        self, session: Session, now: float, context: Sequence[Part] = (), returns_s: float | None = None
+    ) -> Upcoming | None:
         """The forwards up to the session's next chunk; None if it generates none soon.
 
-        `context`: see `ContextWork.parts`.
+        `context`: see `ContextWork.parts`. `returns_s`: time until its state is in a slab, where it is not.
         """
         slack = self.slack(session, now)
         chunk_s = self._chunk_seconds(session)
@@ -158,13 +162,22 @@ class Pacing:
                 parts = [*context, (frames, 0, forwards)]
             due_s = min(0.0, task.due_at_s - now)
         else:
-            due_at = now if self.may_generate(session, now) else self.due_at(session, now)
-            if due_at is None or session.paused or session.ended or not session.may_compute:
+            due_at = now if self.may_generate(session, now) else self._due_by_playing(session, now, returns_s)
+            if due_at is None or session.paused or session.ended:
+                return None
+            if returns_s is None and not session.may_compute:
                 return None
             # The context is computed at once, wherever the viewer is.
             parts, due_s = [*context, (frames, 0, forwards)], 0.0 if context else due_at - now
+            due_s = max(due_s, returns_s or 0.0)
         playing = self.shrinks(session)
         return Upcoming(session.name, parts, due_s, slack, chunk_s, self.after_forwards, playing)
+
+    def _due_by_playing(self, session: Session, now: float, returns_s: float | None) -> float | None:
+        """As `due_at`, also for a session that returns to a slab."""
+        if returns_s is None:
+            return self.due_at(session, now)
+        return self._plays_up_to(session, now) if session.playhead.advancing else None
 
     def shrinks(self, session: Session) -> bool:
         """Whether the session's slack shrinks with time: its viewer plays, or waits for a first chunk."""
@@ -215,6 +228,13 @@ class ContextWork:
         waiting = sum(not pending.ready for each in sessions if each.encoding for pending in each.controls)
         return self._text(waiting) if waiting else 0.0
 
+    def prompts_s(self, session: Session) -> float:
+        """Time in which the prompts of a session without a slab are encoded when it has returned, seconds."""
+        if session.encoding:
+            return 0.0
+        waiting = sum(not pending.ready for pending in session.controls)
+        return self._text(waiting) if waiting else 0.0
+
     def parts(self, session: Session) -> list[Part]:
         """The forwards of the session between its chunk in work and its next chunk."""
         parts: list[Part] = []
@@ -225,7 +245,9 @@ class ContextWork:
             return parts
         if isinstance(session.activity, Starting) and session.activity.replay:
             return parts + [(part.latents.shape[0], 0, 1) for part in session.activity.replay]
-        chunks = len(session.state.recent) + isinstance(task, ChunkTask)
+        # Outside a slab, the state has only its counters.
+        known = len(session.state.recent) if session.may_compute else session.state.next_chunk
+        chunks = known + isinstance(task, ChunkTask)
         frames = min(chunks * self._config.frames_per_chunk, self._config.window_frames)
         return [*parts, (frames, 0, 1)] if frames else parts
 

@@ -119,6 +119,7 @@ class Pipeline:
         context = ContextWork(
             self.config, self.text.profile, self.forward.profile, self.forward.recache_profile
         )
+        self.residency = ResidencyController(backend, self._table, self.pacing, known["forward"], options)
         self.fidelity = FidelityChooser(
             self.config,
             ladder or FidelityLadder.of_best(self.config),
@@ -128,12 +129,17 @@ class Pipeline:
             options.max_batch,
             backend.end_frame,
             context,
+            self.residency.returns_s,
         )
         self._boundary = Boundary(backend, self._table, self.pacing, self.fidelity)
         self._forecaster = Forecaster(
-            self.config, self.pacing, self.forward, GATHER_POLICIES.make(options.policy), context
+            self.config,
+            self.pacing,
+            self.forward,
+            GATHER_POLICIES.make(options.policy),
+            context,
+            self.residency.returns_s,
         )
-        self.residency = ResidencyController(backend, self._table, self.pacing, known["forward"], options)
         self._isolation = Isolation()
         self._step_of: tuple[str, ...] = ()
         """Sessions for which the calling thread computes."""

@@ -124,6 +124,27 @@ def decide(views: Iterable[ResidencyView], free_slabs: int, options: ResidencyOp
     return NoExchange(again_s if urgent else min(begin_s, again_s))
 
 
+def returns_s(
+    turns: Iterable[tuple[float, str]], free_slabs: int, options: ResidencyOptions, busy_s: float = 0.0
+) -> dict[str, float]:
+    """Earliest time at which each session without a slab may compute, seconds from now.
+
+    They return in the order of their turns. The first take the free slabs, and each other one an exchange
+    with a session that leaves.
+
+    Args:
+        turns: `ResidencyView.turn` of each.
+        free_slabs: Number of slabs without a session.
+        options: The times of the copies.
+        busy_s: Rest of the copy in progress.
+    """
+    found: dict[str, float] = {}
+    for number, (_, session) in enumerate(sorted(turns)):
+        busy_s += options.copy_in_s if number < free_slabs else options.exchange_s
+        found[session] = busy_s
+    return found
+
+
 def _begin_by_s(waiting: Sequence[ResidencyView], options: ResidencyOptions) -> float:
     """Latest begin of the first exchange with which all of `waiting` return in time, one after the other."""
     begin_s = inf

@@ -18,9 +18,10 @@ from turboserve.worker.engine.residency import (
     ResidencyView,
     Return,
     decide,
+    returns_s,
 )
 from turboserve.worker.engine.session import ContextTask, Offloaded, Running, Session, Transferring
-from turboserve.worker.engine.snapshot import Transfer, TransferPurpose
+from turboserve.worker.engine.snapshot import Transfer, TransferDirection, TransferPurpose
 from turboserve.worker.engine.stages import Fail
 from turboserve.worker.engine.streams import DEVICE_LOST
 
@@ -133,6 +134,52 @@ class ResidencyController:
             self._copy_in_s = _mean(self._copy_in_s, now - self._arrival[1])
             self._arrival = None
 
+    def returns_s(self, now: float) -> dict[str, float]:
+        """Earliest time at which each session without its state in a slab may compute, seconds from now.
+
+        The copy in progress ends first. Sessions that do not return (suspended, quiesced, with nothing to
+        generate) are left out.
+        """
+        free, busy_s = self._table.pool.free, 0.0
+        found: dict[str, float] = {}
+        turns: list[tuple[float, str]] = []
+        for session in self._table.sessions.values():
+            match session.activity:
+                case Transferring(transfer=transfer) if transfer.way is TransferDirection.ARRIVING:
+                    began_s = now
+                    if self._arrival is not None and self._arrival[0] is transfer:
+                        began_s = self._arrival[1]
+                    found[session.name] = max(0.0, self._copy_in_s - (now - began_s))
+                    busy_s = max(busy_s, found[session.name])
+                case Transferring(transfer=transfer) if transfer.purpose is TransferPurpose.RESIDENCY:
+                    free += 1
+                    busy_s = max(busy_s, self._copy_out_s - (now - transfer.began_s))
+                    turns.append(self._turn(session, now))
+                case Offloaded(quiesced=False) if not session.suspending and not session.ended:
+                    turns.append(self._turn(session, now))
+                case _:
+                    pass
+        return found | returns_s((turn for turn in turns if turn[0] < inf), free, self.options, busy_s)
+
+    def _turn(self, session: Session, now: float) -> tuple[float, str]:
+        """See `ResidencyView.turn`."""
+        by_s = self._return_by_s(session, now)
+        if session.name in self._wants_from_s:
+            by_s = min(by_s, self._wants_from_s[session.name] + NO_DEADLINE_S - now)
+        return by_s - (now - self._late_from_s.get(session.name, now)), session.name
+
+    def _return_by_s(self, session: Session, now: float) -> float:
+        """See `ResidencyView.return_by_s`."""
+        if not self._pacing.shrinks(session) or session.ended:
+            return inf
+        return self._pacing.slack(session, now) - self._copy_in_s - self._own_s
+
+    @property
+    def _own_s(self) -> float:
+        """Time of a session's own forwards. The batch in progress ends first, and the copy is noticed after
+        another one."""
+        return self._chunk_seconds + 2 * self._forward(self._rows)
+
     @property
     def _possible(self) -> bool:
         """Whether a session waits outside and no exchange is in progress."""
@@ -167,12 +214,7 @@ class ResidencyController:
             return None
         resident = not isinstance(outside, Offloaded)
         wants = self._wants(session, now)
-        slack_s = self._pacing.slack(session, now)
-        # The batch in progress ends first, and the copy is noticed after another one.
-        own_s = self._chunk_seconds + 2 * self._forward(self._rows)
-        by_s = inf
-        if self._pacing.shrinks(session) and not session.ended:
-            by_s = slack_s - self._copy_in_s - own_s
+        by_s = self._return_by_s(session, now)
         if wants and not resident:
             since_s = self._wants_from_s.setdefault(name, now)
             by_s = min(by_s, since_s + NO_DEADLINE_S - now)
@@ -185,7 +227,7 @@ class ResidencyController:
         return ResidencyView(
             name,
             resident,
-            credit_s=inf if by_s == inf else slack_s - own_s,
+            credit_s=inf if by_s == inf else self._pacing.slack(session, now) - self._own_s,
             return_by_s=by_s,
             wants=wants,
             late_s=now - self._late_from_s.get(name, now),
