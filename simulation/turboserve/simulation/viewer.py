@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -91,7 +92,7 @@ class ViewerConnection:
         if message["type"] == "websocket.close":
             self.code = message["code"]
         elif (text := message.get("text")) is not None:
-            self._announced = json.loads(text)
+            self._announced = from_json(text)
             if self._announced["type"] == "skip":
                 self._skip(self._announced["index"], self._announced["start_s"])
             elif self._announced["type"] == "hello" and self._reporting is None:

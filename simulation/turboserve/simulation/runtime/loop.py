@@ -213,11 +213,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.callbacks += 1
             self._running = process
             try:
-                handle._run()
+                # The same as `Handle._run`, without its frame.
+                handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self._report(handle, error)
             finally:
                 self._running = None
                 if self._doomed:
                     self._discard_process()
+
+    def _report(self, handle: asyncio.Handle, error: BaseException) -> None:
+        self.call_exception_handler(
+            {
+                "message": f"Exception in callback {handle._callback!r}",  # type: ignore[attr-defined]
+                "exception": error,
+                "handle": handle,
+            }
+        )
 
     def _next_process(self) -> Process | None:
         """Draw a process with a ready callback. A frozen process waits for the end of its freeze."""

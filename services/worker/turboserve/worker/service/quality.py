@@ -63,6 +63,8 @@ class QualityBoard:
 
     def __init__(self) -> None:
         self._made: deque[_ChunkQuality] = deque()
+        self._not_best = self._lowered = 0
+        """Number of the chunks in `_made` whose quality is not 1, and of those that the load has lowered."""
         self._newest: dict[str, tuple[int, ChunkFidelity | None]] = {}
 
     def made(
@@ -72,6 +74,8 @@ class QualityBoard:
         self._newest[session] = run, fidelity
         quality = 1.0 if fidelity is None else fidelity.quality
         self._made.append(_ChunkQuality(now, quality, lowered))
+        self._not_best += quality != 1.0
+        self._lowered += lowered
         self._drop(now)
 
     def forget(self, session: str) -> None:
@@ -81,13 +85,15 @@ class QualityBoard:
     def mean(self, now: float) -> float | None:
         """Mean quality of the chunks of the last minute. None: no chunk, or one was not measured."""
         self._drop(now)
+        if not self._not_best:
+            return 1.0 if self._made else None
         known = [each.quality for each in self._made if each.quality is not None]
         return sum(known) / len(known) if self._made and len(known) == len(self._made) else None
 
     def debt(self, now: float) -> float:
         """Share of the chunks of the last minute that the load has lowered."""
         self._drop(now)
-        return sum(each.lowered for each in self._made) / len(self._made) if self._made else 0.0
+        return self._lowered / len(self._made) if self._made else 0.0
 
     def onto(self, held: Iterable[HeldSession], runs: Mapping[str, int]) -> tuple[HeldSession, ...]:
         """Return the sessions with the configurations of their newest chunks, of these runs."""
@@ -101,7 +107,9 @@ class QualityBoard:
 
     def _drop(self, now: float) -> None:
         while self._made and self._made[0].at_s <= now - WINDOW_S:
-            self._made.popleft()
+            old = self._made.popleft()
+            self._not_best -= old.quality != 1.0
+            self._lowered -= old.lowered
 
 
 class SlackMonitor:

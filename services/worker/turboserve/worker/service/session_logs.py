@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from opentelemetry import trace
@@ -91,13 +92,20 @@ class SessionLogs:
         for key in [key for key in self.chunks if key[:2] == (session, run)]:
             self.forget(*key)
 
+    @staticmethod
+    def _within(chunk: PackagedChunk) -> AbstractContextManager[object]:
+        """The chunk's span as the current one."""
+        if not tracing():
+            return nullcontext()
+        return trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False)
+
     async def _publish(self, command: commands.PublishChunk, chunk: PackagedChunk) -> None:
         started = self._clock.monotonic()
         if tracing():
             chunk.span.set_attribute(EPOCH, command.ownership[0])
         key = command.session, command.run, command.index
         try:
-            with trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False):
+            with self._within(chunk):
                 outcome, sequence, duplicate = await self._wire.publish(
                     chunk,
                     command.ownership,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ class ApiError(Exception):
         return {"code": self.code, "err_code": self.err_code, "description": self.description}
 
 
+@functools.lru_cache(maxsize=64)
 def ttl_seconds(text: str) -> float | None:
     """Return a message's time to live in seconds; None if `text` is not valid.
 

@@ -28,9 +28,11 @@ class PatternIndex(Generic[T]):
         """Patterns with other wildcards, by first token and value: the pattern's tokens."""
         self._found: dict[str, list[T]] = {}
         """Results since the last change, by subject."""
+        self._found_below: dict[str, list[T]] = {}
+        """Results for inbox subjects since the last change, by the part before the last token."""
 
     def add(self, pattern: str, value: T) -> None:
-        self._found.clear()
+        self._changed()
         place = self._place(pattern)
         if place is None:
             tokens = pattern.split(".")
@@ -39,7 +41,7 @@ class PatternIndex(Generic[T]):
             place[0].setdefault(place[1], {})[value] = None
 
     def remove(self, pattern: str, value: T) -> None:
-        self._found.clear()
+        self._changed()
         place = self._place(pattern)
         if place is None:
             first, _, _ = pattern.partition(".")
@@ -55,10 +57,23 @@ class PatternIndex(Generic[T]):
         """Return the values whose patterns match. The caller must not change the list."""
         if (known := self._found.get(subject)) is not None:
             return known
+        if subject.startswith(INBOX_PREFIX):
+            return self._match_inbox(subject)
         found = self._match(subject)
-        # Each inbox subject is used for one answer only.
-        if len(self._found) < ANSWERS_KEPT and not subject.startswith(INBOX_PREFIX):
+        if len(self._found) < ANSWERS_KEPT:
             self._found[subject] = found
+        return found
+
+    def _match_inbox(self, subject: str) -> list[T]:
+        """Return the matches of an inbox subject, which is used for one answer only."""
+        first, _, _ = subject.partition(".")
+        if subject in self._exact or not self._rest.keys().isdisjoint((first, "*", ">")):
+            return self._match(subject)
+        # Without these patterns, the last token decides nothing.
+        parent = subject.rpartition(".")[0]
+        found = self._found_below.get(parent)
+        if found is None:
+            found = self._found_below[parent] = self._match(subject)
         return found
 
     def _match(self, subject: str) -> list[T]:
@@ -80,6 +95,10 @@ class PatternIndex(Generic[T]):
                 if (patterns := self._rest.get(first)) is not None:
                     found += [value for value, pattern in patterns.items() if _matches(pattern, tokens)]
         return found
+
+    def _changed(self) -> None:
+        self._found.clear()
+        self._found_below.clear()
 
     def _place(self, pattern: str) -> tuple[dict[str, dict[T, None]], str] | None:
         parent, dot, last = pattern.rpartition(".")

@@ -46,7 +46,7 @@ class Receiver(Client):
         if not self._resp_sub_prefix:
             await self._init_request_sub()
         loop = asyncio.get_running_loop()
-        token = self._nuid.next().decode()
+        token = self._nuid.text()  # type: ignore[attr-defined]
         future: asyncio.Future[Msg] = loop.create_future()
         self._responses[token] = future
         try:
@@ -109,8 +109,12 @@ class _Nuid:
         self._number = 0
 
     def next(self) -> bytearray:
+        return bytearray(self.text(), "ascii")
+
+    def text(self) -> str:
+        """Return the next id, as text."""
         self._number += 1
-        return bytearray(f"{self._prefix}{self._number:010d}", "ascii")
+        return f"{self._prefix}{self._number:010d}"
 
 
 def _give_up(future: asyncio.Future[Msg]) -> None:
