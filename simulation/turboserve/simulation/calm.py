@@ -40,12 +40,15 @@ STATEMENT_S = 0.002
 """Latency of each statement of the state store."""
 PLAYHEAD_S = 1.25
 """Time between two reports of one session's playhead: the longest that the gateway's settings accept."""
-REPORT_S = 1.0
-"""Time between two reports of one viewer."""
+REPORT_S = PLAYHEAD_S
+"""Time between two reports of one viewer: what the gateway asks of its viewers."""
 HEARTBEAT_S = 2.0
 """Time between two heartbeats of a worker: a quarter of the lease."""
-TICK_S = 0.5
+TICK_S = 2.0
 """Time between two ticks in which a worker retries failed actions. Without faults there are none."""
+TIER_REPORT_S = 2.0
+"""Time between two measurements of a worker's playout slack, with which a heartbeat has a new one."""
+SHIPPED_TIER_REPORT_S = float(WorkerSettings.model_fields["tier_report_interval_s"].default)
 ARRIVE_WITHIN_S = 60.0
 """Time within which all sessions arrive if no file of arrivals is given."""
 PROMPT_EVERY_S = 30.0
@@ -72,6 +75,8 @@ class CalmScale(Scale):
     report_s: float = REPORT_S
     every_forward: bool = False
     """Whether the engine takes one step per forward pass; otherwise it takes one per chunk."""
+    tick_s: float = TICK_S
+    tier_report_s: float = TIER_REPORT_S
 
     def gateway(self) -> GatewaySettings:
         return self._of(GatewaySettings, playhead_interval_s=PLAYHEAD_S, stream_limit=100_000)
@@ -98,7 +103,8 @@ class CalmScale(Scale):
         return self._pool()
 
     def worker(self, name: str, slot: str) -> WorkerSettings:
-        return super().worker(name, slot).model_copy(update={"worker_tick_s": TICK_S})
+        intervals = {"worker_tick_s": self.tick_s, "tier_report_interval_s": self.tier_report_s}
+        return super().worker(name, slot).model_copy(update=intervals)
 
     def profile(self, load_s: float) -> DeviceProfile:
         """Return the profile of a worker's device: real time with all slots taken."""
@@ -183,6 +189,8 @@ def run_calm(
         gather=gather,
         rebalancer=rebalancer,
         rescue_horizon_s=rescue_horizon_s,
+        # Rescues decide by the tiers.
+        tier_report_s=SHIPPED_TIER_REPORT_S if rescue_horizon_s else TIER_REPORT_S,
     )
     world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S))
     FaultInjector(world)

@@ -10,7 +10,13 @@ from typing import Any
 from turboserve.gateway.auth.access import DEFAULT_TENANT as TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
-from turboserve.simulation.calm import HEARTBEAT_S, LATENCY_S, STATEMENT_S, CalmScale
+from turboserve.simulation.calm import (
+    HEARTBEAT_S,
+    LATENCY_S,
+    SHIPPED_TIER_REPORT_S,
+    STATEMENT_S,
+    CalmScale,
+)
 from turboserve.simulation.faults import CALM
 from turboserve.simulation.injector import FaultInjector
 from turboserve.simulation.null_logging import quiet
@@ -21,6 +27,8 @@ from turboserve.simulation.users import Clients
 from turboserve.simulation.world import World
 from turboserve.worker.settings import Settings as WorkerSettings
 
+TICK_S = 0.5
+"""Time between two ticks in which a worker retries failed actions."""
 PLAYHEAD_S = float(GatewaySettings.model_fields["playhead_interval_s"].default)
 """Time between two reports of a playhead: the gateway's default."""
 WARM_UP_S = 10.0
@@ -84,10 +92,13 @@ class StreamRecord:
 class StreamScale(CalmScale):
     """Calm mode with settings and a device of the caller's choice.
 
-    Viewers and gateways report playheads at the shipped interval: a slack is only as exact as they are.
+    Viewers and gateways report playheads, and workers tiers, at the shipped intervals: a slack is only as
+    exact as they are.
     """
 
     report_s: float = PLAYHEAD_S
+    tick_s: float = TICK_S
+    tier_report_s: float = SHIPPED_TIER_REPORT_S
     device: DeviceProfile = field(default_factory=DeviceProfile)
     worker_settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the workers' settings that differ from calm mode's."""
