@@ -32,7 +32,7 @@ STREAMS, QUICK_STREAMS = 120, 60
 FIRST_SEED = 100
 """Seeds below this were used for tuning."""
 WANTED_CPR = 0.95
-TICKS = 60
+TICKS = 20
 """Number of states in which each decision is timed."""
 RATES = (0.6, 1.0, 1.4, 1.8, 2.2)
 PARTS = ("workloads", "ablations", "decisions", "load", "rates")

@@ -20,7 +20,7 @@ CHUNK_S = 0.75
 LEAD_S = 3.0
 LOADS = (0.7, 0.9, 1.1, 1.3, 1.6, 2.0)
 """Work of a worker's streams at the best configuration, as a multiple of what it computes in that time."""
-DECISIONS_PER_STATE = 4
+DECISIONS_PER_STATE = 12
 """Number of streams that decide in each state of a lone worker with all streams."""
 POLICIES: Mapping[str, tuple[str, Callable[[], FidelityPolicy]]] = {
     "tiers, bmpr": ("tiers", lambda: FIDELITY_POLICIES.make("bmpr")),

@@ -131,27 +131,26 @@ class QualityExchange:
         hopeless, time = self._hopeless(float(done_s[begin] - work_s[begin]), floor_s, begins_s, limit_s)
         places = self.place[here].copy()
         places[:hopeless] = lowest[:hopeless]
-        keys = (self._steps.rank[lowest, newest, places] * size + np.arange(size)).tolist()
-        offered = (places < lowest).tolist()
-        offers: list[int] = []
-        """Heap of steps down: the rank of the loss, then the index of the chunk, as one number."""
+        ranks = self._steps.rank[lowest, newest, places]
+        # The step down of each chunk as one number: the rank of its loss, then the chunk's index.
+        keys = np.where(places < lowest, ranks * size + np.arange(size), -1)
         at = hopeless
+        offers: list[int] = []
         if not hopeless:
             at = first - begin
-            offers = sorted(key for key, may in zip(keys[:at], offered, strict=False) if may)
+            offers = sorted(key for key in keys[:at].tolist() if key >= 0)
             time = float(done_s[first] - work_s[first])
         place, below, rank = places.tolist(), self._steps.below.tolist(), self._steps.rank.tolist()
-        low, new, begins, limits = lowest.tolist(), newest.tolist(), begins_s.tolist(), limit_s.tolist()
-        works = work_s[here].tolist()
+        low, new = lowest.tolist(), newest.tolist()
         cost_s = (self._steps.forwards * self._queue.pace_s).tolist()
-        for i in range(at, size):
-            if time < begins[i]:
-                time = begins[i]
+        rest = (each[at:].tolist() for each in (begins_s, work_s[here], limit_s, keys))
+        for begins, work, limit, key in zip(*rest, strict=True):
+            if time < begins:
+                time = begins
                 offers.clear()
-            time += works[i]
-            if offered[i]:
-                heappush(offers, keys[i])
-            limit = limits[i]
+            time += work
+            if key >= 0:
+                heappush(offers, key)
             while time > limit and offers:
                 k = heappop(offers) % size
                 above, lowest_k = place[k], low[k]
