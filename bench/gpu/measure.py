@@ -109,7 +109,7 @@ def main() -> int:
     notes.found["windows"] = {}
     for window in arguments.windows:
         config = dataclasses.replace(
-            TINY if arguments.tiny else preset("longlive-1.3b"),
+            TINY if arguments.tiny else preset("longlive-1-3b"),
             local_attn_size=window,
             sink_size=3,
             rotation="absolute",

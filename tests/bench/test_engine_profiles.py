@@ -58,8 +58,8 @@ def test_the_shipped_model_is_measured_with_its_text_encoder(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--model", "nope"], "'nope' is not one of self-forcing-1.3b"),
-        (["--model", "longlive-1.3b"], "TURBOSERVE_CHECKPOINT: model longlive-1.3b needs it"),
+        (["--model", "nope"], "'nope' is not one of self-forcing-1-3b"),
+        (["--model", "longlive-1-3b"], "TURBOSERVE_CHECKPOINT: model longlive-1-3b needs it"),
         (["--config", "/nowhere.json"], "/nowhere.json"),
     ],
 )

@@ -24,7 +24,7 @@ def run(*arguments: str) -> Any:
 
 
 def test_the_grid_has_the_best_and_the_cheapest_configuration() -> None:
-    for name, windows in (("toyworld", {1, 2}), ("self-forcing-1.3b", {1, 4, 7})):
+    for name, windows in (("toyworld", {1, 2}), ("self-forcing-1-3b", {1, 4, 7})):
         config = preset(name)
         grid = configurations(config)
         assert len(grid) == len(set(grid)) == 4 * len(windows) * 3

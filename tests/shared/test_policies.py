@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from turboserve.policies import GROUP, Policies, PolicyLoadError, UnknownPolicyError
+from turboserve.plugins import NotInstalledError, PluginLoadError
+from turboserve.policies import GROUP, Policies
 from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
 from turboserve.service import EXIT_SETTINGS
 from turboserve.worker.engine.gather import GATHER_POLICIES
@@ -65,7 +66,7 @@ def test_a_broken_distribution_is_named_with_its_entry_point(
     (tmp_path / "failing_policies.py").write_text("1 / 0\n")
     install(tmp_path, monkeypatch, {"broken": value})
     assert POLICIES.check("broken") == "broken"
-    with pytest.raises(PolicyLoadError, match=f"distribution other-policies: .*{reason}") as raised:
+    with pytest.raises(PluginLoadError, match=f"distribution other-policies: .*{reason}") as raised:
         POLICIES.make("broken")
     assert raised.value.distribution == "other-policies"
     assert raised.value.entry_point == f"test.broken = {value}"
@@ -75,10 +76,14 @@ def test_a_broken_distribution_is_named_with_its_entry_point(
 def test_an_unknown_name_is_refused_with_the_names_that_are_installed() -> None:
     for use in (POLICIES.check, POLICIES.make):
         with pytest.raises(
-            UnknownPolicyError, match="no test policy 'other' is installed; installed: own"
+            NotInstalledError, match="no test policy 'other' is installed; installed: own"
         ) as raised:
             use("other")
-        assert (raised.value.kind, raised.value.name, raised.value.installed) == ("test", "other", ("own",))
+        assert (raised.value.kind, raised.value.name, raised.value.installed) == (
+            "test policy",
+            "other",
+            ("own",),
+        )
 
 
 def test_the_baselines_are_installed() -> None:

@@ -90,7 +90,7 @@ def test_a_forward_at_full_size_takes_what_its_formula_says(
     dtype: torch.dtype, rows: int, frames: int
 ) -> None:
     # Each layer reuses the memory of the previous one.
-    config = dataclasses.replace(preset("longlive-1.3b"), num_layers=2)
+    config = dataclasses.replace(preset("longlive-1-3b"), num_layers=2)
     expected = rows * forward_bytes(config, dtype, frames)
     assert measured(config, dtype, rows, frames) <= expected <= 1.35 * measured(config, dtype, rows, frames)
 
@@ -130,7 +130,7 @@ def test_an_engine_takes_no_more_than_its_budget(sessions: int, decode_batch: in
 
 def test_more_is_decoded_at_once_where_memory_hardly_notices() -> None:
     with META:
-        transformer = CausalWanTransformer(preset("longlive-1.3b")).to(torch.bfloat16)
+        transformer = CausalWanTransformer(preset("longlive-1-3b")).to(torch.bfloat16)
         wan = WanDecoder(WanVae(WanVaeConfig()).to(torch.bfloat16), 60, 104)
         tiny = TaehvDecoder(Taehv(TaehvConfig()).to(torch.bfloat16), 60, 104)
     text, gpu_bytes = load_toyworld().text, 140 << 30
@@ -169,7 +169,7 @@ def test_every_part_counts_on_a_cpu_too() -> None:
 
 def test_the_host_pool_holds_as_many_states_as_there_are_slots_by_default(tmp_path: Path) -> None:
     with META:
-        transformer = CausalWanTransformer(preset("longlive-1.3b")).to(torch.bfloat16)
+        transformer = CausalWanTransformer(preset("longlive-1-3b")).to(torch.bfloat16)
         wan = WanDecoder(WanVae(WanVaeConfig()).to(torch.bfloat16), 60, 104)
     models = Models(transformer, load_toyworld().text, wan)
     # Slab, the prompt's keys and values, and the decoder's cache each have the known size.

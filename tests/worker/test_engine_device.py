@@ -48,7 +48,7 @@ class AllThere(TorchDispatchMode):
 def test_no_forward_at_full_size_touches_a_tensor_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     # All layers do the same, and so do all steps.
     config = dataclasses.replace(
-        preset("longlive-1.3b"), num_layers=1, denoising_steps=(1000, 500), rotation="window"
+        preset("longlive-1-3b"), num_layers=1, denoising_steps=(1000, 500), rotation="window"
     )
     with DEVICE:
         model = CausalWanTransformer(config).to(torch.bfloat16)

@@ -92,6 +92,6 @@ def test_far_from_the_start_a_window_reads_as_near_it(
 
 
 def test_the_public_model_with_window_rotation_has_no_last_frame() -> None:
-    config = preset("longlive-1.3b")
+    config = preset("longlive-1-3b")
     assert config.session_frames == config.rotation_frames == 1024
     assert with_rotation(config, "window").session_frames is None

@@ -12,27 +12,27 @@ from turboserve.worker.model.presets import UnknownPresetError, preset
 
 
 def test_the_public_models_sizes_are_the_facts() -> None:
-    config = preset("longlive-1.3b")
+    config = preset("longlive-1-3b")
     assert config.tokens_per_frame == 1560
     assert config.head_dim == 128
     layout = SlabLayout.of(config, torch.bfloat16)
     assert layout.self_bytes == 3_450_470_400
     assert layout.text_bytes == 94_371_840
-    assert SlabLayout.of(preset("self-forcing-1.3b"), torch.bfloat16).self_bytes == 6_038_323_200
+    assert SlabLayout.of(preset("self-forcing-1-3b"), torch.bfloat16).self_bytes == 6_038_323_200
 
 
 def test_media_time_of_chunks() -> None:
-    config = preset("longlive-1.3b")
+    config = preset("longlive-1-3b")
     assert [config.pixel_frames(chunk) for chunk in range(3)] == [9, 12, 12]
     assert [config.media_start(chunk) for chunk in range(3)] == [0.0, 9 / 16, 21 / 16]
     # A session in absolute rotation ends at about 256 s.
     assert config.session_frames == 1024
     assert dataclasses.replace(config, rotation="window").session_frames is None
-    assert preset("self-forcing-1.3b").session_frames == 21
+    assert preset("self-forcing-1-3b").session_frames == 21
 
 
 def test_json_round_trip() -> None:
-    config = preset("longlive-1.3b")
+    config = preset("longlive-1-3b")
     assert ModelConfig.from_json(config.to_json()) == config
 
 
@@ -55,11 +55,11 @@ def test_json_round_trip() -> None:
 )
 def test_values_out_of_range_name_field_and_limit(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
-        dataclasses.replace(preset("longlive-1.3b"), **change)
+        dataclasses.replace(preset("longlive-1-3b"), **change)
 
 
 def test_unknown_and_missing_keys_are_named() -> None:
-    values = dataclasses.asdict(preset("longlive-1.3b"))
+    values = dataclasses.asdict(preset("longlive-1-3b"))
     with pytest.raises(ModelConfigError, match="unknown keys depth"):
         ModelConfig.from_mapping({**values, "depth": 3})
     assert ModelConfig.from_mapping({**values, "depth": 3}, ignore=frozenset({"depth"})).dim == 1536
@@ -71,5 +71,5 @@ def test_unknown_and_missing_keys_are_named() -> None:
 
 
 def test_unknown_presets_are_refused() -> None:
-    with pytest.raises(UnknownPresetError, match=r"'wan' is not one of self-forcing-1\.3b"):
+    with pytest.raises(UnknownPresetError, match=r"'wan' is not one of self-forcing-1-3b"):
         preset("wan")

@@ -67,7 +67,7 @@ def test_the_names_are_those_that_diffusers_converts(weights: dict[str, Tensor])
 
 
 def test_every_name_and_shape_of_the_public_model() -> None:
-    config = preset("self-forcing-1.3b")
+    config = preset("self-forcing-1-3b")
     with torch.device("meta"):
         theirs = library(config).state_dict()
         ours = CausalWanTransformer(config).state_dict()

@@ -24,8 +24,9 @@ from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointEr
 from turboserve.worker.model.naming import DIFFUSERS_TRANSFORMER, renamed
 from turboserve.worker.model.presets import UnknownPresetError
 from turboserve.worker.model.public import PublicFiles, load_transformer
+from turboserve.worker.replicas.models import MissingFileError
 from turboserve.worker.replicas.public import load_public
-from turboserve.worker.service.models import MissingFileError, load_models
+from turboserve.worker.service.models import load_models
 from turboserve.worker.settings import Settings
 
 
@@ -33,7 +34,7 @@ from turboserve.worker.settings import Settings
 def config(tiny_config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     """Stands in for both public presets, whose own sizes are too large for a test."""
     config = dataclasses.replace(tiny_config, rotation="absolute", text_len=8)
-    for name in ("longlive-1.3b", "self-forcing-1.3b"):
+    for name in ("longlive-1-3b", "self-forcing-1-3b"):
         monkeypatch.setitem(presets._PUBLIC, name, config)
     return config
 
@@ -96,7 +97,7 @@ def engine_of(loaded: Models) -> Engine:
 
 def test_an_engine_makes_video_from_public_files(files: PublicFiles) -> None:
     def run(suspend: bool) -> list[ChunkReady]:
-        engine = engine_of(load_public("longlive-1.3b", files))
+        engine = engine_of(load_public("longlive-1-3b", files))
         engine.admit(SessionSpec("a", "red &amp; blue", seed=3), 100.0)
         made = chunks(engine, 2)
         if suspend:
@@ -121,16 +122,16 @@ def test_the_adapter_is_merged_and_the_authors_weights_are_taken(
     lora = torch.load(files.lora, weights_only=True)["generator_lora"]
     key = "base_model.model.blocks.0.ffn.0"
     delta = lora[f"{key}.lora_B.weight"] @ lora[f"{key}.lora_A.weight"]
-    merged = load_public("longlive-1.3b", files).transformer.state_dict()
+    merged = load_public("longlive-1-3b", files).transformer.state_dict()
     assert torch.allclose(merged[name], weights[name] + delta, atol=1e-6)
     assert torch.equal(merged["head.head.weight"], weights["head.head.weight"])
 
     bare = dataclasses.replace(files, lora=None)
-    assert torch.equal(load_public("longlive-1.3b", bare).transformer.state_dict()[name], weights[name])
-    averaged = load_public("self-forcing-1.3b", bare).transformer.state_dict()
+    assert torch.equal(load_public("longlive-1-3b", bare).transformer.state_dict()[name], weights[name])
+    averaged = load_public("self-forcing-1-3b", bare).transformer.state_dict()
     assert torch.equal(averaged[name], weights[name] + 1)
     chosen = dataclasses.replace(bare, container="generator")
-    assert torch.equal(load_public("self-forcing-1.3b", chosen).transformer.state_dict()[name], weights[name])
+    assert torch.equal(load_public("self-forcing-1-3b", chosen).transformer.state_dict()[name], weights[name])
 
 
 def test_a_diffusers_folder_in_shards(
@@ -175,7 +176,7 @@ def test_a_file_that_disagrees_is_listed_whole(files: PublicFiles) -> None:
     loaded["generator"]["model.patch_embedding.bias"] = torch.zeros(3)
     torch.save(loaded, files.checkpoint)
     with pytest.raises(CheckpointError) as caught:
-        load_public("longlive-1.3b", files)
+        load_public("longlive-1-3b", files)
     assert caught.value.missing == ["head.modulation"]
     assert caught.value.extra == ["blocks.5.norm3.weight"]
     assert caught.value.misshaped == [("patch_embedding.bias", (3,), (48,))]
@@ -187,18 +188,18 @@ def test_parts_that_do_not_fit_together_are_refused(
     with pytest.raises(UnknownPresetError):
         load_public("toyworld", files)
     wide = dataclasses.replace(config, text_dim=16)
-    monkeypatch.setitem(presets._PUBLIC, "longlive-1.3b", wide)
+    monkeypatch.setitem(presets._PUBLIC, "longlive-1-3b", wide)
     with pytest.raises(ModelConfigError, match=r"width 12 must be the transformer's text_dim \(16\)"):
-        load_public("longlive-1.3b", files)
+        load_public("longlive-1-3b", files)
     slow = dataclasses.replace(config, frames_per_latent=8)
-    monkeypatch.setitem(presets._PUBLIC, "longlive-1.3b", slow)
+    monkeypatch.setitem(presets._PUBLIC, "longlive-1-3b", slow)
     with pytest.raises(ModelConfigError, match="vae frames per latent: 4 must be the transformer's 8"):
-        load_public("longlive-1.3b", files)
+        load_public("longlive-1-3b", files)
 
 
 def test_the_worker_loads_what_its_settings_name(files: PublicFiles) -> None:
     given: dict[str, Any] = {
-        "model": "longlive-1.3b",
+        "model": "longlive-1-3b",
         "checkpoint": files.checkpoint,
         "lora": files.lora,
         "vae": files.vae,
@@ -211,6 +212,6 @@ def test_the_worker_loads_what_its_settings_name(files: PublicFiles) -> None:
     assert loaded.text.encode(["red"]).shape == (1, 8, 12)
     for name in ("checkpoint", "vae", "text_encoder"):
         with pytest.raises(
-            MissingFileError, match=f"TURBOSERVE_{name.upper()}: model longlive-1.3b needs it"
+            MissingFileError, match=f"TURBOSERVE_{name.upper()}: model longlive-1-3b needs it"
         ):
             load_models(Settings(**{**given, name: None}))

@@ -35,7 +35,7 @@ class NoMemory:
 
 
 def test_the_steps_are_warped_as_the_facts_say() -> None:
-    schedule = Schedule(preset("longlive-1.3b"))
+    schedule = Schedule(preset("longlive-1-3b"))
     assert schedule.steps == pytest.approx((1000.0, 937.5, 833.33, 625.0), abs=0.01)
     assert schedule.step_sigmas == pytest.approx((1.0, 0.9375, 0.83333, 0.625), abs=1e-5)
     assert schedule.sigmas.shape == (1000,)

@@ -1,4 +1,4 @@
-"""`turboserve model check FILE`: check whether this engine reproduces a reference."""
+"""`turboserve model`: check whether this engine reproduces a reference, and whether it can run a model."""
 
 from __future__ import annotations
 
@@ -77,6 +77,52 @@ def check(
         except report.BenchError as error:
             raise failure(str(error)) from None
     raise typer.Exit(0 if result.passed else 1)
+
+
+@app.command()
+def contract(
+    name: Annotated[str, typer.Argument(help="Model, as in TURBOSERVE_MODEL.")],
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result to this file, as one JSON object.")
+    ] = None,
+) -> None:
+    """Check everything on which the engine relies in a model. Exits with 1 if a check fails.
+
+    Device and files are those of a worker with these TURBOSERVE_… variables.
+    """
+    from pydantic import ValidationError
+
+    from turboserve.bench import report
+    from turboserve.plugins import PluginLoadError
+    from turboserve.worker.replicas.contract import ModelContract, ModelContractError
+    from turboserve.worker.service.models import load_models
+    from turboserve.worker.settings import Settings
+
+    try:
+        settings = Settings(model=name)
+    except ValidationError as error:
+        raise failure(f"NAME: {error.errors()[0]['msg']}") from None
+    checked = ModelContract(lambda: load_models(settings))
+    failed: dict[str, str] = {}
+    for check_name in ModelContract.CHECKS:
+        try:
+            checked.run(check_name)
+        except ModelContractError as error:
+            failed[check_name] = error.reason
+        except (PluginLoadError, ValueError, OSError) as error:
+            raise failure(f"{name}: {error}") from None
+        typer.echo(f"{check_name}: {failed.get(check_name, 'passed')}")
+    if json_file is not None:
+        found = {
+            "model": name,
+            "passed": not failed,
+            "checks": {each: failed.get(each) for each in ModelContract.CHECKS},
+        }
+        try:
+            report.write(json_file, found)
+        except report.BenchError as error:
+            raise failure(str(error)) from None
+    raise typer.Exit(1 if failed else 0)
 
 
 def _finite(value: float) -> float | None:

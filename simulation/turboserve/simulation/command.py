@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from turboserve.policies import UnknownPolicyError
+from turboserve.plugins import NotInstalledError
 from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
 from turboserve.simulation.calm import calm_table, run_calm
 from turboserve.simulation.mechanisms import Mechanisms
@@ -105,7 +105,7 @@ def run(
         GATHER_POLICIES.check(gather or GATHER)
         REBALANCERS.check(rebalancer)
         FIDELITY_POLICIES.check(fidelity or FIDELITY)
-    except UnknownPolicyError as error:
+    except NotInstalledError as error:
         raise typer.BadParameter(str(error)) from error
     if mode is SimulationMode.CALM:
         file = None if arrivals is None else Path(arrivals)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from turboserve.policies import UnknownPolicyError
+from turboserve.plugins import NotInstalledError
 from turboserve.scheduler.placement import PLACEMENTS
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.worker.engine.gather import GATHER_POLICIES
@@ -47,7 +47,7 @@ class SlackPolicy:
         try:
             GATHER_POLICIES.check(self.gather)
             PLACEMENTS.check(self.placement)
-        except UnknownPolicyError as error:
+        except NotInstalledError as error:
             return f"{error.kind} policy {error.name}"
         return None
 

@@ -29,6 +29,7 @@ from turboserve.gateway.page import endpoints as page_endpoints
 from turboserve.gateway.pools.endpoints import router as pools
 from turboserve.gateway.pools.snapshots import PoolSnapshots
 from turboserve.gateway.problems import handlers
+from turboserve.gateway.prompt_guides import read_prompt_guides
 from turboserve.gateway.sessions.endpoints import router as sessions
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
@@ -67,6 +68,7 @@ def create_gateway(
         # Without keys all callers are one tenant.
         streams=Streams(settings.stream_limit, settings.tenant_streams if keys else 0),
         pools=PoolSnapshots(bus, clock),
+        prompt_guides=read_prompt_guides(),
     )
 
 

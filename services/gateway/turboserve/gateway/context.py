@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from turboserve.gateway.auth.access import Authenticator, Keys
 from turboserve.gateway.chunk_log import ChunkLog
 from turboserve.gateway.pools.snapshots import PoolSnapshots
 from turboserve.gateway.problems.errors import TooManyStreamsError
+from turboserve.gateway.prompt_guides import PromptGuide
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
 from turboserve.gateway.timeline.service import TimelineService
@@ -92,6 +93,8 @@ class Gateway:
     timeline: TimelineService
     streams: Streams
     pools: PoolSnapshots
+    prompt_guides: Mapping[str, PromptGuide]
+    """What a model understands of a prompt, by the model's name. A model without a guide reads any text."""
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:

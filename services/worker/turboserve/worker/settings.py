@@ -9,8 +9,10 @@ from pydantic import AfterValidator, Field
 
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
+from turboserve.contracts.base import Id
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
 from turboserve.worker.engine.gather import GATHER_POLICIES
+from turboserve.worker.replicas.models import MODELS
 
 AUTO_SESSIONS = 16
 """Largest number of slots where no limit is set."""
@@ -23,8 +25,9 @@ class Settings(Shared):
     """The worker's id. None: a new id at each start, because the id of a gone worker never returns."""
     pool_member: str | None = None
     """The pool's name for the pool member that this worker is."""
-    model: Literal["toyworld", "self-forcing-1.3b", "longlive-1.3b"] = "toyworld"
-    """The model that the worker serves."""
+    model: Annotated[Id, AfterValidator(MODELS.check)] = "toyworld"
+    """The model that the worker serves: `toyworld`, `self-forcing-1-3b`, `longlive-1-3b`, or one that another
+    distribution installs."""
     model_weights: Path | None = None
     """toyworld's weights file. None: the file that ships with the worker."""
     checkpoint: Path | None = None

@@ -12,7 +12,6 @@ from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.gateway.auth.middleware import Tenant
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import problems
-from turboserve.gateway.workers.prompt_guides import PROMPT_GUIDES
 from turboserve.gateway.workers.schemas import Model, ModelList, Worker, WorkerList
 from turboserve.subjects import LIST_WORKERS
 
@@ -42,7 +41,7 @@ async def list_models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gatew
                 capacity=sum(worker.capacity for worker in workers),
                 sessions=sum(worker.sessions for worker in workers),
                 prompt_limit=PROMPT_LIMIT,
-                prompt_guide=PROMPT_GUIDES.get(name),
+                prompt_guide=gateway.prompt_guides.get(name),
             )
             for name, workers in sorted(serving.items())
         ]

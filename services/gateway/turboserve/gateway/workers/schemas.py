@@ -7,8 +7,8 @@ from typing import Self
 from pydantic import Field
 
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.gateway.prompt_guides import PromptGuide
 from turboserve.gateway.public import PublicOutput, Timestamp
-from turboserve.gateway.workers.prompt_guides import PromptGuide
 
 
 class Model(PublicOutput):

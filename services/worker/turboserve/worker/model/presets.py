@@ -22,8 +22,8 @@ _SELF_FORCING = ModelConfig(
     latent_width=104,
 )
 _PUBLIC = {
-    "self-forcing-1.3b": _SELF_FORCING,
-    "longlive-1.3b": dataclasses.replace(_SELF_FORCING, local_attn_size=12, sink_size=3),
+    "self-forcing-1-3b": _SELF_FORCING,
+    "longlive-1-3b": dataclasses.replace(_SELF_FORCING, local_attn_size=12, sink_size=3),
 }
 _SHIPPED = {"toyworld": Path(__file__).parent.parent / "weights" / "toyworld.safetensors"}
 

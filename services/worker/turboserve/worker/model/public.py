@@ -15,8 +15,8 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 
 CONTAINERS = {
     # As in the authors' own inference: Self-Forcing uses the averaged weights, LongLive the last ones.
-    "self-forcing-1.3b": ("generator_ema", "generator", "model"),
-    "longlive-1.3b": ("generator", "model", "generator_ema"),
+    "self-forcing-1-3b": ("generator_ema", "generator", "model"),
+    "longlive-1-3b": ("generator", "model", "generator_ema"),
 }
 """Preset → dictionaries of a `.pt` file, in the order in which they are looked for."""
 _SUBFOLDER = "transformer"
@@ -43,7 +43,7 @@ def load_transformer(
     files: PublicFiles,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    containers: tuple[str, ...] = CONTAINERS["self-forcing-1.3b"],
+    containers: tuple[str, ...] = CONTAINERS["self-forcing-1-3b"],
 ) -> CausalWanTransformer:
     """The transformer, with its adapter merged if there is one. `containers`: dictionaries to look for.
 

@@ -20,6 +20,7 @@ from turboserve.worker.engine.profile_file import ForeignProfileError, ProfileFi
 from turboserve.worker.engine.sequence_parallel_sizes import lent_bytes
 from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.replicas.models import ModelOptions, load_model
 from turboserve.worker.service.host_memory import (
     check_host_sessions,
     default_host_bytes,
@@ -54,48 +55,32 @@ def choose_dtype(settings: Settings, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if half else torch.float32
 
 
-class MissingFileError(ValueError):
-    """A public model lacks one of its files. The message names the variable for its path."""
-
-    def __init__(self, model: str, setting: str) -> None:
-        super().__init__(f"TURBOSERVE_{setting.upper()}: model {model} needs it")
-        self.setting = setting
-
-
 def load_models(settings: Settings) -> Models:
     """Load the configured model on the chosen device: seconds for toyworld, minutes for a public model.
 
-    Raises `CheckpointError` or `UnreadableCheckpointError` for bad files, `MissingFileError`, and
-    `TextEncoderUnavailableError` where the worker's extra `models` is not installed.
+    Raises the errors of `load_model`. toyworld and public models raise `CheckpointError` or
+    `UnreadableCheckpointError` for bad files, and `TextEncoderUnavailableError` where the worker's extra
+    `models` is not installed.
     """
-    from turboserve.worker.replicas.toyworld import load_toyworld
-
     device = choose_device(settings)
     if device.type == "cpu":
         torch.set_num_threads(settings.torch_threads)
-    if settings.model == "toyworld":
-        return load_toyworld(device, settings.model_weights)
-    return _load_public(settings, device)
+    return load_model(settings.model, model_options(settings, device))
 
 
-def _load_public(settings: Settings, device: torch.device) -> Models:
-    from turboserve.worker.model.public import PublicFiles
-    from turboserve.worker.replicas.public import load_public
-
-    for setting in ("checkpoint", "vae", "text_encoder"):
-        if getattr(settings, setting) is None:
-            raise MissingFileError(settings.model, setting)
-    assert settings.checkpoint is not None
-    assert settings.vae is not None
-    assert settings.text_encoder is not None
-    files = PublicFiles(
+def model_options(settings: Settings, device: torch.device) -> ModelOptions:
+    """What the settings state about the model's files, on `device`."""
+    return ModelOptions(
+        device,
+        choose_dtype(settings, device),
+        model_weights=settings.model_weights,
         checkpoint=settings.checkpoint,
+        checkpoint_container=settings.checkpoint_container,
+        lora=settings.lora,
         vae=settings.vae,
         text_encoder=settings.text_encoder,
-        lora=settings.lora,
-        container=settings.checkpoint_container,
+        rotation=settings.rotation,
     )
-    return load_public(settings.model, files, device, choose_dtype(settings, device), settings.rotation)
 
 
 def make_engine(models: Models, settings: Settings) -> Engine:

@@ -1,16 +1,22 @@
-"""What the models of this project understand of a prompt: words by kind, a pattern, examples.
+"""What models with a closed vocabulary understand of a prompt: words by kind, a pattern, examples.
 
-A gateway knows the workers' models by name. A test compares the words with those of the shipped weights.
+A gateway knows the workers' models by name. A distribution that brings a model offers its guide under the
+entry-point group `turboserve.prompt_guides`: a mapping with the fields of `PromptGuide`. A test compares
+toyworld's words with those of the shipped weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from turboserve import logs
 from turboserve.gateway.public import PublicOutput
+from turboserve.plugins import PluginLoadError, Plugins
+
+log = logs.get("gateway")
 
 
 class PromptChoice(PublicOutput):
@@ -126,5 +132,18 @@ _TOYWORLD = PromptGuide(
     ],
 )
 
-PROMPT_GUIDES: Mapping[str, PromptGuide] = MappingProxyType({"toyworld": _TOYWORLD})
-"""By the id of the model. A model that is not here reads any text."""
+PROMPT_GUIDES: Plugins[PromptGuide | Mapping[str, Any]] = Plugins(
+    "prompt guide", "turboserve.prompt_guides", {"toyworld": _TOYWORLD}
+)
+"""By the name of the model. A model that is not here reads any text."""
+
+
+def read_prompt_guides() -> dict[str, PromptGuide]:
+    """Read all installed guides. One that cannot be read is logged and left out."""
+    found: dict[str, PromptGuide] = {}
+    for name in PROMPT_GUIDES.names:
+        try:
+            found[name] = PromptGuide.model_validate(PROMPT_GUIDES.load(name))
+        except (PluginLoadError, ValidationError) as error:
+            log.error("prompt guide ignored", model=name, error=str(error))
+    return found
