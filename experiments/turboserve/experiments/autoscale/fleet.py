@@ -8,9 +8,9 @@ from dataclasses import replace
 from turboserve.autoscaler.control.events import SessionChange
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.experiments.autoscale.outcome import DebtWindow, ScalingOutcome
-from turboserve.experiments.autoscale.plant import Plant
+from turboserve.experiments.autoscale.plant import Plant, Resume
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.interface import Rebalancer
+from turboserve.scheduler.placement.interface import Assigner, Rebalancer
 from turboserve.scheduler.placement.minmax import MinMax
 from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
 from turboserve.scheduler.placement.types import Demand, Migration, MigrationKind, SessionState, WorkerState
@@ -25,12 +25,19 @@ REST_S = 2.0
 class Fleet:
     """Workers that start, serve, drain and end. The scheduler's `Cluster` holds the assignment."""
 
-    def __init__(self, plant: Plant, rebalancer: Rebalancer | None = None) -> None:
+    def __init__(
+        self,
+        plant: Plant,
+        rebalancer: Rebalancer | None = None,
+        assigner: Assigner | None = None,
+        resume: Resume = Resume.BY_POLICY,
+    ) -> None:
         self.plant = plant
+        self._resume = resume
         self.cluster = Cluster()
         self.outcome = ScalingOutcome()
         self.target = 0
-        self._placement = MinMax()
+        self._placement: Assigner = assigner or MinMax()
         self._rebalancer: Rebalancer = rebalancer or MinMaxRebalancer()
         self._names = itertools.count()
         self._starting: dict[str, float] = {}
@@ -120,16 +127,30 @@ class Fleet:
         sessions = self.cluster.sessions
         # The same order as in the scheduler's core: the longest wait first, then the earliest creation.
         names = sorted(self._waiting, key=lambda name: (self._waiting[name], name))
-        demands = [Demand(name, MODEL, "place", holder=sessions[name].worker) for name in names]
+        if self._resume is Resume.RETURNS:
+            for name in names:
+                self._return(name, now)
+            names = [name for name in names if name in self._waiting]
+        knows = self._resume is Resume.BY_POLICY
+        holders = {name: sessions[name].worker if knows else None for name in names}
+        demands = [Demand(name, MODEL, "place", holder=holders[name]) for name in names]
         for choice in self._placement.assign(self.cluster, demands):
-            if choice.worker is None:
-                continue
-            waited_s = now - self._waiting.pop(choice.session)
-            state = sessions[choice.session]
-            self.cluster.put_session(replace(state, worker=choice.worker, suspended=False, target=None))
-            if waited_s > 0:
-                self.outcome.waited += 1
-            self._first_chunk(self._latency[len(self.cluster.entries[choice.worker].here)], waited_s)
+            if choice.worker is not None:
+                self._put(choice.session, choice.worker, now)
+
+    def _return(self, session: str, now: float) -> None:
+        """Assign a session to the worker that holds its state, if there is room."""
+        entry = self.cluster.entries.get(self.cluster.sessions[session].worker or "")
+        if entry is not None and entry.candidate and entry.held < entry.slots:
+            self._put(session, entry.id, now)
+
+    def _put(self, session: str, worker: str, now: float) -> None:
+        waited_s = now - self._waiting.pop(session)
+        state = self.cluster.sessions[session]
+        self.cluster.put_session(replace(state, worker=worker, suspended=False, target=None))
+        if waited_s > 0:
+            self.outcome.waited += 1
+        self._first_chunk(self._latency[len(self.cluster.entries[worker].here)], waited_s)
 
     def rebalance(self, now: float) -> list[Migration]:
         """Begin the migrations that the scheduler's rebalancer proposes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from turboserve.autoscaler.control.policy import ControlPolicy
@@ -19,6 +20,17 @@ EPSILON = 1e-9
 def linear(capacity: int, lone_s: float = PAPER_L_S) -> dict[int, float]:
     """Return L(n) of a compute-bound GPU, in seconds by number of sessions."""
     return {n: n * lone_s for n in range(1, capacity + 1)}
+
+
+class Resume(StrEnum):
+    """Where a session goes when it becomes active again."""
+
+    BY_POLICY = "by policy"
+    """The placement policy knows which worker holds the session's state."""
+    RETURNS = "returns"
+    """To the worker that holds its state, if there is room; otherwise as by the policy."""
+    ANYWHERE = "anywhere"
+    """As a new session."""
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from functools import partial
 from turboserve.autoscaler.control.events import SessionChange
 from turboserve.experiments.autoscale.fleet import Fleet
 from turboserve.experiments.autoscale.outcome import ScalingOutcome
-from turboserve.experiments.autoscale.plant import Plant
+from turboserve.experiments.autoscale.plant import Plant, Resume
 from turboserve.experiments.autoscale.sizers import Sizer
 from turboserve.experiments.autoscale.trace import Step, WorkloadTrace
-from turboserve.scheduler.placement.interface import Rebalancer
+from turboserve.scheduler.placement.interface import Assigner, Rebalancer
 from turboserve.scheduler.placement.types import Migration
 
 TICK_S = 1.0
@@ -28,10 +28,17 @@ class Simulation:
     """State of one run."""
 
     def __init__(
-        self, trace: WorkloadTrace, plant: Plant, sizer: Sizer, rebalancer: Rebalancer | None = None
+        self,
+        trace: WorkloadTrace,
+        plant: Plant,
+        sizer: Sizer,
+        rebalancer: Rebalancer | None = None,
+        assigner: Assigner | None = None,
+        resume: Resume = Resume.BY_POLICY,
     ) -> None:
+        """The scheduler's shipped policies place and rebalance, unless others are given."""
         self.trace, self.plant, self.sizer = trace, plant, sizer
-        self.fleet = Fleet(plant, rebalancer)
+        self.fleet = Fleet(plant, rebalancer, assigner, resume)
         self.now = 0.0
         self._instants = tuple(_instants(trace.steps))
         self._next = 0

@@ -42,6 +42,8 @@ class ResultFolder:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        self._known: dict[str, Any] = {}
+        """Results by digest: experiments may share cells."""
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -60,10 +62,11 @@ class ResultFolder:
         return found
 
     def _read(self, cell: PaperCell) -> Any:
-        if self._folder is None:
-            return None
-        file = self._folder / f"{cell.digest}.json"
-        return json.loads(file.read_text())["result"] if file.exists() else None
+        if cell.digest not in self._known and self._folder is not None:
+            file = self._folder / f"{cell.digest}.json"
+            if file.exists():
+                self._known[cell.digest] = json.loads(file.read_text())["result"]
+        return self._known.get(cell.digest)
 
     def _write(self, cell: PaperCell, result: Any) -> Any:
         """Keep the result. Returns it as it would be read."""
@@ -73,7 +76,8 @@ class ResultFolder:
             new = file.with_suffix(".new")
             new.write_text(text + "\n")
             new.replace(file)
-        return json.loads(text)["result"]
+        self._known[cell.digest] = json.loads(text)["result"]
+        return self._known[cell.digest]
 
 
 def _run(cells: list[PaperCell], jobs: int) -> Iterator[tuple[PaperCell, Any]]:

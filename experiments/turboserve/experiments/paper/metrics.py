@@ -116,3 +116,8 @@ class Curve:
 
 
 EPSILON = 1e-9
+
+
+def curve(runs: Iterable[Mapping[str, Any]], latency: str) -> Curve:
+    """Return the curve of a sweep's runs. `latency`: `served_ms` or `with_waits_ms`."""
+    return Curve(Setting(run["setting"], run["cost_worker_s"], run[latency]) for run in runs)

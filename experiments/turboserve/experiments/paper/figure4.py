@@ -1,0 +1,136 @@
+"""Figure 4: migration and autoscaling, alone and together, on trace M with eight GPUs (3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from turboserve.experiments.autoscale.plant import Plant, Resume
+from turboserve.experiments.autoscale.production import production
+from turboserve.experiments.autoscale.profiling import RHO_GRID
+from turboserve.experiments.paper.cells import PaperCell
+from turboserve.experiments.paper.experiment import Scale
+from turboserve.experiments.paper.metrics import curve, mean_interval, ratio, reduction_percent
+from turboserve.experiments.paper.profiles import cluster, describe
+from turboserve.experiments.paper.systems import QUICK_RHO_GRID, STUDY, sweep
+
+NAME = "figure4"
+GPUS = 8
+LATENCIES = ("served_ms", "with_waits_ms")
+HEADLINE = (Resume.RETURNS, "with_waits_ms")
+PAPER = {
+    "migration": {"latency_reduction_percent": 26.53, "cost_reduction_percent": 0.0},
+    "autoscaling": {"latency_reduction_percent": 0.0, "cost_reduction_percent": 32.57},
+    "joint": {"latency_reduction_percent": 8.17, "cost_reduction_percent": 40.25},
+}
+WANTED = {
+    "migration_latency_reduction_percent": 28.0,
+    "autoscaling_cost_reduction_percent": 34.0,
+    "joint_latency_reduction_percent": 10.0,
+    "joint_cost_reduction_percent": 42.0,
+}
+
+
+def plant_of(start_up_s: float) -> Plant:
+    return replace(cluster("H20 1.3B", start_up_s), most=GPUS)
+
+
+def cells(scale: Scale) -> list[PaperCell]:
+    return [
+        PaperCell(
+            NAME, f"{rule}, draw {seed}, start-up {delay:g} s", run, (rule.value, seed, delay, scale.quick)
+        )
+        for delay in scale.start_ups
+        for rule in (Resume.RETURNS, Resume.ANYWHERE)
+        for seed in scale.seeds
+    ]
+
+
+def run(rule: str, seed: int, start_up_s: float, quick: bool) -> dict[str, Any]:
+    """Run every system of the study on one draw of M."""
+    trace, plant = production("M", seed), plant_of(start_up_s)
+    rhos = QUICK_RHO_GRID if quick else RHO_GRID
+    return {
+        name: sweep(system, trace, plant, (GPUS,), rhos, (False, True), Resume(rule))
+        for name, system in STUDY.items()
+    }
+
+
+def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
+    ours: dict[str, Any] = {}
+    for delay in scale.start_ups:
+        for rule in (Resume.RETURNS, Resume.ANYWHERE):
+            draws = [
+                result
+                for cell, result in results.items()
+                if cell.arguments[0] == rule and cell.arguments[2] == delay
+            ]
+            for latency in LATENCIES:
+                key = f"resume: {rule}; {latency}; start-up {delay:g} s"
+                ours[key] = {name: _summary(name, draws, latency) for name in STUDY if name != "base"}
+    first = ours[f"resume: {HEADLINE[0]}; {HEADLINE[1]}; start-up {scale.start_ups[0]:g} s"]
+    measured = {
+        f"{name}_{what}": first[name][what]
+        for name in PAPER
+        for what in ("latency_reduction_percent", "cost_reduction_percent")
+    }
+    return {
+        "paper": PAPER,
+        "ours": ours,
+        "interval": measured,
+        "ratio": {
+            f"{name}_{what}": ratio(first[name][what]["mean"], published)
+            for name, row in PAPER.items()
+            for what, published in row.items()
+            if published and first[name][what] is not None
+        },
+        "wanted": WANTED,
+        "met": {
+            name: measured[name] is not None and measured[name]["mean"] >= limit
+            for name, limit in WANTED.items()
+        },
+        "declared": {
+            "plant": describe(plant_of(scale.start_ups[0])),
+            "systems": {name: str(system) for name, system in STUDY.items()},
+            "matched": "An elastic system's cheapest setting that is no slower than the base. A fixed pool "
+            "has one.",
+            "signals": "Loads are those of the instant, for all systems.",
+            "headline": f"a resumed session returns to its worker; waits included; start-up "
+            f"{scale.start_ups[0]:g} s",
+        },
+    }
+
+
+def _summary(name: str, draws: list[Any], latency: str) -> dict[str, Any]:
+    costs, latencies = [], []
+    for draw in draws:
+        base = curve(draw["base"], latency).settings[0]
+        tried = curve(draw[name], latency)
+        best = tried.at_latency(base.worst_ms) if STUDY[name].elastic else tried.settings[0]
+        if best is not None:
+            costs.append(reduction_percent(best.cost_worker_s, base.cost_worker_s))
+            latencies.append(reduction_percent(best.worst_ms, base.worst_ms))
+    return {
+        "latency_reduction_percent": mean_interval(latencies) if latencies else None,
+        "cost_reduction_percent": mean_interval(costs) if costs else None,
+        "draws_without_a_match": len(draws) - len(costs),
+    }
+
+
+def rows(report_: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return (what, paper, ours) for the terminal."""
+    shown = []
+    for key, found in report_["ours"].items():
+        for name, row in found.items():
+            paper = PAPER.get(name)
+            published = ""
+            if paper is not None:
+                slower, dearer = paper["latency_reduction_percent"], paper["cost_reduction_percent"]
+                published = f"latency −{slower:g} %, cost −{dearer:g} %"
+            latency, cost = row["latency_reduction_percent"], row["cost_reduction_percent"]
+            ours = "no setting is as fast as the base"
+            if latency is not None and cost is not None:
+                ours = f"latency {-latency['mean']:+.1f} %, cost {-cost['mean']:+.1f} %"
+            shown.append((f"{name}; {key}", published, ours))
+    return shown

@@ -1,0 +1,184 @@
+"""Figures 4, 7 and 8 of `turboserve bench paper`: their systems, sweeps and comparisons."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from turboserve.autoscaler.control.events import SessionChange
+from turboserve.experiments.autoscale.plant import Plant, Resume
+from turboserve.experiments.autoscale.production import production
+from turboserve.experiments.autoscale.shapes import from_counts, square
+from turboserve.experiments.autoscale.simulation import Simulation
+from turboserve.experiments.autoscale.sizers import Fixed, Planned
+from turboserve.experiments.autoscale.trace import Step, checked
+from turboserve.experiments.paper import figure4, figure7, figure8, sweeps
+from turboserve.experiments.paper.experiment import Scale
+from turboserve.experiments.paper.profiles import SESSIONS, cluster
+from turboserve.experiments.paper.systems import (
+    BOUND,
+    PERIOD_S,
+    ROUND_S,
+    STUDY,
+    SYSTEMS,
+    System,
+    perfect_elasticity,
+    pool_sizes,
+    sweep,
+)
+from turboserve.scheduler.placement import PLACEMENTS
+
+QUICK = Scale(quick=True, draws=1)
+KEYS = {"paper", "ours", "interval", "ratio", "wanted", "met", "declared"}
+
+
+class TestSystems:
+    def test_placements_are_those_that_are_installed(self) -> None:
+        assert {system.placement for system in (*SYSTEMS.values(), *STUDY.values())} <= set(PLACEMENTS.names)
+
+    def test_without_migration_no_active_session_migrates(self) -> None:
+        # Eight sessions a worker leave one after the other, so that loads become unequal.
+        trace = from_counts("falls", [*range(0, 33, 4), *range(32, 3, -1)], 1)
+        plant = cluster("H20 1.3B")
+        for placement in ("round-robin", "load-aware", "min-max"):
+            run = System(placement).simulation(trace, plant, Fixed(4)).run()
+            assert run.migrations == 0
+        assert System("min-max", "events").simulation(trace, plant, Fixed(4)).run().migrations > 0
+
+    def test_a_draining_worker_waits_for_its_active_sessions(self) -> None:
+        steps = [Step(0.0, session, SessionChange.ARRIVAL) for session in "abcd"]
+        steps += [Step(5.0, "a", SessionChange.IDLING), Step(5.0, "b", SessionChange.IDLING)]
+        steps += [Step(50.0, "c", SessionChange.DEPARTURE), Step(60.0, "d", SessionChange.DEPARTURE)]
+        trace, plant = checked("drain", steps, 100.0), cluster("H20 1.3B")
+        kept = System("round-robin").simulation(trace, plant, Planned([2, 1], 10.0, 0.0)).run()
+        moved = System("round-robin", "events").simulation(trace, plant, Planned([2, 1], 10.0, 0.0)).run()
+        assert kept.cost_s >= 100 + 49
+        assert moved.cost_s <= 100 + 12
+
+    def test_a_periodic_rebalancer_migrates_in_its_rounds(self) -> None:
+        trace = from_counts("falls", [*range(0, 65, 8), *range(64, 3, -1)], 1)
+        plant = cluster("H20 1.3B")
+        run = System("round-robin", "periodic").simulation(trace, plant, Fixed(4)).run()
+        assert run.migrations > 0
+        assert all(
+            (at - plant.migration_s) % PERIOD_S <= ROUND_S + plant.migration_s for at in run.migrated_at
+        )
+
+    @pytest.mark.parametrize(("rule", "loads"), [(Resume.RETURNS, [3, 0]), (Resume.ANYWHERE, [2, 1])])
+    def test_a_resumed_session_follows_the_rule(self, rule: Resume, loads: list[int]) -> None:
+        # Load-aware placement alternates: a, c and e are on the first worker.
+        steps = [Step(0.0, session, SessionChange.ARRIVAL) for session in "abcde"]
+        steps += [Step(1.0, "a", SessionChange.IDLING), Step(1.0, "c", SessionChange.IDLING)]
+        steps += [Step(2.0, "b", SessionChange.DEPARTURE), Step(2.0, "d", SessionChange.DEPARTURE)]
+        steps += [Step(3.0, "a", SessionChange.ACTIVATION), Step(4.0, "c", SessionChange.ACTIVATION)]
+        trace = checked("resumes", steps, 10.0)
+        simulation = System("load-aware").simulation(trace, cluster("H20 1.3B"), Fixed(2), rule)
+        simulation.run()
+        entries = simulation.fleet.cluster.entries
+        found = [entries[name].held for name in sorted(entries)]
+        assert found == loads
+
+    def test_the_default_is_the_shipped_scheduler(self) -> None:
+        trace, plant = square(4, 20, 60, 180), Plant()
+        shipped = Simulation(trace, plant, Fixed(4)).run()
+        assert System("min-max", "events").simulation(trace, plant, Fixed(4)).run() == shipped
+
+
+class TestSweeps:
+    def test_fixed_pools_hold_the_peak(self) -> None:
+        trace, plant = production("T1"), cluster("H20 1.3B")
+        sizes = pool_sizes(trace, plant, quick=False)
+        assert sizes == list(range(math.ceil(trace.peak / SESSIONS), 17))
+        assert pool_sizes(trace, plant, quick=True)[-1] == 16
+
+    def test_no_run_undercuts_perfect_elasticity(self) -> None:
+        trace, plant = square(5, 40, 120, 360), cluster("H20 1.3B")
+        bound = perfect_elasticity(trace, plant)
+        for system in SYSTEMS.values():
+            for run in sweep(system, trace, plant, (3, 6), (0.5, 0.9), (False,)):
+                if run["late"] or not run["served_ms"]:
+                    continue
+                least = min(b["cost_worker_s"] for b in bound if b["served_ms"] <= run["served_ms"] + 1e-6)
+                # A session may wait for a chunk's time before it holds a slot.
+                assert run["cost_worker_s"] >= 0.99 * least
+
+    def test_all_systems_have_one_grid(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sweeps, "production", lambda name, seed: square(5, 20, 60, 120))
+        found = sweeps.run("T1", "1.3B", 0, True)
+        assert found.keys() == {*SYSTEMS, BOUND}
+        for elastic in (True, False):
+            grids = {
+                tuple(run["setting"] for run in found[name])
+                for name, system in SYSTEMS.items()
+                if system.elastic == elastic
+            }
+            assert len(grids) == 1
+
+
+def runs(*pairs: tuple[float, float], late: int = 0) -> list[dict[str, Any]]:
+    return [
+        {
+            "setting": f"{cost:g}",
+            "cost_worker_s": cost,
+            "served_ms": worst,
+            "with_waits_ms": worst,
+            "late": late,
+        }
+        for cost, worst in pairs
+    ]
+
+
+class TestComparisons:
+    FOUND = {
+        **dict.fromkeys(figure7.SCALED, runs((90, 900))),
+        "base": [*runs((100, 1000), (200, 600)), *runs((50, 2000), late=3)],
+        "LAG": runs((100, 800)),
+        "MAG": runs((40, 100)),
+        "turboserve": runs((60, 1000), (100, 600), (150, 500)),
+        "without migration": runs((75, 1000), (120, 600)),
+        "without autoscaling": runs((90, 1000), (150, 600)),
+        BOUND: runs((50, 1000), (80, 500)),
+    }
+
+    def test_figure_7_reads_both_curves(self) -> None:
+        found = figure7.compare(self.FOUND, "base", "served_ms")
+        # The setting with late chunks does not count.
+        assert found["latency_reduction_percent"] == pytest.approx([40, 100 / 6])
+        assert found["cost_reduction_percent"] == pytest.approx([40, 50])
+        assert found["share_of_perfect_elasticity"] == pytest.approx([40 / 50, 100 / 120])
+        assert figure7.compare(self.FOUND, "MAG", "served_ms") == {what: [] for what in figure7.WHAT}
+
+    def test_figure_7_reports(self) -> None:
+        report = figure7.report(QUICK, dict.fromkeys(figure7.cells(QUICK), self.FOUND))
+        assert report.keys() == KEYS
+        assert report["interval"]["T1, 1.3B"]["cost_reduction_percent"]["mean"] == 45
+        assert report["met"]["cost_reduction_percent_to_base"] is True
+        assert report["met"]["latency_reduction_percent_to_base"] is False
+        assert report["ours"]["with_waits_ms"]["T1, 1.3B"]["MAG"]["cost_reduction_percent"] is None
+        assert len(figure7.rows(report)) == 12
+
+    def test_figure_8_compares_at_each_limit(self) -> None:
+        values = figure8.compare(self.FOUND, "without migration", "served_ms", [600, 1000, 100])
+        assert values == pytest.approx([20, 25])
+        report = figure8.report(QUICK, dict.fromkeys(figure8.cells(QUICK), self.FOUND))
+        assert report.keys() == KEYS
+        assert report["met"]["whole_system_cheapest_share"] is True
+        assert report["ratio"].keys() == {"without migration", "without autoscaling"}
+        assert len(figure8.rows(report)) == 4
+
+    def test_figure_4_runs_and_reports(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(figure4, "QUICK_RHO_GRID", (0.5, 0.9))
+        found = figure4.run("returns", 0, 2.0, True)
+        assert found.keys() == STUDY.keys()
+        assert len(found["base"]) == 1
+        assert len(found["joint"]) == 4
+        assert found["base"][0]["cost_worker_s"] == 8 * 450
+        report = figure4.report(QUICK, dict.fromkeys(figure4.cells(QUICK), found))
+        assert report.keys() == KEYS
+        assert report["met"].keys() == report["wanted"].keys()
+        fixed = report["ours"]["resume: returns; served_ms; start-up 2 s"]["turboserve, fixed pool"]
+        base, ours = found["base"][0]["served_ms"], found["turboserve, fixed pool"][0]["served_ms"]
+        assert fixed["latency_reduction_percent"]["mean"] == pytest.approx(100 * (1 - ours / base), abs=1e-3)
+        assert len(figure4.rows(report)) == 2 * 2 * 2 * 5
