@@ -16,6 +16,18 @@ from turboserve.worker.service.spans import ChunkOrigin, RunTrace, chunk_span
 PLACED, MOVED, FIRST, SECOND = (f"00-{number:032x}-{number:016x}-01" for number in range(1, 5))
 
 
+def recording(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Return an exporter that keeps the worker's spans."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    processor = SimpleSpanProcessor(exporter)
+    provider.add_span_processor(processor)
+    monkeypatch.setattr(telemetry, "_sends_spans", True)
+    monkeypatch.setattr(telemetry, "_processor", processor)
+    monkeypatch.setattr(worker_spans, "_trace", provider.get_tracer("test"))
+    return exporter
+
+
 def test_the_first_chunk_answers_the_assignment_and_the_next_follow_it() -> None:
     trace = RunTrace()
     trace.assign(PLACED)
@@ -58,11 +70,7 @@ def test_untraced_requests_cause_nothing() -> None:
 def test_a_chunks_span_has_its_stages_with_links_to_the_sessions_of_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_sends_spans", True)
-    monkeypatch.setattr(worker_spans, "_trace", provider.get_tracer("test"))
+    exporter = recording(monkeypatch)
     steps = (Step("text", 10.0, 10.5, ("mine",)), Step("denoise", 11.0, 12.0, ("other", "mine", "untraced")))
     timings = ChunkTimings(
         due_s=9.0, started_s=10.9, denoised_s=12.0, ready_s=13.0, decode_s=0.5, steps=steps
@@ -93,3 +101,31 @@ def test_a_chunks_span_has_its_stages_with_links_to_the_sessions_of_the_batch(
     assert [link.context.trace_id for link in spans["denoise"].links] == [2]
     assert (spans["denoise"].attributes or {})["turboserve.batch.size"] == 3
     assert spans["text"].links == ()
+
+
+def test_links_are_repeated_only_for_another_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = recording(monkeypatch)
+    batches = [("mine",), ("mine", "other"), ("other", "mine"), ("mine",), ("mine", "other"), ("mine", "new")]
+    steps = tuple(Step("denoise", 10.0 + at, 10.5 + at, batch) for at, batch in enumerate(batches))
+    timings = ChunkTimings(
+        due_s=9.0, started_s=10.0, denoised_s=16.0, ready_s=17.0, decode_s=0.5, steps=steps
+    )
+    ready = ChunkReady("mine", 4, torch.zeros(1), torch.zeros(1), 2, 0.0, timings)
+    origin = ChunkOrigin(PLACED, (), {"other": MOVED, "new": FIRST})
+    chunk_span(ready, origin, 17.0, 17.5, lambda at_s: round(at_s * 1e9)).end(18_000_000_000)
+    forwards = [span for span in exporter.get_finished_spans() if span.name == "denoise"]
+    linked = [[link.context.trace_id for link in span.links] for span in forwards]
+    assert linked == [[], [2], [], [], [2], [3]]
+    assert [(span.attributes or {})["turboserve.batch.size"] for span in forwards] == [1, 2, 2, 1, 2, 2]
+
+
+def test_the_stages_of_a_chunk_that_is_not_sampled_are_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = recording(monkeypatch)
+    steps = (Step("denoise", 10.0, 11.0, ("mine",)),)
+    timings = ChunkTimings(
+        due_s=9.0, started_s=10.0, denoised_s=11.0, ready_s=12.0, decode_s=0.5, steps=steps
+    )
+    ready = ChunkReady("mine", 4, torch.zeros(1), torch.zeros(1), 2, 0.0, timings)
+    unsampled = PLACED.removesuffix("01") + "00"
+    chunk_span(ready, ChunkOrigin(unsampled), 12.0, 12.5, lambda at_s: round(at_s * 1e9)).end()
+    assert exporter.get_finished_spans() == ()

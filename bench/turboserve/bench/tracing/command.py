@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from turboserve.bench.tracing.measure import TracedWorker
 
 MODES = ("off", "unsampled", "sampled")
 
@@ -19,13 +22,19 @@ def run(
 
     Blocks of chunks are generated and packaged in turns: without tracing, with spans that are recorded and
     not exported (the default for a chunk that follows no request), and with all spans exported. Seconds are
-    those of the processor, over all threads. `share` is the cost in a chunk's time, from pairs of
-    neighboring blocks.
+    those of the processor, over all threads. `span_s` is measured by itself: the spans of one chunk, sent
+    to a receiver in another process as often as a worker sends them. `share` is `span_s` in a chunk's time
+    without spans. `paired_share` compares pairs of neighboring blocks.
     """
+    from turboserve.bench.tracing import receiver
     from turboserve.bench.tracing.measure import TracedWorker, begin_tracing
 
-    begin_tracing()
-    worker = TracedWorker(sessions)
+    with receiver.running() as endpoint:
+        begin_tracing(endpoint)
+        return _measured(TracedWorker(sessions), chunks, blocks)
+
+
+def _measured(worker: TracedWorker, chunks: int, blocks: int) -> dict[str, Any]:
     worker.block("off", 1)
     found: dict[str, list[float]] = {mode: [] for mode in MODES}
     for number in range(blocks):

@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from turboserve import telemetry
 from turboserve.bench.engine.models import PROMPT, toyworld
@@ -34,21 +34,22 @@ from turboserve.worker.service.packager import (
 from turboserve.worker.service.spans import ChunkOrigin, chunk_span
 
 _trace = telemetry.tracer("bench")
-SPAN_ROUNDS = 200
+EXPORT_INTERVAL_S = 5.0
+"""Interval at which `BatchSpanProcessor` sends what it has."""
+SPAN_BLOCKS = 40
 
 
-class _EncodingExporter(SpanExporter):
-    """Encodes spans as the OTLP exporter does, and sends them nowhere."""
+class _CountingExporter(OTLPSpanExporter):
+    """Sends spans as the services do, and counts them."""
 
     count = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        encode_spans(spans).SerializeToString()
-        _EncodingExporter.count += len(spans)
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        pass
+        result = super().export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            raise RuntimeError("the receiver did not take the spans")
+        _CountingExporter.count += len(spans)
+        return result
 
 
 class _Switched(ParentOrRatio):
@@ -61,9 +62,10 @@ class _Switched(ParentOrRatio):
 _sampler = _Switched(1.0, 0.0)
 
 
-def begin_tracing() -> None:
-    """Install the provider of traces. Call it once in a process."""
-    telemetry.export_spans(_EncodingExporter(), _sampler, Resource.create({"service.name": "bench"}))
+def begin_tracing(endpoint: str) -> None:
+    """Install the provider of traces, which sends spans to `endpoint`. Call it once in a process."""
+    exporter = _CountingExporter(endpoint=endpoint)
+    telemetry.export_spans(exporter, _sampler, Resource.create({"service.name": "bench"}))
 
 
 class TracedWorker:
@@ -110,19 +112,25 @@ class TracedWorker:
         return (time.process_time() - began) / (chunks * self._sessions)
 
     def span_seconds(self, mode: str) -> float:
-        """Measure the processor's seconds that one chunk's spans take, export included."""
+        """Measure the processor's seconds that one chunk's spans take, encoding and sending included.
+
+        One request to the receiver has the spans of as many chunks as the sessions play in
+        `EXPORT_INTERVAL_S`.
+        """
         self._switch(mode)
         made = self._last
         assert made is not None
+        chunk_s = len(made.ready.frames) / self._driver.engine.config.fps
+        rounds = max(1, round(self._sessions * EXPORT_INTERVAL_S / chunk_s))
         provider, seconds = trace.get_tracer_provider(), []
-        for _ in range(5):
-            count, began = _EncodingExporter.count, time.process_time()
-            for _ in range(SPAN_ROUNDS):
+        for _ in range(SPAN_BLOCKS):
+            count, began = _CountingExporter.count, time.process_time()
+            for _ in range(rounds):
                 if telemetry.tracing():
                     _publish(chunk_span(made.ready, made.origin, 0.0, 0.001, lambda at_s: round(at_s * 1e9)))
             provider.force_flush()  # type: ignore[attr-defined]
-            seconds.append((time.process_time() - began) / SPAN_ROUNDS)
-            self.spans_per_chunk = max(self.spans_per_chunk, (_EncodingExporter.count - count) / SPAN_ROUNDS)
+            seconds.append((time.process_time() - began) / rounds)
+            self.spans_per_chunk = max(self.spans_per_chunk, (_CountingExporter.count - count) / rounds)
         return statistics.median(seconds)
 
     def _switch(self, mode: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from opentelemetry.trace import Span, set_span_in_context
 
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.telemetry import context_from, links_to, tracer
+from turboserve.telemetry import context_from, export_stage, links_to, tracer
 from turboserve.telemetry_names import (
     BATCH_SIZE,
     CHUNK_INDEX,
@@ -124,6 +124,12 @@ def chunk_span(
     """
     timings = ready.timings
     began_s = min([timings.started_s, *(step.began_s for step in timings.steps)])
+    # One reading of the clocks for all times of the chunk.
+    zero_ns = nanoseconds(0.0)
+
+    def unix_ns(at_s: float) -> int:
+        return zero_ns + round(at_s * 1e9)
+
     attributes = {
         SESSION: ready.session,
         CHUNK_INDEX: ready.index,
@@ -135,27 +141,27 @@ def chunk_span(
         "generate chunk",
         context=context_from(origin.cause),
         links=links_to(*origin.related),
-        start_time=nanoseconds(began_s),
+        start_time=unix_ns(began_s),
         attributes=attributes,
     )
     if span.get_span_context().trace_flags.sampled:
-        parent = set_span_in_context(span)
+        batch: frozenset[str] = frozenset()
         for step in timings.steps:
-            stage = _trace.start_span(
+            # A batch of the same sessions as the step before has the same links, which are not repeated: to
+            # encode them would take longer than the rest of the span.
+            before, batch = batch, frozenset(step.sessions)
+            others = step.sessions if batch != before else ()
+            export_stage(
+                span,
                 step.stage,
-                context=parent,
-                links=links_to(*(origin.batched.get(name) for name in step.sessions)),
-                start_time=nanoseconds(step.began_s),
-                attributes={BATCH_SIZE: len(step.sessions)},
+                unix_ns(step.began_s),
+                unix_ns(step.ended_s),
+                {BATCH_SIZE: len(step.sessions)},
+                links_to(*(origin.batched.get(name) for name in others)),
             )
-            stage.end(nanoseconds(step.ended_s))
         decoding_s = timings.ready_s - timings.decode_s
-        for name, from_s, to_s in (
-            ("decode", decoding_s, timings.ready_s),
-            ("package", packaged_s, now_s),
-        ):
-            stage = _trace.start_span(name, context=parent, start_time=nanoseconds(from_s))
-            stage.end(nanoseconds(to_s))
+        export_stage(span, "decode", unix_ns(decoding_s), unix_ns(timings.ready_s))
+        export_stage(span, "package", unix_ns(packaged_s), unix_ns(now_s))
     return span
 
 
