@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from tests.helpers.virtual_clock import VirtualClock
+from turboserve.contracts.keys import Scope
 from turboserve.gateway.auth import key_list
 from turboserve.gateway.auth.access import Identity, Keys, bearer
+from turboserve.gateway.auth.hashing import OPERATOR_SCOPES, KeySet, StoredKey
+from turboserve.gateway.problems.errors import KeysUnreadError
 from turboserve.gateway.settings import Settings
 
 K1, K2 = "secret-1-0123456789", "secret-2-0123456789"
 
 
 def test_without_keys_everyone_is_the_default_tenant() -> None:
-    everyone = Identity("default", operator=True)
+    everyone = Identity("default", OPERATOR_SCOPES)
     assert Keys(None).identify(None) == everyone
     assert Keys(None).identify("whatever") == everyone
     assert not Keys(None)
@@ -27,6 +31,57 @@ def test_with_keys_only_a_known_one_opens(key: str | None) -> None:
     assert found is not None
     assert (found.tenant, found.operator) == ("bob", False)
     assert keys.operators == ("alice",)
+
+
+def of_scopes(*scopes: str, **more: object) -> tuple[Keys, VirtualClock]:
+    """Return keys of which `K1` has these scopes."""
+    clock, empty = VirtualClock(), KeySet()
+    stored = {"id": "k1", "tenant": "acme", "scopes": scopes, "hash": empty.hash_of(K1), **more}
+    key_set = KeySet(salt=empty.salt, keys=(StoredKey.model_validate(stored),))
+    return Keys(key_set, clock=clock, stored=True), clock
+
+
+def test_admin_includes_every_scope_and_no_other_scope_includes_another() -> None:
+    for given in Scope:
+        found = of_scopes(given)[0].identify(K1)
+        assert found is not None
+        assert {scope for scope in Scope if found.may(scope)} == (
+            set(Scope) if given is Scope.ADMIN else {given}
+        )
+
+
+def test_a_key_without_scopes_has_those_of_its_role() -> None:
+    keys = Keys(key_list.parse(f"{K1}=alice,{K2}=bob"), operators=["alice"])
+    alice, bob = keys.identify(K1), keys.identify(K2)
+    assert alice is not None
+    assert bob is not None
+    assert {scope for scope in Scope if alice.may(scope)} == set(Scope) - {Scope.ADMIN}
+    assert {scope for scope in Scope if bob.may(scope)} == {Scope.SESSIONS_READ, Scope.SESSIONS_WRITE}
+
+
+def test_a_key_expires_by_the_gateways_clock() -> None:
+    keys, clock = of_scopes("sessions:read", expires_at=VirtualClock().wall() + 10.0)
+    clock.advance(9.9)
+    found = keys.identify(K1)
+    assert found is not None
+    assert keys.holds(found)
+    assert keys.uses == {"k1": clock.wall()}
+    clock.advance(0.1)
+    assert keys.identify(K1) is None
+    assert not keys.holds(found)
+
+
+def test_keys_that_were_not_read_yet_are_unavailable_and_not_unknown() -> None:
+    keys = Keys(None, stored=True)
+    assert (bool(keys), keys.known) == (True, False)
+    with pytest.raises(KeysUnreadError) as caught:
+        keys.identify(K1)
+    assert caught.value.retryable
+    assert keys.identify(None) is None
+    assert not keys.holds(Identity("acme", OPERATOR_SCOPES, "k1"))
+    keys.replace(KeySet())
+    assert (bool(keys), keys.known) == (True, True)
+    assert keys.identify(K1) is None
 
 
 @pytest.mark.parametrize(

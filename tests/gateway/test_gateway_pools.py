@@ -259,10 +259,10 @@ async def test_only_operators_give_orders_and_read_reasons_where_there_are_keys(
 
         order = partial(api.put, "/v1/pools/keys/override", json={"workers": 2})
         problem(await order(), 401, "unauthorized", "Authorization")
-        problem(await order(headers=acme), 403, "not_an_operator", "tenant")
+        problem(await order(headers=acme), 403, "missing_scope", "scope")
         correct = partial(api.post, "/v1/cost/corrections", json={"money": 1.0, "reason": "x"})
         refused = await correct(headers=acme)
-        problem(refused, 403, "not_an_operator", "tenant")
+        problem(refused, 403, "missing_scope", "scope")
         made = await correct(headers=boss)
         assert (made.status_code, made.json()["by"]) == (201, "boss")
         listed = [(await api.get("/v1/cost", headers=who)).json()["corrections"] for who in (acme, boss)]

@@ -1,7 +1,8 @@
-"""The target of attacks: every service as its own process, with keys of two tenants and an operator."""
+"""The target of attacks: every service as its own process, with keys for each role."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -13,12 +14,20 @@ from typing import Any
 import httpx
 
 from tests.helpers.pool_harness import DRAWN_WORKER, Pool
+from tests.helpers.stored_keys import StoredKeyText, store_keys
+from turboserve.contracts.keys import Scope
+from turboserve.gateway.auth.hashing import OPERATOR_SCOPES, TENANT_SCOPES
 
 KEYS = {
     "alice": "key-of-alice-1111111111",
     "bob": "key-of-bob-2222222222222",
     "operator": "key-of-operator-33333333",
+    "admin": "key-of-admin-44444444444",
 }
+SCOPES: dict[str, list[str]] = {"operator": sorted(OPERATOR_SCOPES), "admin": [Scope.ADMIN]}
+"""Scopes of the keys that have others than a tenant's."""
+SPARE_KEY = "spare"
+"""Id of a key that no test uses for a request."""
 PATIENCE_S = 120.0
 
 
@@ -27,10 +36,12 @@ class Target:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
+        keys = [StoredKeyText(one, one, KEYS[one], SCOPES.get(one, sorted(TENANT_SCOPES))) for one in KEYS]
+        keys.append(StoredKeyText(SPARE_KEY, "acme", SPARE_KEY, [Scope.ADMIN]))
+        asyncio.run(store_keys(pool.nats, keys))
         self.url: str = pool.gateway(
             "attacked",
-            TURBOSERVE_API_KEYS=",".join(f"{key}={tenant}" for tenant, key in KEYS.items()),
-            TURBOSERVE_OPERATORS="operator",
+            TURBOSERVE_API_KEYS_STORE="1",
             # Thousands of wrong keys come from one address. The throttle has tests of its own.
             TURBOSERVE_KEY_FAILURES_PER_MINUTE="10000",
             DRAWN_KEY=KEYS["alice"],

@@ -26,6 +26,13 @@ def up(
     schedulers: Annotated[
         int, typer.Option(min=1, max=8, help="Number of schedulers. One leads, the others stand by.")
     ] = 1,
+    auth: Annotated[
+        bool,
+        typer.Option(
+            "--auth",
+            help="Require API keys, which the database has. The first start prints one of the scope admin.",
+        ),
+    ] = False,
     data: Annotated[Path, DATA] = Path(".turboserve"),
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Format of the logs.")] = "text",
 ) -> None:
@@ -37,7 +44,13 @@ def up(
 
     try:
         options = Options(
-            data, Workers.parse(workers), port, schedulers, log_format=log_format, external=External()
+            data,
+            Workers.parse(workers),
+            port,
+            schedulers,
+            auth=auth,
+            log_format=log_format,
+            external=External(),
         )
         status = run(options)
     except ValidationError as error:

@@ -134,6 +134,10 @@ def test_a_file_and_a_list_at_once_are_refused(tmp_path: Path, monkeypatch: Any)
     monkeypatch.setenv("TURBOSERVE_API_KEYS", f"{ENV_KEY}=acme")
     with pytest.raises(ValidationError, match="both set"):
         Settings()
+    monkeypatch.delenv("TURBOSERVE_API_KEYS")
+    monkeypatch.setenv("TURBOSERVE_API_KEYS_STORE", "1")
+    with pytest.raises(ValidationError, match="both set"):
+        Settings()
 
 
 def test_concurrent_additions_lose_none_and_readers_never_see_a_part(tmp_path: Path) -> None:

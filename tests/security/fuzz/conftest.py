@@ -12,7 +12,7 @@ from tests.helpers.attack_target import Target, running_target
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitStack) -> Target:
-    """Every service as its own process, with API keys of two tenants and an operator."""
+    """Every service as its own process, with API keys of two tenants, an operator and an admin."""
     return until_group_ends.enter_context(running_target(tmp_path_factory.mktemp("attacked")))
 
 

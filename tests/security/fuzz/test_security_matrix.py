@@ -19,7 +19,8 @@ import websockets
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from websockets.sync.client import connect
 
-from tests.helpers.attack_target import KEYS, PATIENCE_S, Target
+from tests.helpers.attack_target import KEYS, PATIENCE_S, SPARE_KEY, Target
+from turboserve.contracts.keys import Scope
 from turboserve.gateway.app import create_app, create_gateway
 from turboserve.gateway.settings import Settings
 
@@ -35,18 +36,21 @@ class Access(Enum):
     """The session's tenant. For all others the session does not exist."""
     SESSION_OR_OPERATOR = auto()
     OPERATOR = auto()
-    """Operators. A tenant learns that it is none."""
+    """Keys with the scope `pool:write`."""
+    ADMIN = auto()
+    """Keys with the scope `admin`."""
     UPGRADE = auto()
     """Every tenant. The answer says only that a WebSocket is needed, and is the same for every session id."""
 
 
-P, T, S, SO, O, U = Access  # noqa: E741
+P, T, S, SO, O, A, U = Access  # noqa: E741
 SESSION = "/v1/sessions/{session}"
 POOL = "/v1/pools/{pool}"
 TABLE: dict[tuple[str, str], Access] = {
     ("GET", "/"): P,
     ("GET", "/pool"): P,
     ("GET", "/page"): P,
+    ("GET", "/page/client"): P,
     ("GET", "/openapi.json"): P,
     ("GET", "/asyncapi.json"): P,
     ("GET", "/docs"): P,
@@ -69,6 +73,10 @@ TABLE: dict[tuple[str, str], Access] = {
     ("PUT", f"{POOL}/profile"): O,
     ("DELETE", f"{POOL}/profile"): O,
     ("POST", "/v1/cost/corrections"): O,
+    ("GET", "/v1/keys"): A,
+    ("POST", "/v1/keys"): A,
+    ("GET", "/v1/keys/{key}"): A,
+    ("DELETE", "/v1/keys/{key}"): A,
     ("GET", SESSION): S,
     ("PATCH", SESSION): S,
     ("DELETE", SESSION): S,
@@ -82,7 +90,7 @@ TABLE: dict[tuple[str, str], Access] = {
     ("GET", f"{SESSION}/stream"): U,
     ("WEBSOCKET", f"{SESSION}/stream"): S,
 }
-FILES = {"/page": "/pool.css", "/docs/swagger-ui": "/swagger-ui.css"}
+FILES = {"/page": "/pool.css", "/page/client": "/index.js", "/docs/swagger-ui": "/swagger-ui.css"}
 """Folder of static files → one of them."""
 LASTING = {f"{SESSION}/events", f"{SESSION}/stream.mp4"}
 KEY_IN_ADDRESS = LASTING | {f"{SESSION}/stream"}
@@ -93,6 +101,7 @@ BODIES: dict[str, Any] = {
     f"{POOL}/override": {"workers": 1},
     f"{POOL}/dry-run": {"dry_run": False},
     "/v1/cost/corrections": {"gpu_seconds": 1.0, "reason": "a test"},
+    "/v1/keys": {"tenant": "acme", "scopes": ["sessions:read"]},
 }
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
 NOT_A_KEY = {
@@ -153,7 +162,9 @@ def ask(
         options.setdefault("json", {"max_lead_s": 2.0})
     elif path == f"{POOL}/profile" and verb == "PUT":
         options.setdefault("json", profile())
-    address = path.replace("{session}", session).replace("{pool}", "local") + FILES.get(path, "")
+    address = path + FILES.get(path, "")
+    for name, value in (("{session}", session), ("{pool}", "local"), ("{key}", SPARE_KEY)):
+        address = address.replace(name, value)
     request = client.build_request(verb, address, headers=dict(headers), **options)
     answer = client.send(request, stream=True)
     try:
@@ -302,12 +313,29 @@ def test_the_owner_may(target: Target) -> None:
         target.end(answer.json()["id"])
 
 
+def test_only_admins_order_keys(target: Target, session: str) -> None:
+    for tenant in ("alice", "bob", "operator"):
+        with target.client(tenant) as client:
+            for verb, path in of(Access.ADMIN):
+                answer = ask(client, verb, path, session)
+                assert (answer.status_code, answer.json()["code"]) == (403, "missing_scope"), (verb, path)
+                assert answer.json()["limit"] == Scope.ADMIN
+    with target.client("admin") as client:
+        # DELETE comes last: it revokes the key that the others read.
+        for verb, path in sorted(of(Access.ADMIN), reverse=True):
+            answer = ask(client, verb, path, session)
+            assert answer.status_code == (201 if verb == "POST" else 200), (verb, path, answer.text)
+            if verb == "POST":
+                assert client.delete(answer.headers["location"]).status_code == 200
+
+
 def test_only_operators_order(target: Target, session: str) -> None:
     for tenant in ("alice", "bob"):
         with target.client(tenant) as client:
             for verb, path in of(Access.OPERATOR):
                 answer = ask(client, verb, path, session)
-                assert (answer.status_code, answer.json()["code"]) == (403, "not_an_operator"), (verb, path)
+                assert (answer.status_code, answer.json()["code"]) == (403, "missing_scope"), (verb, path)
+                assert answer.json()["limit"] == Scope.POOL_WRITE
     with target.client("operator") as client:
         # PUT before DELETE, so that no order is left.
         for verb, path in sorted(of(Access.OPERATOR), reverse=True):

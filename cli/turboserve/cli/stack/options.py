@@ -71,6 +71,8 @@ class Options:
     """Port of the gateway. None: 8080, or the next free port after it."""
     schedulers: int = 1
     """Number of schedulers. One of them leads, and the others stand by."""
+    auth: bool = False
+    """Whether clients need API keys, which are in the database."""
     log_format: Literal["text", "json"] = "text"
     external: External = field(default_factory=External)
     modules: dict[str, str] = field(default_factory=lambda: dict(MODULES))

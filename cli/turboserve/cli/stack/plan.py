@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 
+from pydantic import SecretStr
+
 from turboserve import environment, subjects
 from turboserve.broker_accounts import WORKER, worker_user
 from turboserve.cli.embedded import (
@@ -25,6 +27,7 @@ from turboserve.cli.stack.options import DEFAULT_PORT, Options
 from turboserve.cli.supervisor.core import Member
 from turboserve.cli.supervisor.probe import healthz, readyz
 from turboserve.cli.supervisor.spec import ProcessSpec
+from turboserve.config import Settings
 from turboserve.free_ports import is_free
 
 SERVER_WAVE, STORE_WAVE, SERVICE_WAVE = range(3)
@@ -104,6 +107,13 @@ class Plan:
     def nats_url(self) -> str:
         """The broker's URL for tools and tests, with the admin's credentials if the broker is embedded."""
         return self.nats.url() if self.nats is not None else self.options.external.nats_url or ""
+
+    def broker_settings(self, user: str) -> Settings:
+        """Return the settings by which this process connects to the broker as `user`."""
+        if self.nats is None:
+            return Settings()
+        password = SecretStr(self.nats.passwords[user])
+        return Settings(nats_url=self.nats.address, nats_user=user, nats_password=password)
 
     @property
     def redis_url(self) -> str:
@@ -204,7 +214,8 @@ class Plan:
     def _own(self, name: str) -> dict[str, str]:
         """Return the settings that only this service gets."""
         if name == "gateway":
-            return {"TURBOSERVE_GATEWAY_HOST": HOST, "TURBOSERVE_GATEWAY_PORT": str(self.port)}
+            own = {"TURBOSERVE_GATEWAY_HOST": HOST, "TURBOSERVE_GATEWAY_PORT": str(self.port)}
+            return own | ({"TURBOSERVE_API_KEYS_STORE": "1"} if self.options.auth else {})
         if name == "state-store":
             own = {"TURBOSERVE_POSTGRES_URL": self.postgres_url, "TURBOSERVE_REDIS_URL": self.redis_url}
             if self.nats is not None:

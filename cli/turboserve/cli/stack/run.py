@@ -14,6 +14,7 @@ from turboserve.cli.embedded import Layout
 from turboserve.cli.embedded.ports import HOST
 from turboserve.cli.settings import SOURCES, names
 from turboserve.cli.stack import record
+from turboserve.cli.stack.first_key import FirstKeyTask
 from turboserve.cli.stack.options import Options, Workers
 from turboserve.cli.stack.plan import Plan
 from turboserve.cli.supervisor.core import Policy
@@ -50,15 +51,27 @@ def run(options: Options, policy: Policy | None = None) -> int:
     """
     # Every process of the stack inherits the mask: only the owner and the group can read its files.
     os.umask(UMASK)
-    gateway = GatewaySettings(gateway_host=HOST)
+    gateway = (
+        GatewaySettings(gateway_host=HOST, api_keys_store=True)
+        if options.auth
+        else GatewaySettings(gateway_host=HOST)
+    )
+    first_key = FirstKeyTask()
     layout = Layout(options.data)
     remarks = layout.create()
     with _only_one(layout):
         plan = Plan(options, layout)
         # Choose the ports now, so that a taken port is reported before any process starts.
         url, processes = plan.url, plan.processes()
-        exposed = exposure.sentences(gateway, Keys(gateway.key_set(), gateway.operators), plan.port)
+        keys = Keys(gateway.key_set(), gateway.operators, stored=gateway.api_keys_store)
+        exposed = exposure.sentences(gateway, keys, plan.port)
         hub = LogHub(layout.logs, options.log_format)
+
+        def announce(ready: int) -> None:
+            _announce(hub, url, ready, options.workers, exposed)
+            if gateway.api_keys_store:
+                first_key.start(plan.broker_settings("gateway"), hub, options.log_format)
+
         try:
             supervisor = Supervisor(
                 processes,
@@ -67,7 +80,7 @@ def run(options: Options, policy: Policy | None = None) -> int:
                 policy=policy,
                 on_change=lambda: _write_record(hub, plan, supervisor),
                 workers_wanted=options.workers.low,
-                on_ready=lambda ready: _announce(hub, url, ready, options.workers, exposed),
+                on_ready=lambda ready: announce(ready),
             )
             hub.log("starting", data=str(layout.data), workers=str(options.workers))
             for remark in remarks:

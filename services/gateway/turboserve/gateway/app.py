@@ -10,13 +10,17 @@ from fastapi.middleware.cors import CORSMiddleware
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.gateway import openapi
-from turboserve.gateway.auth.access import Authenticator, HostRules, Keys, OriginRules
+from turboserve.gateway.auth.access import Authenticator, Keys
 from turboserve.gateway.auth.middleware import Authenticate
+from turboserve.gateway.auth.origins import HostRules, OriginRules
+from turboserve.gateway.auth.stored import KeyFollower
 from turboserve.gateway.chunk_log import ChunkLog
 from turboserve.gateway.context import Gateway, Streams
 from turboserve.gateway.cost.endpoints import router as cost
 from turboserve.gateway.events.endpoints import router as events
 from turboserve.gateway.health.endpoints import router as health
+from turboserve.gateway.keys.endpoints import router as keys_router
+from turboserve.gateway.keys.service import StoredKeys
 from turboserve.gateway.middleware import (
     Application,
     BodyLimit,
@@ -53,7 +57,7 @@ def create_gateway(
     The caller runs `pools.start()`, `chunks.listen()` and `timeline.run()`, and at the end `streams.close()`.
     Raises KeyFileError.
     """
-    keys = Keys(settings.key_set(), settings.operators)
+    keys = Keys(settings.key_set(), settings.operators, clock, stored=settings.api_keys_store)
     return Gateway(
         settings=settings,
         bus=bus,
@@ -69,6 +73,7 @@ def create_gateway(
         streams=Streams(settings.stream_limit, settings.tenant_streams if keys else 0),
         pools=PoolSnapshots(bus, clock),
         prompt_guides=read_prompt_guides(),
+        stored_keys=StoredKeys(bus, keys),
     )
 
 
@@ -81,6 +86,12 @@ async def start_gateway(runtime: Runtime, settings: Settings) -> Gateway:
     await gateway.pools.start()
     await gateway.chunks.listen()
     runtime.spawn(gateway.timeline.run(), "timeline")
+    if settings.api_keys_store:
+        follower = KeyFollower(runtime.bus, runtime.clock, gateway.keys)
+        runtime.check("api_keys", lambda: gateway.keys.known)
+        await follower.listen()
+        runtime.spawn(follower.run(), "api keys")
+        runtime.spawn(follower.note_uses_forever(), "uses of api keys")
     return gateway
 
 
@@ -101,7 +112,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     handlers.install(app)
-    for router in (sessions, stream, events, workers, pools, cost, health):
+    for router in (sessions, stream, events, workers, pools, cost, keys_router, health):
         app.include_router(router)
     page_endpoints.install(app)
     # The middleware added last sees a request first: it checks Host and Origin, then the key, then the body.

@@ -15,6 +15,7 @@ from turboserve.clock import Clock
 from turboserve.contracts.errors import TenantLimitError
 from turboserve.gateway.auth.access import Authenticator, Keys
 from turboserve.gateway.chunk_log import ChunkLog
+from turboserve.gateway.keys.service import StoredKeys
 from turboserve.gateway.pools.snapshots import PoolSnapshots
 from turboserve.gateway.problems.errors import TooManyStreamsError
 from turboserve.gateway.prompt_guides import PromptGuide
@@ -95,6 +96,7 @@ class Gateway:
     pools: PoolSnapshots
     prompt_guides: Mapping[str, PromptGuide]
     """What a model understands of a prompt, by the model's name. A model without a guide reads any text."""
+    stored_keys: StoredKeys
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:

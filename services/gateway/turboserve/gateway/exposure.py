@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from turboserve.gateway.auth.access import ANY, Keys, is_loopback
+from turboserve.gateway.auth.access import Keys
+from turboserve.gateway.auth.origins import ANY, is_loopback
 from turboserve.gateway.settings import Settings
 
 KEYLESS = (
@@ -12,15 +13,15 @@ KEYLESS = (
     "and resize the pool"
 )
 
+_WITHOUT = "Without a key: /healthz, /readyz, /metrics, /openapi.json, /asyncapi.json and the pages."
+
 
 def fields(settings: Settings, keys: Keys, port: int) -> dict[str, Any]:
     """Return the exposure as the fields of a log line."""
     return {
         "address": f"{settings.gateway_host}:{port}",
         "reachable_by": "this machine" if is_loopback(settings.gateway_host) else "others",
-        "keys": len(keys.stored),
-        "tenants": len({key.tenant for key in keys.stored}),
-        "operators": ",".join(keys.operators) or ("none" if keys else "everyone"),
+        **_of_keys(keys),
         "hosts": ",".join(settings.allowed_hosts) or "its own",
         "origins": ",".join(settings.cors_origins) or "its own",
     }
@@ -35,10 +36,12 @@ def sentences(settings: Settings, keys: Keys, port: int) -> list[str]:
         else f"every client that can connect to {told['address']}; without TLS, so put a proxy in front"
     )
     found = [f"Reachable by {reach}."]
-    if keys:
+    if keys.in_database:
+        found.append("API keys: in the database, ordered through /v1/keys. " + _WITHOUT)
+    elif keys:
         found.append(
             f"API keys: {told['keys']}; tenants: {told['tenants']}; operators: {told['operators']}. "
-            "Without a key: /healthz, /readyz, /metrics, /openapi.json, /asyncapi.json and the pages."
+            + _WITHOUT
         )
     else:
         found.append(f"{KEYLESS[0].upper()}{KEYLESS[1:]}.")
@@ -47,3 +50,13 @@ def sentences(settings: Settings, keys: Keys, port: int) -> list[str]:
     if settings.cors_origins:
         found.append(f"Pages of these origins may call it: {told['origins']}.")
     return found
+
+
+def _of_keys(keys: Keys) -> dict[str, Any]:
+    if keys.in_database:
+        return {"keys": "in the database"}
+    return {
+        "keys": len(keys.stored),
+        "tenants": len({key.tenant for key in keys.stored}),
+        "operators": ",".join(keys.operators) or ("none" if keys else "everyone"),
+    }

@@ -22,6 +22,7 @@ TAGS = [
     {"name": "workers", "description": "Processes that generate video."},
     {"name": "pools", "description": "Groups of workers that an autoscaler sizes."},
     {"name": "cost", "description": "GPU-seconds and money."},
+    {"name": "keys", "description": "API keys in the database, for keys with the scope `admin`."},
     {"name": "health", "description": "For supervisors, load balancers and Prometheus. They need no key."},
 ]
 _PREFIX = "#/components/schemas/"
@@ -62,7 +63,8 @@ def _true_responses(method: str, responses: dict[str, Any]) -> None:
         for status in (403, 413, 415):
             responses.setdefault(str(status), problems(status)[status])
     if "401" in responses:
-        responses.setdefault("429", problems(429)[429])
+        for status in (403, 429):
+            responses.setdefault(str(status), problems(status)[status])
 
 
 def _described(operation: dict[str, Any], schemas: Mapping[str, Any]) -> None:

@@ -12,8 +12,8 @@ from turboserve.audience import LONGEST_INTERVAL_S
 from turboserve.config import Seconds
 from turboserve.contracts.base import Id, is_id
 from turboserve.gateway.auth import key_file, key_list
-from turboserve.gateway.auth.access import is_loopback, parse_host, parse_origin
 from turboserve.gateway.auth.hashing import KeySet
+from turboserve.gateway.auth.origins import is_loopback, parse_host, parse_origin
 from turboserve.gateway.serving.settings import ServerSettings
 
 KEYLESS = "set TURBOSERVE_ALLOW_KEYLESS=1 to allow this"
@@ -35,10 +35,13 @@ class Settings(ServerSettings):
     api_keys_file: Path | None = None
     """File of hashed API keys, which `turboserve keys` writes; mode 0600. Changes take effect within two
     seconds. None: the keys of `api_keys` apply."""
+    api_keys_store: bool = False
+    """Whether the API keys are in the database, where `/v1/keys` changes them. Changes take effect within two
+    seconds. Excludes `api_keys_file`, `api_keys` and `operators`."""
     api_keys: Annotated[KeySet | None, NoDecode] = None
     """API keys for development: `key=tenant,key=tenant` or a JSON object, with keys of 16 characters or more.
-    Only hashes stay in memory. Without `api_keys` and `api_keys_file`, no key is needed and every caller is
-    the tenant `default`."""
+    Only hashes stay in memory. Without `api_keys`, `api_keys_file` and `api_keys_store`, no key is needed and
+    every caller is the tenant `default`."""
     operators: Annotated[tuple[str, ...], NoDecode] = ()
     """Tenants that may control the pool and migrate every tenant's sessions, separated by commas. Keys made
     with `--operator` have the same rights. If this is empty, only those keys do; a gateway without keys then
@@ -119,9 +122,21 @@ class Settings(ServerSettings):
         """Refuse settings that look as if keys were meant but leave the gateway without any."""
         keys = self.key_set()
         listed = self.api_keys is not None and bool(self.api_keys.keys)
+        sources = {
+            "TURBOSERVE_API_KEYS_STORE": self.api_keys_store,
+            "TURBOSERVE_API_KEYS": listed,
+            "TURBOSERVE_API_KEYS_FILE": self.api_keys_file is not None,
+        }
+        if len(chosen := [name for name, is_set in sources.items() if is_set]) > 1:
+            raise ValueError(f"{chosen[0]} and {chosen[1]} are both set: keep one")
+        if self.api_keys_store:
+            if self.operators:
+                raise ValueError(
+                    "TURBOSERVE_OPERATORS: is set with TURBOSERVE_API_KEYS_STORE, where each key has its own "
+                    "scopes: unset it"
+                )
+            return self
         if self.api_keys_file is not None:
-            if listed:
-                raise ValueError("TURBOSERVE_API_KEYS and TURBOSERVE_API_KEYS_FILE are both set: keep one")
             if keys is not None and not keys.keys:
                 raise ValueError(
                     f"TURBOSERVE_API_KEYS_FILE: {self.api_keys_file} lists no key: "
@@ -142,12 +157,13 @@ class Settings(ServerSettings):
         if not is_loopback(self.gateway_host):
             raise ValueError(
                 f"TURBOSERVE_GATEWAY_HOST: others can reach {self.gateway_host}, and there are no API keys "
-                f"(TURBOSERVE_API_KEYS_FILE, TURBOSERVE_API_KEYS); {KEYLESS}"
+                "(TURBOSERVE_API_KEYS_STORE, TURBOSERVE_API_KEYS_FILE, TURBOSERVE_API_KEYS); "
+                f"{KEYLESS}"
             )
         return self
 
     def key_set(self) -> KeySet | None:
-        """Return the keys of the file or of `api_keys`; None if no key is needed. Raises KeyFileError."""
+        """Return the keys of the file or of `api_keys`; None if there are none. Raises KeyFileError."""
         if self.api_keys_file is not None:
             return key_file.read(self.api_keys_file)
         return self.api_keys if self.api_keys is not None and self.api_keys.keys else None

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
 from turboserve.contracts.base import Id
+from turboserve.contracts.keys import Scope, ScopeName
 
 PREFIX = "ts_"
 """Prefix of every key made here, so that scanners find a key that was published by mistake."""
@@ -22,7 +23,10 @@ _PERSON = b"turboserve-key"
 _ID_BYTES, _SECRET_BYTES = 4, 24
 _TEXT = re.compile(r"[\x21-\x7e]+")
 
-KeyId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8}$")]
+TENANT_SCOPES: frozenset[str] = frozenset({Scope.SESSIONS_READ, Scope.SESSIONS_WRITE})
+"""Scopes of a key without the field `scopes` that is not an operator's."""
+OPERATOR_SCOPES: frozenset[str] = TENANT_SCOPES | {Scope.POOL_WRITE}
+"""Scopes of an operator's key, and of every caller of a gateway without keys."""
 
 
 def _hex(length_bytes: int) -> StringConstraints:
@@ -34,13 +38,23 @@ class StoredKey(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: KeyId
+    id: Id
     """Id of the key. The text of a key from `new_key` contains it, for people: `ts_ID_…`."""
     tenant: Id
     operator: bool = False
-    """Whether the key's holder may control the pool and migrate every tenant's sessions."""
+    """Whether the key has the scope `pool:write` besides those of a tenant."""
+    scopes: tuple[ScopeName, ...] | None = None
+    """Scopes of the key. None: `operator` decides."""
     created_at: AwareDatetime | None = None
+    expires_at: float | None = None
+    """Unix seconds. None: the key does not expire."""
     hash: Annotated[str, _hex(HASH_BYTES)]
+
+    @property
+    def effective_scopes(self) -> frozenset[str]:
+        if self.scopes is not None:
+            return frozenset(self.scopes)
+        return OPERATOR_SCOPES if self.operator else TENANT_SCOPES
 
 
 class KeySet(BaseModel):
@@ -64,8 +78,13 @@ class KeySet(BaseModel):
 
 def new_key() -> tuple[str, str]:
     """Return the id and the text of a new key, `ts_ID_SECRET`."""
-    key_id = secrets.token_hex(_ID_BYTES)
-    return key_id, f"{PREFIX}{key_id}_{secrets.token_hex(_SECRET_BYTES)}"
+    key_id = new_id()
+    return key_id, key_text(key_id)
+
+
+def key_text(key_id: str) -> str:
+    """Return the text of a new key with this id."""
+    return f"{PREFIX}{key_id}_{secrets.token_hex(_SECRET_BYTES)}"
 
 
 def new_id() -> str:

@@ -63,7 +63,14 @@ def read(path: Path) -> KeyFile:
     return found
 
 
-def add(path: Path, tenant: str, *, operator: bool = False) -> tuple[StoredKey, str]:
+def add(
+    path: Path,
+    tenant: str,
+    *,
+    operator: bool = False,
+    scopes: tuple[str, ...] | None = None,
+    expires_at: float | None = None,
+) -> tuple[StoredKey, str]:
     """Add a new key of `tenant`, and make the file if there is none.
 
     Returns:
@@ -80,6 +87,8 @@ def add(path: Path, tenant: str, *, operator: bool = False) -> tuple[StoredKey, 
             id=key_id,
             tenant=tenant,
             operator=operator,
+            scopes=scopes,
+            expires_at=expires_at,
             created_at=datetime.now(UTC).replace(microsecond=0),
             hash=old.hash_of(key),
         )
@@ -106,7 +115,7 @@ def _change(path: Path, change: Callable[[KeyFile], KeyFile], *, create: bool) -
     try:
         with _locked(path):
             new = change(KeyFile() if create and not path.exists() else read(path))
-            _replace(path, new.model_dump_json(indent=1).encode() + b"\n")
+            _replace(path, new.model_dump_json(indent=1, exclude_none=True).encode() + b"\n")
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from None
     return new

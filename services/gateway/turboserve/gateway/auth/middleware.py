@@ -6,18 +6,22 @@ from typing import Annotated
 from urllib.parse import unquote_plus
 
 from fastapi import Depends, Query, Security
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.params import Security as SecurityParameter
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from turboserve.contracts.errors import TurboServeError, UnauthorizedError
+from turboserve.contracts.keys import Scope as KeyScope
 from turboserve.gateway.auth.access import Authenticator, Identity, Keys, bearer
+from turboserve.gateway.problems.errors import MissingScopeError
 from turboserve.gateway.problems.handlers import problem_response
 from turboserve.gateway.public import takes_head
 
 REVOKED_CODE = 4401
+ENDED = "the API key was revoked or has expired"
 _ADMISSION = "turboserve.admission"
 """Key of the ASGI scope. The value is an Identity, or the error that a WebSocket's endpoint sends."""
 _QUERY_KEY = "turboserve.access_token"
@@ -31,7 +35,7 @@ class Authenticate:
     """ASGI middleware: gives every request under /v1 an identity, or answers it with a problem.
 
     Browsers do not show a refused handshake. So a WebSocket passes with its error, and the endpoint accepts
-    it, sends the error and closes. A stream ends when the key that opened it is revoked.
+    it, sends the error and closes. A stream ends when the key that opened it is revoked or expires.
     """
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, keys: Keys) -> None:
@@ -106,7 +110,7 @@ class _RevocableStream:
             return message
         if not self._closed and message["type"] != "websocket.disconnect":
             await self._close()
-        return {"type": "websocket.disconnect", "code": REVOKED_CODE, "reason": "the API key was revoked"}
+        return {"type": "websocket.disconnect", "code": REVOKED_CODE, "reason": ENDED}
 
     async def send(self, message: Message) -> None:
         if self._keys.holds(self._identity):
@@ -115,15 +119,13 @@ class _RevocableStream:
         if not self._closed:
             await self._close()
         if self._websocket:
-            raise WebSocketDisconnect(REVOKED_CODE, "the API key was revoked")
-        raise OSError("the API key was revoked")
+            raise WebSocketDisconnect(REVOKED_CODE, ENDED)
+        raise OSError(ENDED)
 
     async def _close(self) -> None:
         self._closed = True
         if self._websocket:
-            await self._send(
-                {"type": "websocket.close", "code": REVOKED_CODE, "reason": "the API key was revoked"}
-            )
+            await self._send({"type": "websocket.close", "code": REVOKED_CODE, "reason": ENDED})
         else:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -150,6 +152,37 @@ def _identity(
     _credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_scheme)],
 ) -> Identity:
     return admitted(connection.scope)
+
+
+def check_scope(
+    needed: SecurityScopes,
+    connection: HTTPConnection,
+    _credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_scheme)],
+) -> None:
+    """Check that the sender's key has the scopes that the route declares.
+
+    Raises MissingScopeError. A WebSocket passes with the error, as without a key.
+    """
+    scope = connection.scope
+    if scope["type"] == "websocket" and isinstance(scope.get(_ADMISSION), TurboServeError):
+        return
+    identity = admitted(scope)
+    missing = next((name for name in needed.scopes if not identity.may(KeyScope(name))), None)
+    if missing is None:
+        return
+    error = MissingScopeError(f"this API key lacks the scope {missing}", field="scope", limit=missing)
+    if scope["type"] != "websocket":
+        raise error
+    scope[_ADMISSION] = error
+
+
+def needs(scope: KeyScope) -> SecurityParameter:
+    """Return the dependency by which a route declares the scope that it needs. Every route has one.
+
+    A sender without the scope gets 403 before its body is validated.
+    """
+    found: SecurityParameter = Security(check_scope, scopes=[scope.value])
+    return found
 
 
 def _tenant(identity: Annotated[Identity, Depends(_identity)]) -> str:

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Query
 
 from turboserve.contracts.base import Id
 from turboserve.contracts.cost import CorrectCost, GetCost
-from turboserve.gateway.auth.middleware import Caller
-from turboserve.gateway.auth.operator import Operator
+from turboserve.contracts.keys import Scope
+from turboserve.gateway.auth.middleware import Caller, needs
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.cost.schemas import Correction, CostReport, NewCorrection
 from turboserve.gateway.problems.schemas import BODY, problems
@@ -23,6 +23,7 @@ Context = Annotated[Gateway, Depends(gateway_of)]
 
 @router.get(
     "",
+    dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="get_cost",
     summary="Read the cost",
     description="GPU-seconds and money, in total, by pool and by session. Sums are over all tenants; the "
@@ -45,14 +46,16 @@ async def get_cost(
 
 @router.post(
     "/corrections",
+    dependencies=[needs(Scope.POOL_WRITE)],
     operation_id="create_cost_correction",
     status_code=201,
     summary="Correct the cost",
     description="Adds an amount to the cost, or subtracts it. The correction is kept with its reason; "
-    "measured amounts never change. A repeat with the same `id` makes no second correction. For operators.",
+    "measured amounts never change. A repeat with the same `id` makes no second correction. Needs the "
+    "scope `pool:write`.",
     responses=problems(*BODY, 401, 403, 404, 409),
 )
-async def create_correction(body: NewCorrection, caller: Operator, gateway: Context) -> Correction:
+async def create_correction(body: NewCorrection, caller: Caller, gateway: Context) -> Correction:
     request = CorrectCost(**{**body.model_dump(), "id": body.id or new_id("cor"), "by": caller.tenant})
     made = await gateway.bus.call(CORRECT_COST, request)
     return Correction.model_validate(made.model_dump())

@@ -10,8 +10,9 @@ from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.responses import Response
 
+from turboserve.contracts.keys import Scope
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.gateway.auth.middleware import StreamTenant
+from turboserve.gateway.auth.middleware import StreamTenant, needs
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.events.session_events import follow_events, known_position, newest_event, public_event
 from turboserve.gateway.live_response import LiveResponse
@@ -33,6 +34,7 @@ _EXAMPLE = (
 
 @router.get(
     "/{session}/events",
+    dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="follow_session_events",
     summary="Follow the events of a session",
     description="Server-sent events from the session's beginning on, until it ends. Browsers that reconnect "

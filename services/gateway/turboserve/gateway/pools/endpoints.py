@@ -8,9 +8,9 @@ from fastapi import APIRouter, Depends, Path
 from starlette.requests import HTTPConnection
 
 from turboserve.contracts.errors import InvalidInputError, NotFoundError, UnavailableError
+from turboserve.contracts.keys import Scope
 from turboserve.contracts.pool import OrderPool
-from turboserve.gateway.auth.middleware import Caller, Tenant
-from turboserve.gateway.auth.operator import Operator
+from turboserve.gateway.auth.middleware import Caller, Tenant, needs
 from turboserve.gateway.pools.errors import PoolNotManagedError
 from turboserve.gateway.pools.profile_schemas import NewProfile
 from turboserve.gateway.pools.schemas import Pool, PoolDryRun, PoolList, PoolOrderSet, PoolOverride
@@ -31,11 +31,12 @@ PoolId = Annotated[
 ]
 PUT = problems(*BODY, 401, 403, 404, 409)
 DELETE = problems(401, 403, 404, 409)
-_OPERATORS = " For operators."
+_NEEDS = " Needs the scope `pool:write`."
 
 
 @router.get(
     "",
+    dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="list_pools",
     summary="List pools",
     description="All pools, each with its size, its members and the reasons for its size.",
@@ -47,6 +48,7 @@ async def list_pools(caller: Caller, pools: Snapshots) -> PoolList:
 
 @router.get(
     "/{pool}",
+    dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="get_pool",
     summary="Read a pool",
     description="The size of one pool, its members and the reasons for its size.",
@@ -58,6 +60,7 @@ async def get_pool(pool: PoolId, caller: Caller, pools: Snapshots) -> Pool:
 
 @router.get(
     "/{pool}/orders",
+    dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="get_pool_orders",
     summary="Read a pool's orders",
     description="The stored orders. The pool has applied them when its `orders_version` is their `version`.",
@@ -69,12 +72,13 @@ async def get_pool_orders(pool: PoolId, _tenant: Tenant, pools: Snapshots) -> Po
 
 @router.put(
     "/{pool}/override",
+    dependencies=[needs(Scope.POOL_WRITE)],
     operation_id="set_pool_override",
     summary="Fix the number of workers",
-    description="The pool keeps this number of workers, whatever the load." + _OPERATORS,
+    description="The pool keeps this number of workers, whatever the load." + _NEEDS,
     responses=PUT,
 )
-async def set_override(pool: PoolId, body: PoolOverride, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+async def set_override(pool: PoolId, body: PoolOverride, pools: Snapshots) -> PoolOrderSet:
     snapshot = _managed(pools, pool)
     scaling = snapshot.status.scaling
     assert scaling is not None
@@ -89,57 +93,62 @@ async def set_override(pool: PoolId, body: PoolOverride, _caller: Operator, pool
 
 @router.delete(
     "/{pool}/override",
+    dependencies=[needs(Scope.POOL_WRITE)],
     operation_id="delete_pool_override",
     summary="Let the controller decide the number of workers",
-    description="Removes the override. Without an override, it changes nothing but the version." + _OPERATORS,
+    description="Removes the override. Without an override, it changes nothing but the version." + _NEEDS,
     responses=DELETE,
 )
-async def delete_override(pool: PoolId, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+async def delete_override(pool: PoolId, pools: Snapshots) -> PoolOrderSet:
     return await _order(pools, _managed(pools, pool), "override")
 
 
 @router.put(
     "/{pool}/dry-run",
+    dependencies=[needs(Scope.POOL_WRITE)],
     operation_id="set_pool_dry_run",
     summary="Switch a pool's dry run on or off",
-    description="In a dry run the controller reports what it would do and changes nothing." + _OPERATORS,
+    description="In a dry run the controller reports what it would do and changes nothing." + _NEEDS,
     responses=PUT,
 )
-async def set_dry_run(pool: PoolId, body: PoolDryRun, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+async def set_dry_run(pool: PoolId, body: PoolDryRun, pools: Snapshots) -> PoolOrderSet:
     return await _order(pools, _managed(pools, pool), "dry_run", dry_run=body.dry_run)
 
 
 @router.delete(
     "/{pool}/dry-run",
+    dependencies=[needs(Scope.POOL_WRITE)],
     operation_id="delete_pool_dry_run",
     summary="Return a pool's dry run to the settings",
-    description="Removes the order; `TURBOSERVE_SCALE_DRY_RUN` of the autoscaler decides." + _OPERATORS,
+    description="Removes the order; `TURBOSERVE_SCALE_DRY_RUN` of the autoscaler decides." + _NEEDS,
     responses=DELETE,
 )
-async def delete_dry_run(pool: PoolId, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+async def delete_dry_run(pool: PoolId, pools: Snapshots) -> PoolOrderSet:
     return await _order(pools, _managed(pools, pool), "dry_run")
 
 
 @router.put(
     "/{pool}/profile",
+    dependencies=[needs(Scope.POOL_WRITE)],
     operation_id="set_pool_profile",
     summary="Replace a pool's table of profiled parameters",
     description="Takes the file that `turboserve profile autoscaler` writes. The table covers volatility "
-    "from 0 up without gaps or overlaps, and its last level is open." + _OPERATORS,
+    "from 0 up without gaps or overlaps, and its last level is open." + _NEEDS,
     responses=PUT,
 )
-async def set_profile(pool: PoolId, body: NewProfile, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+async def set_profile(pool: PoolId, body: NewProfile, pools: Snapshots) -> PoolOrderSet:
     return await _order(pools, _managed(pools, pool), "table", table=body.table())
 
 
 @router.delete(
     "/{pool}/profile",
+    dependencies=[needs(Scope.POOL_WRITE)],
     operation_id="delete_pool_profile",
     summary="Return a pool to the default profile",
-    description="Removes the order; the autoscaler uses its default table." + _OPERATORS,
+    description="Removes the order; the autoscaler uses its default table." + _NEEDS,
     responses=DELETE,
 )
-async def delete_profile(pool: PoolId, _caller: Operator, pools: Snapshots) -> PoolOrderSet:
+async def delete_profile(pool: PoolId, pools: Snapshots) -> PoolOrderSet:
     return await _order(pools, _managed(pools, pool), "table")
 
 

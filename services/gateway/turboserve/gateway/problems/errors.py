@@ -71,6 +71,24 @@ class TooManyWrongKeysError(TurboServeError):
     code, status, title = "too_many_wrong_keys", 429, "Too many wrong keys"
 
 
+class KeysUnreadError(UnavailableError):
+    """This gateway has not read the API keys from the state store yet, so it cannot check any."""
+
+    code, title = "keys_unread", "API keys not read yet"
+
+
+class KeysNotStoredError(TurboServeError):
+    """The API keys of this gateway are not in the database, so no request can change them."""
+
+    code, status, title = "keys_not_stored", 409, "API keys not in the database"
+
+
+class MissingScopeError(TurboServeError):
+    """The key lacks the scope that the operation needs. `limit` is the scope."""
+
+    code, status, title = "missing_scope", 403, "Missing scope"
+
+
 class ChunkGoneError(TurboServeError):
     """The log does not have this chunk any more. `limit` is the index at which the video can continue: of the
     oldest chunk that the log keeps, or of the next one for a viewer who names a chunk beyond the newest."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from starlette.requests import HTTPConnection
 
 from turboserve.contracts.base import Text
+from turboserve.contracts.keys import Scope
 from turboserve.contracts.sessions import Phase
-from turboserve.gateway.auth.middleware import Caller, Tenant
+from turboserve.gateway.auth.middleware import Caller, Tenant, needs
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.sessions.migration_schemas import (
     DecisionList,
@@ -17,7 +18,7 @@ from turboserve.gateway.sessions.migration_schemas import (
     SessionDecision,
     StartedMigration,
 )
-from turboserve.gateway.sessions.parameters import SessionId
+from turboserve.gateway.sessions.parameters import IdempotencyKey, SessionId
 from turboserve.gateway.sessions.schemas import (
     NewPrompt,
     NewSession,
@@ -45,22 +46,12 @@ def _timeline_of(connection: HTTPConnection) -> TimelineService:
 
 Service = Annotated[Sessions, Depends(_service_of)]
 Playbacks = Annotated[TimelineService, Depends(_timeline_of)]
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        min_length=1,
-        max_length=255,
-        description="Makes a repeat harmless: a second request with the same key gets the answer of the "
-        "first. The same key with another request is refused.",
-        examples=["order-17"],
-    ),
-]
-
 LOCATION = {"headers": {"Location": {"schema": {"type": "string"}, "description": "Path of the session."}}}
 
 
 @router.post(
     "",
+    dependencies=[needs(Scope.SESSIONS_WRITE)],
     operation_id="create_session",
     status_code=201,
     summary="Create a session",
@@ -83,6 +74,7 @@ async def create(
 
 @router.get(
     "",
+    dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="list_sessions",
     summary="List sessions, newest first",
     description="The tenant's own sessions, also those that have ended, by page.",
@@ -111,6 +103,7 @@ async def list_sessions(
 
 @router.get(
     "/{session}",
+    dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="get_session",
     summary="Read a session",
     description="The session's state now. The playhead is that of its viewers; `playout` says how urgent the "
@@ -127,6 +120,7 @@ async def read(session: SessionId, tenant: Tenant, sessions: Service, timeline: 
 
 @router.patch(
     "/{session}",
+    dependencies=[needs(Scope.SESSIONS_WRITE)],
     operation_id="change_session",
     summary="Change a session",
     description="Sets what the request has, from the next chunk on; what it leaves out stays. The event "
@@ -139,6 +133,7 @@ async def change(session: SessionId, body: SessionChange, tenant: Tenant, sessio
 
 @router.delete(
     "/{session}",
+    dependencies=[needs(Scope.SESSIONS_WRITE)],
     operation_id="end_session",
     summary="End a session",
     description="Viewers get the video that is already generated. A repeat gets the same answer.",
@@ -150,6 +145,7 @@ async def end(session: SessionId, tenant: Tenant, sessions: Service) -> Session:
 
 @router.post(
     "/{session}/prompts",
+    dependencies=[needs(Scope.SESSIONS_WRITE)],
     operation_id="submit_prompt",
     status_code=202,
     summary="Change the prompt",
@@ -173,6 +169,7 @@ async def prompt(
 
 @router.post(
     "/{session}/pause",
+    dependencies=[needs(Scope.SESSIONS_WRITE)],
     operation_id="pause_session",
     status_code=202,
     summary="Pause a session",
@@ -185,6 +182,7 @@ async def pause(session: SessionId, tenant: Tenant, sessions: Service) -> Sessio
 
 @router.post(
     "/{session}/resume",
+    dependencies=[needs(Scope.SESSIONS_WRITE)],
     operation_id="resume_session",
     status_code=202,
     summary="Resume a session",
@@ -198,12 +196,13 @@ async def resume(session: SessionId, tenant: Tenant, sessions: Service) -> Sessi
 
 @router.post(
     "/{session}/migrate",
+    dependencies=[needs(Scope.SESSIONS_WRITE)],
     operation_id="migrate_session",
     status_code=202,
     summary="Migrate a session",
     description="Copies the session's state to another worker while it plays. The event `session.migrated` "
-    "or `session.migration_abandoned` ends the migration. A tenant migrates its own sessions, an operator "
-    "all sessions.",
+    "or `session.migration_abandoned` ends the migration. A tenant migrates its own sessions; with the "
+    "scope `pool:write` all sessions.",
     responses=problems(*BODY, 401, 404, 409, 429),
 )
 async def migrate(
@@ -215,6 +214,7 @@ async def migrate(
 
 @router.get(
     "/{session}/decisions",
+    dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="list_session_decisions",
     summary="List the scheduler's decisions about a session",
     description="Where the session was placed or migrated, and why, with the numbers that were compared.",

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
-from turboserve.gateway.auth.middleware import StreamTenant, admitted
+from turboserve.contracts.keys import Scope
+from turboserve.gateway.auth.middleware import StreamTenant, admitted, needs
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.events.session_events import known_position
 from turboserve.gateway.live_response import LiveResponse
@@ -27,6 +28,7 @@ INDEX_LIMIT = 2**53
 
 @router.get(
     "/{session}/stream.mp4",
+    dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="get_session_video",
     summary="Watch the video as one MP4 file",
     description="One fragmented MP4 that lasts as long as the session, for players of plain HTTP. Such a "
@@ -61,7 +63,7 @@ async def stream_mp4(
     return LiveResponse(video(gateway, record, start), gateway.streams, tenant, "video/mp4")
 
 
-@router.get("/{session}/stream", include_in_schema=False)
+@router.get("/{session}/stream", dependencies=[needs(Scope.SESSIONS_READ)], include_in_schema=False)
 async def not_a_socket(session: str) -> Response:
     raise UpgradeRequiredError(
         "this is a WebSocket, and the request did not arrive as one: see that proxies pass Upgrade on",
@@ -70,7 +72,7 @@ async def not_a_socket(session: str) -> Response:
     )
 
 
-@router.websocket("/{session}/stream")
+@router.websocket("/{session}/stream", dependencies=[needs(Scope.SESSIONS_READ)])
 async def stream(socket: WebSocket, session: str) -> None:
     """Send the video and the events of the session. See docs/reference/api.md for the messages."""
     gateway = gateway_of(socket)

@@ -6,10 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
+from turboserve.contracts.keys import Scope
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.sessions import PROMPT_LIMIT
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
-from turboserve.gateway.auth.middleware import Tenant
+from turboserve.gateway.auth.middleware import Tenant, needs
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.workers.schemas import Model, ModelList, Worker, WorkerList
@@ -20,6 +21,7 @@ router = APIRouter(prefix="/v1")
 
 @router.get(
     "/models",
+    dependencies=[needs(Scope.SESSIONS_READ)],
     tags=["models"],
     operation_id="list_models",
     summary="List models",
@@ -50,6 +52,7 @@ async def list_models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gatew
 
 @router.get(
     "/workers",
+    dependencies=[needs(Scope.SESSIONS_READ)],
     tags=["workers"],
     operation_id="list_workers",
     summary="List workers",

@@ -1,0 +1,50 @@
+"""API keys in the database, through a gateway's `/v1/keys`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+
+from turboserve.client.transport import Transport
+
+ATTEMPTS = 3
+TIMEOUT_S = 30.0
+PAGE = 1_000
+
+
+class GatewayKeys:
+    """Requests of a key with the scope `admin`. Raises the client's errors."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url, self._key = url, key
+
+    def add(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Create a key. The answer's `key` is None if it was lost on its way, and a repeat found the key."""
+        made: dict[str, Any] = self._ask("POST", "/v1/keys", json=request, idempotent=False)
+        return made
+
+    def list(self) -> Iterator[dict[str, Any]]:
+        """Yield all keys, newest first."""
+        after: int | None = None
+        while True:
+            params = {"limit": PAGE} | ({} if after is None else {"after": after})
+            page = self._ask("GET", "/v1/keys", params=params)
+            yield from page["keys"]
+            after = page["next"]
+            if after is None:
+                return
+
+    def revoke(self, key_id: str) -> dict[str, Any]:
+        revoked: dict[str, Any] = self._ask("DELETE", f"/v1/keys/{key_id}")
+        return revoked
+
+    def _ask(self, method: str, path: str, **options: Any) -> Any:
+        async def ask() -> Any:
+            headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+            async with httpx.AsyncClient(base_url=self._url, headers=headers, timeout=TIMEOUT_S) as http:
+                return await Transport(http, ATTEMPTS).request(method, path, **options)
+
+        return asyncio.run(ask())

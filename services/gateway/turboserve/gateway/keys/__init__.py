@@ -1,0 +1,1 @@
+"""REST resources for API keys in the database."""

@@ -1,0 +1,81 @@
+"""Schemas of API keys in REST requests and answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from turboserve.contracts.base import ID_PATTERN, Text
+from turboserve.contracts.keys import LABEL_LIMIT, CreatedKey, KeyPage, KeyRecord, Scope
+from turboserve.gateway.public import InputTime, PublicInput, PublicOutput, Timestamp
+
+
+class NewKey(PublicInput):
+    """A key to create."""
+
+    tenant: str = Field(
+        pattern=ID_PATTERN, description="Tenant of the key. Sessions belong to a tenant.", examples=["acme"]
+    )
+    scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
+        min_length=1,
+        max_length=len(Scope),
+        description="What the key may do. `admin` includes all other scopes.",
+        examples=[["sessions:read", "sessions:write"]],
+    )
+    expires_at: InputTime | None = Field(
+        None,
+        description="When the key expires. `null`: it does not expire.",
+        examples=["2027-11-22T21:04:05Z"],
+    )
+    label: Annotated[Text, Field(max_length=LABEL_LIMIT)] = Field(
+        "", description="A text for people.", examples=["nightly renders"]
+    )
+
+
+class Key(PublicOutput):
+    """An API key without its text, which is not stored."""
+
+    id: str = Field(description="Id of the key. The key's text contains it.", examples=["2d06c5c4a1b2c3d4"])
+    tenant: str = Field(description="Tenant of the key.", examples=["acme"])
+    scopes: list[str] = Field(
+        description="What the key may do.", examples=[["sessions:read", "sessions:write"]]
+    )
+    label: str = Field(description="A text for people.", examples=["nightly renders"])
+    created_at: Timestamp = Field(description="When the key was created.")
+    expires_at: Timestamp | None = Field(description="When the key expires. `null`: it does not expire.")
+    revoked_at: Timestamp | None = Field(description="When the key was revoked. `null`: it is not revoked.")
+    last_used_at: Timestamp | None = Field(
+        description="When the key was last used, about a minute exact. `null`: not yet."
+    )
+
+    @classmethod
+    def of(cls, record: KeyRecord) -> Self:
+        return cls.model_validate(record.model_dump())
+
+
+class NewKeyText(Key):
+    """A created key, with its text."""
+
+    key: str | None = Field(
+        description="Text of the key, for `Authorization: Bearer`. Only this answer shows it. `null`: an "
+        "earlier request with this Idempotency-Key created the key.",
+        examples=["ts_2d06c5c4a1b2c3d4_0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f6071"],
+    )
+
+    @classmethod
+    def created(cls, made: CreatedKey, text: str) -> Self:
+        return cls.model_validate({**made.key.model_dump(), "key": text if made.created else None})
+
+
+class KeyList(PublicOutput):
+    """A page of keys, newest first."""
+
+    keys: list[Key] = Field(description="The keys, also revoked and expired ones.")
+    next: int | None = Field(
+        description="Value of `after` for the next page. `null`: this is the last page.", examples=[1024]
+    )
+
+    @classmethod
+    def of(cls, page: KeyPage) -> Self:
+        return cls(keys=[Key.of(record) for record in page.keys], next=page.next)

@@ -1,0 +1,77 @@
+"""Operations on API keys: requests to the state store. The text of a key stays in this process."""
+
+from __future__ import annotations
+
+import hashlib
+
+from turboserve.bus import Bus
+from turboserve.contracts.base import is_id
+from turboserve.contracts.errors import ConflictError, NotFoundError
+from turboserve.contracts.keys import CreatedKey, CreateKey, KeyPage, KeyRecord, KeyRef, ListKeys
+from turboserve.gateway.auth.access import Keys
+from turboserve.gateway.auth.hashing import key_text
+from turboserve.gateway.keys.schemas import NewKey
+from turboserve.gateway.problems.errors import KeyReusedError, KeysNotStoredError
+from turboserve.ids import random_token
+from turboserve.subjects import CREATE_KEY, GET_KEY, LIST_KEYS, REVOKE_KEY
+
+ID_BYTES = 8
+
+
+class StoredKeys:
+    """Keys in the database. All methods raise KeysNotStoredError and the state store's typed errors."""
+
+    def __init__(self, bus: Bus, keys: Keys) -> None:
+        self._bus, self._keys = bus, keys
+
+    async def create(self, creator: str, request: NewKey, repeat: str | None) -> tuple[CreatedKey, str]:
+        """Create a key. Returns its row and its text, which is valid only if this request created the key.
+
+        A repeat by the same tenant (`creator`) with the same Idempotency-Key (`repeat`) creates no other key.
+        Raises KeyReusedError if that was a different request.
+        """
+        self._check()
+        if repeat is None:
+            key = random_token(ID_BYTES)
+        else:
+            key = hashlib.sha256("\0".join(("key", creator, repeat)).encode()).hexdigest()[: 2 * ID_BYTES]
+        text = key_text(key)
+        wanted = CreateKey(
+            id=key,
+            tenant=request.tenant,
+            scopes=tuple(sorted(set(request.scopes))),
+            hash=self._keys.hash_of(text),
+            expires_at=None if request.expires_at is None else request.expires_at.timestamp(),
+            label=request.label,
+        )
+        try:
+            return await self._bus.call(CREATE_KEY, wanted), text
+        except ConflictError:
+            if repeat is None:
+                raise
+            raise KeyReusedError(
+                "this Idempotency-Key was used with a different request", field="Idempotency-Key"
+            ) from None
+
+    async def page(self, request: ListKeys) -> KeyPage:
+        self._check()
+        return await self._bus.call(LIST_KEYS, request)
+
+    async def get(self, key: str) -> KeyRecord:
+        return await self._bus.call(GET_KEY, self._ref(key))
+
+    async def revoke(self, key: str) -> KeyRecord:
+        return await self._bus.call(REVOKE_KEY, self._ref(key))
+
+    def _ref(self, key: str) -> KeyRef:
+        self._check()
+        if not is_id(key):
+            raise NotFoundError("there is no such API key", field="key")
+        return KeyRef(key=key)
+
+    def _check(self) -> None:
+        if not self._keys.in_database:
+            raise KeysNotStoredError(
+                "this gateway's API keys are not in the database: TURBOSERVE_API_KEYS_STORE is off",
+                field="TURBOSERVE_API_KEYS_STORE",
+            )

@@ -1,0 +1,59 @@
+"""Every route declares the scope that it needs, and its OpenAPI names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastapi.params import Security
+from fastapi.routing import APIRoute, APIWebSocketRoute
+from starlette.routing import BaseRoute
+
+from turboserve.contracts.keys import Scope
+from turboserve.gateway.app import create_app, create_gateway
+from turboserve.gateway.auth.middleware import check_scope
+from turboserve.gateway.settings import Settings
+
+APP = create_app(create_gateway(Settings(api_keys_store=True), object(), object(), dict))  # type: ignore[arg-type]
+
+
+def guarded(routes: list[BaseRoute]) -> Iterator[APIRoute | APIWebSocketRoute]:
+    """Yield the routes under /v1, also those of included routers."""
+    for route in routes:
+        if isinstance(route, APIRoute | APIWebSocketRoute):
+            if route.path.startswith("/v1"):
+                yield route
+        elif hasattr(route, "original_router"):
+            yield from guarded(route.original_router.routes)
+
+
+def scopes(route: APIRoute | APIWebSocketRoute) -> list[str]:
+    """Return the scopes that a route declares."""
+    found = [one for one in route.dependencies if isinstance(one, Security) and one.dependency is check_scope]
+    return [scope for one in found for scope in one.scopes or ()]
+
+
+def test_every_route_declares_one_scope() -> None:
+    declared = {(route.path, route.name): scopes(route) for route in guarded(APP.routes)}
+    assert len(declared) > 25
+    assert {place: found for place, found in declared.items() if len(found) != 1} == {}
+    assert {found[0] for found in declared.values()} == set(Scope)
+
+
+def test_what_changes_something_needs_more_than_the_right_to_read() -> None:
+    for route in guarded(APP.routes):
+        reads = isinstance(route, APIWebSocketRoute) or route.methods == {"GET"}
+        found = scopes(route)
+        if not route.path.startswith("/v1/keys"):
+            assert (found == [Scope.SESSIONS_READ]) == reads, (route.path, found)
+        else:
+            assert found == [Scope.ADMIN]
+
+
+def test_the_document_names_the_scopes() -> None:
+    for path, operations in APP.openapi()["paths"].items():
+        for method, operation in operations.items():
+            if path.startswith("/v1"):
+                [required] = operation["security"]
+                [named] = required["apiKey"]
+                assert named in set(Scope), (method, path)
+                assert "403" in operation["responses"]
