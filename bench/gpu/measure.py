@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "services" / "worker"), str(ROOT / "shared")]
 
 import torch  # noqa: E402
+from notes import Notes, reason  # noqa: E402
 
 from turboserve.bench.engine.hardware import chunk_flop, matrix_rate, slab_memory, suspend  # noqa: E402
 from turboserve.bench.engine.kernels import attention_kernels  # noqa: E402
@@ -40,11 +41,8 @@ from turboserve.bench.engine.naive import ClonedCache, ShiftedCache  # noqa: E40
 from turboserve.bench.engine.stages import decoding  # noqa: E402
 from turboserve.bench.engine.whole import moving, playing  # noqa: E402
 from turboserve.worker.engine.golden import GoldenReport, check_file, check_type  # noqa: E402
-from turboserve.worker.engine.tensor_backend import (  # noqa: E402
-    COMPILER,
-    KINDS,
-    Models,
-)
+from turboserve.worker.engine.models import COMPILER, Models  # noqa: E402
+from turboserve.worker.engine.tensor_backend import KINDS  # noqa: E402
 from turboserve.worker.model.config import ModelConfig  # noqa: E402
 from turboserve.worker.model.presets import preset  # noqa: E402
 from turboserve.worker.model.taehv import TaehvConfig  # noqa: E402
@@ -131,43 +129,6 @@ def main() -> int:
     notes.save()
     print(json.dumps(notes.found, indent=2))
     return 0 if passed else 1
-
-
-class Notes:
-    """The results, saved after every measurement.
-
-    A call that is cut short, or a later measurement that runs out of memory, loses nothing.
-    """
-
-    def __init__(self, path: Path, deadline_s: float) -> None:
-        """`deadline_s` is the monotonic time after which no measurement begins."""
-        self.found: dict[str, Any] = {}
-        self._path, self._deadline_s = path, deadline_s
-
-    def take(self, into: dict[str, Any], name: str, measure: Callable[[], Any]) -> bool:
-        """Measure and record the result, or the reason why it could not be measured.
-
-        Returns whether it could.
-        """
-        if time.monotonic() > self._deadline_s:
-            into[name] = {"not_measured": "out of time"}
-            return False
-        try:
-            into[name] = measure()
-            return True
-        except torch.OutOfMemoryError as error:
-            into[name] = {"out_of_memory": str(error).splitlines()[0]}
-        except Exception as error:
-            # Devices and versions of torch lack features in many ways; none of these errors may cost the
-            # other numbers.
-            into[name] = {"unavailable": reason(error)}
-        finally:
-            self.save()
-        return False
-
-    def save(self) -> None:
-        """Write the results so far."""
-        self._path.write_text(json.dumps(self.found, indent=2) + "\n")
 
 
 def correctness(paths: list[Path], device: torch.device) -> list[dict[str, Any]]:
@@ -282,11 +243,6 @@ def whole(
         play = partial(playing, models, arguments.batches, arguments.chunks, known)
         if notes.take(into["decoded"], name, play):
             notes.take(into["decoded"][name], "moving", partial(moving, models, arguments.chunks))
-
-
-def reason(error: Exception) -> str:
-    """Return the kind and the first line of an error."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def machine(device: torch.device) -> dict[str, Any]:

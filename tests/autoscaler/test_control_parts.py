@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turboserve.autoscaler.control.advisor import FARTHEST, Peak, ScaleInBackoff
 from turboserve.autoscaler.control.budget import budget, would_hold
 from turboserve.autoscaler.control.events import SessionChange
 from turboserve.autoscaler.control.feedback_monitor import CONVINCED, FeedbackMonitor
 from turboserve.autoscaler.control.policy import ControlPolicy, default_table
+from turboserve.autoscaler.control.scale_in import FARTHEST, Peak, ScaleInBackoff
 from turboserve.autoscaler.control.workload import Forecast, WorkloadDetector
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable

@@ -12,7 +12,8 @@ from rich.console import Console
 from turboserve.bench.report import BenchError
 from turboserve.bench.stream import Target, prompts, table
 from turboserve.bench.streaming.measurement import Measurement, SessionMeasurement, summary
-from turboserve.bench.streaming.viewer import Received, Switch, Viewer
+from turboserve.bench.streaming.received import Received, Switch
+from turboserve.bench.streaming.viewer import Viewer
 
 
 def test_summaries_interpolate() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from turboserve.cli.clip import chunks_for, fragments
 from turboserve.cli.main import app
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.settings import Settings
 
 RUNNER = CliRunner()

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from turboserve.cli.reference.api_documents import DOCUMENTS, text_of, update
 from turboserve.contracts.events import SessionEvent
 from turboserve.gateway.events.session_events import SCHEMAS
-from turboserve.gateway.stream import protocol
+from turboserve.gateway.stream import client_messages
 
 DOCS = Path(__file__).parents[2] / "docs"
 REMEDY = "run `.venv/bin/turboserve reference --update docs`"
@@ -115,7 +115,7 @@ def test_the_stream_has_every_event_and_message() -> None:
     assert set(SCHEMAS) == set(get_args(SessionEvent))
     for kind, schema in SCHEMAS.items():
         assert schema.model_fields["type"].default == kind.model_fields["type"].default
-    assert set(protocol.CLIENT_MESSAGES) == set(get_args(protocol.ClientMessage))
+    assert set(client_messages.CLIENT_MESSAGES) == set(get_args(client_messages.ClientMessage))
     kinds = {message["name"] for message in ASYNCAPI["components"]["messages"].values()}
     assert {"hello", "chunk", "error", "prompt.superseded", "playhead", "first_frame", "fragment"} <= kinds
     operations = ASYNCAPI["operations"].values()
@@ -135,8 +135,8 @@ def test_every_message_has_a_true_example(name: str) -> None:
         assert example["payload"]["type"] == name
 
 
-@pytest.mark.parametrize("kind", protocol.CLIENT_MESSAGES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", client_messages.CLIENT_MESSAGES, ids=lambda kind: kind.__name__)
 def test_the_gateway_reads_the_example_of_each_message(kind: Any) -> None:
     name = get_args(kind.model_fields["type"].annotation)[0]
     [example] = ASYNCAPI["components"]["messages"][name]["examples"]
-    assert isinstance(protocol.read_message(json.dumps(example["payload"]), 65_536), kind)
+    assert isinstance(client_messages.read_message(json.dumps(example["payload"]), 65_536), kind)

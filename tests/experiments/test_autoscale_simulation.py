@@ -26,8 +26,8 @@ from turboserve.experiments.autoscale.profiling import (
     Grid,
     Segment,
     build_table,
-    cut,
     search,
+    split_trace,
     volatility,
     whole,
 )
@@ -271,7 +271,7 @@ class TestProfiling:
         assert search(segments, replays, grid).parameters == min(grid, key=cost)
 
     def test_pieces_are_played_with_what_was_before_them(self) -> None:
-        pieces = cut(constant(8, 180), 60.0, POLICY)
+        pieces = split_trace(constant(8, 180), 60.0, POLICY)
         assert [piece.piece for piece in pieces] == [0, 1, 2]
         replays = fresh()
         shares = [replays.share(p.trace, p.length_s, p.piece, Parameters(0.8)) for p in pieces]

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from turboserve.bench.streaming.viewer import Received
+from turboserve.bench.streaming.received import Received
 from turboserve.experiments.elastic.watch import PoolWatch
 
 

@@ -9,7 +9,7 @@ from turboserve.experiments.toyworld import quality
 from turboserve.experiments.toyworld.judge import judge
 from turboserve.experiments.toyworld.quality import CHUNKS_BEFORE, Job, Played, generate, held_out_jobs
 from turboserve.experiments.toyworld.world import Figure, Scene, held_out
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.model.toyworld import WEIGHTS, read_toyworld
 from turboserve.worker.replicas.toyworld import load_toyworld
 

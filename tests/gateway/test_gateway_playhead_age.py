@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from turboserve.audience import Audience
 from turboserve.contracts.workers import Playhead as PlayheadMessage
-from turboserve.gateway.timeline.timeline import Command, Publish, Timeline
+from turboserve.gateway.timeline.playback import Command, Publish
+from turboserve.gateway.timeline.timeline import Timeline
 from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.session import Playhead
 

@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turboserve.gateway.timeline.timeline import PLAYHEAD_RATE, Command, Publish, Timeline
+from turboserve.gateway.timeline.playback import Command, Publish
+from turboserve.gateway.timeline.timeline import PLAYHEAD_RATE, Timeline
 
 INTERVAL_S, TIMEOUT_S = 0.25, 5.0
 LEAD_S, CHUNK_S = 3.0, 0.75

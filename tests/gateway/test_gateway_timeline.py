@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turboserve.gateway.timeline.timeline import Publish, Recovered, Stalled, Timeline
+from turboserve.gateway.timeline.playback import Publish, Recovered, Stalled
+from turboserve.gateway.timeline.timeline import Timeline
 
 INTERVAL_S, TIMEOUT_S = 0.25, 5.0
 

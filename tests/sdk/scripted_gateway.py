@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from websockets.asyncio.server import ServerConnection, serve
+
+from turboserve.client import (
+    AsyncClient,
+    VideoStream,
+)
 
 Script = Callable[["Connection"], Awaitable[None]]
 
@@ -66,6 +71,13 @@ class Connection:
         )
         await self.socket.send(data)
 
+    async def begin(self, chunks: Iterable[int] = (), *, start: int = 0, init: bytes = b"init") -> None:
+        """Greet the client, then send the init segment and these chunks. `start`: the first index."""
+        await self.hello(start)
+        await self.init(init)
+        for index in chunks:
+            await self.chunk(index)
+
     async def event(self, sequence: int, kind: str = "session.placed", **more: Any) -> None:
         event: dict[str, Any] = {
             "type": kind,
@@ -105,6 +117,20 @@ class Connection:
         await self.socket.wait_closed()
 
 
+def plays(chunks: Iterable[int], *, start: int = 0, init: bytes = b"init", ends: bool = True) -> Script:
+    """A connection that gets these chunks. Then the session ends; or, without `ends`, the client leaves."""
+    sent = list(chunks)
+
+    async def play(connection: Connection) -> None:
+        await connection.begin(sent, start=start, init=init)
+        if ends:
+            await connection.end(sent[-1])
+        else:
+            await connection.socket.wait_closed()
+
+    return play
+
+
 @dataclass
 class ScriptedGateway:
     """The address of the gateway, and its connections so far."""
@@ -136,3 +162,12 @@ async def scripted(*scripts: Script, process_request: Any = None) -> AsyncIterat
         port = server.sockets[0].getsockname()[1]
         gateway.url = f"http://127.0.0.1:{port}"
         yield gateway
+
+
+def watch(gateway: ScriptedGateway, **options: Any) -> VideoStream:
+    return AsyncClient(gateway.url, key="secret").session("ses_1").watch(**options)
+
+
+async def chunks(stream: VideoStream) -> list[int]:
+    async with stream:
+        return [chunk.index async for chunk in stream]

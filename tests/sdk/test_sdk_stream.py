@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.waiting import eventually
-from tests.sdk.scripted_gateway import Connection, Script, ScriptedGateway, scripted
+from tests.sdk.scripted_gateway import Connection, chunks, plays, scripted, watch
 from turboserve.client import (
     AsyncClient,
     ChunkGoneError,
@@ -18,31 +18,12 @@ from turboserve.client import (
     NotFoundError,
     ProblemError,
     ProtocolError,
-    Skip,
-    VideoStream,
-    video,
 )
-from turboserve.client.models import Chunk, Event
-
-
-def watch(gateway: ScriptedGateway, **options: Any) -> VideoStream:
-    return AsyncClient(gateway.url, key="secret").session("ses_1").watch(**options)
-
-
-async def chunks(stream: VideoStream) -> list[int]:
-    async with stream:
-        return [chunk.index async for chunk in stream]
+from turboserve.client.models import Event
 
 
 async def test_a_stream_gives_the_chunks_and_ends_with_the_session() -> None:
-    async def play(connection: Connection) -> None:
-        await connection.hello()
-        await connection.init(b"the init segment")
-        for index in range(3):
-            await connection.chunk(index)
-        await connection.end(2)
-
-    async with scripted(play) as gateway:
+    async with scripted(plays(range(3), init=b"the init segment")) as gateway:
         stream = watch(gateway, after=-1)
         async with stream:
             found = [chunk async for chunk in stream]
@@ -59,8 +40,7 @@ async def test_a_stream_gives_the_chunks_and_ends_with_the_session() -> None:
 
 async def test_a_broken_connection_loses_and_repeats_nothing() -> None:
     async def breaks(connection: Connection) -> None:
-        await connection.hello()
-        await connection.init()
+        await connection.begin()
         await connection.event(4)
         await connection.chunk(0)
         await connection.chunk(1)
@@ -69,10 +49,7 @@ async def test_a_broken_connection_loses_and_repeats_nothing() -> None:
 
     async def goes_on(connection: Connection) -> None:
         after = int(connection.query.get("after", -1))
-        await connection.hello(after + 1)
-        await connection.init()
-        for index in range(after + 1, 5):
-            await connection.chunk(index)
+        await connection.begin(range(after + 1, 5), start=after + 1)
         await connection.end(4)
 
     async with scripted(breaks, goes_on) as gateway:
@@ -86,17 +63,11 @@ async def test_lost_chunks_raise_an_error_that_says_where_the_video_continues() 
     async def gone(connection: Connection) -> None:
         await connection.refuse(4410, status=410, code="chunk_gone", detail="chunk 3 is gone", limit=40)
 
-    async def continues(connection: Connection) -> None:
-        await connection.hello(40)
-        await connection.init()
-        await connection.chunk(40)
-        await connection.end(40)
-
     async with scripted(gone) as gateway:
         with pytest.raises(ChunkGoneError, match="chunk 3 is gone") as refused:
             await chunks(watch(gateway, after=2))
         assert refused.value.continues_at == 40
-    async with scripted(gone, continues) as gateway:
+    async with scripted(gone, plays([40], start=40)) as gateway:
         assert await chunks(watch(gateway, after=2, skip_lost=True)) == [40]
     assert gateway.connections[1].query["after"] == "39"
 
@@ -139,14 +110,7 @@ async def test_another_protocol_version_is_refused() -> None:
 
 
 async def test_the_playhead_follows_the_chunks_that_the_caller_takes() -> None:
-    async def play(connection: Connection) -> None:
-        await connection.hello()
-        await connection.init()
-        for index in range(3):
-            await connection.chunk(index)
-        await connection.socket.wait_closed()
-
-    async with scripted(play) as gateway:
+    async with scripted(plays(range(3), ends=False)) as gateway:
         stream = watch(gateway)
         async with stream:
             taken = aiter(stream)
@@ -176,8 +140,7 @@ async def test_messages_of_a_newer_gateway_are_skipped() -> None:
 
 async def test_events_and_chunks_come_in_their_order() -> None:
     async def play(connection: Connection) -> None:
-        await connection.hello()
-        await connection.init()
+        await connection.begin()
         await connection.event(1)
         await connection.chunk(0)
         await connection.event(2, "session.suspended")
@@ -193,13 +156,7 @@ async def test_events_and_chunks_come_in_their_order() -> None:
 
 
 async def test_a_stream_that_was_left_does_not_connect_again() -> None:
-    async def play(connection: Connection) -> None:
-        await connection.hello()
-        await connection.init()
-        await connection.chunk(0)
-        await connection.socket.wait_closed()
-
-    async with scripted(play) as gateway:
+    async with scripted(plays([0], ends=False)) as gateway:
         stream = watch(gateway)
         async with stream:
             taken = aiter(stream)
@@ -230,12 +187,6 @@ async def test_a_refused_recording_leaves_the_file_as_it_is(tmp_path: Path) -> N
     async def late(connection: Connection) -> None:
         await connection.refuse(4410, status=410, code="chunk_gone", detail="gone", limit=40)
 
-    async def kept(connection: Connection) -> None:
-        await connection.hello(40)
-        await connection.init(b"init")
-        await connection.chunk(40)
-        await connection.end(40)
-
     file = tmp_path / "old.mp4"
     file.write_bytes(b"earlier")
     async with scripted(unknown) as gateway:
@@ -243,144 +194,9 @@ async def test_a_refused_recording_leaves_the_file_as_it_is(tmp_path: Path) -> N
             await AsyncClient(gateway.url).session("ses_1").record(file)
     assert file.read_bytes() == b"earlier"
     # The log keeps a part of a long session: the recording begins with what is kept.
-    async with scripted(late, kept) as gateway:
+    async with scripted(late, plays([40], start=40)) as gateway:
         assert (await AsyncClient(gateway.url).session("ses_1").record(file)).chunks == 1
     assert file.read_bytes() == b"initfragment 40"
-
-
-def plays_until_a_skip(first_taken: asyncio.Event | None = None) -> Script:
-    """Chunk 4 is the first that shows a prompt with `drop_buffer`. The prompt comes after `first_taken`."""
-
-    async def play(connection: Connection) -> None:
-        await connection.hello()
-        await connection.init()
-        for index in range(4):
-            await connection.chunk(index)
-        await connection.event(1)
-        if first_taken is not None:
-            await first_taken.wait()
-        await connection.skip(4)
-        await connection.chunk(4)
-        await connection.chunk(5)
-        await connection.end(5)
-
-    return play
-
-
-async def test_a_skip_discards_what_the_caller_has_not_taken_and_is_reported() -> None:
-    """Incident: the message was ignored, and the caller got the old scene to its end."""
-    first_taken = asyncio.Event()
-    async with scripted(plays_until_a_skip(first_taken)) as gateway:
-        stream = watch(gateway)
-        async with stream:
-            items = stream.items()
-            first = await anext(items)
-            first_taken.set()
-            await eventually(lambda: stream.last_skip is not None)
-            rest = [item async for item in items]
-    assert isinstance(first, Chunk)
-    assert first.index == 0
-    event, skip, *chunks_after = rest
-    assert isinstance(event, Event)
-    assert skip == stream.last_skip == Skip(4, 4.0, 1, discarded=(1, 2, 3))
-    assert [item.index for item in chunks_after if isinstance(item, Chunk)] == [4, 5]
-
-
-async def test_after_a_skip_the_playhead_is_at_the_new_scene() -> None:
-    async def play(connection: Connection) -> None:
-        await connection.hello()
-        await connection.init()
-        await connection.chunk(0)
-        await connection.chunk(1)
-        await first_taken.wait()
-        await connection.skip(2)
-        await connection.chunk(2)
-        await connection.socket.wait_closed()
-
-    first_taken = asyncio.Event()
-    async with scripted(play) as gateway:
-        stream = watch(gateway)
-        async with stream:
-            await anext(aiter(stream))
-            first_taken.set()
-            reports = gateway.connections[0].messages
-            await eventually(lambda: any(each["playhead_s"] == 2.0 for each in reports))
-            report = reports[-1]
-    assert report == {"type": "playhead", "playhead_s": 2.0, "buffered_s": 1.0}
-
-
-async def test_chunks_that_viewers_skip_are_kept_for_those_that_ask_and_in_recordings(tmp_path: Path) -> None:
-    async with scripted(plays_until_a_skip()) as gateway:
-        stream = watch(gateway, keep_skipped=True)
-        assert await chunks(stream) == [0, 1, 2, 3, 4, 5]
-        assert stream.last_skip == Skip(4, 4.0, 1)
-        recording = await AsyncClient(gateway.url).session("ses_1").record(tmp_path / "all.mp4")
-    assert recording.chunks == 6
-
-
-async def test_a_connection_that_breaks_after_a_skip_goes_on_there() -> None:
-    async def breaks(connection: Connection) -> None:
-        await connection.hello()
-        await connection.init()
-        await connection.chunk(0)
-        await connection.chunk(1)
-        await first_taken.wait()
-        await connection.skip(2)
-        await connection.chunk(2)
-        await eventually(lambda: stream.last_skip is not None)
-        await connection.vanish()
-
-    async def goes_on(connection: Connection) -> None:
-        after = int(connection.query["after"])
-        await connection.hello(after + 1)
-        await connection.init()
-        for index in range(after + 1, 4):
-            if index == 2:
-                await connection.skip(2)
-            await connection.chunk(index)
-        await connection.end(3)
-
-    first_taken = asyncio.Event()
-    async with scripted(breaks, goes_on) as gateway:
-        stream = watch(gateway)
-        async with stream:
-            items = stream.items()
-            assert isinstance(await anext(items), Chunk)
-            first_taken.set()
-            await eventually(lambda: stream.last_skip is not None)
-            found = [item.index for item in [item async for item in items] if isinstance(item, Chunk)]
-    # Chunk 1 comes once more only if the connection broke before the caller took chunk 2.
-    assert found in ([2, 3], [1, 2, 3])
-
-
-async def test_paced_frames_go_over_to_the_new_scene_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decoded(chunk: Chunk) -> list[video.Frame]:
-        image: Any = None
-        return [video.Frame(image, chunk.start_s + n / 10, chunk.index, chunk.control_seq) for n in range(10)]
-
-    monkeypatch.setattr(video, "decode", decoded)
-    shown_first = asyncio.Event()
-
-    async def play(connection: Connection) -> None:
-        await connection.hello()
-        await connection.init()
-        await connection.chunk(0)
-        await connection.chunk(1)
-        await shown_first.wait()
-        await connection.skip(2)
-        await connection.chunk(2)
-        await connection.end(2)
-
-    async with scripted(play) as gateway:
-        stream = watch(gateway)
-        async with stream:
-            shown = []
-            async for frame in video.frames(stream, paced=True):
-                shown.append(frame.chunk)
-                shown_first.set()
-    assert shown.count(2) == 10
-    assert 1 <= shown.count(0) < 10
-    assert 1 not in shown
 
 
 async def test_phases_of_a_newer_gateway_are_texts() -> None:
@@ -407,12 +223,6 @@ async def test_phases_of_a_newer_gateway_are_texts() -> None:
 
 
 async def test_a_refused_handshake_that_names_a_wait_is_tried_again() -> None:
-    async def play(connection: Connection) -> None:
-        await connection.hello()
-        await connection.init()
-        await connection.chunk(0)
-        await connection.end(0)
-
     refused = 0
 
     def full(connection: Any, _: Any) -> Any:
@@ -424,6 +234,6 @@ async def test_a_refused_handshake_that_names_a_wait_is_tried_again() -> None:
         response.headers["Retry-After"] = "0"
         return response
 
-    async with scripted(play, process_request=full) as gateway:
+    async with scripted(plays([0]), process_request=full) as gateway:
         assert await chunks(watch(gateway)) == [0]
     assert refused == 2

@@ -21,8 +21,9 @@ from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import GetLatents
 from turboserve.experiments.chaos.small_disk import SmallDisk, why_not
 from turboserve.state_store.hot import redis as hot_redis
+from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.redis import RedisStore
-from turboserve.state_store.hot.session_state import HotStoreGuard, Latents, Playheads
+from turboserve.state_store.hot.session_state import HotStoreGuard, Playheads
 from turboserve.state_store.settings import Settings
 
 DISK_BYTES = 32 << 20

@@ -79,6 +79,19 @@ class Scene:
         self.users.watch(self.session, from_start=True)
         self.until(lambda: self.row.next_chunk >= 3 and self.row.phase is Phase.ACTIVE)
 
+    def loses_unseen_chunks(self, away_s: float) -> None:
+        """Let the running session make chunks that no viewer gets, then restart the broker without them.
+
+        The broker is away for `away_s` virtual seconds.
+        """
+        world, written_until = self.world, self.world.loop.time()
+        world.broker.cut_off(world.service("gateway-1").process, 3.0)
+        world.loop.advance(3.0)
+        world.broker.stop()
+        world.loop.advance(away_s)
+        world.restart_broker_without_tail(written_until)
+        world.loop.advance(20.0)
+
     def migration_begins(self) -> None:
         """Wait until the session runs, then migrate it as an operator."""
         self.session_runs()

@@ -11,7 +11,8 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from tests.helpers.broker_clients import PATIENCE_S, connected_client
-from turboserve.bench.streaming.viewer import ProblemError, Viewer
+from turboserve.bench.streaming.problems import ProblemError
+from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.subjects import CHUNK

@@ -12,7 +12,8 @@ import pytest
 from tests.stack.conftest import Open, ReadLog
 from turboserve.bench import stream as bench
 from turboserve.bench.streaming.decode import decode
-from turboserve.bench.streaming.viewer import ProblemError, Viewer
+from turboserve.bench.streaming.problems import ProblemError
+from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.experiments.toyworld.judge import has_colours
 

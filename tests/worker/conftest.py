@@ -12,7 +12,7 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.interface import ChunkReady, EngineOptions, Event
 from turboserve.worker.engine.memory import SlabLayout
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.transformer import CausalWanTransformer
 

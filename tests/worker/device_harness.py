@@ -19,10 +19,10 @@ from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.memory import SlabLayout
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.engine_commands import AdmitRequest
+from turboserve.worker.service.engine_commands import AdmitRequest, FetchedContext
 from turboserve.worker.service.host_memory import state_host_bytes
 from turboserve.worker.service.host_platform import HostPlatform
 from turboserve.worker.service.packager import PackagedChunk, ToLoop
@@ -60,7 +60,7 @@ class DeviceHarness:
     ) -> None:
         playhead_s = next_chunk * 0.75
         admit = commands.Admit(session, run, next_chunk, prompt, 7, 0, playhead_s)
-        self.runner.submit(AdmitRequest(admit, **rest))
+        self.runner.submit(AdmitRequest(admit, FetchedContext(**rest)))
 
     async def next(self, *kinds: type[Any]) -> Any:
         """Return the next delivery of one of these kinds; others are dropped."""

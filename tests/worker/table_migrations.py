@@ -8,7 +8,7 @@ from tests.worker import table_bench
 from tests.worker.table_bench import Bench
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Incoming
-from turboserve.worker.service import commands, events
+from turboserve.worker.service import commands, events, migration_commands
 
 A, B = "wrk_a", "wrk_b"
 FROM = ("tcp://127.0.0.1:1",)
@@ -42,8 +42,8 @@ def sealed() -> tuple[Bench, int]:
     bench.handle(events.QuiesceRequested("s1", 5))
     assert bench.last(commands.Quiesce).run == run
     bench.handle(events.Quiesced("s1", run, 2, bench.last(commands.Quiesce).number))
-    assert bench.last(commands.SendFinalDelta) == commands.SendFinalDelta("s1", 5)
-    assert bench.last(commands.SendManifest) == commands.SendManifest("s1", 5, 2)
+    assert bench.last(migration_commands.SendFinalDelta) == migration_commands.SendFinalDelta("s1", 5)
+    assert bench.last(migration_commands.SendManifest) == migration_commands.SendManifest("s1", 5, 2)
     bench.handle(events.ManifestSent("s1", 5))
     return bench, run
 
@@ -53,7 +53,7 @@ def expecting(**changes: object) -> tuple[Bench, int]:
     bench = Bench(worker=B)
     record = migrating(**changes)
     bench.handle(events.Assigned(record, Incoming(record=record, source=FROM)))
-    return bench, bench.last(commands.FetchState).run
+    return bench, bench.last(migration_commands.FetchState).run
 
 
 def verified(**changes: object) -> tuple[Bench, int]:

@@ -15,7 +15,7 @@ from turboserve.worker.engine.errors import (
     SnapshotRejectedError,
     UnknownSessionError,
 )
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.packager import PackagedChunk

@@ -20,7 +20,7 @@ from turboserve.worker.engine.errors import (
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.interface import ChunkReady, Control, SessionSpec
 from turboserve.worker.engine.memory import HostPool
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.presets import preset
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from turboserve.worker.engine import tensor_backend
+from turboserve.worker.engine import models
 from turboserve.worker.engine.interface import SessionSpec
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation, rotate
@@ -24,7 +24,7 @@ def test_sessions_together_make_the_chunks_that_they_make_uncompiled(
     make_driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The trace must be in one piece. The code that a backend generates for its device is not tested here.
-    monkeypatch.setattr(tensor_backend, "COMPILER", "eager")
+    monkeypatch.setattr(models, "COMPILER", "eager")
 
     def chunks(compile: bool) -> list[Any]:
         driver = make_driver(slots=2, max_lead_s=1.0, compile=compile)

@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from turboserve.worker.engine.context_forwards import RecacheWork
 from turboserve.worker.engine.interface import ChunkReady, Control, Decoder, SessionFailed, SessionSpec
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import SlabLayout, SlabPool
-from turboserve.worker.engine.state import KVRing, SessionState
+from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.streams import DEVICE_LOST
-from turboserve.worker.engine.work import ChunkWork, RecacheWork, RowsForward
+from turboserve.worker.engine.work import ChunkWork, RowsForward
 from turboserve.worker.model.presets import preset
 from turboserve.worker.model.schedule import Schedule
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from turboserve.bench.engine.naive import NaiveLoop
 from turboserve.worker.engine.interface import Control, SessionSpec
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfig
 
 aten = torch.ops.aten

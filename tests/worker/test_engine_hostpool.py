@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from turboserve.worker.engine.errors import HostMemoryUnavailableError, HostPoolFullError
 from turboserve.worker.engine.interface import ChunkReady, SessionSpec, Suspended, SuspendRefused
 from turboserve.worker.engine.memory import ALIGNMENT, Extent, HostPool, aligned, size_of
-from turboserve.worker.engine.snapshot import PIECE_BYTES, pieces
+from turboserve.worker.engine.state_transfer import PIECE_BYTES, pieces
 
 
 def largest_gap(held: list[Extent], limit: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from turboserve.worker.engine.errors import StateNotArrivedError
 from turboserve.worker.engine.interface import ChunkReady, SessionFailed, SessionSpec
 from turboserve.worker.engine.layer_arrival import LayerArrival
-from turboserve.worker.engine.snapshot import Transfer
+from turboserve.worker.engine.state_transfer import Transfer
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
 

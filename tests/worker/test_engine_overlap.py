@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.waiting import eventually_blocking
+from turboserve.worker.engine.activity import Transferring
 from turboserve.worker.engine.interface import (
     ChunkReady,
     Control,
@@ -20,8 +21,7 @@ from turboserve.worker.engine.interface import (
     Suspended,
     SuspendRefused,
 )
-from turboserve.worker.engine.session import Transferring
-from turboserve.worker.engine.snapshot import Transfer
+from turboserve.worker.engine.state_transfer import Transfer
 from turboserve.worker.engine.streams import StreamExecutor, Wakeup
 from turboserve.worker.model.config import ModelConfig
 

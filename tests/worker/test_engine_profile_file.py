@@ -11,8 +11,8 @@ import torch
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.profile_file import InvalidProfileError, ProfileFile
-from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 
 STAGES = {"forward": {1: 0.1, 4: 0.2}, "decode": {1: 0.05}}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.worker.test_engine_residency import PROFILES, chunks_of, play, play_on, spec
+from turboserve.worker.engine.activity import Offloaded
 from turboserve.worker.engine.interface import Control
-from turboserve.worker.engine.session import Offloaded
 
 MakeDriver = Callable[..., Any]
 OUT_S, IN_S = 0.2, 0.3
@@ -32,7 +32,8 @@ def waiting(make_driver: MakeDriver) -> Any:
         engine.forward.profile._set(size, seconds)
     table, controller = engine._table, engine.residency
     controller._copy_out_s, controller._copy_in_s = OUT_S, IN_S
-    offload, bring_back, forward = table.offload, table.bring_back, engine.backend.forward
+    transfers = table.host_transfers
+    offload, bring_back, forward = transfers.offload, table.bring_back, engine.backend.forward
 
     def slow_offload(session: Any, now: float) -> None:
         driver.now += OUT_S
@@ -46,7 +47,7 @@ def waiting(make_driver: MakeDriver) -> Any:
         driver.now += PROFILES["forward"][1]
         return forward(works)
 
-    table.offload, table.bring_back, engine.backend.forward = slow_offload, slow_return, slow_forward
+    transfers.offload, table.bring_back, engine.backend.forward = slow_offload, slow_return, slow_forward
     return driver
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turboserve.worker.engine.errors import FramesExhaustedError
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import SlabLayout, SlabPool
-from turboserve.worker.engine.state import KVRing
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation, rotate
 
@@ -98,7 +98,7 @@ def test_any_history_attends_like_a_naive_window(history: tuple[ModelConfig, lis
     torch.manual_seed(seed)
     ring, rotation = ring_of(config), Rotation(config)
     naive = [NaiveWindow(config) for _ in range(LAYERS)]
-    storage = [ring._slab.keys.data_ptr(), ring._slab.values.data_ptr()]
+    storage = [ring.slab.keys.data_ptr(), ring.slab.values.data_ptr()]
     end, sink = 0, config.sink_size if config.local_attn_size != -1 else 0
     for event in events:
         if event == "chunk":
@@ -120,14 +120,14 @@ def test_any_history_attends_like_a_naive_window(history: tuple[ModelConfig, lis
                 naive[layer].write(first, k, v, skip)
                 assert torch.allclose(found, naive[layer].attend(q, rotation), atol=2e-5)
         assert sorted(ring.slots) == sorted(naive[0].frames)
-    assert [ring._slab.keys.data_ptr(), ring._slab.values.data_ptr()] == storage
+    assert [ring.slab.keys.data_ptr(), ring.slab.values.data_ptr()] == storage
 
 
 def test_a_new_frame_takes_the_slot_of_the_one_it_evicts_and_moves_nothing() -> None:
     ring = ring_of(config_of(window=6, sink=2, chunk=2))
     for first in (0, 2, 4):
         ring.place(first, 2)
-    keys = ring._slab.keys
+    keys = ring.slab.keys
     keys.copy_(torch.arange(6.0).view(1, 6, 1, 1, 1).expand_as(keys))
     placement = ring.place(6, 2)
     assert ring.slots == [0, 1, 6, 7, 4, 5]
@@ -150,16 +150,16 @@ def test_a_chunk_may_wrap_around_the_end_of_the_ring() -> None:
 
 def test_a_sink_longer_than_a_chunk_begins_as_zeros_whatever_was_there_before() -> None:
     ring = ring_of(config_of(window=6, sink=3, chunk=1))
-    for tensor in (ring._slab.keys, ring._slab.values):
+    for tensor in (ring.slab.keys, ring.slab.values):
         tensor.fill_(float("nan"))
     assert ring.place(0, 1).visible == ring.place(1, 1).visible == 3 * TOKENS
     kept = {name: tensor.clone() for name, tensor in ring.filled().items()}
     again = ring_of(config_of(window=6, sink=3, chunk=1))
-    for tensor in (again._slab.keys, again._slab.values):
+    for tensor in (again.slab.keys, again.slab.values):
         tensor.fill_(float("nan"))
     again.restore(ring.slots, 3, 0)
     for one in (ring, again):
-        assert [bool(one._slab.keys[:, slot].isnan().any()) for slot in (2, 3)] == [False, True]
+        assert [bool(one.slab.keys[:, slot].isnan().any()) for slot in (2, 3)] == [False, True]
     assert kept["keys"].shape[1] == 2
 
 

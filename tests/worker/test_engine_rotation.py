@@ -11,8 +11,8 @@ import torch
 
 from turboserve.worker.engine.errors import FramesExhaustedError
 from turboserve.worker.engine.interface import ChunkReady, Rebuild, SessionEnded, SessionSpec
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import SlabLayout, SlabPool
-from turboserve.worker.engine.state import KVRing
 from turboserve.worker.engine.work import Row, RowsForward
 from turboserve.worker.model.config import ModelConfig, Rotation
 from turboserve.worker.model.presets import preset

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.worker.parallel_pairs import LocalDonor
-from turboserve.worker.engine import tensor_backend
+from turboserve.worker.engine import models
 from turboserve.worker.engine.errors import (
     DonorReleasedError,
     PartnerLostError,
@@ -85,7 +85,7 @@ def test_two_workers_compute_the_chunks_and_the_ring_of_one(
 
 
 def test_compiled_blocks_are_split_as_well(make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_backend, "COMPILER", "eager")
+    monkeypatch.setattr(models, "COMPILER", "eager")
     alone, home, donor = make_driver(), make_driver(compile=True), make_driver(compile=True)
     states = [begun(driver) for driver in (alone, home)]
     lender = LocalDonor(parallel(donor))

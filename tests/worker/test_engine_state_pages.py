@@ -11,7 +11,8 @@ import pytest
 
 from tests.worker.state_page_helpers import FAR, SPEC, copy, equal, frozen, prints, stayed
 from turboserve.worker.engine.interface import ChunkReady, Control, SessionQuiesced, Suspended
-from turboserve.worker.engine.state_pages import DECODER, changed, digest_of
+from turboserve.worker.engine.snapshot import DECODER
+from turboserve.worker.engine.state_pages import changed, digest_of
 
 
 @pytest.mark.parametrize("rotation", ["window", "absolute"])

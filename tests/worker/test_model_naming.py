@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import SlabLayout, SlabPool
-from turboserve.worker.engine.state import KVRing
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.work import Row, RowsForward
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.naming import DIFFUSERS_TRANSFORMER, renamed, transformer_names

@@ -22,7 +22,7 @@ from turboserve.cli.main import app
 from turboserve.contracts.base import is_id
 from turboserve.gateway.prompt_guides import PROMPT_GUIDES, read_prompt_guides
 from turboserve.plugins import PluginLoadError
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.replicas import models as registry
 from turboserve.worker.replicas.contract import ModelContract, ModelContractError
 from turboserve.worker.replicas.models import InvalidModelError, ModelOptions, load_model

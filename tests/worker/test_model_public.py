@@ -17,7 +17,7 @@ from torch import Tensor
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import ChunkReady, EngineOptions, Event, SessionSpec
 from turboserve.worker.engine.memory import SlabLayout
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.model import presets
 from turboserve.worker.model.config import ModelConfig, ModelConfigError
 from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointError, read_checkpoint

@@ -19,8 +19,8 @@ from tests.worker.state_page_helpers import FAR, SPEC, copy, frozen
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.interface import EngineOptions, Suspended
+from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.snapshot import state_fingerprint
-from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model import weights
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.toyworld import WEIGHTS

@@ -15,7 +15,7 @@ import torch
 
 from turboserve.clock import SystemClock
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.engine_commands import AdmitRequest
+from turboserve.worker.service.engine_commands import AdmitRequest, FetchedContext
 from turboserve.worker.service.host_platform import EngineThread
 from turboserve.worker.service.packager import FromEngine, GeneratedChunk
 
@@ -31,7 +31,7 @@ class EngineHarness:
 
     def admit(self, run: int, next_chunk: int = 0, session: str = "a", **rest: Any) -> None:
         admit = commands.Admit(session, run, next_chunk, "a red circle", 7, 0, next_chunk * 0.75)
-        self.thread.submit(AdmitRequest(admit, **rest))
+        self.thread.submit(AdmitRequest(admit, FetchedContext(**rest)))
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -11,8 +11,8 @@ from turboserve.contracts.fidelity import ChunkFidelity
 from turboserve.contracts.workers import HeldSession
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
+from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.profile_file import InvalidProfileError
-from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.replicas.toyworld import load_toyworld
 from turboserve.worker.service.models import SHIPPED_FIDELITY, fidelity_ladder
 from turboserve.worker.service.quality import WINDOW_S, QualityBoard, chunk_fidelity, floor_seconds

@@ -13,7 +13,14 @@ from turboserve.contracts.workers import HeldSession
 from turboserve.worker import metrics
 from turboserve.worker.engine.playout import Playout
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.quality import MEASURE_S, SlackBoard, SlackMonitor, count, session_slack
+from turboserve.worker.service.quality import (
+    MEASURE_S,
+    SlackBoard,
+    SlackMeasured,
+    SlackMonitor,
+    count,
+    session_slack,
+)
 
 RELAXED, URGENT = Playout(5.0, 0.1, 0.2), Playout(0.1, 0.1, 0.2)
 
@@ -81,7 +88,7 @@ def held(session: str = "a", **rest: Any) -> HeldSession:
 
 def test_a_report_has_the_slack_as_of_its_own_time_and_of_the_same_run() -> None:
     board = SlackBoard()
-    board.measured(events.SlackMeasured(10.0, {"a": (1, Playout(2.0, 0.1, 0.2)), "b": (1, RELAXED)}, True))
+    board.measured(SlackMeasured(10.0, {"a": (1, Playout(2.0, 0.1, 0.2)), "b": (1, RELAXED)}, True))
     one, other_run, suspended = board.onto(
         [held("a"), held("b"), held("a").model_copy(update={"resident": False})], {"a": 1, "b": 2}, 10.5
     )

@@ -12,7 +12,7 @@ from tests.worker.table_bench import LEASE_S
 from tests.worker.table_migrations import FROM, A, B, row
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationStage
-from turboserve.worker.service import commands, events
+from turboserve.worker.service import commands, events, migration_commands
 from turboserve.worker.service.table import Table
 from turboserve.worker.transfer.errors import TransferError
 
@@ -33,7 +33,7 @@ class Held:
 class Copy:
     """A transfer under way, from one worker to the other."""
 
-    fetch: commands.FetchState
+    fetch: migration_commands.FetchState
     source: str
     stage: str = "ask"
     state: int = 0
@@ -251,18 +251,18 @@ class World:
             case commands.Unquiesce(session=session, run=run):
                 assert engine[session].run == run
                 engine[session].quiesce_request, engine[session].quiesced = None, False
-            case commands.SendFinalDelta(session=session):
+            case migration_commands.SendFinalDelta(session=session):
                 self.words.setdefault((name, session), set()).add("rest")
-            case commands.SendManifest(session=session, next_chunk=index):
+            case migration_commands.SendManifest(session=session, next_chunk=index):
                 self.words.setdefault((name, session), set()).add(index)
-            case commands.CancelTransfer(session=session):
+            case migration_commands.CancelTransfer(session=session):
                 for key, copy in list(self.copies.items()):
                     if key[0] == session and copy.source == name and copy.stage != "ask":
                         copy.stage = "ask"
-            case commands.FetchState(session=session):
+            case migration_commands.FetchState(session=session):
                 source = B if name == A else A
                 self.copies[session, name] = Copy(command, source)
-            case commands.CancelFetch(session=session, run=run):
+            case migration_commands.CancelFetch(session=session, run=run):
                 ended = self.copies.get((session, name))
                 if ended is not None and ended.fetch.run == run:
                     del self.copies[session, name]

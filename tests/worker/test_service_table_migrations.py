@@ -10,7 +10,7 @@ from tests.worker.table_bench import Bench
 from tests.worker.table_migrations import FROM, A, B, expecting, migrating, row, running, sealed, verified
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import NO_STATE, Incoming, MigrationStage
-from turboserve.worker.service import commands, events
+from turboserve.worker.service import commands, events, migration_commands
 from turboserve.worker.service.table_migrations import ASK_S
 from turboserve.worker.transfer.errors import MigrationNotOfferedError, NoStateError, SourceNotReadyError
 
@@ -39,10 +39,10 @@ def test_it_goes_on_generating_while_the_bulk_is_copied_and_publishes_to_the_end
     number = bench.last(commands.Quiesce).number
     bench.handle(events.ChunkPackaged("s1", run, 2, 0))
     bench.handle(events.Quiesced("s1", run, 3, number))
-    bench.last(commands.SendFinalDelta)
-    bench.none(commands.SendManifest)
+    bench.last(migration_commands.SendFinalDelta)
+    bench.none(migration_commands.SendManifest)
     bench.handle(events.Published("s1", run, 2, (1, 10), events.PublishOutcome.ACKED))
-    assert bench.last(commands.SendManifest).next_chunk == 3
+    assert bench.last(migration_commands.SendManifest).next_chunk == 3
 
 
 def test_a_target_that_hangs_up_before_the_seal_lets_it_go_on() -> None:
@@ -69,11 +69,11 @@ def test_that_it_stood_still_for_an_attempt_that_is_over_means_nothing_to_the_ne
     bench.handle(events.QuiesceRequested("s1", 5))
     second = bench.last(commands.Quiesce).number
     bench.handle(events.Quiesced("s1", run, 2, first))
-    bench.none(commands.SendFinalDelta, commands.SendManifest)
+    bench.none(migration_commands.SendFinalDelta, migration_commands.SendManifest)
     bench.handle(events.ChunkPackaged("s1", run, 2, 0))
     bench.handle(events.Published("s1", run, 2, (1, 10), events.PublishOutcome.ACKED))
     bench.handle(events.Quiesced("s1", run, 3, second))
-    assert bench.last(commands.SendManifest).next_chunk == 3
+    assert bench.last(migration_commands.SendManifest).next_chunk == 3
 
 
 def test_a_connection_that_takes_the_place_of_another_waits_for_the_same_standing_still() -> None:
@@ -86,7 +86,7 @@ def test_a_connection_that_takes_the_place_of_another_waits_for_the_same_standin
     bench.handle(events.QuiesceRequested("s1", 5))
     bench.none(commands.Quiesce)
     bench.handle(events.Quiesced("s1", run, 2, number))
-    bench.last(commands.SendFinalDelta)
+    bench.last(migration_commands.SendFinalDelta)
 
 
 def test_asking_whether_it_may_have_the_state_changes_nothing() -> None:
@@ -95,10 +95,10 @@ def test_asking_whether_it_may_have_the_state_changes_nothing() -> None:
     bench.table.offer("s1", 5, B)
     bench.handle(events.QuiesceRequested("s1", 5))
     bench.handle(events.Quiesced("s1", run, 2, bench.last(commands.Quiesce).number))
-    bench.last(commands.SendManifest)
+    bench.last(migration_commands.SendManifest)
     bench.table.check("s1", 5, B)
     bench.handle(events.Tick())
-    bench.none(commands.SendManifest)
+    bench.none(migration_commands.SendManifest)
     with pytest.raises(MigrationNotOfferedError):
         bench.table.check("s1", 6, B)
 
@@ -117,7 +117,7 @@ def test_after_the_seal_only_the_row_lets_it_go_on_and_it_asks_for_it() -> None:
     bench.none(commands.Unquiesce)
     bench.handle(events.Renewed(bench.now, (row(version=7, control_seq=1),)))
     assert bench.last(commands.Unquiesce).run == run
-    bench.last(commands.CancelTransfer)
+    bench.last(migration_commands.CancelTransfer)
 
 
 def test_a_committed_migration_frees_the_source() -> None:
@@ -131,7 +131,7 @@ def test_a_pause_ends_the_migration_and_suspends_at_the_source() -> None:
     bench, run = sealed()
     bench.handle(events.Assigned(row(version=6, phase=Phase.SUSPENDED)))
     order = [type(command) for command in bench.said if not isinstance(command, commands.Report)]
-    assert order == [commands.CancelTransfer, commands.Unquiesce, commands.Suspend]
+    assert order == [migration_commands.CancelTransfer, commands.Unquiesce, commands.Suspend]
     assert bench.last(commands.Unquiesce).run == run
 
 
@@ -139,10 +139,10 @@ def test_the_seal_of_one_connection_is_not_given_to_the_next_without_a_new_word(
     bench, _ = sealed()
     assert bench.table.offer("s1", 5, B) is False
     bench.handle(events.Tick())
-    assert bench.last(commands.SendManifest) == commands.SendManifest("s1", 5, 2)
+    assert bench.last(migration_commands.SendManifest) == migration_commands.SendManifest("s1", 5, 2)
     bench.handle(events.QuiesceRequested("s1", 5))
     bench.none(commands.Quiesce)
-    bench.last(commands.SendFinalDelta)
+    bench.last(migration_commands.SendFinalDelta)
     bench.handle(events.TransferEnded("s1", 5))
     bench.none(commands.Unquiesce)
 
@@ -157,8 +157,8 @@ def test_a_suspended_session_is_given_from_the_host() -> None:
     bench.handle(events.MovedToHost("s1", run, 2))
     assert bench.table.offer("s1", 7, B) is True
     bench.handle(events.QuiesceRequested("s1", 7))
-    bench.last(commands.SendFinalDelta)
-    assert bench.last(commands.SendManifest).next_chunk == 2
+    bench.last(migration_commands.SendFinalDelta)
+    assert bench.last(migration_commands.SendManifest).next_chunk == 2
 
 
 def test_a_state_that_is_not_here_cannot_be_given() -> None:
@@ -180,7 +180,7 @@ def test_a_target_reports_the_code_of_what_failed() -> None:
     bench.handle(
         events.Assigned(migrating(phase=Phase.SUSPENDED), Incoming(record=migrating(phase=Phase.SUSPENDED)))
     )
-    run = bench.last(commands.FetchState).run
+    run = bench.last(migration_commands.FetchState).run
     bench.handle(events.StateFetchFailed("s1", run, "no_state: gone", NO_STATE))
     assert [(report.stage, report.code) for report in bench.table.incoming.reports()] == [
         (MigrationStage.FAILED, NO_STATE)
@@ -192,8 +192,8 @@ def test_a_target_reports_the_code_of_what_failed() -> None:
 
 def test_a_target_keeps_a_slot_copies_reports_and_runs_only_when_its_row_says_so() -> None:
     bench, run = expecting()
-    fetch = bench.last(commands.FetchState)
-    assert fetch == commands.FetchState("s1", run, 5, FROM, on_host=False)
+    fetch = bench.last(migration_commands.FetchState)
+    assert fetch == migration_commands.FetchState("s1", run, 5, FROM, on_host=False)
     assert bench.table.slots_used == 1
     assert bench.table.incoming.reports()[0].stage is MigrationStage.COPYING
     bench.handle(events.StateReceived("s1", run, 2, 0, "d", 100, 0.5))
@@ -269,7 +269,7 @@ def test_a_state_that_the_log_has_gone_past_is_not_used() -> None:
 def test_an_owner_of_a_later_epoch_than_the_migrations_does_not_use_its_state() -> None:
     bench, run = verified()
     bench.handle(events.Assigned(row(version=9, epoch=3, worker=B, own_revision=30)))
-    assert bench.last(commands.CancelFetch) == commands.CancelFetch("s1", run)
+    assert bench.last(migration_commands.CancelFetch) == migration_commands.CancelFetch("s1", run)
     bench.last(commands.ReadLogEnd)
 
 
@@ -284,15 +284,15 @@ def test_what_was_copied_goes_when_the_row_names_the_target_no_more(how: str) ->
     else:
         record = migrating(version=9, migration=9)
         bench.handle(events.Assigned(record, Incoming(record=record, source=FROM)))
-        assert bench.last(commands.FetchState).migration == 9
-    assert bench.last(commands.CancelFetch) == commands.CancelFetch("s1", run)
+        assert bench.last(migration_commands.FetchState).migration == 9
+    assert bench.last(migration_commands.CancelFetch) == migration_commands.CancelFetch("s1", run)
     assert bench.table.slots_used == (how == "another migration")
 
 
 def test_an_answer_that_is_older_than_the_hint_does_not_end_the_copy() -> None:
     bench, _ = expecting()
     bench.handle(events.Renewed(bench.now - 1, ()))
-    bench.none(commands.CancelFetch)
+    bench.none(migration_commands.CancelFetch)
     assert bench.table.slots_used == 1
 
 
@@ -301,7 +301,7 @@ def test_an_old_hint_does_not_bring_a_migration_back() -> None:
     bench.handle(events.Assigned(row(version=6)))
     record = migrating()
     bench.handle(events.Assigned(record, Incoming(record=record, source=FROM)))
-    bench.none(commands.FetchState)
+    bench.none(migration_commands.FetchState)
 
 
 def test_a_copy_that_failed_is_reported_and_takes_no_slot_and_is_not_tried_again() -> None:
@@ -312,7 +312,7 @@ def test_a_copy_that_failed_is_reported_and_takes_no_slot_and_is_not_tried_again
     assert bench.table.slots_used == 0
     record = migrating(version=6)
     bench.handle(events.Renewed(bench.now, (), incoming=(Incoming(record=record, source=FROM),)))
-    bench.none(commands.FetchState)
+    bench.none(migration_commands.FetchState)
 
 
 def test_no_slot_and_another_model_are_failures_at_once() -> None:

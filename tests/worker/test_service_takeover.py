@@ -13,7 +13,8 @@ from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.fidelity import ChunkFidelity
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.quality import fidelity_from
-from turboserve.worker.service.wire import Takeover, Wire
+from turboserve.worker.service.takeover import Takeover
+from turboserve.worker.service.wire import Wire
 
 SESSION = "ses_1"
 

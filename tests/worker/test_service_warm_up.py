@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from turboserve.worker.engine.context_forwards import RecacheWork
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
-from turboserve.worker.engine.work import RecacheWork
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.app import capacity_of, floor_capacity_of
 from turboserve.worker.service.warm_up import (

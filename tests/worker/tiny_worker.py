@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from turboserve import service
-from turboserve.worker.engine.snapshot import Transfer
+from turboserve.worker.engine.models import Models
+from turboserve.worker.engine.state_transfer import Transfer
 from turboserve.worker.engine.streams import DEVICE_LOST
-from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.service.app import start

@@ -22,7 +22,8 @@ from rich.table import Table
 
 from turboserve.bench.report import BenchError
 from turboserve.bench.streaming.measurement import BrokerTap, Measurement, SessionMeasurement
-from turboserve.bench.streaming.viewer import ProblemError, Viewer
+from turboserve.bench.streaming.problems import ProblemError
+from turboserve.bench.streaming.viewer import Viewer
 from turboserve.tasks import stop
 
 COLOURS = ("red", "blue", "green", "yellow", "purple", "orange", "cyan", "pink")

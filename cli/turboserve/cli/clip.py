@@ -16,7 +16,7 @@ from turboserve.worker.engine.interface import (
     SessionSpec,
 )
 from turboserve.worker.engine.memory import SlabLayout
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.media import FragmentEncoder
 
 SESSION = "clip"

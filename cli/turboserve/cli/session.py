@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +15,7 @@ from turboserve.cli.errors import failure
 from turboserve.cli.progress import progress
 
 if TYPE_CHECKING:
-    from turboserve.client import Chunk, Client, SessionInfo
+    from turboserve.client import Chunk, Client, Session, SessionInfo
 
 app = typer.Typer(help="Create, watch, prompt, record and end sessions.", no_args_is_help=True)
 
@@ -200,10 +200,7 @@ def pause(
     session: SessionId, url: Url = None, data: Data = STACK, key: Key = None, as_json: AsJson = False
 ) -> None:
     """Pause a session: it keeps its state and frees its slot."""
-    with _client(url, data, key) as client:
-        info = client.session(session).pause()
-    if as_json:
-        typer.echo(_json(info))
+    _steer(session, lambda one: one.pause(), url, data, key, as_json)
 
 
 @app.command()
@@ -211,10 +208,7 @@ def resume(
     session: SessionId, url: Url = None, data: Data = STACK, key: Key = None, as_json: AsJson = False
 ) -> None:
     """Resume a paused session."""
-    with _client(url, data, key) as client:
-        info = client.session(session).resume()
-    if as_json:
-        typer.echo(_json(info))
+    _steer(session, lambda one: one.resume(), url, data, key, as_json)
 
 
 @app.command()
@@ -222,8 +216,20 @@ def end(
     session: SessionId, url: Url = None, data: Data = STACK, key: Key = None, as_json: AsJson = False
 ) -> None:
     """End a session for good."""
+    _steer(session, lambda one: one.end(), url, data, key, as_json)
+
+
+def _steer(
+    session: str,
+    act: Callable[[Session], SessionInfo],
+    url: str | None,
+    data: Path,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Call one action of a session, and print the session after it if JSON is asked for."""
     with _client(url, data, key) as client:
-        info = client.session(session).end()
+        info = act(client.session(session))
     if as_json:
         typer.echo(_json(info))
 

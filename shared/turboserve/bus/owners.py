@@ -4,9 +4,8 @@ The fence binds only writers that name it, and every worker may append on subjec
 `own.<session>` names the owner at each sequence of the stream. An entry is valid if the owner at its sequence
 has the identity in the entry's subject and is the worker that the entry's header names.
 
-The broker keeps the newest entries of each subject. An identity's new entries therefore displace only entries
-of the same identity. A session that returns to an identity may lose chunks in the middle: see
-`Owners.oldest`.
+The broker keeps the newest entries of each subject, so an identity's new entries displace only its own. A
+session that returns to an identity may lose chunks in the middle: see `Owners.oldest`.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from nats.aio.msg import Msg as NatsMsg
 from pydantic import ValidationError
 
 from turboserve import logs
+from turboserve.bus.chunk_search import ChunkSearch, Found
 from turboserve.bus.client import Bus
 from turboserve.bus.log import Entry, last_entry, next_entry
 from turboserve.contracts.chunks import ChunkHeader, Ownership
@@ -98,9 +98,6 @@ log = logs.get("owners")
 
 REMEMBERED = 20_000
 """Sessions whose owners are kept in memory. The owners of other sessions are read again when needed."""
-Found = tuple[ChunkHeader, Entry]
-WINDOW = 64
-"""Width of the first window of stream sequences in which the newest chunk of a session is searched."""
 
 
 class Owners:
@@ -112,6 +109,7 @@ class Owners:
     def __init__(self, bus: Bus, on_foreign: Callable[[], None], remembered: int = REMEMBERED) -> None:
         self._bus, self._on_foreign = bus, on_foreign
         self._known: LRUCache[str, History] = LRUCache(remembered)
+        self._search = ChunkSearch(bus, self.header)
 
     async def listen(self) -> None:
         """Subscribe to new owners. Without it, a former owner stays valid until its successor's first chunk.
@@ -197,7 +195,7 @@ class Owners:
         history = self._known.get(session) or await self._read(session)
         if sequence > history.unnamed_until:
             return None
-        return await self._first_on(session, CHUNK_UNNAMED.of(session), sequence, None)
+        return await self._search.first(session, CHUNK_UNNAMED.of(session), sequence, None)
 
     async def oldest(self, session: str) -> Found | None:
         """Return the first chunk that an owner wrote and after which no chunk is missing.
@@ -221,7 +219,7 @@ class Owners:
         history = await self._read(session)
         for own, end in reversed(history.stints()):
             for subject in history.subjects(session, own):
-                found = await self._first_on(session, subject, own.sequence + 1, end)
+                found = await self._search.first(session, subject, own.sequence + 1, end)
                 if found is None:
                     continue
                 yield found
@@ -235,19 +233,9 @@ class Owners:
             if end is None or end > sequence:
                 start = max(sequence, own.sequence + 1)
                 assert own.worker is not None
-                found = await self._first_on(session, CHUNK.by(session, own.worker), start, end)
+                found = await self._search.first(session, CHUNK.by(session, own.worker), start, end)
                 if found is not None:
                     return found
-        return None
-
-    async def _first_on(self, session: str, subject: str, start: int, end: int | None) -> Found | None:
-        """Return the first chunk of an owner on `subject` from stream sequence `start` to before `end`."""
-        while (entry := await next_entry(self._bus, CHUNKS, subject, start)) is not None:
-            if end is not None and entry.sequence >= end:
-                break
-            if (header := await self.header(session, entry, len(entry.data))) is not None:
-                return header, entry
-            start = entry.sequence + 1
         return None
 
     async def _newest_of_owners(self, session: str) -> Found | None:
@@ -258,27 +246,9 @@ class Owners:
                 if last is None or last.sequence < own.sequence:
                     continue
                 before = last.sequence + 1 if end is None else min(end, last.sequence + 1)
-                if (found := await self._newest_on(session, subject, own.sequence, before)) is not None:
+                if (found := await self._search.newest(session, subject, own.sequence, before)) is not None:
                     return found
         return None
-
-    async def _newest_on(self, session: str, subject: str, after: int, end: int) -> Found | None:
-        """Return the newest chunk of an owner on `subject` after stream sequence `after` and before `end`.
-
-        The broker finds only the first entry from a sequence on. This method therefore reads windows from the
-        end backwards, each four times as wide as the previous one.
-        """
-        width, newest = WINDOW, None
-        while newest is None and end > after + 1:
-            position = start = max(after + 1, end - width)
-            while (entry := await next_entry(self._bus, CHUNKS, subject, position)) is not None:
-                if entry.sequence >= end:
-                    break
-                if (header := await self.header(session, entry, len(entry.data))) is not None:
-                    newest = header, entry
-                position = entry.sequence + 1
-            end, width = start, width * 4
-        return newest
 
     async def _has_written(self, session: str, header: ChunkHeader, sequence: int) -> bool:
         known = self._known.get(session)

@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 from tests.helpers.attack_target import KEYS, Target
 from tests.helpers.hostile import Hostile, attacks
 from tests.helpers.raw_socket import RawSocket, breaches, lawful, message
-from turboserve.gateway.stream.protocol import ClientMessage
+from turboserve.gateway.stream.client_messages import ClientMessage
 
 FRAMES = 5_000
 """Minimum number of frames."""

@@ -32,11 +32,12 @@ from turboserve.worker.transfer.errors import (
     TransferAbortedError,
     TransferError,
 )
+from turboserve.worker.transfer.fetched_state import FetchedState
 from turboserve.worker.transfer.interface import Interface
 from turboserve.worker.transfer.network import SocketNetwork, TransferNetwork
 from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source
-from turboserve.worker.transfer.target import FetchedState, Target
+from turboserve.worker.transfer.target import Target
 
 MODEL, SESSION, MIGRATION, TARGET = "0123456789abcdef", "ses_1", 7, "wrk_target"
 KEY = bytes(range(32))
@@ -53,7 +54,7 @@ def content(page: int, *, changed: bool = False) -> Tensor:
 
 @dataclass
 class Giver:
-    """See `source.StateProvider`. Its last page changes while the others are sent."""
+    """See `state_provider.StateProvider`. Its last page changes while the others are sent."""
 
     quiesced: bool = False
     harm: TransferError | None = None
@@ -99,7 +100,7 @@ class Giver:
 
 
 class Room:
-    """See `target.ReceiveMemory`."""
+    """See `fetched_state.ReceiveMemory`."""
 
     def __init__(self) -> None:
         self.pages: dict[str, Tensor] = {}

@@ -20,8 +20,8 @@ from tests.worker.transfer.transfer_peer import CHANGED, LAYERS, LONG_S, MIGRATI
 from turboserve.worker.transfer import nixl
 from turboserve.worker.transfer import source as source_role
 from turboserve.worker.transfer import target as target_role
+from turboserve.worker.transfer.fetched_state import FetchedState
 from turboserve.worker.transfer.links import available
-from turboserve.worker.transfer.target import FetchedState
 
 # The first test waits until torch is loaded.
 pytestmark = pytest.mark.timeout(900)

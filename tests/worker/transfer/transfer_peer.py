@@ -22,11 +22,12 @@ from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import MigrationNotOfferedError, TransferError
+from turboserve.worker.transfer.fetched_state import FetchedState
 from turboserve.worker.transfer.link import Link, LocalPages, RemotePages
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source
-from turboserve.worker.transfer.target import FetchedState, Target
+from turboserve.worker.transfer.target import Target
 
 MODEL = "0123456789abcdef"
 LAYERS, SLOTS, CHANGED = 3, 8, 2

@@ -10,8 +10,8 @@ import torch
 from turboserve.bench.engine.models import PUBLIC_DECODERS, random_models
 from turboserve.bench.engine.stages import profile_stages
 from turboserve.worker.engine.errors import AttentionUnavailableError
+from turboserve.worker.engine.models import COMPILER, Models
 from turboserve.worker.engine.profile_file import ProfileFile
-from turboserve.worker.engine.tensor_backend import COMPILER, Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.presets import preset
 from turboserve.worker.service.models import choose_device, choose_dtype, load_models

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from turboserve.bench.engine.naive import NaiveLoop, ShiftedCache
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import SlabLayout, SlabPool
-from turboserve.worker.engine.state import KVRing, SessionState
+from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.tensor_backend import attention_kind
 from turboserve.worker.engine.work import ChunkWork, Row, RowsForward
 from turboserve.worker.model.schedule import Schedule

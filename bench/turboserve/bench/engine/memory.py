@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from turboserve.worker.engine.budget import MemoryBudget, plan
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import ChunkReady, Control, EngineOptions, SessionFailed, SessionSpec
+from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page
-from turboserve.worker.engine.tensor_backend import Models
 
 PROMPTS = ("a red circle moving left on black", "a blue square on white")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from turboserve.bench.engine.measure import batches
 from turboserve.worker.engine.interface import Decoder
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
 from turboserve.worker.model.transformer import CausalWanTransformer

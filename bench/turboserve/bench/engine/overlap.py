@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import ChunkReady, EngineOptions, SessionFailed, SessionSpec
 from turboserve.worker.engine.memory import SlabLayout
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 
 PROMPT = "a red circle moving left on black"
 WAIT_S = 1.0

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from turboserve.bench.engine.measure import Sessions, Timer
 from turboserve.bench.engine.models import PROMPT, FixedText
+from turboserve.worker.engine.context_forwards import RecacheWork
 from turboserve.worker.engine.interface import Decoder
+from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.pipeline import TEXT_BATCH
 from turboserve.worker.engine.profile_file import ProfileFile
 from turboserve.worker.engine.snapshot import fingerprint
-from turboserve.worker.engine.tensor_backend import Models
-from turboserve.worker.engine.work import RecacheWork
 from turboserve.worker.model.schedule import Schedule
 
 

@@ -14,7 +14,7 @@ from turboserve.bench.engine.measure import Timer
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import ChunkReady, EngineOptions, Event, SessionFailed, SessionSpec
 from turboserve.worker.engine.memory import SlabLayout
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 
 TICK_S = 0.005
 """Step of the clock while nothing is due."""

@@ -21,7 +21,7 @@ from turboserve.worker.engine.interface import (
     Suspended,
     SuspendRefused,
 )
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 
 WAIT_S = 1.0
 LIMIT_S = 300.0

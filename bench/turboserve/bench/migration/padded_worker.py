@@ -15,7 +15,7 @@ from torch import Tensor
 
 from turboserve import service
 from turboserve.worker.engine.interface import Decoder
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.service.app import start
 from turboserve.worker.service.models import load_models
 from turboserve.worker.settings import Settings

@@ -20,9 +20,10 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import PartnerLostError
 from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.parallel_forward import ParallelForward
 from turboserve.worker.engine.sequence_parallel import DONOR, HOME, ForwardSpec
-from turboserve.worker.engine.tensor_backend import Models, TensorBackend
+from turboserve.worker.engine.tensor_backend import TensorBackend
 from turboserve.worker.replicas.toyworld import load_toyworld
 from turboserve.worker.sequence_parallel.group import GlooGroup
 

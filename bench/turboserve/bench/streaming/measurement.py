@@ -13,7 +13,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from turboserve.bench.report import percentile
-from turboserve.bench.streaming.viewer import Received, Switch, Viewer
+from turboserve.bench.streaming.received import Received, Switch
+from turboserve.bench.streaming.viewer import Viewer
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.subjects import CHUNK
 

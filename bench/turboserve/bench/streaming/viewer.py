@@ -21,6 +21,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from turboserve.bench.streaming.player import Player
+from turboserve.bench.streaming.problems import ProblemError, json_of
+from turboserve.bench.streaming.received import Received, Switch
 from turboserve.tasks import stop
 
 MESSAGE_LIMIT_BYTES = 16 * 2**20
@@ -29,49 +31,6 @@ RECONNECT_S = 0.2
 REQUEST_S = 10.0
 CLOSED_FOR_GOOD = 4000
 """From here on, a close code is this plus the HTTP status of a problem that a retry does not solve."""
-
-
-class ProblemError(Exception):
-    """The gateway refused a request; `problem` is its RFC 9457 body, which states what to change."""
-
-    def __init__(self, status: int, problem: dict[str, Any]) -> None:
-        super().__init__(f"{status}: {problem.get('detail') or problem.get('title') or problem}")
-        self.status = status
-        self.problem = problem
-
-
-@dataclass(frozen=True)
-class Received:
-    """One chunk as it reached the viewer. Wall times are comparable on one machine only."""
-
-    index: int
-    epoch: int
-    worker: str
-    control_seq: int
-    start_s: float
-    end_s: float
-    published_at: float
-    """Wall time at which the worker handed it to the broker."""
-    received_at: float
-    """Wall time at which its last byte arrived."""
-    size_bytes: int
-    init: bytes
-    fragment: bytes
-    """The fragment. As `init`, it is empty unless the viewer keeps video."""
-    fidelity: dict[str, Any] | None = None
-    """Configuration of the chunk: steps, window_chunks, sparsity and quality. None: the best."""
-
-
-@dataclass(frozen=True)
-class Switch:
-    """A prompt from its submission until it is seen. Times are monotonic seconds."""
-
-    prompt_id: str
-    control_seq: int
-    submitted_s: float
-    accepted_s: float
-    next_chunk: int
-    """Index of the chunk that would have arrived next at the submission."""
 
 
 @dataclass
@@ -329,14 +288,6 @@ async def request(api: httpx.AsyncClient, method: str, path: str, **more: Any) -
     """Make one call of the REST API and return its JSON. Raises ProblemError."""
     answer = await api.request(method, path, timeout=REQUEST_S, **more)
     if answer.is_error:
-        raise ProblemError(answer.status_code, _json(answer.content))
+        raise ProblemError(answer.status_code, json_of(answer.content))
     body: dict[str, Any] = answer.json() if answer.content else {}
     return body
-
-
-def _json(body: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(body or b"{}")
-    except ValueError:
-        return {"detail": body.decode(errors="replace")}
-    return value if isinstance(value, dict) else {"detail": str(value)}

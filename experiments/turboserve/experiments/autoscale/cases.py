@@ -20,7 +20,7 @@ from turboserve.experiments.autoscale.keeping import as_a_whole, keep_target, re
 from turboserve.experiments.autoscale.oracles import WindowedOracle, windowed_oracle
 from turboserve.experiments.autoscale.outcome import ScalingOutcome
 from turboserve.experiments.autoscale.plant import Plant, policy_for
-from turboserve.experiments.autoscale.profiling import RHO_GRID, Grid, build_table, cut, search, whole
+from turboserve.experiments.autoscale.profiling import RHO_GRID, Grid, build_table, search, split_trace, whole
 from turboserve.experiments.autoscale.replay import Replays
 from turboserve.experiments.autoscale.sizers import flat_table
 from turboserve.experiments.autoscale.trace import WorkloadTrace
@@ -114,7 +114,7 @@ def windows_table(plant: Plant, training: int) -> tuple[ProfileTable, list[Workl
     """Return a table for ten windows, and the drawn traces that it is profiled on."""
     policy = policy_for(plant)
     seen = [other_windows(seed) for seed in range(training)]
-    pieces = [piece for trace in seen for piece in cut(trace, WINDOW_S, policy)]
+    pieces = [piece for trace in seen for piece in split_trace(trace, WINDOW_S, policy)]
     provenance = Provenance(source=f"{training} drawn traces of ten windows")
     table = build_table(pieces, LEVELS, plant, policy, provenance, Grid(weights=PAPER_WEIGHT))
     return as_a_whole(table, seen, plant, policy), seen

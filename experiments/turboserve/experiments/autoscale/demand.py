@@ -11,7 +11,7 @@ from turboserve.contracts.autoscale import ProfileTable, Provenance
 from turboserve.experiments.autoscale.oracles import cheapest_plan, slot_needs
 from turboserve.experiments.autoscale.plant import Plant, policy_for
 from turboserve.experiments.autoscale.production import azure, production
-from turboserve.experiments.autoscale.profiling import Grid, build_table, cut
+from turboserve.experiments.autoscale.profiling import Grid, build_table, split_trace
 from turboserve.experiments.autoscale.simulation import Simulation
 from turboserve.experiments.autoscale.sizers import Controlled, Fixed, Planned, Sizer, Utilization, flat_table
 from turboserve.experiments.autoscale.trace import WorkloadTrace
@@ -31,7 +31,7 @@ SEEN_SCALES = (2, 8)
 def profiled(traces: Sequence[WorkloadTrace], plant: Plant, grid: Grid) -> ProfileTable:
     """Build a table from other traces of the kind."""
     policy = policy_for(plant)
-    pieces = [piece for trace in traces for piece in cut(trace, SEGMENT_S, policy)]
+    pieces = [piece for trace in traces for piece in split_trace(trace, SEGMENT_S, policy)]
     source = Provenance(source=", ".join(trace.name for trace in traces))
     return build_table(pieces, LEVELS, plant, policy, source, grid)
 

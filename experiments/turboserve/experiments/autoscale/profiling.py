@@ -49,7 +49,7 @@ class Profiled:
     late: int = 0
 
 
-def cut(trace: WorkloadTrace, length_s: float, policy: ControlPolicy) -> list[Segment]:
+def split_trace(trace: WorkloadTrace, length_s: float, policy: ControlPolicy) -> list[Segment]:
     """Cut a trace into pieces of `length_s`; a remainder shorter than half of it is left out."""
     pieces = max(math.ceil(trace.ends_s / length_s - 0.5), 1)
     bounds = [(piece * length_s, min((piece + 1) * length_s, trace.ends_s)) for piece in range(pieces)]

@@ -12,7 +12,7 @@ from turboserve.contracts.errors import InvalidInputError
 from turboserve.experiments.autoscale.appendix import BURSTS, CALM, calm, segment
 from turboserve.experiments.autoscale.keeping import as_a_whole, keep_target
 from turboserve.experiments.autoscale.plant import Plant, linear, policy_for
-from turboserve.experiments.autoscale.profiling import build_table, cut, whole
+from turboserve.experiments.autoscale.profiling import build_table, split_trace, whole
 from turboserve.experiments.autoscale.trace import WorkloadTrace, read
 
 FAMILY_SEEDS = 3
@@ -49,7 +49,7 @@ def profile_traces(
     policy = policy_for(plant)
     if files:
         traces = [read(path) for path in files]
-        segments = [piece for trace in traces for piece in cut(trace, segment_s, policy)]
+        segments = [piece for trace in traces for piece in split_trace(trace, segment_s, policy)]
         source = ", ".join(f"{trace.name} {trace.digest}" for trace in traces)
     else:
         traces = family()

@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 
 from turboserve.bench.stream import prompts
-from turboserve.bench.streaming.viewer import ProblemError, Received, Viewer, request
+from turboserve.bench.streaming.problems import ProblemError
+from turboserve.bench.streaming.received import Received
+from turboserve.bench.streaming.viewer import Viewer, request
 from turboserve.experiments.chaos.chunklog import digest_of
 from turboserve.experiments.chaos.plan import UserAction, UserActionKind
 

@@ -11,7 +11,9 @@ from typing import Any
 import httpx
 
 from turboserve.bench.stream import prompts
-from turboserve.bench.streaming.viewer import ProblemError, Received, Viewer
+from turboserve.bench.streaming.problems import ProblemError
+from turboserve.bench.streaming.received import Received
+from turboserve.bench.streaming.viewer import Viewer
 from turboserve.tasks import stop
 
 RECOVERED = "recover"

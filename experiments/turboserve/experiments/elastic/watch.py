@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 
-from turboserve.bench.streaming.viewer import ProblemError, Received, request
+from turboserve.bench.streaming.problems import ProblemError
+from turboserve.bench.streaming.received import Received
+from turboserve.bench.streaming.viewer import request
 
 POOL = "local"
 """Default id of a stack's pool."""

@@ -24,8 +24,8 @@ from turboserve.worker.engine.fidelity import Fidelity, most_chunks
 from turboserve.worker.engine.fidelity_profile import FidelityProfile, MeasuredFidelity
 from turboserve.worker.engine.interface import ChunkReady, EngineOptions, SessionFailed, SessionSpec
 from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.snapshot import fingerprint
-from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.model.config import ModelConfig
 
 SPARSITIES = (0.0, 0.6, 0.8)

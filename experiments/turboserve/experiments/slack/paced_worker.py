@@ -19,7 +19,8 @@ from turboserve.clock import Clock
 from turboserve.service import Runtime
 from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.interface import EngineOptions
-from turboserve.worker.engine.tensor_backend import Models, TensorBackend
+from turboserve.worker.engine.models import Models
+from turboserve.worker.engine.tensor_backend import TensorBackend
 from turboserve.worker.engine.work import Work
 from turboserve.worker.service.app import compose, expose
 from turboserve.worker.service.host_platform import HostPlatform
@@ -44,7 +45,9 @@ class PacedBackend(TensorBackend):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Raises the errors of `TensorBackend`."""
-        super().__init__(models, options, None)
+        super().__init__(
+            models.transformer, models.text, models.decoder, models.fingerprint, options, compiler=None
+        )
         self._forward_s, self._clock, self._sleep = forward_s, clock, sleep
 
     def forward(self, works: Sequence[Work]) -> list[Tensor]:

@@ -22,7 +22,8 @@ from rich.table import Table
 
 from turboserve.bench.report import BenchError
 from turboserve.bench.streaming.decode import decode
-from turboserve.bench.streaming.viewer import ProblemError, Viewer
+from turboserve.bench.streaming.problems import ProblemError
+from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack, StackStartError
 from turboserve.experiments.fidelity.profile import score, wilson_interval
 from turboserve.experiments.slack.profiles import FORWARDS, TOYWORLD_FORWARD_S

@@ -32,7 +32,7 @@ from turboserve.worker.engine.interface import (
     SessionSpec,
 )
 from turboserve.worker.engine.memory import SlabLayout
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.model.toyworld import WEIGHTS, ToyDecoder, ToyWorld, read_toyworld
 
 FULL_PROMPTS = 200

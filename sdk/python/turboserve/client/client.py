@@ -46,13 +46,8 @@ class AsyncClient:
         if attempts < 1:
             raise ValueError(f"attempts: {attempts} must be at least 1")
         self.base_url = base_url.rstrip("/")
-        self.timeout_s = timeout_s
-        self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self.stream_url = f"ws{self.base_url.removeprefix('http')}"
-        http = httpx.AsyncClient(
-            base_url=self.base_url, headers=self.headers, timeout=timeout_s, transport=transport
-        )
-        self.transport = Transport(http, attempts)
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self.transport = Transport(self.base_url, headers, timeout_s, attempts, transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -102,11 +97,11 @@ class AsyncClient:
         body = {"prompt": prompt} | {name: value for name, value in given.items() if value is not None}
         answer = await self.transport.request("POST", "/v1/sessions", json=body, idempotent=False)
         info = SessionInfo.model_validate(answer)
-        return AsyncSession(self, info.id, info)
+        return AsyncSession(self.transport, info.id, info)
 
     def session(self, session: str) -> AsyncSession:
         """Return the session of this id, without asking the gateway."""
-        return AsyncSession(self, session)
+        return AsyncSession(self.transport, session)
 
     async def sessions(self, phases: Iterable[Phase] = ()) -> AsyncIterator[AsyncSession]:
         """List the caller's sessions, newest first. `phases`: only these. Empty: all."""
@@ -118,7 +113,7 @@ class AsyncClient:
             page = await self.transport.request("GET", "/v1/sessions", params=params)
             for each in page["sessions"]:
                 info = SessionInfo.model_validate(each)
-                yield AsyncSession(self, info.id, info)
+                yield AsyncSession(self.transport, info.id, info)
             after = page["next"]
             if after is None:
                 return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from io import BufferedWriter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httpx
 from httpx_sse import aconnect_sse
@@ -21,10 +21,7 @@ from turboserve.client.errors import (
 )
 from turboserve.client.models import Chunk, Decision, Event, Migration, Quality, Receipt, SessionInfo
 from turboserve.client.stream import RECONNECT_WITHIN_S, VideoStream
-from turboserve.client.transport import asked_wait_s, raise_for_problem, worth_repeating
-
-if TYPE_CHECKING:
-    from turboserve.client.client import AsyncClient
+from turboserve.client.transport import Transport, asked_wait_s, raise_for_problem, worth_repeating
 
 _ENDED_STREAM = 204
 
@@ -52,16 +49,16 @@ class Recording:
 class AsyncSession:
     """A session of one client. `info` is as the gateway last described it."""
 
-    def __init__(self, client: AsyncClient, session: str, info: SessionInfo | None = None) -> None:
+    def __init__(self, transport: Transport, session: str, info: SessionInfo | None = None) -> None:
         self.id = session
         self.info = info
         """None: not read yet."""
-        self._client = client
+        self._transport = transport
         self._path = f"/v1/sessions/{session}"
 
     async def refresh(self) -> SessionInfo:
         """Read the session."""
-        return self._described(await self._client.transport.request("GET", self._path))
+        return self._described(await self._transport.request("GET", self._path))
 
     async def prompt(self, prompt: str, *, drop_buffer: bool = False) -> Receipt:
         """Change the prompt from the next chunk on. `applied` waits until the video shows it.
@@ -70,9 +67,7 @@ class AsyncSession:
         shows the prompt. Streams report that as `Skip`.
         """
         body = {"prompt": prompt} | ({"drop_buffer": True} if drop_buffer else {})
-        answer = await self._client.transport.request(
-            "POST", f"{self._path}/prompts", json=body, idempotent=False
-        )
+        answer = await self._transport.request("POST", f"{self._path}/prompts", json=body, idempotent=False)
         return Receipt.model_validate(answer)
 
     async def change(
@@ -90,7 +85,7 @@ class AsyncSession:
         """
         given = {"quality": as_json(quality), "max_lead_s": max_lead_s}
         body = {name: value for name, value in given.items() if not isinstance(value, Unchanged)}
-        return self._described(await self._client.transport.request("PATCH", self._path, json=body))
+        return self._described(await self._transport.request("PATCH", self._path, json=body))
 
     async def applied(self, receipt: Receipt) -> int:
         """Wait until a chunk shows the prompt. Returns the index of the first such chunk.
@@ -108,26 +103,24 @@ class AsyncSession:
 
     async def pause(self) -> SessionInfo:
         """Stop generation, free the slot, keep the state. A repeat gets the same answer."""
-        return self._described(await self._client.transport.request("POST", f"{self._path}/pause"))
+        return self._described(await self._transport.request("POST", f"{self._path}/pause"))
 
     async def resume(self) -> SessionInfo:
         """Continue where the session stopped. A repeat gets the same answer."""
-        return self._described(await self._client.transport.request("POST", f"{self._path}/resume"))
+        return self._described(await self._transport.request("POST", f"{self._path}/resume"))
 
     async def end(self) -> SessionInfo:
         """End the session for good. A repeat gets the same answer."""
-        return self._described(await self._client.transport.request("DELETE", self._path))
+        return self._described(await self._transport.request("DELETE", self._path))
 
     async def migrate(self, worker: str | None = None) -> Migration:
         """Migrate the session to `worker`. None: the scheduler chooses. The video goes on."""
-        answer = await self._client.transport.request(
-            "POST", f"{self._path}/migrate", json={"worker": worker}
-        )
+        answer = await self._transport.request("POST", f"{self._path}/migrate", json={"worker": worker})
         return Migration.model_validate(answer)
 
     async def decisions(self) -> list[Decision]:
         """List what the scheduler decided about the session, oldest first."""
-        answer = await self._client.transport.request("GET", f"{self._path}/decisions")
+        answer = await self._transport.request("GET", f"{self._path}/decisions")
         return [Decision.model_validate(each) for each in answer["decisions"]]
 
     def watch(
@@ -150,8 +143,8 @@ class AsyncSession:
             reconnect_within_s: Time without a connection after which the stream gives up, seconds.
         """
         return VideoStream(
-            f"{self._client.stream_url}{self._path}/stream",
-            self._client.headers,
+            f"{self._transport.stream_url}{self._path}/stream",
+            self._transport.headers,
             after=after,
             events_after=events_after,
             skip_lost=skip_lost,
@@ -212,17 +205,17 @@ class AsyncSession:
                 return
             except (httpx.TransportError, ProblemError) as error:
                 failures += 1
-                last = failures >= self._client.transport.attempts
+                last = failures >= self._transport.attempts
                 if isinstance(error, ProblemError) and (last or not worth_repeating(error)):
                     raise
                 if last:
-                    raise GatewayUnreachableError(f"{self._client.base_url}: {error}") from error
+                    raise GatewayUnreachableError(f"{self._transport.base_url}: {error}") from error
                 await asyncio.sleep(max(asked_wait_s(error), min(3.0, 0.1 * 2**failures)))
 
     async def _connected_events(self, after: int) -> AsyncIterator[Event]:
-        http = self._client.transport.http
+        http = self._transport.http
         # Events may be far apart: the gateway's comments keep the connection alive.
-        limits = httpx.Timeout(self._client.timeout_s, read=60.0)
+        limits = httpx.Timeout(self._transport.timeout_s, read=60.0)
         async with aconnect_sse(
             http, "GET", f"{self._path}/events", params={"after": after}, timeout=limits
         ) as source:

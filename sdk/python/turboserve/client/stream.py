@@ -13,7 +13,6 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 import tenacity
-from pydantic import ValidationError
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
     ConnectionClosed,
@@ -25,14 +24,12 @@ from websockets.exceptions import (
 from turboserve.client.errors import (
     ChunkGoneError,
     GatewayUnreachableError,
-    ProtocolError,
     problem_error,
 )
 from turboserve.client.models import Chunk, End, Event, Hello, Skip
-from turboserve.client.stream_messages import Item, MessageReader
-from turboserve.client.transport import with_retry_after
+from turboserve.client.stream_messages import Item, MessageReader, read_hello
+from turboserve.client.transport import problem_in, with_retry_after
 
-PROTOCOL_VERSION = 1
 MESSAGE_LIMIT_BYTES = 64 * 2**20
 RECONNECT_WITHIN_S = 60.0
 """Time without a connection after which a stream gives up."""
@@ -240,7 +237,7 @@ class VideoStream:
         except InvalidStatus as refused:
             status, headers = refused.response.status_code, refused.response.headers
             problem = with_retry_after(
-                _problem_of(bytes(refused.response.body or b"")), headers.get("Retry-After")
+                problem_in(bytes(refused.response.body or b"")), headers.get("Retry-After")
             )
             if status >= 500 or problem.get("retry_after_s") is not None:
                 self._problem = {"status": status, **problem} if problem else {}
@@ -264,15 +261,7 @@ class VideoStream:
             self._problem = message
 
     def _greeted(self, socket: ClientConnection, message: dict[str, Any]) -> None:
-        try:
-            hello = Hello.model_validate(message)
-        except ValidationError as error:
-            raise ProtocolError(f"the greeting is not one of this protocol: {error}") from error
-        if hello.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"the gateway has version {hello.protocol_version} of the protocol, "
-                f"and this client version {PROTOCOL_VERSION}"
-            )
+        hello = read_hello(message)
         if self.hello is None:
             self._taken_s = self._received_s = hello.start_s
         if self._events_after is None:
@@ -308,11 +297,3 @@ class VideoStream:
 
 def _code(closed: ConnectionClosed) -> int:
     return closed.rcvd.code if closed.rcvd is not None else _NO_CLOSE_FRAME
-
-
-def _problem_of(body: bytes) -> dict[str, Any]:
-    try:
-        problem = json.loads(body)
-    except ValueError:
-        return {}
-    return problem if isinstance(problem, dict) else {}

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic import ValidationError
+
 from turboserve.client.errors import ProtocolError
-from turboserve.client.models import Chunk, End, Event, Skip, VideoFormat
+from turboserve.client.models import Chunk, End, Event, Hello, Skip, VideoFormat
+
+PROTOCOL_VERSION = 1
 
 Item = Chunk | Event | Skip | End
 
@@ -62,3 +66,17 @@ class MessageReader:
             format=self._format,
             fragment=data,
         )
+
+
+def read_hello(message: dict[str, Any]) -> Hello:
+    """Return the greeting. Raises ProtocolError if it is not one, or of another version of the protocol."""
+    try:
+        hello = Hello.model_validate(message)
+    except ValidationError as error:
+        raise ProtocolError(f"the greeting is not one of this protocol: {error}") from error
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"the gateway has version {hello.protocol_version} of the protocol, "
+            f"and this client version {PROTOCOL_VERSION}"
+        )
+    return hello

@@ -18,11 +18,23 @@ _BACKOFF = tenacity.wait_random_exponential(multiplier=0.25, max=4.0)
 
 
 class Transport:
-    """Sends requests to one gateway."""
+    """Sends requests to one gateway, and has what a stream needs to connect to it."""
 
-    def __init__(self, http: httpx.AsyncClient, attempts: int) -> None:
-        self.http = http
-        self.attempts = attempts
+    def __init__(
+        self,
+        base_url: str,
+        headers: dict[str, str],
+        timeout_s: float,
+        attempts: int,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """See `AsyncClient`."""
+        self.base_url, self.headers = base_url, headers
+        self.timeout_s, self.attempts = timeout_s, attempts
+        self.stream_url = f"ws{base_url.removeprefix('http')}"
+        self.http = httpx.AsyncClient(
+            base_url=base_url, headers=headers, timeout=timeout_s, transport=transport
+        )
 
     async def request(
         self,
@@ -73,14 +85,18 @@ def raise_for_problem(answer: httpx.Response) -> None:
     """Raise ProblemError unless the answer is a success. Its body must have been read."""
     if answer.is_success:
         return
-    try:
-        problem = json.loads(answer.content)
-    except ValueError:
-        problem = None
-    if not isinstance(problem, dict):
-        # An answer of a proxy before the gateway, for instance.
-        problem = {"title": f"{answer.status_code} {answer.reason_phrase}"}
+    # The answer may be that of a proxy before the gateway.
+    problem = problem_in(answer.content) or {"title": f"{answer.status_code} {answer.reason_phrase}"}
     raise problem_error(answer.status_code, with_retry_after(problem, answer.headers.get("Retry-After")))
+
+
+def problem_in(body: bytes) -> dict[str, Any]:
+    """Return the problem in an answer's body. Empty: it has none."""
+    try:
+        problem = json.loads(body)
+    except ValueError:
+        return {}
+    return problem if isinstance(problem, dict) else {}
 
 
 def with_retry_after(problem: Mapping[str, Any], header: str | None) -> Mapping[str, Any]:

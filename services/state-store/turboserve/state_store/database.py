@@ -10,37 +10,26 @@ from typing import Any
 
 import asyncpg
 from opentelemetry.trace import SpanKind
-from sqlalchemy import TextClause, exc, text
+from sqlalchemy import event, exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turboserve import logs
 from turboserve.contracts.errors import ConflictError, UnavailableError
-from turboserve.state_store.connections import KeptConnections
+from turboserve.state_store.database_errors import NO_NEW_CONNECTIONS, NOT_SET_UP, brief, sql_state, transient
 from turboserve.state_store.migrate import migrate
-from turboserve.state_store.ports.database import LOCK_ANSWER_S, LOCK_SILENCE_S, StatementError, unavailable
+from turboserve.state_store.ports.database import StatementError, unavailable
 from turboserve.state_store.repository.admission import SqlAdmission, SqlTenants
 from turboserve.state_store.repository.cost import SqlCorrections, SqlRentals
 from turboserve.state_store.repository.deployment import SqlClocks, SqlLeaders, SqlPools, SqlWorkers
 from turboserve.state_store.repository.keys import SqlKeys
 from turboserve.state_store.repository.progress import SqlFence, SqlOutbox, SqlProgress
 from turboserve.state_store.repository.sessions import SqlChanges, SqlControls, SqlSessions
+from turboserve.state_store.session_lock import PostgresSessionLock
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import set_error, tracer
 
-TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "25P0", "XX")
-"""Prefixes of temporary SQL states: connection, rollback, resources, operator, system, timeouts."""
-
-NOT_SET_UP = ("3D000", "28000", "28P01")
-"""SQL states of a server during its setup: it answers before it has its database, role and password."""
-
-NO_NEW_CONNECTIONS = "57P03"
-"""SQL state of a server that starts, or that waits until its clients have disconnected."""
-
 _LOCK = text("select set_config('idle_session_timeout', :limit_ms, false), pg_advisory_lock(:key)")
 _UNLOCK = text("select set_config('idle_session_timeout', '0', false), pg_advisory_unlock(:key)")
-_TRY_LOCK = text(
-    "select pg_try_advisory_lock(:key) from set_config('idle_session_timeout', :limit_ms, false)"
-)
 _PROBE_ROW = text(
     "insert into cursors (name, sequence) values ('write-probe', 1) "
     "on conflict (name) do update set sequence = cursors.sequence + 1"
@@ -87,6 +76,54 @@ class SqlUnitOfWork:
 
     async def make_durable(self) -> None:
         await self.connection.execute(text("set local synchronous_commit = on"))
+
+
+class KeptConnections:
+    """Connections of an engine's pool.
+
+    On SIGTERM, Postgres waits until its clients have disconnected, and refuses new connections meanwhile. It
+    would wait forever for connections that a pool keeps, and its supervisor could not start it again.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._idle: set[Any] = set()
+        """Connections of the driver that no transaction uses."""
+        self._disconnects = 0
+        event.listen(engine.sync_engine, "connect", self._connected)
+        event.listen(engine.sync_engine, "checkout", self._checked_out)
+        event.listen(engine.sync_engine, "checkin", self._checked_in)
+        event.listen(engine.sync_engine, "close", self._closed)
+
+    def disconnect(self) -> None:
+        """Close all connections: idle ones at once, those in use after their transaction."""
+        self._disconnects += 1
+        while self._idle:
+            self._idle.pop().terminate()
+
+    def ended(self) -> Callable[[], bool]:
+        """Return whether, since this call, connections must be closed. For one that is in use for long."""
+        before = self._disconnects
+        return lambda: self._disconnects != before
+
+    def _connected(self, _connection: Any, record: Any) -> None:
+        record.info["disconnects"] = self._disconnects
+
+    def _checked_out(self, connection: Any, _record: Any, _proxy: Any) -> None:
+        self._idle.discard(connection.driver_connection)
+        # The driver knows without a round trip that the connection is closed.
+        if connection.driver_connection.is_closed():
+            raise exc.DisconnectionError
+
+    def _checked_in(self, connection: Any, record: Any) -> None:
+        if connection is None:
+            return
+        if record.info["disconnects"] == self._disconnects:
+            self._idle.add(connection.driver_connection)
+        else:
+            connection.driver_connection.terminate()
+
+    def _closed(self, connection: Any, _record: Any) -> None:
+        self._idle.discard(connection.driver_connection)
 
 
 class PostgresDatabase:
@@ -176,7 +213,7 @@ class PostgresDatabase:
         try:
             await migrate(self.engine)
         except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            if _state(error) in NOT_SET_UP:
+            if sql_state(error) in NOT_SET_UP:
                 raise self._away(error) from error
             raise self._failed(error) from error
 
@@ -210,7 +247,7 @@ class PostgresDatabase:
 
     def _failed(self, error: BaseException) -> Exception:
         """Return the port's error for an error of the driver."""
-        if _state(error) == NO_NEW_CONNECTIONS:
+        if sql_state(error) == NO_NEW_CONNECTIONS:
             self._connections.disconnect()
         return self._away(error) if transient(error) else StatementError(repr(error))
 
@@ -223,7 +260,7 @@ class PostgresDatabase:
         now = asyncio.get_running_loop().time()
         if now >= self._quiet_until:
             self._quiet_until = now + 1.0
-            log.warning("transaction aborted", error=_brief(error))
+            log.warning("transaction aborted", error=brief(error))
 
     async def ping(self) -> bool:
         """Write something, and keep in `reachable` whether that worked.
@@ -244,56 +281,3 @@ class PostgresDatabase:
 
     async def close(self) -> None:
         await self.engine.dispose()
-
-
-class PostgresSessionLock:
-    """`ports.database.SessionLock` on its own connection."""
-
-    def __init__(
-        self,
-        connection: AsyncConnection,
-        key: int,
-        failed: Callable[[BaseException], Exception],
-        ended: Callable[[], bool],
-    ) -> None:
-        """`ended`: whether the connection must be closed."""
-        self._connection, self._failed, self._ended = connection, failed, ended
-        limit_ms = str(int(LOCK_SILENCE_S * 1000))
-        self._try_lock = _TRY_LOCK.bindparams(key=key, limit_ms=limit_ms)
-
-    async def acquire(self) -> bool:
-        return await self._ask(self._try_lock)
-
-    async def confirm(self) -> None:
-        await self._ask(text("select true"))
-
-    async def _ask(self, question: TextClause) -> bool:
-        if self._ended():
-            raise unavailable()
-        try:
-            async with asyncio.timeout(LOCK_ANSWER_S):
-                return bool((await self._connection.execute(question)).scalar())
-        except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            raise self._failed(error) from error
-
-
-def transient(error: BaseException) -> bool:
-    """Return whether the same transaction may succeed later without a change of the program."""
-    if isinstance(error, exc.DBAPIError):
-        if error.connection_invalidated:
-            return True
-        state = _state(error)
-        # An error without a state did not come from the server: the driver lost the connection.
-        return state is None or state.startswith(TRANSIENT)
-    if isinstance(error, asyncpg.PostgresError):
-        return bool((error.sqlstate or "").startswith(TRANSIENT))
-    return isinstance(error, OSError | asyncpg.InterfaceError | exc.TimeoutError)
-
-
-def _state(error: BaseException) -> str | None:
-    """Return the SQL state of an error; None if it did not come from the server."""
-    return getattr(getattr(error, "orig", error), "sqlstate", None)
-
-
-def _brief(error: BaseException) -> str:
-    return repr(error).splitlines()[0][:200]

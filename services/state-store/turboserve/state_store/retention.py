@@ -11,6 +11,7 @@ from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store.core import aging
+from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.log_purge import LogPurge
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.service.sessions import Sessions
@@ -18,6 +19,8 @@ from turboserve.state_store.settings import Settings
 
 BATCH = 100
 """Maximum number of sessions whose chunks are purged at once."""
+ABANDONED = 1_000
+"""Maximum number of sessions checked at once for abandonment."""
 ROWS = 500
 """Maximum number of rows that one transaction deletes."""
 RETENTION = "retention"
@@ -31,9 +34,15 @@ class Retention:
     """Removes expired data. Several instances may run this, since each removal can be repeated."""
 
     def __init__(
-        self, database: Database, sessions: Sessions, bus: Bus, clock: Clock, settings: Settings
+        self,
+        database: Database,
+        sessions: Sessions,
+        playheads: Playheads,
+        bus: Bus,
+        clock: Clock,
+        settings: Settings,
     ) -> None:
-        self._database, self._sessions = database, sessions
+        self._database, self._sessions, self._playheads = database, sessions, playheads
         self._log = LogPurge(bus)
         self._clock, self._settings = clock, settings
         self._last: tuple[aging.Aging, float] | None = None
@@ -56,7 +65,7 @@ class Retention:
         Returns the number of purged sessions.
         """
         now = await self._aged_to()
-        if ended := await self._sessions.end_abandoned(now):
+        if ended := await self._end_abandoned(now):
             log.info("abandoned sessions ended", sessions=ended)
         purged = await self._purge_chunks(now)
         before = now - self._settings.session_retention_s
@@ -68,6 +77,29 @@ class Retention:
             await db.tenants.delete_unused(before)
             await db.workers.delete_gone(before)
         return purged
+
+    async def _end_abandoned(self, now: float) -> int:
+        """End sessions suspended, unchanged and unwatched for `abandoned_after_s`. Returns how many.
+
+        `now`: the aging time, Unix seconds.
+        """
+        limit_s = self._settings.abandoned_after_s
+        if not limit_s:
+            return 0
+        since = await self._playheads.watching_since()
+        if since is None or now - since < limit_s:
+            # It is unknown who watched before that time.
+            return 0
+        async with self._database.transaction() as db:
+            rows = await db.sessions.suspended_since(now - limit_s, ABANDONED)
+        reason = f"no viewer for {limit_s:g} s"
+        ended = 0
+        for row in await self._playheads.onto(rows, now):
+            # None: it is unknown who watches while Redis is down.
+            if row.unwatched_s is not None and row.unwatched_s >= limit_s:
+                after = await self._sessions.abandon(row, reason)
+                ended += after.phase.ended and after.version == row.version + 1
+        return ended
 
     async def _purge_chunks(self, now: float) -> int:
         purged = 0

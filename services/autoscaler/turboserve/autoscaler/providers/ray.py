@@ -28,6 +28,8 @@ from turboserve.autoscaler.providers.ray_cluster import (
     RETRY_S,
     Needs,
     RayCluster,
+    find_actor,
+    make_host,
     remove_group,
     remove_groups_besides,
     reserve_group,
@@ -98,9 +100,8 @@ class RayProvider(PoolProvider):
         namespace = self._cluster.namespace
 
         def look(ray: Any) -> tuple[Any, bool]:
-            try:
-                actor = ray.get_actor(name, namespace=namespace)
-            except ValueError:
+            actor = find_actor(ray, name, namespace)
+            if actor is None:
                 return None, False
             try:
                 alive = bool(ray.get(actor.alive.remote(), timeout=PROBE_S))
@@ -149,7 +150,7 @@ class RayProvider(PoolProvider):
     async def _launch(self, provider_worker: ProviderWorker) -> ProviderWorker:
         await self.reserve(provider_worker.member)
         group_name, namespace = self._group(provider_worker.member), self._cluster.namespace
-        name = f"{provider_worker.member}{SEPARATOR}{provider_worker.worker}"
+        name = _actor_name(provider_worker)
         environment = {
             **self._environment,
             **credentials(provider_worker.worker, self._identities),
@@ -159,25 +160,7 @@ class RayProvider(PoolProvider):
         telemetry.set_traceparent(environment)
 
         def make(ray: Any) -> tuple[Any, str | None]:
-            from ray.util import get_placement_group
-            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-            ray.cloudpickle.register_pickle_by_value(ray_host)
-            bundle = dict(self._needs.bundle)
-            actor = (
-                ray.remote(ray_host.WorkerHost)
-                .options(
-                    name=name,
-                    namespace=namespace,
-                    lifetime="detached",
-                    max_restarts=0,
-                    num_cpus=bundle.pop("CPU", 0),
-                    num_gpus=bundle.pop("GPU", 0),
-                    resources=bundle,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(get_placement_group(group_name)),
-                )
-                .remote()
-            )
+            actor = make_host(ray, self._needs.bundle, group_name, name, namespace)
             try:
                 return actor, ray.get(
                     actor.start.remote(self._command, environment, INHERITED), timeout=self._launch_s
@@ -215,7 +198,7 @@ class RayProvider(PoolProvider):
             # An additional worker of a member is released under another name than its actor's member.
             known = self._actors.get(worker)
             place = member if known is None else known[0].member
-            await self._end(f"{place}{SEPARATOR}{worker}", worker, grace_s)
+            await self._end(_actor_name(ProviderWorker(place, worker)), worker, grace_s)
         name = self._group(member)
         await self._cluster.call(lambda _: remove_group(name), what=f"the reservation of {member}")
 
@@ -223,9 +206,8 @@ class RayProvider(PoolProvider):
         namespace, limit_s = self._cluster.namespace, grace_s + ray_host.KILL_S + FINAL_REPORT_TIMEOUT_S
 
         def end(ray: Any) -> bool:
-            try:
-                actor = ray.get_actor(name, namespace=namespace)
-            except ValueError:
+            actor = find_actor(ray, name, namespace)
+            if actor is None:
                 return True
             try:
                 ended = bool(ray.get(actor.stop.remote(grace_s), timeout=limit_s))
@@ -276,17 +258,15 @@ class RayProvider(PoolProvider):
         del self._actors[provider_worker.worker], self._watching[provider_worker.worker]
         if self._on_exit is not None:
             self._on_exit(provider_worker.worker, status)
-        await self._forget(f"{provider_worker.member}{SEPARATOR}{provider_worker.worker}")
+        await self._forget(_actor_name(provider_worker))
 
     async def _forget(self, name: str) -> None:
         """End an actor without a worker. If this fails, the next listing finds the actor again."""
         namespace = self._cluster.namespace
 
         def kill(ray: Any) -> None:
-            try:
-                ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
-            except ValueError:
-                return
+            if (actor := find_actor(ray, name, namespace)) is not None:
+                ray.kill(actor, no_restart=True)
 
         try:
             await self._cluster.call(kill, what=f"actor {name}")
@@ -305,3 +285,7 @@ class RayProvider(PoolProvider):
 
     def _group(self, member: str) -> str:
         return f"{self._pool}{SEPARATOR}{member}"
+
+
+def _actor_name(provider_worker: ProviderWorker) -> str:
+    return f"{provider_worker.member}{SEPARATOR}{provider_worker.worker}"

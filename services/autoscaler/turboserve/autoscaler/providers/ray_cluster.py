@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from turboserve.autoscaler.providers import ray_host
 from turboserve.autoscaler.providers.base import ProviderError
 
 T = TypeVar("T")
@@ -147,3 +148,34 @@ def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name == "OMP_NUM_THREADS" or (name.startswith("TURBOSERVE_") and not name.startswith(only_here))
     }
+
+
+def find_actor(ray: Any, name: str, namespace: str) -> Any:
+    """Return the actor of this name; None if there is none."""
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return None
+
+
+def make_host(ray: Any, bundle: Mapping[str, float], group: str, name: str, namespace: str) -> Any:
+    """Make the detached actor of a worker in the placement group `group`, and return it."""
+    from ray.util import get_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    ray.cloudpickle.register_pickle_by_value(ray_host)
+    needs = dict(bundle)
+    return (
+        ray.remote(ray_host.WorkerHost)
+        .options(
+            name=name,
+            namespace=namespace,
+            lifetime="detached",
+            max_restarts=0,
+            num_cpus=needs.pop("CPU", 0),
+            num_gpus=needs.pop("GPU", 0),
+            resources=needs,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(get_placement_group(group)),
+        )
+        .remote()
+    )

@@ -10,6 +10,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from turboserve.gateway.events.session_events import SCHEMAS
 from turboserve.gateway.openapi import example
 from turboserve.gateway.stream import protocol
+from turboserve.gateway.stream.client_messages import CLIENT_MESSAGES
 
 _REF = "#/components/schemas/{model}"
 _CHANNEL = {"$ref": "#/channels/stream"}
@@ -47,7 +48,7 @@ def server_messages() -> dict[str, type[BaseModel]]:
 
 def client_messages() -> dict[str, type[BaseModel]]:
     """Return the messages that the gateway takes, by `type`."""
-    return {_type(model): model for model in protocol.CLIENT_MESSAGES}
+    return {_type(model): model for model in CLIENT_MESSAGES}
 
 
 def document() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from turboserve.gateway.events.session_events import EventBase, public_event
 from turboserve.gateway.problems.errors import ChunkGoneError, MalformedRequestError
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.public import activity_of, timestamp
-from turboserve.gateway.stream import protocol
+from turboserve.gateway.stream import client_messages, protocol
 from turboserve.gateway.stream.watch import Watch
 from turboserve.tasks import stop
 from turboserve.telemetry import QUIET, links_to, traceparent, tracer, within
@@ -187,21 +187,23 @@ class Connection:
             text = raw.get("text")
             message_id: str | None = None
             try:
-                message = protocol.read_message(text, self._limit_bytes)
+                message = client_messages.read_message(text, self._limit_bytes)
                 message_id = message.id
                 with self._span(message):
                     await self._do(message)
             except (InvalidInputError, MalformedRequestError) as error:
                 self._bad += 1
-                await self._problem(error, message_id or protocol.message_id(text, self._limit_bytes))
+                await self._problem(error, message_id or client_messages.message_id(text, self._limit_bytes))
                 if self._bad >= self._gateway.settings.bad_message_limit:
                     raise _TooManyBadMessagesError from None
             except TurboServeError as error:
                 await self._problem(error, message_id)
 
-    def _span(self, message: protocol.ClientMessage) -> AbstractContextManager[object]:
+    def _span(self, message: client_messages.ClientMessage) -> AbstractContextManager[object]:
         """Return the span of a request. It begins a trace, since the connection's own may last for hours."""
-        if isinstance(message, protocol.PlayheadReport | protocol.FirstFrame | protocol.Ping):
+        if isinstance(
+            message, client_messages.PlayheadReport | client_messages.FirstFrame | client_messages.Ping
+        ):
             return nullcontext()
         return _trace.start_as_current_span(
             f"process {message.type}",
@@ -212,14 +214,14 @@ class Connection:
             **QUIET,
         )
 
-    async def _do(self, message: protocol.ClientMessage) -> None:
+    async def _do(self, message: client_messages.ClientMessage) -> None:
         tenant, session = self._record.tenant, self._record.id
         match message:
-            case protocol.PlayheadReport():
+            case client_messages.PlayheadReport():
                 await self._gateway.timeline.reported(
                     session, self._watch.viewer, message.playhead_s, message.buffered_s
                 )
-            case protocol.PromptRequest():
+            case client_messages.PromptRequest():
                 receipt = await self._gateway.sessions.prompt(
                     tenant, session, message.prompt, message.id, "id", drop_buffer=message.drop_buffer
                 )
@@ -231,15 +233,15 @@ class Connection:
                         accepted_at=timestamp(receipt.accepted_at),
                     )
                 )
-            case protocol.ChangeRequest():
+            case client_messages.ChangeRequest():
                 await self._gateway.sessions.change(tenant, session, message)
-            case protocol.PauseRequest():
+            case client_messages.PauseRequest():
                 await self._gateway.sessions.pause(tenant, session)
-            case protocol.ResumeRequest():
+            case client_messages.ResumeRequest():
                 await self._gateway.sessions.resume(tenant, session)
-            case protocol.FirstFrame():
+            case client_messages.FirstFrame():
                 self._watch.spans.shown(session)
-            case protocol.Ping():
+            case client_messages.Ping():
                 await self._send(protocol.Pong(id=message.id))
 
     def _hello(self) -> protocol.Hello:

@@ -14,7 +14,8 @@ from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.workers import Playhead
 from turboserve.gateway import metrics
-from turboserve.gateway.timeline.timeline import Command, Publish, Recovered, Stalled, Timeline, View
+from turboserve.gateway.timeline.playback import Command, Publish, Recovered, Stalled, View
+from turboserve.gateway.timeline.timeline import Timeline
 from turboserve.ids import new_id
 from turboserve.subjects import PLAYHEAD
 

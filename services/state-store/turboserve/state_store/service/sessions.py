@@ -33,7 +33,8 @@ from turboserve.contracts.sessions import PromptReceipt, SessionRecord
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change, traced
 from turboserve.state_store.core.workers import Slots, gone
-from turboserve.state_store.hot.session_state import Latents, Playheads
+from turboserve.state_store.hot.latents import Latents
+from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.publish.canaries import LogStatus
 from turboserve.state_store.service.transactions import Admission, PostCommit, fenced, locked, visible
@@ -42,8 +43,6 @@ from turboserve.telemetry import traceparent
 
 DECISIONS = 200
 """Maximum number of a session's newest decisions that are listed."""
-ABANDONED = 1_000
-"""Maximum number of sessions checked at once for abandonment."""
 PAGE_BYTES = 500_000
 """Maximum size of a page, so that it fits into one message with any broker's settings."""
 
@@ -179,30 +178,8 @@ class Sessions:
 
     # Retention
 
-    async def end_abandoned(self, now: float) -> int:
-        """End sessions suspended, unchanged and unwatched for `abandoned_after_s`. Returns how many.
-
-        `now`: the aging time, Unix seconds.
-        """
-        limit_s = self._settings.abandoned_after_s
-        if not limit_s:
-            return 0
-        since = await self._playheads.watching_since()
-        if since is None or now - since < limit_s:
-            # It is unknown who watched before that time.
-            return 0
-        async with self._database.transaction() as db:
-            rows = await db.sessions.suspended_since(now - limit_s, ABANDONED)
-        reason = f"no viewer for {limit_s:g} s"
-        ended = 0
-        for row in await self._playheads.onto(rows, now):
-            # None: it is unknown who watches while Redis is down.
-            if row.unwatched_s is not None and row.unwatched_s >= limit_s:
-                after = await self._abandon(row, reason)
-                ended += after.phase.ended and after.version == row.version + 1
-        return ended
-
-    async def _abandon(self, row: SessionRecord, reason: str) -> SessionRecord:
+    async def abandon(self, row: SessionRecord, reason: str) -> SessionRecord:
+        """End the session unless the row has changed since it was read."""
         rule = partial(rules.abandon, version=row.version, reason=reason, now=self._clock.wall())
         return await self._end(SessionRef(session=row.id), rule)
 

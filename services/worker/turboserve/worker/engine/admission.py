@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
+from turboserve.worker.engine.activity import QUIESCED, STARTING, HostState, Offloaded, Transferring
 from turboserve.worker.engine.backend import Backend, JobExecutor, ReceiveBuffer
 from turboserve.worker.engine.errors import (
     DuplicateSessionError,
     SessionsExhaustedError,
     UnknownSessionError,
 )
+from turboserve.worker.engine.host_transfers import HostTransfers, transfer_of
 from turboserve.worker.engine.interface import EngineOptions, SessionSpec
-from turboserve.worker.engine.memory import Slab
-from turboserve.worker.engine.session import (
-    QUIESCED,
-    RUNNING,
-    STARTING,
-    FirstChunk,
-    HostState,
-    Offloaded,
-    Playhead,
-    Session,
-    Transferring,
-)
-from turboserve.worker.engine.snapshot import Snapshot, Transfer, TransferDirection, TransferPurpose, outline
+from turboserve.worker.engine.session import FirstChunk, Playhead, Session
+from turboserve.worker.engine.snapshot import Snapshot, outline
 from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.state_transfer import Transfer
 from turboserve.worker.engine.streams import Wakeup
-
-T = TypeVar("T", bound=Transfer | None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +40,14 @@ class SessionTable:
         self.device = backend.device
         self.pool, self.host = backend.pool, backend.host
         self.transfers: JobExecutor[Transfer] = backend.executor("transfer", wakeup)
+        self.host_transfers = HostTransfers(backend, self.transfers, wakeup)
         self.sessions: dict[str, Session] = {}
         """Active sessions by name, and sessions whose state is being transferred."""
         self._suspended: dict[str, _Suspended] = {}
         self._backend = backend
         self._options = options
-        self._wakeup = wakeup
         self._reserved = 0
         """Places of active sessions that are reserved for arriving ones."""
-        self._stored: dict[str, HostState] = {}
-        """States in cells whose copies to the memory of suspended sessions are in progress."""
 
     @property
     def outside(self) -> int:
@@ -157,7 +145,7 @@ class SessionTable:
     def _first_slab(
         self, spec: SessionSpec, snapshot: Snapshot | None
     ) -> tuple[SessionState, Transfer | None]:
-        return self._seated(
+        return self.pool.acquire_for(
             lambda slab: (
                 (self._backend.fresh(spec, slab), None)
                 if snapshot is None
@@ -174,38 +162,7 @@ class SessionTable:
         session.delivered = session.state.next_chunk
         self.sessions[spec.session] = session
         if transfer is not None:
-            self._transfer(session, transfer)
-
-    def suspend(self, session: Session) -> None:
-        """Begin to move a session at a chunk boundary to the host. Raises `HostPoolFullError` or
-        `HostMemoryUnavailableError`; then the session is as before."""
-        if isinstance(session.activity, Offloaded):
-            assert session.activity.state is not None
-            host = session.activity.state
-            if self.host.is_cell(host.extent):
-                transfer = self._backend.store(host.snapshot)
-                self._stored[session.name] = host
-            else:
-                # It has resumed outside, and its state is still where suspended sessions have theirs.
-                transfer = Transfer(
-                    session.name,
-                    TransferDirection.LEAVING,
-                    host.snapshot,
-                    host.extent,
-                    targets={},
-                    sources={},
-                    purpose=TransferPurpose.STORAGE,
-                )
-            self._transfer(session, transfer)
-        else:
-            self._transfer(session, self._backend.leave(session))
-
-    def offload(self, session: Session, now: float) -> None:
-        """Begin to move a session at a chunk boundary to a cell of the host; it stays active. Raises
-        `HostPoolFullError`; then the session is as before."""
-        transfer = self._backend.leave(session, TransferPurpose.RESIDENCY)
-        transfer.began_s = now
-        self._transfer(session, transfer)
+            self.host_transfers.begin(session, transfer)
 
     def bring_back(self, session: Session) -> None:
         """Begin to give an offloaded session a free slab. Raises `SlabsExhaustedError` or
@@ -213,7 +170,7 @@ class SessionTable:
         assert isinstance(session.activity, Offloaded)
         outside = session.activity
         if outside.state is not None:
-            self._arrive(session, outside.state)
+            self.host_transfers.bring(session, outside.state)
         else:
             assert outside.spec is not None
             session.state, transfer = self._first_slab(outside.spec, outside.arrived)
@@ -234,7 +191,7 @@ class SessionTable:
             session.state, session.activity = outlined, Offloaded(suspended.state)
         else:
             session = suspended.session or self._outside(self._outlined(snapshot), Offloaded(suspended.state))
-            self._arrive(session, suspended.state)
+            self.host_transfers.bring(session, suspended.state)
         session.delivered = session.state.next_chunk
         session.suspending = False
         del self._suspended[name]
@@ -260,33 +217,12 @@ class SessionTable:
     def transferred(self, transfer: Transfer) -> Session | None:
         """Record a finished transfer. Returns its session, or None if the session was evicted meanwhile."""
         session = self.sessions.get(transfer.session)
-        if session is None or _transfer_of(session) is not transfer:
+        if session is None or transfer_of(session) is not transfer:
             return None
-        failed = transfer.error is not None
-        if transfer.way is TransferDirection.ARRIVING:
-            session.arriving = None
-            if isinstance(session.activity, Transferring):
-                session.activity = STARTING
-            if transfer.extent is not None:
-                self.host.give_back(transfer.extent)
-            if not failed and transfer.arrival is not None:
-                session.state.ring.has_arrived()
-            return session
-        assert transfer.extent is not None
-        host = HostState(transfer.snapshot, transfer.extent)
-        stored = self._stored.pop(session.name, None)
-        if failed:
-            self.host.give_back(transfer.extent)
-            session.activity = RUNNING if stored is None else Offloaded(stored)
-        elif transfer.purpose is TransferPurpose.RESIDENCY:
-            self.pool.release(session.state.slab)
-            session.state.forget()
-            session.activity = Offloaded(host)
-        else:
-            if stored is not None:
-                self.host.give_back(stored.extent)
+        state = self.host_transfers.complete(session, transfer)
+        if state is not None:
             self._drop(session)
-            self._suspended[session.name] = _Suspended(session, host)
+            self._suspended[session.name] = _Suspended(session, state)
         return session
 
     def evict(self, name: str) -> None:
@@ -295,15 +231,7 @@ class SessionTable:
             self.host.give_back(self._suspended.pop(name).state.extent)
             return
         session = self.active(name)
-        transfer = _transfer_of(session)
-        if transfer is not None:
-            transfer.give_up()
-            if transfer.extent is not None:
-                self.host.give_back(transfer.extent)
-        if (stored := self._stored.pop(name, None)) is not None:
-            self.host.give_back(stored.extent)
-        if isinstance(session.activity, Offloaded) and session.activity.state is not None:
-            self.host.give_back(session.activity.state.extent)
+        self.host_transfers.give_up(session)
         self._drop(session)
 
     @property
@@ -338,11 +266,6 @@ class SessionTable:
         session.delivered = state.next_chunk
         return session
 
-    def _arrive(self, session: Session, host: HostState) -> None:
-        state, transfer = self._seated(lambda slab: self._backend.arrive(host.snapshot, slab, host.extent))
-        session.state = state
-        self._transfer(session, transfer)
-
     def _drop(self, session: Session) -> None:
         del self.sessions[session.name]
         if session.has_slab:
@@ -351,24 +274,3 @@ class SessionTable:
         session.task = session.arriving = None
         session.offloading = False
         session.undecoded.clear()
-
-    def _transfer(self, session: Session, transfer: Transfer) -> None:
-        session.activity = Transferring(transfer)
-        transfer.on_begun = self._wakeup.notify_done
-        self.transfers.submit(transfer)
-
-    def _seated(self, build: Callable[[Slab], tuple[SessionState, T]]) -> tuple[SessionState, T]:
-        """Return the result of `build` for a free slab: a state on it, and the transfer that still has to
-        fill the slab. The slab is released if `build` fails."""
-        slab = self.pool.acquire()
-        try:
-            return build(slab)
-        except BaseException:
-            self.pool.release(slab)
-            raise
-
-
-def _transfer_of(session: Session) -> Transfer | None:
-    if isinstance(session.activity, Transferring):
-        return session.activity.transfer
-    return session.arriving

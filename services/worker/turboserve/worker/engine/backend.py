@@ -14,14 +14,16 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from turboserve.worker.engine.context_forwards import ReplayPart
 from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabPool
 from turboserve.worker.engine.session import Session, Undecoded
-from turboserve.worker.engine.snapshot import Snapshot, Transfer, TransferPurpose
+from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.state_pages import Page
+from turboserve.worker.engine.state_transfer import Transfer, TransferPurpose
 from turboserve.worker.engine.streams import Job, Wakeup
-from turboserve.worker.engine.work import ChunkWork, ReplayPart, Work
+from turboserve.worker.engine.work import ChunkWork, Work
 from turboserve.worker.model.config import ModelConfig
 
 J = TypeVar("J", bound=Job)
@@ -246,7 +248,7 @@ class Backend(Protocol):
 
 
 class Replica(Protocol):
-    """Models that an engine can run (`tensor_backend.Models`)."""
+    """Models that an engine can run (`models.Models`)."""
 
     def backend(self, options: EngineOptions) -> Backend:
         """Create the backend. Raises `BudgetTooSmallError` if no slab fits, `HostMemoryUnavailableError`,

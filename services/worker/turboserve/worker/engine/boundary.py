@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
+from turboserve.worker.engine.activity import QUIESCED, RUNNING, STARTING, Offloaded, Starting
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.errors import HostMemoryUnavailableError, HostPoolFullError
@@ -21,18 +22,7 @@ from turboserve.worker.engine.interface import (
     SuspendRefused,
 )
 from turboserve.worker.engine.pacing import Pacing
-from turboserve.worker.engine.session import (
-    QUIESCED,
-    RUNNING,
-    STARTING,
-    ChunkTask,
-    ContextTask,
-    Offloaded,
-    PendingControl,
-    Session,
-    Starting,
-    Task,
-)
+from turboserve.worker.engine.session import ChunkTask, ContextTask, PendingControl, Session, Task
 
 
 class Boundary:
@@ -143,7 +133,7 @@ class Boundary:
         session.offloading = False
         with suppress(HostPoolFullError):
             # Without a cell the session keeps its slab. There is one while places are not exceeded.
-            self._table.offload(session, now)
+            self._table.host_transfers.offload(session, now)
 
     def _finish(self, session: Session, task: Task) -> Sequence[Event]:
         session.task = None
@@ -241,7 +231,7 @@ class Boundary:
     def _suspend(self, session: Session) -> list[Event]:
         session.suspending = False
         try:
-            self._table.suspend(session)
+            self._table.host_transfers.suspend(session)
         except (HostPoolFullError, HostMemoryUnavailableError) as error:
             return [SuspendRefused(session.name, str(error))]
         return []

@@ -8,10 +8,10 @@ import torch
 
 from turboserve.worker.engine.errors import BudgetTooSmallError
 from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.pipeline import DECODE_EXECUTOR_DEPTH, TEXT_BATCH
 from turboserve.worker.engine.session import MAX_UNDECODED
 from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE
-from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.engine.work import ROTATIONS
 from turboserve.worker.model.config import ModelConfig
 

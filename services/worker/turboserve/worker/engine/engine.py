@@ -8,22 +8,20 @@ from typing import Any
 
 import torch
 
+from turboserve.worker.engine.activity import (
+    RUNNING,
+    Offloaded,
+    QuiescedAtBoundary,
+    QuiesceRequest,
+    Transferring,
+)
 from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.errors import UnknownSessionError
 from turboserve.worker.engine.fidelity import check_floor
 from turboserve.worker.engine.interface import Control, SessionSpec
 from turboserve.worker.engine.pipeline import Pipeline
 from turboserve.worker.engine.playout import Playout, Tier
-from turboserve.worker.engine.session import (
-    RUNNING,
-    FirstChunk,
-    Offloaded,
-    PendingControl,
-    QuiescedAtBoundary,
-    QuiesceRequest,
-    Session,
-    Transferring,
-)
+from turboserve.worker.engine.session import FirstChunk, PendingControl, Session
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.state_pages import Page
 

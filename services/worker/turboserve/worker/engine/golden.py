@@ -11,9 +11,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from turboserve.worker.engine.context_forwards import RecacheWork
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import SlabLayout, SlabPool
-from turboserve.worker.engine.state import KVRing, SessionState
-from turboserve.worker.engine.work import ChunkWork, RecacheWork, Row, RowsForward, RowsMemory, Work
+from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.work import ChunkWork, Row, RowsForward, RowsMemory, Work
 from turboserve.worker.model.block import AttentionMemory
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.load import load_state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -23,6 +24,8 @@ class LayerArrival:
         self._copied: dict[int, torch.cuda.Event] = {}
         self._count = 0
         """Number of layers that have arrived, in order."""
+        self._postponed: list[tuple[Callable[[slice], None], set[int]]] = []
+        """Changes of the slab, each with the layers that have yet to arrive for it."""
         self._failed = False
         self._error: BaseException | None = None
 
@@ -69,3 +72,19 @@ class LayerArrival:
             raise StateNotArrivedError(self._session, layer) from self._error
         if (event := self._copied.get(layer)) is not None:
             torch.cuda.current_stream(self._device).wait_event(event)
+        self._change(layer)
+
+    def postpone(self, change: Callable[[slice], None]) -> None:
+        """Make a change of the slab to each layer when a forward continues with it, or by `catch_up`."""
+        self._postponed.append((change, set(range(len(self._layers)))))
+
+    def catch_up(self) -> None:
+        """Make the postponed changes to the layers that no forward has used. All must have arrived."""
+        for layer in range(len(self._layers)):
+            self._change(layer)
+
+    def _change(self, layer: int) -> None:
+        for change, layers in self._postponed:
+            if layer in layers:
+                layers.discard(layer)
+                change(slice(layer, layer + 1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from turboserve.worker.engine.errors import (
     SlabsExhaustedError,
 )
 from turboserve.worker.model.config import ModelConfig
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,15 @@ class SlabPool:
         keys, values = self._frames[index].unbind(0)
         text_keys, text_values = self._text[index].unbind(0)
         return Slab(index, keys, values, text_keys, text_values, self._sink[index])
+
+    def acquire_for(self, build: Callable[[Slab], T]) -> T:
+        """Return the result of `build` for a free slab. The slab is released if `build` fails."""
+        slab = self.acquire()
+        try:
+            return build(slab)
+        except BaseException:
+            self.release(slab)
+            raise
 
     def placeholder(self) -> Slab:
         """A slab without memory, for the state of a session that waits for a slab."""

@@ -6,17 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
+from turboserve.worker.engine.activity import Starting
 from turboserve.worker.engine.gather import Candidate, LatencyProfile
 from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.playout import Part, Upcoming, candidate_of
-from turboserve.worker.engine.session import (
-    ChunkTask,
-    DecoderContext,
-    FirstChunk,
-    Session,
-    Starting,
-    UndecodedChunk,
-)
+from turboserve.worker.engine.session import ChunkTask, DecoderContext, FirstChunk, Session, UndecodedChunk
 from turboserve.worker.model.config import ModelConfig
 
 FIRST_CHUNK_SLACK = 4.0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from turboserve.worker.engine.errors import DonorReleasedError, PartnerLostError
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.sequence_parallel import (
     BorrowedForward,
     Exchange,
@@ -15,7 +16,7 @@ from turboserve.worker.engine.sequence_parallel import (
     LentMemory,
     Split,
 )
-from turboserve.worker.engine.state import KVRing, SessionState
+from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.work import Row, RowsForward
 from turboserve.worker.model.transformer import CausalWanTransformer
 

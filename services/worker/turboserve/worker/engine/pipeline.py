@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
-from typing import TypeVar, assert_never
 
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import JobExecutor, Replica
@@ -30,41 +28,16 @@ from turboserve.worker.engine.interface import (
 from turboserve.worker.engine.pacing import ContextWork, Pacing
 from turboserve.worker.engine.profile_file import STAGES
 from turboserve.worker.engine.residency_controller import ResidencyController
-from turboserve.worker.engine.session import ChunkTask, ContextTask, Session
-from turboserve.worker.engine.snapshot import Transfer, TransferDirection, TransferPurpose
-from turboserve.worker.engine.stages import Clock, DecodeBatch, DecodeStage, TextStage
+from turboserve.worker.engine.session import Session
+from turboserve.worker.engine.stages import Clock, DecodeBatch, DecodeStage, Isolation, TextStage
+from turboserve.worker.engine.state_transfer import Transfer, TransferDirection, TransferPurpose
 from turboserve.worker.engine.streams import DEVICE_LOST, Wakeup
-
-T = TypeVar("T")
 
 DECODE_EXECUTOR_DEPTH = 2
 """Batches in the decode executor at once: one in progress, and one ready, so that the executor need not wait
 for the engine. Further latents stay with their sessions, where the most urgent ones go first."""
 TEXT_BATCH = 4
 """Largest number of prompts encoded at once, to bound memory."""
-
-
-class Isolation:
-    """Alternates between isolated sessions and all others.
-
-    A device error does not say whose input caused it. A session that was in a failing step therefore begins
-    with steps of its own, while nothing else computes: if a device fails again, that session is the cause.
-    """
-
-    def __init__(self) -> None:
-        self._alone = False
-        """Whether the last batch was an isolated session."""
-
-    def choose(self, waiting: list[T], session_of: Callable[[T], Session]) -> list[T]:
-        """The candidates of the next batch: one isolated item of `waiting`, or all that are not isolated."""
-        isolated = [each for each in waiting if session_of(each).isolated]
-        if not isolated:
-            return waiting
-        others = [each for each in waiting if not session_of(each).isolated]
-        self._alone = not (self._alone and others)
-        if not self._alone:
-            return others
-        return [min(isolated, key=lambda each: _due(session_of(each)))]
 
 
 class Pipeline:
@@ -257,8 +230,8 @@ class Pipeline:
 
     def _run_decode(self, now: float) -> list[Event] | None:
         while self._decodes.load < DECODE_EXECUTOR_DEPTH and not self._held_back(now):
-            waiting = self._isolation.choose(self.decode.waiting(self._table.sessions.values()), _same)
-            batch = self.decode.gather(waiting, now)
+            waiting = self.decode.waiting(self._table.sessions.values())
+            batch = self.decode.gather(self._isolation.choose(waiting, lambda each: each), now)
             if not batch:
                 return None
             self._decodes.submit(DecodeBatch(self.decode, batch))
@@ -283,29 +256,17 @@ class Pipeline:
 
     def _run_forward(self, now: float) -> list[Event] | None:
         waiting = self.forward.waiting(self._table.sessions.values())
-        batch = self.forward.gather(self._isolation.choose(waiting, _same), now)
+        batch = self.forward.gather(self._isolation.choose(waiting, lambda each: each), now)
         self._step_of = tuple(session.name for session in batch)
         began = self._clock() if self.records_steps else 0.0
         outcomes = self.forward.run(batch) if batch else []
         if self.records_steps:
             for session in batch:
-                self._record(session, began)
+                if session.task is not None and (stage := session.task.stage) is not None:
+                    session.steps.append(Step(stage, began, self._clock(), self._step_of))
         events = self.forward.scatter(outcomes, self._fail) if batch else None
         self._step_of = ()
         return events
-
-    def _record(self, session: Session, began: float) -> None:
-        """Record the forward of the session's task, except the pass over a chunk's clean latents."""
-        match session.task:
-            case ChunkTask(work=work):
-                if work.clean is None:
-                    session.steps.append(Step("denoise", began, self._clock(), self._step_of))
-            case ContextTask(stage=stage):
-                session.steps.append(Step(stage, began, self._clock(), self._step_of))
-            case None:
-                pass
-            case _:
-                assert_never(session.task)
 
     def _scatter_decoded(self, job: DecodeBatch) -> list[Event]:
         if job.seconds is not None:
@@ -336,11 +297,3 @@ class Pipeline:
         if session.name in self._table.sessions:
             self._table.evict(session.name)
         return SessionFailed(session.name, repr(error))
-
-
-def _same(session: Session) -> Session:
-    return session
-
-
-def _due(session: Session) -> float:
-    return inf if session.task is None else session.task.due_at_s

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from turboserve.worker.engine.activity import Starting
+from turboserve.worker.engine.context_forwards import ReplayPart
 from turboserve.worker.engine.errors import InvalidRebuildError
 from turboserve.worker.engine.interface import Rebuild
-from turboserve.worker.engine.session import Session, Starting
-from turboserve.worker.engine.work import ReplayPart
+from turboserve.worker.engine.session import Session
 from turboserve.worker.model.config import ModelConfig
 
 

@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.errors import SnapshotRejectedError
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import ALIGNMENT, Extent, HostPool, Slab, SlabLayout, aligned, size_of
-from turboserve.worker.engine.snapshot import VERSION, Snapshot, fidelity_of, fixed_of, floor_of, pinned_of
-from turboserve.worker.engine.state import KVRing, SessionState
-from turboserve.worker.engine.state_pages import DECODER, PROMPT, RECENT, SLOTTED, flat_bytes, slot_parts
+from turboserve.worker.engine.snapshot import (
+    DECODER,
+    VERSION,
+    Snapshot,
+    fidelity_of,
+    fixed_of,
+    floor_of,
+    pinned_of,
+)
+from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.state_pages import PROMPT, RECENT, SLOTTED, flat_bytes, slot_parts
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from turboserve.worker.engine.activity import Offloaded, Running, Transferring
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.gather import LatencyProfile
@@ -20,9 +21,9 @@ from turboserve.worker.engine.residency import (
     decide,
     returns_s,
 )
-from turboserve.worker.engine.session import ContextTask, Offloaded, Running, Session, Transferring
-from turboserve.worker.engine.snapshot import Transfer, TransferDirection, TransferPurpose
+from turboserve.worker.engine.session import ContextTask, Session
 from turboserve.worker.engine.stages import Fail
+from turboserve.worker.engine.state_transfer import Transfer, TransferDirection, TransferPurpose
 from turboserve.worker.engine.streams import DEVICE_LOST
 
 FIRST_COPY_BYTES_PER_S = 2e9

@@ -25,8 +25,10 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.errors import DonorReleasedError, SequenceParallelUnavailableError
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import Slab, SlabLayout
-from turboserve.worker.engine.state import KVRing, Placement, SessionState
+from turboserve.worker.engine.ring_placement import Placement
+from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.work import Row, RowsForward
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.transformer import CausalWanTransformer

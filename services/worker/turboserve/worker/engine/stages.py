@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Generic, TypeVar
 
 import torch
@@ -261,3 +262,30 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
             fidelity=item.fidelity,
             lowered=item.lowered,
         )
+
+
+class Isolation:
+    """Alternates between isolated sessions and all others.
+
+    A device error does not say whose input caused it. A session that was in a failing step therefore begins
+    with steps of its own, while nothing else computes: if a device fails again, that session is the cause.
+    """
+
+    def __init__(self) -> None:
+        self._alone = False
+        """Whether the last batch was an isolated session."""
+
+    def choose(self, waiting: list[Waiting], session_of: Callable[[Waiting], Session]) -> list[Waiting]:
+        """The candidates of the next batch: one isolated item of `waiting`, or all that are not isolated."""
+        isolated = [each for each in waiting if session_of(each).isolated]
+        if not isolated:
+            return waiting
+        others = [each for each in waiting if not session_of(each).isolated]
+        self._alone = not (self._alone and others)
+        if not self._alone:
+            return others
+        return [min(isolated, key=lambda each: _due(session_of(each)))]
+
+
+def _due(session: Session) -> float:
+    return inf if session.task is None else session.task.due_at_s

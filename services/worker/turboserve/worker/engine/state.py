@@ -3,324 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from turboserve.worker.engine.errors import FramesExhaustedError
-from turboserve.worker.engine.fidelity import Fidelity, block_size
-from turboserve.worker.engine.layer_arrival import LayerArrival
+from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.interface import SessionSpec
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import Slab
-from turboserve.worker.engine.sparse_attention import sparse_attention
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.model.rope import Rotation, rotate
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where one forward's tokens go: runs of (slab position, offset in the forward, count), in tokens."""
-
-    runs: tuple[tuple[int, int, int], ...]
-    visible: int
-    """Tokens of the filled prefix of the slab. Attention reads all of them, unless `reads` names fewer."""
-    reads: tuple[tuple[int, int], ...] = ()
-    """Runs of (slab position, count), in tokens, that attention reads. Empty: the filled prefix."""
-    sparsity: float = 0.0
-    """See `fidelity.Fidelity.sparsity`."""
-
-
-@dataclass(frozen=True, eq=False)
-class _LayerPlacement:
-    """One layer's part of a placement, as views of the slab, created once for all of a chunk's forwards."""
-
-    writes: tuple[tuple[Tensor, Tensor, int, int], ...]
-    """Keys and values [count, heads, head_dim] to overwrite, offset in the forward, count."""
-    kept: tuple[tuple[Tensor, int, int], ...]
-    """Sink keys to keep as written, offset, count."""
-    keys: tuple[Tensor, ...]
-    """Keys that attention reads, run by run, [1, heads, tokens, head_dim] each."""
-    values: tuple[Tensor, ...]
-    """Values that attention reads, run by run, [1, heads, tokens, head_dim] each."""
-
-
-class KVRing:
-    """Frame slots of one slab. Bookkeeping is on the host; no call waits for the device."""
-
-    def __init__(self, slab: Slab, config: ModelConfig, rotation: Rotation) -> None:
-        self._slab = slab
-        self._limit = config.session_frames
-        self._capacity = config.window_frames
-        self._sink = config.sink_size if config.local_attn_size != -1 else 0
-        self._always_read = min(config.sink_size, config.window_frames)
-        self._tokens = config.tokens_per_frame
-        self._rotation = rotation
-        self._keys = slab.keys.flatten(1, 2).unbind(0)
-        self._values = slab.values.flatten(1, 2).unbind(0)
-        self._kept = slab.sink_keys.flatten(1, 2).unbind(0)
-        self._kept_tokens = slab.sink_keys.shape[1] * self._tokens
-        self._text = tuple(
-            (_for_attention(keys), _for_attention(values))
-            for keys, values in zip(slab.text_keys, slab.text_values, strict=True)
-        )
-        self._views: tuple[Placement, tuple[_LayerPlacement, ...]] | None = None
-        self.slots: list[int] = []
-        """Frame index in each filled slot."""
-        self.writes = [0] * config.window_frames
-        """Number of forwards that were given each slot to write to. A slot with the same number as when it
-        was read has the same contents."""
-        self.text_writes = 0
-        """Number of times that the prompt was written."""
-        self._next = self._sink
-        self._shift = 0
-        self._arrival: LayerArrival | None = None
-        self._postponed: list[tuple[Callable[[slice], None], set[int]]] = []
-        """Changes of the slab that wait for the arrival of these layers."""
-
-    @property
-    def end(self) -> int:
-        """Index after the newest frame, or 0."""
-        return max(self.slots) + 1 if self.slots else 0
-
-    def place(self, first: int, count: int) -> Placement:
-        """Choose slots for frames first … first+count−1: their own, or those of the oldest frames, evicting
-        them.
-
-        The sink is never evicted. Raises `FramesExhaustedError` past the model's last frame: there is no
-        window and no slot is left, or no rotation is defined.
-        """
-        if first >= self.end:
-            if self._limit is not None and first + count > self._limit:
-                raise FramesExhaustedError(first + count, self._limit)
-            for frame in range(first, first + count):
-                self._insert(frame)
-            self._change(self._blank)
-            self._follow()
-        return self.resident(first, count)
-
-    def resident(self, first: int, count: int, *, keep_sink: bool = False) -> Placement:
-        """Slots of the frames first … first+count−1 that the ring holds; `keep_sink` leaves out the sink's.
-
-        Keys and values of frames without a slot are not written: no later forward reads them.
-        """
-        where = {
-            frame: slot
-            for slot, frame in enumerate(self.slots)
-            if first <= frame < first + count and not (keep_sink and slot < self._always_read)
-        }
-        runs: list[tuple[int, int, int]] = []
-        for frame in sorted(where):
-            self.writes[where[frame]] += 1
-            slot, offset = where[frame] * self._tokens, (frame - first) * self._tokens
-            if runs and runs[-1][0] + runs[-1][2] == slot and runs[-1][1] + runs[-1][2] == offset:
-                runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + self._tokens)
-            else:
-                runs.append((slot, offset, self._tokens))
-        return Placement(tuple(runs), max(len(self.slots), self._always_read) * self._tokens)
-
-    def reduced(self, placement: Placement, fidelity: Fidelity, chunk_frames: int) -> Placement:
-        """The placement with the reads of this configuration: the sink and the newest frames.
-
-        Up to three runs: the sink, and the newest frames on both sides of the place where the ring closes.
-        """
-        oldest = self.end - fidelity.window_chunks * chunk_frames
-        runs: list[tuple[int, int]] = []
-        for slot in range(placement.visible // self._tokens):
-            if slot >= max(self._sink, self._always_read) and self.slots[slot] < oldest:
-                continue
-            start = slot * self._tokens
-            if runs and sum(runs[-1]) == start:
-                runs[-1] = (runs[-1][0], runs[-1][1] + self._tokens)
-            else:
-                runs.append((start, self._tokens))
-        whole = runs == [(0, placement.visible)]
-        return replace(placement, reads=() if whole else tuple(runs), sparsity=fidelity.sparsity)
-
-    def attend(
-        self,
-        layer: int,
-        placement: Placement,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        heads: slice = slice(None),
-    ) -> Tensor:
-        """Write this forward's keys and values, then attend over all visible ones.
-
-        q, k, v: [1, S, heads, head_dim]; returns q's shape. `heads`: q has only these heads of the slab's.
-        """
-        view = self._written(layer, placement, k, v)
-        # The copy of several runs serves all queries, so it costs little beside attention.
-        keys, values = (
-            x[0][:, heads] if len(x) == 1 else torch.cat([part[:, heads] for part in x], dim=2)
-            for x in (view.keys, view.values)
-        )
-        if placement.sparsity:
-            return sparse_attention(q, keys, values, placement.sparsity, block_size(self._tokens))
-        return attention(q, keys, values)
-
-    def write(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> None:
-        """Write this forward's keys and values, [1, S, heads, head_dim], without attending."""
-        self._written(layer, placement, k, v)
-
-    def arrives(self, arrival: LayerArrival) -> None:
-        """Let each layer's first read or write wait for its arrival, until `has_arrived`."""
-        self._arrival = arrival
-
-    def has_arrived(self) -> None:
-        """Note that all layers are in the slab: no forward waits any more."""
-        self._arrival = None
-        for layer in range(len(self._keys)):
-            self._catch_up(layer)
-        self._postponed.clear()
-
-    def _await(self, layer: int) -> None:
-        if self._arrival is not None:
-            self._arrival.wait(layer)
-            self._catch_up(layer)
-
-    def _catch_up(self, layer: int) -> None:
-        """Make the postponed changes to a layer that has arrived."""
-        for change, layers in self._postponed:
-            if layer in layers:
-                layers.discard(layer)
-                change(slice(layer, layer + 1))
-
-    def _written(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> _LayerPlacement:
-        self._await(layer)
-        if self._views is None or self._views[0] is not placement:
-            self._views = placement, tuple(self._layer(i, placement) for i in range(len(self._keys)))
-        view = self._views[1][layer]
-        for keys, values, offset, count in view.writes:
-            keys.copy_(k[0].narrow(0, offset, count))
-            values.copy_(v[0].narrow(0, offset, count))
-        for kept, offset, count in view.kept:
-            kept.copy_(k[0].narrow(0, offset, count))
-        return view
-
-    def attend_text(self, layer: int, q: Tensor) -> Tensor:
-        """Attend over the prompt. q: [1, S, heads, head_dim]; returns the same shape."""
-        self._await(layer)
-        return attention(q, *self._text[layer])
-
-    @property
-    def slab(self) -> Slab:
-        """The slab with keys and values."""
-        return self._slab
-
-    def set_text(self, layers: list[tuple[Tensor, Tensor]], row: int) -> None:
-        """Replace the prompt by row `row` of the result of the transformer's `project_text`."""
-        self.text_writes += 1
-        for layer, (keys, values) in enumerate(layers):
-            self._slab.text_keys[layer] = keys[row]
-            self._slab.text_values[layer] = values[row]
-
-    @property
-    def shift(self) -> int:
-        """Frames by which the sink's read keys are turned; 0 for absolute rotation."""
-        return self._shift
-
-    def bookkeeping(self) -> dict[str, object]:
-        """The ring's state outside the tensors, as JSON."""
-        return {"slots": list(self.slots), "next": self._next, "shift": self._shift}
-
-    def restore(self, slots: list[int], next_slot: int, shift: int) -> None:
-        """Restore the result of `bookkeeping`; the caller fills the slab."""
-        self.slots, self._next, self._shift = list(slots), next_slot, shift
-        self._blank(slice(None))
-
-    def follow(self, slots: list[int], next_slot: int, shift: int) -> None:
-        """Repeat the bookkeeping of a ring with the same writes, with its effects on the sink's keys."""
-        self.slots, self._next = list(slots), next_slot
-        self._blank(slice(None))
-        self._turn(shift)
-
-    def filled(self) -> dict[str, Tensor]:
-        """Views of every filled part of the slab, by name; writing to them restores a ring."""
-        frames = len(self.slots)
-        sink = min(frames, self._slab.sink_keys.shape[1])
-        return {
-            "keys": self._slab.keys[:, :frames],
-            "values": self._slab.values[:, :frames],
-            "text_keys": self._slab.text_keys,
-            "text_values": self._slab.text_values,
-            "sink_keys": self._slab.sink_keys[:, :sink],
-        }
-
-    def _layer(self, layer: int, placement: Placement) -> _LayerPlacement:
-        keys, values = self._keys[layer], self._values[layer]
-        writes, kept = [], []
-        for position, offset, count in placement.runs:
-            writes.append((keys.narrow(0, position, count), values.narrow(0, position, count), offset, count))
-            if position < self._kept_tokens:
-                part = self._kept[layer][position : position + count]
-                kept.append((part, offset, part.shape[0]))
-        reads = placement.reads or ((0, placement.visible),)
-        return _LayerPlacement(
-            tuple(writes),
-            tuple(kept),
-            tuple(_for_attention(keys.narrow(0, position, count)) for position, count in reads),
-            tuple(_for_attention(values.narrow(0, position, count)) for position, count in reads),
-        )
-
-    def _insert(self, frame: int) -> None:
-        if len(self.slots) < self._capacity:
-            self.slots.append(frame)
-            return
-        self.slots[self._next] = frame
-        self._next = self._next + 1 if self._next + 1 < self._capacity else self._sink
-
-    def _change(self, change: Callable[[slice], None]) -> None:
-        """Change all layers of the slab: now, or each when it has arrived."""
-        if self._arrival is None:
-            change(slice(None))
-        else:
-            self._postponed.append((change, set(range(len(self._keys)))))
-
-    def _blank(self, layers: slice) -> None:
-        """Zero the sink's slots that have no frame yet, where a chunk is shorter than the sink.
-
-        LongLive 1 reads its whole sink from the first chunk on, and its cache begins as zeros: keys of zero
-        take their share of the attention, and its results depend on that.
-        """
-        for tensor in (self._slab.keys, self._slab.values):
-            if len(self.slots) < self._always_read:
-                tensor[layers, len(self.slots) : self._always_read].zero_()
-
-    def _follow(self) -> None:
-        """Under window rotation, turn the sink's keys so that the sink directly precedes the rolling frames.
-
-        Rotation is relative. This therefore equals reading the whole window with indices that start at its
-        first frame (LongLive's "infinity"), at the cost of the sink alone. The turned keys are computed from
-        the kept keys each time: turning them in place would accumulate rounding errors over a long session.
-        """
-        if self._slab.sink_keys.shape[1]:
-            self._turn(max(0, self.end - self._capacity - self.slots[0]))
-
-    def _turn(self, shift: int) -> None:
-        if shift != self._shift:
-            self._shift = shift
-            self._change(self._turn_sink)
-
-    def _turn_sink(self, layers: slice) -> None:
-        kept = self._slab.sink_keys.shape[1]
-        turn = self._rotation.by_frames(self._shift, self._slab.keys.device)
-        # Turning all layers at once would temporarily need several times the sink's memory.
-        for keys, written in zip(self._slab.keys[layers], self._slab.sink_keys[layers], strict=True):
-            keys[:kept] = rotate(written, turn)
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention. q: [1, S, heads, head_dim]; k, v: [1, heads, N, head_dim]; returns q's shape."""
-    return F.scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2)
-
-
-def _for_attention(tokens: Tensor) -> Tensor:
-    """A view of [N, heads, head_dim] as [1, heads, N, head_dim]."""
-    return tokens.transpose(0, 1).unsqueeze(0)
 
 
 @dataclass(eq=False)
@@ -350,6 +43,22 @@ class SessionState:
     """Clean latents of the newest chunks, [frames, C, H, W] each: at least the window, if generated."""
     decoder_cache: dict[str, Tensor] | None = None
     """The decoder's cache, opaque to the engine; None before the first latent frame."""
+
+    @classmethod
+    def begin(cls, spec: SessionSpec, slab: Slab, ring: KVRing, generator: torch.Generator) -> Self:
+        """The state of a session that has generated nothing."""
+        return cls(
+            spec.session,
+            slab,
+            ring,
+            generator,
+            spec.seed,
+            spec.prompt,
+            fidelity=spec.fidelity,
+            fixed_fidelity=spec.fidelity is not None,
+            floor=spec.floor,
+            pinned=spec.pinned,
+        )
 
     def first_frame(self, config: ModelConfig) -> int:
         """Absolute index of the next chunk's first latent frame."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.session import Session
-from turboserve.worker.engine.snapshot import Snapshot, parts
+from turboserve.worker.engine.snapshot import DECODER, Snapshot, parts
 from turboserve.worker.engine.work import ChunkWork
 from turboserve.worker.model.config import ModelConfig
 
@@ -38,7 +38,6 @@ SOURCES_AT_ONCE = 2
 """Largest number of sessions whose pages are sent while they generate. Meanwhile each has two decoder caches:
 the one that is being sent, and the current one."""
 RECENT = "recent"
-DECODER = "decoder."
 
 
 class IdentityStamp:

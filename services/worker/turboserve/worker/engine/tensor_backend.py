@@ -12,43 +12,28 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from turboserve.worker.engine.backend import Backend, Decoded, Decoding
+from turboserve.worker.engine.backend import Decoded, Decoding
+from turboserve.worker.engine.context_forwards import RecacheWork, ReplayPart, ReplayWork
 from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.interface import Decoder, EngineOptions, Rebuild, SessionSpec, TextEncoder
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.layer_arrival import LayerArrival
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabLayout, SlabPool, size_of
 from turboserve.worker.engine.parallel_forward import ParallelForward
 from turboserve.worker.engine.rebuild import check_rebuild, plan_rebuild
 from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer, allocate_host, host_bytes, own_limit
 from turboserve.worker.engine.session import DecoderContext, Session
-from turboserve.worker.engine.snapshot import (
-    Snapshot,
-    Transfer,
-    TransferDirection,
-    TransferPurpose,
-    parts,
-    prepare,
-    state_fingerprint,
-)
-from turboserve.worker.engine.state import KVRing, SessionState
+from turboserve.worker.engine.snapshot import Snapshot, parts, prepare
+from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.state_pages import Page, pages_in_use, pages_of, pages_quiesced
+from turboserve.worker.engine.state_transfer import Transfer, TransferDirection, TransferPurpose
 from turboserve.worker.engine.streams import StreamExecutor, Wakeup, settle, to_host
 from turboserve.worker.engine.varlen import VarlenMemory, require_varlen
-from turboserve.worker.engine.work import (
-    ChunkWork,
-    RecacheWork,
-    ReplayPart,
-    ReplayWork,
-    Row,
-    RowsForward,
-    RowsMemory,
-    Work,
-)
+from turboserve.worker.engine.work import ChunkWork, Row, RowsForward, RowsMemory, Work
 from turboserve.worker.model.block import AttentionMemory
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.schedule import Schedule
 from turboserve.worker.model.transformer import CausalWanTransformer
-from turboserve.worker.model.weights import weight_bytes
 
 
 @dataclass(frozen=True)
@@ -100,48 +85,27 @@ def attention_kind(name: str, config: ModelConfig, device: torch.device, dtype: 
     return kind
 
 
-COMPILER = "inductor"
-"""torch's own compiler, which generates Triton for a GPU and C++ for a CPU."""
-
-
-@dataclass(frozen=True, eq=False)
-class Models:
-    """One replica of all networks."""
-
-    transformer: CausalWanTransformer
-    text: TextEncoder
-    decoder: Decoder
-    weights: str = ""
-    """`weights_digest` of all three networks; empty where replicas are not compared, as in benchmarks."""
-
-    @property
-    def fingerprint(self) -> str:
-        """See `state_fingerprint`."""
-        return state_fingerprint(self.transformer.config, self.weights)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights on the device."""
-        return weight_bytes(self.transformer) + self.text.weight_bytes + self.decoder.weight_bytes
-
-    def backend(self, options: EngineOptions) -> Backend:
-        """See `Replica.backend`."""
-        return TensorBackend(self, options, COMPILER if options.compile else None)
-
-
 class TensorBackend:
     """See `backend.Backend`."""
 
-    def __init__(self, models: Models, options: EngineOptions, compiler: str | None) -> None:
+    def __init__(
+        self,
+        model: CausalWanTransformer,
+        text: TextEncoder,
+        decoder: Decoder,
+        fingerprint: str,
+        options: EngineOptions,
+        compiler: str | None,
+    ) -> None:
         """Allocate the slabs.
 
-        `compiler`: see `RowsForward`. Raises `BudgetTooSmallError`, `HostMemoryUnavailableError` and
-        `AttentionUnavailableError`.
+        `fingerprint`: see `state_fingerprint`. `compiler`: see `RowsForward`.
+
+        Raises `BudgetTooSmallError`, `HostMemoryUnavailableError` and `AttentionUnavailableError`.
         """
-        model, decoder = models.transformer, models.decoder
         weight = model.patch_embedding.weight
-        self.config, self.fingerprint = model.config, models.fingerprint
-        self.device, self.text, self.decoder = weight.device, models.text, decoder
+        self.config, self.fingerprint = model.config, fingerprint
+        self.device, self.text, self.decoder = weight.device, text, decoder
         self._own_bytes = own_limit(model.config, decoder.cache_bytes)
         layout = SlabLayout.of(model.config, weight.dtype)
         self.state_host_bytes = host_bytes(layout, self._own_bytes)
@@ -171,19 +135,7 @@ class TensorBackend:
     def fresh(self, spec: SessionSpec, slab: Slab) -> SessionState:
         """See `Backend.fresh`."""
         ring = KVRing(slab, self.config, self._model.rotation)
-        generator = torch.Generator(self.device)
-        return SessionState(
-            spec.session,
-            slab,
-            ring,
-            generator,
-            spec.seed,
-            spec.prompt,
-            fidelity=spec.fidelity,
-            fixed_fidelity=spec.fidelity is not None,
-            floor=spec.floor,
-            pinned=spec.pinned,
-        )
+        return SessionState.begin(spec, slab, ring, torch.Generator(self.device))
 
     def end_frame(self, state: SessionState) -> int | None:
         """See `Backend.end_frame`. It is the model's, the same for all sessions."""

@@ -32,7 +32,7 @@ from turboserve.worker.engine.interface import (
     Suspended,
 )
 from turboserve.worker.engine.memory import SlabLayout
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 
 TEXT_TOLERANCE = 1e-4
 """Largest difference of an embedding that was computed alone and beside others, relative to its largest."""

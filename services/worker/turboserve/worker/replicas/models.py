@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     # Torch takes seconds to import, and settings need only the names.
     import torch
 
-    from turboserve.worker.engine.tensor_backend import Models
+    from turboserve.worker.engine.models import Models
 
 
 class MissingFileError(ValueError):
@@ -102,7 +102,7 @@ def load_model(name: str, options: ModelOptions) -> Models:
     Raises `NotInstalledError`, `PluginLoadError`, `InvalidModelError` for a distribution that returns no
     model or one without a digest of its weights, `MissingFileError`, and any error of the model's function.
     """
-    from turboserve.worker.engine.tensor_backend import Models
+    from turboserve.worker.engine.models import Models
 
     loaded = MODELS.load(name)(options)
     if not isinstance(loaded, Models):

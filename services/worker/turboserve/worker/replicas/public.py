@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfigError, Rotation
 from turboserve.worker.model.decoders import load_decoder
 from turboserve.worker.model.presets import UnknownPresetError, preset

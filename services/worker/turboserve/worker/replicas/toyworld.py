@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld
 from turboserve.worker.model.weights import weights_digest
 

@@ -14,7 +14,7 @@ from turboserve.telemetry import TRACEPARENT, context_from, set_error, tracer
 from turboserve.telemetry_names import WORKER
 from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.sequence_parallel.peers import Identity
 from turboserve.worker.sequence_parallel.service import LoanService
 from turboserve.worker.service.heartbeat import announced, starting

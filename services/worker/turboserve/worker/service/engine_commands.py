@@ -15,17 +15,25 @@ from turboserve.worker.service import commands
 
 
 @dataclass(frozen=True, eq=False)
+class FetchedContext:
+    """What remains of a session's newest chunks. None for what is lost."""
+
+    latents: Tensor | None = None
+    """Clean latents of consecutive chunks, the oldest first, [frames, C, H, W]."""
+    sink: Tensor | None = None
+    """Clean latents of the session's first frames, [sink_size, C, H, W]."""
+    fidelities: tuple[Fidelity | None, ...] = ()
+    """Configuration of each chunk of `latents`."""
+    sink_fidelity: Fidelity | None = None
+    """Configuration of chunk 0, if `sink` is given."""
+
+
+@dataclass(frozen=True, eq=False)
 class AdmitRequest:
-    """`Admit` with the latents that were fetched for it."""
+    """`Admit` with what was fetched for it."""
 
     admit: commands.Admit
-    latents: Tensor | None = None
-    """Clean latents of the newest chunks before `next_chunk`, [frames, C, H, W]. None: lost, or none yet."""
-    sink: Tensor | None = None
-    fidelities: tuple[Fidelity | None, ...] = ()
-    """See `Rebuild.fidelities`."""
-    sink_fidelity: Fidelity | None = None
-    """See `Rebuild.sink_fidelity`."""
+    context: FetchedContext = FetchedContext()
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from turboserve import logs
 from turboserve.contracts.fidelity import QualityLimits
@@ -31,10 +30,11 @@ from turboserve.worker.engine.interface import (
 )
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.service import commands, events
-from turboserve.worker.service.engine_commands import AdmitRequest, EngineCall, EngineCommand
+from turboserve.worker.service.engine_commands import AdmitRequest, EngineCall, EngineCommand, FetchedContext
+from turboserve.worker.service.engine_run import EngineRun
 from turboserve.worker.service.packager import FromEngine, GeneratedChunk
 from turboserve.worker.service.quality import SlackMonitor
-from turboserve.worker.service.spans import NO_ORIGIN, ChunkOrigin, RunTrace
+from turboserve.worker.service.spans import NO_ORIGIN, RunTrace
 
 ISOLATED_CHUNKS = 8
 """Number of chunks that are computed alone, for a session that was in a failing step."""
@@ -42,23 +42,6 @@ IDLE_S = 0.5
 """Longest wait for a command before the engine is asked again, seconds."""
 
 log = logs.get("engine")
-
-
-@dataclass(eq=False)
-class _EngineRun:
-    """One run of a session in the engine."""
-
-    run: int
-    warming: AdmitRequest | None = None
-    """Set while a first chunk is generated only to give a session without latents a context."""
-    held_back: list[EngineCommand] = field(default_factory=list)
-    trace: RunTrace | None = None
-    """None: the worker does not trace."""
-
-    def assign(self, traceparent: str | None) -> None:
-        """The row names this trace context."""
-        if self.trace is not None:
-            self.trace.assign(traceparent)
 
 
 class EngineDriver:
@@ -82,7 +65,7 @@ class EngineDriver:
         self.engine = engine
         self._quiet_s, self._patience_s = quiet_s, patience_s
         self._deliver, self._now = deliver, now
-        self._runs: dict[str, _EngineRun] = {}
+        self._runs: dict[str, EngineRun] = {}
         self._slack = SlackMonitor(engine, tier_report_s)
         engine.records_steps = tracing()
         self.generate_until = -math.inf
@@ -211,13 +194,14 @@ class EngineDriver:
     def _admit(self, command: AdmitRequest) -> None:
         admit = command.admit
         quality = admit.limits.quality or QualityLimits()
+        context = command.context
         rebuild = None
         warming = None
-        if admit.next_chunk > 0 and command.latents is None:
+        if admit.next_chunk > 0 and context.latents is None:
             warming = command
-        elif command.latents is not None:
+        elif context.latents is not None:
             rebuild = Rebuild(
-                admit.next_chunk, command.latents, command.sink, command.fidelities, command.sink_fidelity
+                admit.next_chunk, context.latents, context.sink, context.fidelities, context.sink_fidelity
             )
         spec = SessionSpec(
             admit.session,
@@ -245,17 +229,17 @@ class EngineDriver:
                 engine_run.trace.assign(admit.traceparent)
                 engine_run.trace.prompt(admit.control_seq, admit.prompt_traceparent)
 
-    def _new_run(self, run: int, warming: AdmitRequest | None = None) -> _EngineRun:
-        return _EngineRun(run, warming, trace=RunTrace() if self.engine.records_steps else None)
+    def _new_run(self, run: int, warming: AdmitRequest | None = None) -> EngineRun:
+        return EngineRun(run, warming, trace=RunTrace() if self.engine.records_steps else None)
 
-    def _warmed(self, engine_run: _EngineRun, chunk: ChunkReady) -> None:
+    def _warmed(self, engine_run: EngineRun, chunk: ChunkReady) -> None:
         """Restart at the due chunk, with this first chunk's latents in place of the lost context."""
         assert engine_run.warming is not None
         admit = engine_run.warming.admit
         del self._runs[admit.session]
         self._evict(admit.session)
         latents = chunk.latents.to(self.engine.dtype)
-        self._admit(AdmitRequest(admit, latents, fidelities=(chunk.fidelity,)))
+        self._admit(AdmitRequest(admit, FetchedContext(latents, fidelities=(chunk.fidelity,))))
         for command in engine_run.held_back:
             self.carry_out(command)
 
@@ -279,7 +263,8 @@ class EngineDriver:
                     for held in self.engine.sessions.values()
                     if held.name != session and (held.work is not None or bool(held.undecoded))
                 ]
-                origin = self._origin(engine_run, event)
+                traced = engine_run.trace is not None and self.engine.records_steps
+                origin = engine_run.origin(event, self._runs) if traced else NO_ORIGIN
                 now = self._now()
                 left = self.engine.playout_before(session, event.index, now)
                 playout = None if left is None else (now, left)
@@ -297,14 +282,6 @@ class EngineDriver:
                 self._deliver(events.RunFinished(session, run, reason))
             case SessionReady():
                 log.debug("session ready", session=session, next_chunk=event.next_chunk)
-
-    def _origin(self, engine_run: _EngineRun, chunk: ChunkReady) -> ChunkOrigin:
-        if engine_run.trace is None or not self.engine.records_steps:
-            return NO_ORIGIN
-        names = {name for step in chunk.timings.steps for name in step.sessions if name != chunk.session}
-        traces = {name: self._runs[name].trace for name in names if name in self._runs}
-        batched = {name: None if one is None else one.assigned for name, one in traces.items()}
-        return engine_run.trace.origin(chunk.control_seq, batched)
 
     def _fail(self, session: str, reason: str) -> None:
         engine_run = self._runs.pop(session, None)

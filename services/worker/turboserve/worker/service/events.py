@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
-from turboserve.worker.engine.playout import Playout
 
 LogPlace = tuple[int, int]
 """(index, stream sequence) of a chunk in the log."""
@@ -252,20 +250,6 @@ class Published:
     """Whether the log had the chunk already, with the header of an earlier attempt."""
     control_seq: int = 0
     """Number of the chunk's control."""
-
-
-@dataclass(frozen=True)
-class SlackMeasured:
-    """The engine has measured the playout slack of its sessions. Not an event of the table."""
-
-    at_s: float
-    """When, monotonic seconds on the engine's clock."""
-    sessions: Mapping[str, tuple[int, Playout]]
-    """By session: its run, and the measurement."""
-    tiers_changed: bool
-    """Whether a session has another tier than in the measurement before, or is new."""
-    late: int = 0
-    """Number of chunks within the horizon that will be late even at their lowest configurations."""
 
 
 @dataclass(frozen=True)

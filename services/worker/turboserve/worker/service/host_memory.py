@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from turboserve.worker.engine.memory import SlabLayout, aligned
+from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.receive_buffer import host_bytes, own_limit
-from turboserve.worker.engine.tensor_backend import Models
 
 LEAST_BYTES = 1 << 30
 

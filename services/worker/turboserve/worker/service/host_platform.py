@@ -14,7 +14,7 @@ from typing import TypeVar
 from turboserve import logs
 from turboserve.clock import Clock
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.tensor_backend import Models
+from turboserve.worker.engine.models import Models
 from turboserve.worker.media import EncoderSettings, FragmentEncoder
 from turboserve.worker.service.engine_commands import EngineCall, EngineCommand
 from turboserve.worker.service.engine_driver import EngineDriver

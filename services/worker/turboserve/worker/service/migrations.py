@@ -15,7 +15,7 @@ from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, UnknownSessionError
 from turboserve.worker.engine.state_pages import Page
-from turboserve.worker.service import commands, events
+from turboserve.worker.service import commands, events, migration_commands
 from turboserve.worker.service.assignments import MigrationKeys
 from turboserve.worker.service.ports import EngineRunner
 from turboserve.worker.service.spans import SendSpans, fetch_span
@@ -28,20 +28,21 @@ from turboserve.worker.transfer.errors import (
     SourceNotReadyError,
     TransferError,
 )
+from turboserve.worker.transfer.fetched_state import FetchedState
 from turboserve.worker.transfer.network import TransferNetwork
 from turboserve.worker.transfer.pace import CopyLimits, CopyRate
 from turboserve.worker.transfer.source import Source
-from turboserve.worker.transfer.target import FetchedState, Target, host_of
+from turboserve.worker.transfer.target import Target, host_of
 
 log = logs.get("migrations")
 T = TypeVar("T")
 
 Command = (
-    commands.SendFinalDelta
-    | commands.SendManifest
-    | commands.CancelTransfer
-    | commands.FetchState
-    | commands.CancelFetch
+    migration_commands.SendFinalDelta
+    | migration_commands.SendManifest
+    | migration_commands.CancelTransfer
+    | migration_commands.FetchState
+    | migration_commands.CancelFetch
 )
 
 
@@ -127,21 +128,21 @@ class Migrations:
 
     def carry_out(self, command: Command) -> None:
         match command:
-            case commands.SendFinalDelta(session=session):
+            case migration_commands.SendFinalDelta(session=session):
                 if session in self._quiesced:
                     self._quiesced[session].set()
-            case commands.SendManifest(session=session, next_chunk=next_chunk):
+            case migration_commands.SendManifest(session=session, next_chunk=next_chunk):
                 if session in self._manifest_ready:
                     event, numbers = self._manifest_ready[session]
                     numbers.add(next_chunk)
                     event.set()
-            case commands.CancelTransfer(session=session):
+            case migration_commands.CancelTransfer(session=session):
                 self._source.abort(session)
-            case commands.FetchState():
+            case migration_commands.FetchState():
                 self._copies[command.session] = _IncomingCopy(
                     asyncio.create_task(self._fetch(command)), command.run
                 )
-            case commands.CancelFetch(session=session, run=run):
+            case migration_commands.CancelFetch(session=session, run=run):
                 copy = self._copies.pop(session, None)
                 if copy is not None:
                     copy.task.cancel()
@@ -216,7 +217,7 @@ class Migrations:
 
     # The target
 
-    async def _fetch(self, command: commands.FetchState) -> None:
+    async def _fetch(self, command: migration_commands.FetchState) -> None:
         session, run, kept = command.session, command.run, _ReservedMemory()
         answer: events.Input
         try:
@@ -261,7 +262,9 @@ class Migrations:
             del self._copies[session]
         self._deliver(answer)
 
-    async def _copy_and_adopt(self, command: commands.FetchState, kept: _ReservedMemory) -> FetchedState:
+    async def _copy_and_adopt(
+        self, command: migration_commands.FetchState, kept: _ReservedMemory
+    ) -> FetchedState:
         session, on_host = command.session, command.on_host
         key = self.keys.of(session, command.migration)
         if key is None:

@@ -16,10 +16,10 @@ from turboserve.worker.engine.errors import HostMemoryUnavailableError
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.fidelity_profile import FidelityProfile
 from turboserve.worker.engine.interface import EngineOptions
+from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.profile_file import ForeignProfileError, ProfileFile
 from turboserve.worker.engine.sequence_parallel_sizes import lent_bytes
 from turboserve.worker.engine.snapshot import fingerprint
-from turboserve.worker.engine.tensor_backend import Models
 from turboserve.worker.replicas.models import ModelOptions, load_model
 from turboserve.worker.service.host_memory import (
     check_host_sessions,

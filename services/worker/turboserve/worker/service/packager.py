@@ -23,7 +23,7 @@ from turboserve.worker.engine.interface import ChunkReady
 from turboserve.worker.engine.playout import Playout
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
 from turboserve.worker.service import events
-from turboserve.worker.service.quality import chunk_fidelity
+from turboserve.worker.service.quality import SlackMeasured, chunk_fidelity
 from turboserve.worker.service.spans import NO_ORIGIN, ChunkOrigin, chunk_span
 
 
@@ -70,8 +70,8 @@ class PackagedChunk:
     """See `GeneratedChunk`."""
 
 
-FromEngine = GeneratedChunk | events.SessionInput | events.SlackMeasured
-ToLoop = PackagedChunk | events.SessionInput | events.SlackMeasured
+FromEngine = GeneratedChunk | events.SessionInput | SlackMeasured
+ToLoop = PackagedChunk | events.SessionInput | SlackMeasured
 
 
 log = logs.get("packager")

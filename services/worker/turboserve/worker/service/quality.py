@@ -19,7 +19,6 @@ from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.playout import Playout
 from turboserve.worker.engine.playout import Tier as TierName
-from turboserve.worker.service import events
 
 MEASURE_S = 0.5
 """Longest time between two measurements, seconds."""
@@ -112,6 +111,20 @@ class QualityBoard:
             self._lowered -= old.lowered
 
 
+@dataclass(frozen=True)
+class SlackMeasured:
+    """The engine has measured the playout slack of its sessions."""
+
+    at_s: float
+    """When, monotonic seconds on the engine's clock."""
+    sessions: Mapping[str, tuple[int, Playout]]
+    """By session: its run, and the measurement."""
+    tiers_changed: bool
+    """Whether a session has another tier than in the measurement before, or is new."""
+    late: int = 0
+    """Number of chunks within the horizon that will be late even at their lowest configurations."""
+
+
 class SlackMonitor:
     """Measures at intervals, and when a session has changed its tier. Belongs to the engine's thread."""
 
@@ -121,7 +134,7 @@ class SlackMonitor:
         self._measured_at = self._looked_at = -math.inf
         self._tiers: Mapping[str, TierName] = {}
 
-    def measure(self, now: float, runs: Mapping[str, int]) -> events.SlackMeasured | None:
+    def measure(self, now: float, runs: Mapping[str, int]) -> SlackMeasured | None:
         """Return a measurement if one is due. `runs`: run of each session to report."""
         if now - self._looked_at < self._tier_report_s or not (runs or self._tiers):
             return None
@@ -134,23 +147,21 @@ class SlackMonitor:
         before, self._tiers = self._tiers, {name: one.tier for name, one in found.items()}
         late = self._engine.expected_late(now) if found else 0
         changed = any(before.get(name) != tier for name, tier in self._tiers.items())
-        return events.SlackMeasured(
-            now, {name: (runs[name], one) for name, one in found.items()}, changed, late
-        )
+        return SlackMeasured(now, {name: (runs[name], one) for name, one in found.items()}, changed, late)
 
 
 class SlackBoard:
     """The newest measurement. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._newest = events.SlackMeasured(0.0, {}, False)
+        self._newest = SlackMeasured(0.0, {}, False)
 
     @property
     def deficit(self) -> int:
         """Number of chunks that are expected to be late."""
         return self._newest.late
 
-    def measured(self, message: events.SlackMeasured) -> None:
+    def measured(self, message: SlackMeasured) -> None:
         """Keep the measurement."""
         before = {one.tier for _, one in self._newest.sessions.values()}
         self._newest = message

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import HeldSession
+from turboserve.worker.service import events
 from turboserve.worker.service.commands import Limits
 from turboserve.worker.service.events import LogPlace, Ownership
 
@@ -203,6 +206,58 @@ class SessionEntry:
     def takes_slot(self) -> bool:
         """Whether the session holds a slab, or one is kept for it."""
         return isinstance(self.state, InSlab | LeavingSlab | FetchingLatents | LatentsReady)
+
+    def held(self, media_start_s: Callable[[int], float]) -> HeldSession:
+        """Return the report of the state. `media_start_s`: chunk index → its start, seconds."""
+        return HeldSession(
+            session=self.session,
+            epoch=self.record.epoch,
+            next_chunk=self.next_publish,
+            resident=not isinstance(self.state, OnHost),
+            lead_s=media_start_s(self.made_next) - self.playhead_s,
+            control_seq=self.control_taken,
+        )
+
+    def published(self, message: events.Published) -> None:
+        """Record that the oldest pending chunk is in the log."""
+        self.pending.popleft()
+        self.newest = message.index, message.sequence
+        self.next_publish, self.last_epoch = message.index + 1, message.ownership[0]
+        self.last_control = max(self.last_control, message.control_seq)
+        self.answered = self.record.requested_at
+        self.attempts, self.retry_at = 0, 0.0
+        if not message.duplicate:
+            self.log_lost = False
+        elif self.log_lost and isinstance(self.state, InSlab):
+            # The chunk in the log may have been sent before the loss was known: the next one shows it.
+            self.state = replace(self.state, next_asked=False)
+
+    def log_read(self, message: events.LogEndRead, end: int) -> None:
+        """Record the log's end. `end`: index after the last chunk of the log, the row or this entry."""
+        # Until a chunk follows a loss, only this entry knows of it.
+        further = message.next_chunk > self.next_publish
+        # A chunk that the log has lost may have shown its prompt.
+        self.last_control = max(self.last_control, message.control_seq, self.record.applied_control_seq)
+        if message.next_chunk == end:
+            self.last_epoch = message.epoch
+        elif end != self.next_publish:
+            self.last_epoch = 0
+        self.log_lost = message.next_chunk < end or message.known_lost or (self.log_lost and not further)
+        contiguous_from = max(message.contiguous_from, 0 if further else self.contiguous_from)
+        if message.next_chunk < end:
+            contiguous_from = end
+        elif message.known_lost and self.expected is not None:
+            # A chunk that was in flight while the broker was away follows the lost ones.
+            contiguous_from = max(contiguous_from, self.expected[0] + 1)
+        self.next_publish, self.checked, self.contiguous_from = end, self.ownership, contiguous_from
+        self.newest = (message.next_chunk - 1, message.sequence) if message.next_chunk else None
+        if not self.log_doubted:
+            self.doubted = None
+        if isinstance(self.state, InSlab):
+            self.state = replace(self.state, next_asked=False)
+        if self.began is None or self.last_epoch != self.record.epoch:
+            self.began, self.before = end, self.last_epoch
+        self.attempts, self.retry_at = 0, 0.0
 
     def awaits(self, query: int) -> bool:
         """Whether the answer to this query is still wanted."""

@@ -1,7 +1,8 @@
-"""A session's log and its kept latents, as its worker reads and writes them."""
+"""A session's log, its kept latents and the report of its failure, as its worker reads and writes them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,20 +12,30 @@ from opentelemetry import trace
 from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.clock import Clock
-from turboserve.contracts.errors import FencedError
+from turboserve.contracts.errors import FencedError, TurboServeError, UnavailableError
+from turboserve.contracts.requests import FailSession
+from turboserve.subjects import FAIL_SESSION
 from turboserve.telemetry import set_error, tracing
 from turboserve.telemetry_names import EPOCH
 from turboserve.worker import metrics
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import commands, events
+from turboserve.worker.service.engine_commands import FetchedContext
 from turboserve.worker.service.packager import PackagedChunk
 from turboserve.worker.service.quality import count
 from turboserve.worker.service.table import Table
-from turboserve.worker.service.wire import FetchedContext, Takeover, Wire
+from turboserve.worker.service.takeover import Takeover
+from turboserve.worker.service.wire import RETRY_S, Wire
 
 log = logs.get("worker")
 
-LogCommand = commands.ReadLogEnd | commands.FetchLatents | commands.PublishChunk | commands.PublishLatents
+LogCommand = (
+    commands.ReadLogEnd
+    | commands.FetchLatents
+    | commands.PublishChunk
+    | commands.PublishLatents
+    | commands.FailSession
+)
 
 
 class SessionLogs:
@@ -46,7 +57,7 @@ class SessionLogs:
     ) -> None:
         """`deliver` takes the outcomes. `check_connection` is called before an answer that may have come over
         a new connection."""
-        self._clock, self._table = clock, table
+        self._worker, self._bus, self._clock, self._table = worker, bus, clock, table
         self._deliver, self._check_connection = deliver, check_connection
         self._wire = Wire(bus, clock, worker, config, chunk_ttl_s)
         self._takeover = Takeover(self._wire, config, clock)
@@ -74,6 +85,8 @@ class SessionLogs:
             case commands.PublishLatents():
                 chunk = self.chunks[command.session, command.run, command.index]
                 return self._wire.send_latents(chunk, command.epoch, command.began, command.before)
+            case commands.FailSession():
+                return self._fail(command)
 
     def take_context(self, session: str, run: int) -> FetchedContext:
         """Return the latents that were fetched for the run, and drop them here."""
@@ -149,8 +162,14 @@ class SessionLogs:
         )
 
     async def _read_end(self, command: commands.ReadLogEnd) -> None:
-        end = await self._takeover.log_end(command.session, command.known, lambda: self._asked(command))
-        if end is not None:
+        """Read the end of the log, repeatedly while it cannot be read and the answer is wanted."""
+        while self._asked(command):
+            try:
+                end = await self._wire.log_end(command.session, command.known)
+            except UnavailableError as error:
+                log.warning("log not readable", session=command.session, error=error.detail)
+                await asyncio.sleep(RETRY_S)
+                continue
             # The question may have waited for a new connection, together with a chunk that now ends the log.
             self._check_connection()
             self._deliver(
@@ -166,6 +185,7 @@ class SessionLogs:
                     end.control_seq,
                 )
             )
+            return
 
     async def _fetch_latents(self, command: commands.FetchLatents) -> None:
         found = await self._takeover.latents(
@@ -174,6 +194,18 @@ class SessionLogs:
         if self._asked(command):
             self._fetched[command.session, command.run] = found
             self._deliver(events.LatentsFetched(command.session, command.query))
+
+    async def _fail(self, command: commands.FailSession) -> None:
+        metrics.failures.add(1)
+        try:
+            request = FailSession(
+                session=command.session, epoch=command.epoch, worker=self._worker, reason=command.reason
+            )
+            await self._bus.call(FAIL_SESSION, request)
+        except UnavailableError as error:
+            log.warning("failure not reported yet", session=command.session, error=error.detail)
+        except TurboServeError as error:
+            log.info("failure of an unassigned session", session=command.session, error=error.detail)
 
     def _asked(self, command: commands.ReadLogEnd | commands.FetchLatents) -> bool:
         """Whether the answer is still wanted."""

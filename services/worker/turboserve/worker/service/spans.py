@@ -21,7 +21,7 @@ from turboserve.telemetry_names import (
     SESSION,
 )
 from turboserve.worker.engine.interface import ChunkReady
-from turboserve.worker.service.commands import FetchState
+from turboserve.worker.service.migration_commands import FetchState
 from turboserve.worker.service.session_entry import Absent, DesiredState, SessionEntry
 
 _trace = tracer("worker")

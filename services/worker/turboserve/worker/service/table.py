@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from turboserve.backoff import backoff_s
 from turboserve.contracts.workers import HeldSession, SessionRefusal
@@ -161,16 +160,7 @@ class Table:
     def held(self, media_start_s: Callable[[int], float]) -> tuple[HeldSession, ...]:
         """The states on the device or the host. `media_start_s`: chunk index → its start, seconds."""
         return tuple(
-            HeldSession(
-                session=entry.session,
-                epoch=entry.record.epoch,
-                next_chunk=entry.next_publish,
-                resident=not isinstance(entry.state, OnHost),
-                lead_s=media_start_s(entry.made_next) - entry.playhead_s,
-                control_seq=entry.control_taken,
-            )
-            for entry in self.entries.values()
-            if isinstance(entry.state, Present)
+            entry.held(media_start_s) for entry in self.entries.values() if isinstance(entry.state, Present)
         )
 
     def refusals(self) -> tuple[SessionRefusal, ...]:
@@ -253,8 +243,6 @@ class Table:
         # The log may have dropped old chunks of a session that was suspended for long, or be lost whole. The
         # row and this entry have counted those chunks: an index that a viewer has seen is never used again.
         end = max(message.next_chunk, entry.record.next_chunk, entry.next_publish)
-        # Until a chunk follows a loss, only this entry knows of it.
-        further = message.next_chunk > entry.next_publish
         if isinstance(entry.state, Present):
             # Chunks after the last known one must have come from this state; otherwise the state is evicted.
             ours = end == entry.next_publish or (message.mine and entry.next_publish < end <= entry.made_next)
@@ -264,29 +252,7 @@ class Table:
             entry.made_next = end
         while entry.pending and entry.pending[0] < end:
             self._say(commands.ForgetChunk(entry.session, entry.run, entry.pending.popleft()))
-        # The same of prompts: a chunk that the log has lost has shown them, and viewers have skipped to it.
-        counted = entry.record.applied_control_seq
-        entry.last_control = max(entry.last_control, message.control_seq, counted)
-        if message.next_chunk == end:
-            entry.last_epoch = message.epoch
-        elif end != entry.next_publish:
-            entry.last_epoch = 0
-        entry.log_lost = message.next_chunk < end or message.known_lost or (entry.log_lost and not further)
-        contiguous_from = max(message.contiguous_from, 0 if further else entry.contiguous_from)
-        if message.next_chunk < end:
-            contiguous_from = end
-        elif message.known_lost and entry.expected is not None:
-            # A chunk that was in flight while the broker was away follows the lost ones.
-            contiguous_from = max(contiguous_from, entry.expected[0] + 1)
-        entry.next_publish, entry.checked, entry.contiguous_from = end, entry.ownership, contiguous_from
-        entry.newest = (message.next_chunk - 1, message.sequence) if message.next_chunk else None
-        if not entry.log_doubted:
-            entry.doubted = None
-        if isinstance(entry.state, InSlab):
-            entry.state = replace(entry.state, next_asked=False)
-        if entry.began is None or entry.last_epoch != entry.record.epoch:
-            entry.began, entry.before = end, entry.last_epoch
-        entry.attempts, entry.retry_at = 0, 0.0
+        entry.log_read(message, end)
 
     def _packaged(self, entry: SessionEntry, message: events.ChunkPackaged) -> None:
         if message.index == entry.made_next:
@@ -305,15 +271,5 @@ class Table:
                 entry.fenced = message.ownership, entry.record.version
                 self._say(commands.Report())
         elif entry.pending and entry.pending[0] == message.index:
-            entry.pending.popleft()
-            entry.newest = message.index, message.sequence
-            entry.next_publish, entry.last_epoch = message.index + 1, message.ownership[0]
-            entry.last_control = max(entry.last_control, message.control_seq)
-            entry.answered = entry.record.requested_at
-            entry.attempts, entry.retry_at = 0, 0.0
-            if not message.duplicate:
-                entry.log_lost = False
-            elif entry.log_lost and isinstance(entry.state, InSlab):
-                # The chunk in the log may have been sent before the loss was known: the next one shows it.
-                entry.state = replace(entry.state, next_asked=False)
+            entry.published(message)
             self._say(commands.ForgetChunk(entry.session, entry.run, message.index))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationReport, MigrationStage
-from turboserve.worker.service import commands, events
+from turboserve.worker.service import commands, events, migration_commands
 from turboserve.worker.service.session_entry import (
     DesiredState,
     Failed,
@@ -120,7 +120,7 @@ class IncomingMigrations:
             self._fail(arrival, "slots: all are in use or reserved")
         else:
             self._out.append(
-                commands.FetchState(
+                migration_commands.FetchState(
                     record.id,
                     run,
                     record.migration,
@@ -141,7 +141,7 @@ class IncomingMigrations:
         """Release what was copied."""
         arrival = self._all.pop(session)
         if arrival.stage is not MigrationStage.FAILED:
-            self._out.append(commands.CancelFetch(session, arrival.run))
+            self._out.append(migration_commands.CancelFetch(session, arrival.run))
 
     def take(self, record: SessionRecord) -> IncomingMigration | None:
         """Return the verified state for a row that names this worker as its owner; None if there is none.
@@ -236,7 +236,9 @@ class OutgoingMigrations:
         match message:
             case events.QuiesceRequested() if message.migration == outgoing_migration.migration:
                 if outgoing_migration.quiesced_at is not None:
-                    self.out.append(commands.SendFinalDelta(entry.session, outgoing_migration.migration))
+                    self.out.append(
+                        migration_commands.SendFinalDelta(entry.session, outgoing_migration.migration)
+                    )
                 elif isinstance(entry.state, InSlab) and outgoing_migration.quiesce is None:
                     entry.state = replace(entry.state, quiesced=True)
                     outgoing_migration.quiesce = self.number()
@@ -247,7 +249,9 @@ class OutgoingMigrations:
                     False,
                     now,
                 )
-                self.out.append(commands.SendFinalDelta(entry.session, outgoing_migration.migration))
+                self.out.append(
+                    migration_commands.SendFinalDelta(entry.session, outgoing_migration.migration)
+                )
             case events.ManifestSent() if message.migration == outgoing_migration.migration:
                 outgoing_migration.manifest_sent = True
             case events.TransferEnded() if message.migration == outgoing_migration.migration:
@@ -267,7 +271,7 @@ class OutgoingMigrations:
             if whole and not outgoing_migration.whole:
                 outgoing_migration.whole = True
                 self.out.append(
-                    commands.SendManifest(
+                    migration_commands.SendManifest(
                         entry.session, outgoing_migration.migration, outgoing_migration.quiesced_at
                     )
                 )
@@ -280,7 +284,7 @@ class OutgoingMigrations:
         """End the migration: the session does not migrate any more, or its state is not here any more."""
         if entry.outgoing_migration is not None:
             entry.outgoing_migration = None
-            self.out.append(commands.CancelTransfer(entry.session))
+            self.out.append(migration_commands.CancelTransfer(entry.session))
 
     def _broken(self, entry: SessionEntry, outgoing_migration: OutgoingMigration) -> None:
         if outgoing_migration.manifest_sent:

@@ -1,6 +1,11 @@
-"""Detect that a looping thread does not advance."""
+"""Detect that one of the worker's threads has ended or does not advance."""
 
 from __future__ import annotations
+
+from turboserve.worker.service.ports import EngineRunner, Packager
+
+STUCK_S = 120.0
+"""Time after which a step counts as a hung device, seconds. No step of any model takes this long."""
 
 
 class Watchdog:
@@ -17,3 +22,12 @@ class Watchdog:
         self._still = self._still + 1 if turns == self._turns else 0
         self._turns = turns
         return self._still >= self._looks
+
+    def check(self, engine: EngineRunner, packager: Packager) -> None:
+        """Observe the threads of a worker. Raises `RuntimeError` if one has ended, or the engine is stuck."""
+        if not engine.alive:
+            raise RuntimeError("the engine's thread has ended") from engine.failure
+        if not packager.alive:
+            raise RuntimeError("the packager's thread has ended")
+        if self.stuck(engine.turns):
+            raise RuntimeError(f"the engine is stuck in one step for {STUCK_S:g} s")

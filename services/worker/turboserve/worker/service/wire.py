@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
-from typing import TypeVar
 
 import nats
 import numpy as np
@@ -23,38 +20,19 @@ from turboserve.contracts.errors import FencedError, TurboServeError, Unavailabl
 from turboserve.contracts.requests import GetLatents
 from turboserve.ids import random_token
 from turboserve.subjects import CHUNK, GET_LATENTS, LATENTS, OWN
-from turboserve.telemetry_names import TAKEOVER
 from turboserve.worker import metrics
 from turboserve.worker.engine.errors import InvalidFidelityError
-from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.events import LogPlace, Ownership, PublishOutcome
 from turboserve.worker.service.packager import PackagedChunk
 from turboserve.worker.service.quality import fidelity_from, session_slack
 
 RETRY_S = 0.2
-RETRY_TIMEOUT_S = 10.0
-"""Longest wait of a viewer for the latents, seconds. Then the session continues without context."""
 
 log = logs.get("wire")
-T = TypeVar("T")
 
 Wanted = Callable[[], bool]
 """Whether the answer is still wanted."""
-
-
-@dataclass(frozen=True, eq=False)
-class FetchedContext:
-    """What remains of a session's newest chunks. None for what is lost."""
-
-    latents: Tensor | None = None
-    """Clean latents of consecutive chunks, the oldest first, [frames, C, H, W]."""
-    sink: Tensor | None = None
-    """Clean latents of the session's first frames, [sink_size, C, H, W]."""
-    fidelities: tuple[Fidelity | None, ...] = ()
-    """Configuration of each chunk of `latents`."""
-    sink_fidelity: Fidelity | None = None
-    """Configuration of chunk 0, if `sink` is given."""
 
 
 @dataclass(frozen=True)
@@ -233,91 +211,3 @@ class Wire:
         """
         name = f"{session}:{index}:{self._worker}:{epoch}"
         return f"{name}:{blake2b(name.encode(), key=self._secret, digest_size=16).hexdigest()}"
-
-
-class Takeover:
-    """Queries until there is an answer."""
-
-    def __init__(self, wire: Wire, config: ModelConfig, clock: Clock) -> None:
-        self._wire, self._config, self._clock = wire, config, clock
-
-    async def log_end(self, session: str, known: LogPlace | None, wanted: Wanted) -> LogEnd | None:
-        """Where the log ends; None once the answer is not wanted any more. `known`: as `Wire.log_end`."""
-        while wanted():
-            try:
-                return await self._wire.log_end(session, known)
-            except UnavailableError as error:
-                log.warning("log not readable", session=session, error=error.detail)
-                await asyncio.sleep(RETRY_S)
-        return None
-
-    async def latents(self, session: str, next_chunk: int, epoch: int, wanted: Wanted) -> FetchedContext:
-        """Clean latents of the newest chunks before `next_chunk`, up to the window, and the sink's latents.
-
-        `epoch`: epoch of chunk `next_chunk` - 1 in the log. 0: the log has lost that chunk, and only its
-        latents name its epoch. With another value, only latents of chunks in the log are used. A fenced owner
-        may have sent latents of a chunk that no viewer saw, and these remain where the rightful owner's were
-        lost. Latents older than the first missing ones are not used.
-        """
-        config = self._config
-        window = -(-config.window_frames // config.frames_per_chunk)
-        deadline = self._clock.monotonic() + RETRY_TIMEOUT_S
-        found: list[Tensor] = []
-        fidelities: list[Fidelity | None] = []
-        for index in range(next_chunk - 1, max(-1, next_chunk - 1 - window), -1):
-            kept = await self._ask(partial(self._wire.latents, session, index), deadline, wanted)
-            if kept is None:
-                break
-            header, latents = kept
-            if header.epoch != epoch and (epoch or found):
-                metrics.stale_latents.add(1)
-                log.warning(
-                    "latents of a chunk that is not in the log",
-                    session=session,
-                    chunk=index,
-                    epoch=header.epoch,
-                )
-                break
-            found.insert(0, latents)
-            fidelities.insert(0, fidelity_from(header.fidelity))
-            epoch = header.epoch if index > header.began else header.before
-        if not found:
-            metrics.takeovers.add(1, {TAKEOVER: "lost"})
-            log.warning("latents lost: continuing from an empty context", session=session, chunk=next_chunk)
-            return FetchedContext()
-        sink, sink_fidelity = None, None
-        if 0 < config.sink_size <= config.frames_per_chunk and next_chunk > len(found):
-            sink, sink_fidelity = await self._sink(session, deadline, wanted)
-        whole = len(found) == min(window, next_chunk)
-        metrics.takeovers.add(1, {TAKEOVER: "whole" if whole else "partial"})
-        log.info("session taken over", session=session, chunk=next_chunk, chunks_of_latents=len(found))
-        return FetchedContext(torch.cat(found), sink, tuple(fidelities), sink_fidelity)
-
-    async def _sink(
-        self, session: str, deadline: float, wanted: Wanted
-    ) -> tuple[Tensor | None, Fidelity | None]:
-        """Latents of the first frames and the configuration of chunk 0.
-
-        The latents are None if they are lost, or if they belong to another chunk 0 than the log's.
-        """
-        kept = await self._ask(partial(self._wire.latents, session, 0), deadline, wanted)
-        if kept is None:
-            return None, None
-        header, latents = kept
-        epoch = await self._ask(partial(self._wire.first_epoch, session), deadline, wanted)
-        if epoch not in (None, header.epoch):
-            metrics.stale_latents.add(1)
-            return None, None
-        return latents[: self._config.sink_size], fidelity_from(header.fidelity)
-
-    async def _ask(self, ask: Callable[[], Awaitable[T | None]], deadline: float, wanted: Wanted) -> T | None:
-        """The answer. None: there is none, or none in time."""
-        while wanted():
-            try:
-                return await ask()
-            except UnavailableError as error:
-                if self._clock.monotonic() >= deadline:
-                    return None
-                log.warning("latents not readable", error=error.detail)
-                await asyncio.sleep(RETRY_S)
-        return None

@@ -12,31 +12,27 @@ from turboserve import logs
 from turboserve.audience import AggregatedPlayhead, AudienceFollower
 from turboserve.bus import Bus
 from turboserve.clock import Clock
-from turboserve.contracts.errors import TurboServeError, UnavailableError
-from turboserve.contracts.requests import FailSession
 from turboserve.contracts.workers import Assignment, LoadReport, WorkerPhase
-from turboserve.subjects import ASSIGN, FAIL_SESSION
+from turboserve.subjects import ASSIGN
 from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry import tracing
 from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.gather import LatencyProfile
-from turboserve.worker.service import commands, events
+from turboserve.worker.service import commands, events, migration_commands
 from turboserve.worker.service.engine_commands import AdmitRequest
 from turboserve.worker.service.heartbeat import RELEASE, Heartbeat
 from turboserve.worker.service.migrations import Migrations
 from turboserve.worker.service.packager import PackagedChunk, ToLoop
 from turboserve.worker.service.ports import EngineRunner, Loaded, Platform
-from turboserve.worker.service.quality import QualityBoard, SlackBoard, floor_seconds
+from turboserve.worker.service.quality import QualityBoard, SlackBoard, SlackMeasured, floor_seconds
 from turboserve.worker.service.session_logs import SessionLogs
 from turboserve.worker.service.spans import AdmissionSpans
 from turboserve.worker.service.table import Table
 from turboserve.worker.service.warm_up import beyond_slabs
-from turboserve.worker.service.watchdog import Watchdog
+from turboserve.worker.service.watchdog import STUCK_S, Watchdog
 from turboserve.worker.settings import Settings
 
-STUCK_S = 120.0
-"""Time after which a step counts as a hung device, seconds. No step of any model takes this long."""
 FINAL_REPORT_TIMEOUT_S = 2.0
 """Longest time that a stopping worker waits for its chunks to be published, then for its engine, s."""
 
@@ -188,17 +184,10 @@ class Worker:
             self.handle(events.Tick())
             self._count_returns()
             self._check_connection()
-            stuck = watchdog.stuck(self._engine.turns)
-            if self._stopping:
-                continue
-            # End the process, so that its sessions continue elsewhere. Its renewals continue, so that no
-            # other process would notice the fault.
-            if not self._engine.alive:
-                raise RuntimeError("the engine's thread has ended") from self._engine.failure
-            if not self._packager.alive:
-                raise RuntimeError("the packager's thread has ended")
-            if stuck:
-                raise RuntimeError(f"the engine is stuck in one step for {STUCK_S:g} s")
+            if not self._stopping:
+                # End the process, so that its sessions continue elsewhere. Its renewals continue, so that no
+                # other process would notice the fault.
+                watchdog.check(self._engine, self._packager)
 
     def _count_returns(self) -> None:
         counts, counted = self.engine.residency.counts, self._returns
@@ -226,7 +215,7 @@ class Worker:
             self._audiences.follow(self.table.watched)
 
     def _arrived(self, item: ToLoop) -> None:
-        if isinstance(item, events.SlackMeasured):
+        if isinstance(item, SlackMeasured):
             self._slack.measured(item)
             if item.tiers_changed:
                 self._spawn(self.heartbeat.publish())
@@ -262,6 +251,7 @@ class Worker:
                 | commands.FetchLatents()
                 | commands.PublishChunk()
                 | commands.PublishLatents()
+                | commands.FailSession()
             ):
                 self._spawn(self.logs.carry_out(command))
             case commands.Admit():
@@ -269,13 +259,9 @@ class Worker:
                 if tracing():
                     self._admissions.admitted(command.session, command.next_chunk)
                 log.info("session starts", session=command.session, chunk=command.next_chunk)
-                self._engine.submit(
-                    AdmitRequest(command, kept.latents, kept.sink, kept.fidelities, kept.sink_fidelity)
-                )
+                self._engine.submit(AdmitRequest(command, kept))
             case commands.ForgetChunk():
                 self.logs.forget(command.session, command.run, command.index)
-            case commands.FailSession():
-                self._spawn(self._fail(command))
             case commands.Report():
                 self.heartbeat.soon()
             case commands.Evict():
@@ -287,11 +273,11 @@ class Worker:
                 log.info(f"session {type(command).__name__.lower()}s", session=command.session)
                 self._engine.submit(command)
             case (
-                commands.SendFinalDelta()
-                | commands.SendManifest()
-                | commands.CancelTransfer()
-                | commands.FetchState()
-                | commands.CancelFetch()
+                migration_commands.SendFinalDelta()
+                | migration_commands.SendManifest()
+                | migration_commands.CancelTransfer()
+                | migration_commands.FetchState()
+                | migration_commands.CancelFetch()
             ):
                 self._migrations.carry_out(command)
             case commands.StopGenerating():
@@ -301,18 +287,6 @@ class Worker:
                 pass
             case _:
                 self._engine.submit(command)
-
-    async def _fail(self, command: commands.FailSession) -> None:
-        metrics.failures.add(1)
-        try:
-            request = FailSession(
-                session=command.session, epoch=command.epoch, worker=self.id, reason=command.reason
-            )
-            await self._bus.call(FAIL_SESSION, request)
-        except UnavailableError as error:
-            log.warning("failure not reported yet", session=command.session, error=error.detail)
-        except TurboServeError as error:
-            log.info("failure of an unassigned session", session=command.session, error=error.detail)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create(work).add_done_callback(_log_failure)

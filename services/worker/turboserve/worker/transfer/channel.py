@@ -15,17 +15,21 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
+from turboserve import logs
 from turboserve.worker.transfer.errors import (
     AuthenticationError,
     DeadlineExceededError,
     PeerLostError,
+    TransferError,
     TransferProtocolError,
+    error_of,
 )
-from turboserve.worker.transfer.frames import FRAME, Frame
+from turboserve.worker.transfer.frames import FRAME, Frame, Refuse
 
 FRAME_LIMIT = 4 << 20
 """Largest frame, bytes. A round over 10,000 pages takes a quarter of it."""
 MAC_BYTES = 32
+log = logs.get("transfer")
 _LENGTH = struct.Struct(">I")
 _NUMBER = struct.Struct(">Q")
 
@@ -162,3 +166,18 @@ class Channel:
 
 def _mac(key: bytes, number: int, data: bytes) -> bytes:
     return hmac.digest(key, _NUMBER.pack(number) + data, "sha256")
+
+
+async def refuse(channel: Channel, code: str, detail: str) -> None:
+    """Send the peer the reason why the transfer ends, if the peer still listens."""
+    try:
+        await channel.send(Refuse(code=code, detail=detail[:2_000]), 1.0)
+    except TransferError:
+        log.debug("no peer left to refuse", code=code)
+
+
+def unexpected(frame: Frame) -> TransferError:
+    """Return the error of a frame that must not come now: the peer's own reason if it refuses."""
+    if isinstance(frame, Refuse):
+        return error_of(frame.code, frame.detail)
+    return TransferProtocolError(f"{frame.type}: not now")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pydantic import IPvAnyAddress
 from torch._C._distributed_c10d import HashStore
 
-from turboserve.worker.transfer import nixl, pair, rendezvous, shm
+from turboserve.worker.transfer import nccl, nixl, pair, rendezvous, shm
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import (
@@ -247,7 +247,7 @@ class Links:
             def make() -> Link:
                 if backend == "gloo":
                     return pair.GlooLink(name, store, rank, ends, seconds)
-                return pair.NcclLink(name, store, rank, ends, self._device, seconds)
+                return nccl.NcclLink(name, store, rank, ends, self._device, seconds)
 
             return await self._met(channel, store, make, seconds, deadline)
         except RuntimeError as error:

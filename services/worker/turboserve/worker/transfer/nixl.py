@@ -153,7 +153,7 @@ class NixlLink(Link):
             peer = agent.add_remote_agent(_metadata(source))
             self._peer = peer.decode() if isinstance(peer, bytes) else peer
             registered = agent.register_memory(_regions(parts), _memory(parts))
-            cuts = list(zip(_cut(_places(parts)), _cut(places), strict=True))
+            cuts = list(zip(_split(_places(parts)), _split(places), strict=True))
             kinds = _memory(parts), str(source.offer["memory"])
             for number, (ours, theirs) in enumerate(cuts, 1):
                 word = DONE if number == len(cuts) else PIECE
@@ -211,7 +211,7 @@ def _places(parts: list[Tensor]) -> list[Place]:
     return [(part.data_ptr(), part.numel(), max(0, part.get_device())) for part in parts]
 
 
-def _cut(places: list[Place], size: int = READ_BYTES) -> Iterator[list[Place]]:
+def _split(places: list[Place], size: int = READ_BYTES) -> Iterator[list[Place]]:
     """Split the places, in order, into lists of `size` bytes each. Both ends split alike."""
     piece: list[Place] = []
     room = size

@@ -11,7 +11,6 @@ migration's key.
 from __future__ import annotations
 
 import hmac
-import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -29,7 +28,6 @@ from turboserve.worker.transfer.errors import (
     AuthenticationError,
     DeadlineExceededError,
     PeerLostError,
-    TransferBackendError,
     TransferError,
 )
 from turboserve.worker.transfer.handshake import link_proof
@@ -47,7 +45,6 @@ from turboserve.worker.transfer.process_groups import first_line, gloo_options, 
 SOURCE, TARGET = 0, 1
 """Ranks of the two ends."""
 ROLES = ("source", "target")
-POLL_S = 0.0005
 DIRECT_BYTES = 256 << 10
 """Smallest contiguous piece that is sent without a bounce buffer, bytes."""
 AT_ONCE_S = 0.001
@@ -103,7 +100,7 @@ class PairLink(Link):
             assert isinstance(target, LocalPages)
             return self._receive(target.parts(page_range), deadline)
         except BaseException as error:
-            self._cut()
+            self._drop_in_flight()
             self.close()
             let_go(error)
             if isinstance(error, RuntimeError):
@@ -129,7 +126,7 @@ class PairLink(Link):
             if not hmac.compare_digest(bytes(received.cpu().tolist()), theirs):
                 raise AuthenticationError(f"link {self.name}: its other end is not the peer")
         except BaseException as error:
-            self._cut()
+            self._drop_in_flight()
             self.close()
             let_go(error)
             if isinstance(error, RuntimeError):
@@ -141,7 +138,7 @@ class PairLink(Link):
         self.closed = True
         self._group = self._store = None
 
-    def _cut(self) -> None:
+    def _drop_in_flight(self) -> None:
         """Drop everything in flight: nothing writes to the pieces' memory after that."""
         self._flights.clear()
 
@@ -244,58 +241,12 @@ class GlooLink(PairLink):
     def _wait(self, work: Any, deadline: Deadline) -> None:
         work.wait(time_limit(deadline.left(PROGRESS_S)))
 
-    def _cut(self) -> None:
+    def _drop_in_flight(self) -> None:
         # Dropping an operation does not end it. A wait for it that times out closes the pair.
         for flight in self._flights:
             with suppress(RuntimeError):
                 flight.work.wait(time_limit(AT_ONCE_S))
-        super()._cut()
-
-
-class NcclLink(PairLink):
-    """Transfers device memory from GPU to GPU."""
-
-    kind = "nccl"
-
-    def __init__(
-        self,
-        name: str,
-        store: HashStore,
-        rank: int,
-        ends: LinkEndpoints,
-        device: torch.device,
-        seconds: float,
-    ) -> None:
-        """Create the communicator and prove the key. Blocks until the other side does the same.
-
-        Raises `TransferBackendError`, `AuthenticationError`, `PeerLostError` or `DeadlineExceededError`.
-        """
-        super().__init__(name, store, rank, device)
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = time_limit(seconds)
-        try:
-            self._group = dist.ProcessGroupNCCL(store, rank, 2, options)
-        except RuntimeError as error:
-            raise TransferBackendError(f"nccl: {first_line(error)}") from error
-        self.recognize(ends.key, seconds)
-
-    def close(self) -> None:
-        """See `Link.close`. An operation under way is aborted."""
-        group = self._group
-        super().close()
-        if group is not None:
-            group.abort()
-
-    def _wait(self, work: Any, deadline: Deadline) -> None:
-        # `wait` alone would only order the stream: the host would not notice that the peer is dead.
-        until = time.monotonic() + deadline.left(PROGRESS_S)
-        while not work.is_completed():
-            deadline.left()
-            if time.monotonic() >= until:
-                raise DeadlineExceededError(f"nccl: no progress for {PROGRESS_S:g} s")
-            time.sleep(POLL_S)
-        work.wait()
-        torch.cuda.current_stream(self.device).synchronize()
+        super()._drop_in_flight()
 
 
 def _named(error: RuntimeError) -> TransferError:

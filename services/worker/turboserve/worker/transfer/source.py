@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from turboserve import logs
 from turboserve.telemetry_names import ERROR_TYPE, TRANSFER_ROLE
 from turboserve.worker import metrics
 from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page, changed, digest_of, fingerprints_of
 from turboserve.worker.transfer import handshake
-from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel
+from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel, refuse
 from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import (
     DeadlineExceededError,
     LayoutMismatchError,
     MigrationNotOfferedError,
-    PeerLostError,
     TransferError,
     TransferProtocolError,
     TransferTooSlowError,
@@ -28,7 +27,6 @@ from turboserve.worker.transfer.frames import (
     Manifest,
     Open,
     PageSpec,
-    Refuse,
     Round,
     Verified,
 )
@@ -36,6 +34,7 @@ from turboserve.worker.transfer.half_open_connections import HalfOpenConnections
 from turboserve.worker.transfer.link import LocalPages, RemotePages
 from turboserve.worker.transfer.network import LinkTable
 from turboserve.worker.transfer.pace import LATER_S, CopyLimits
+from turboserve.worker.transfer.state_provider import StateProvider
 from turboserve.worker.transfer.transfer_attempt import TransferAttempt
 
 ADMIT_S = 3.0
@@ -47,49 +46,6 @@ SMALL_BYTES = 4 << 20
 """Smallest delta that is worth another round while the session generates, bytes."""
 
 log = logs.get("transfer")
-
-
-class StateProvider(Protocol):
-    """The worker's interface for its transfers."""
-
-    def key(self, session: str, migration: int) -> bytes | None:
-        """The migration's key, from the session's row; `None`: no such migration is known here."""
-        ...
-
-    def check(self, session: str, migration: int, target: str) -> None:
-        """Check that the target may have the state. Changes nothing.
-
-        Raises `MigrationNotOfferedError`, `SourceNotReadyError` or `NoStateError`.
-        """
-        ...
-
-    def offer(self, session: str, migration: int, target: str) -> bool:
-        """Offer the state to the target. Returns whether the session is suspended, with its state in host
-        memory. Raises the errors of `check`."""
-        ...
-
-    async def pages(self, session: str) -> Sequence[Page]:
-        """The pages that no current work writes to. Raises `NoStateError`."""
-        ...
-
-    async def rest(self, session: str, migration: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
-        """Quiesce the session at a chunk boundary. Returns its header and all its pages."""
-        ...
-
-    async def acknowledged(self, session: str, migration: int, next_chunk: int) -> None:
-        """Wait until the log has all chunks before `next_chunk`."""
-        ...
-
-    def sending_manifest(self, session: str, migration: int) -> None:
-        """From here on the target may own the session: it stays quiesced until its row is read.
-
-        Raises `MigrationNotOfferedError`.
-        """
-        ...
-
-    def over(self, session: str, migration: int) -> None:
-        """The connection has ended in any way."""
-        ...
 
 
 class Source:
@@ -134,11 +90,11 @@ class Source:
         except TransferError as error:
             log.info("transfer refused or broken", code=error.code, error=str(error))
             metrics.transfers_broken.add(1, {TRANSFER_ROLE: "source", ERROR_TYPE: error.code})
-            await _refuse(channel, error)
+            await refuse(channel, error.code, str(error))
         except Exception as error:
             log.exception("transfer failed")
             metrics.transfers_broken.add(1, {TRANSFER_ROLE: "source", ERROR_TYPE: TransferError.code})
-            await _refuse(channel, TransferError(repr(error)))
+            await refuse(channel, TransferError.code, repr(error))
         finally:
             self._connections -= 1
             await channel.close()
@@ -297,10 +253,3 @@ class Source:
         attempt.bytes_copied += size
         if size:
             attempt.bytes_per_s = size / max(self._now() - begun, 1e-9)
-
-
-async def _refuse(channel: Channel, error: TransferError) -> None:
-    try:
-        await channel.send(Refuse(code=error.code, detail=str(error)[:2_000]), 1.0)
-    except (PeerLostError, TransferError):
-        log.debug("no peer left to refuse", code=error.code)

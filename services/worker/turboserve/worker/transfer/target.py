@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 from urllib.parse import urlsplit
-
-from torch import Tensor
 
 from turboserve import logs
 from turboserve.telemetry import tracer
@@ -24,7 +21,7 @@ from turboserve.worker import metrics
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.state_pages import digest_of, fingerprints_of
 from turboserve.worker.transfer import handshake
-from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel
+from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel, refuse, unexpected
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
     DeadlineExceededError,
@@ -33,13 +30,11 @@ from turboserve.worker.transfer.errors import (
     PeerLostError,
     TransferError,
     TransferProtocolError,
-    error_of,
 )
+from turboserve.worker.transfer.fetched_state import FetchedState, ReceiveMemory
 from turboserve.worker.transfer.frames import (
-    Frame,
     Manifest,
     Open,
-    Refuse,
     Round,
     Taken,
     Verified,
@@ -61,42 +56,6 @@ MISMATCHES_LIMIT = 2
 
 log = logs.get("transfer")
 _trace = tracer("worker")
-
-
-class ReceiveMemory(Protocol):
-    """Memory that is reserved for the session (`engine.receive_buffer.PagedReceiveBuffer`)."""
-
-    def begin(self) -> None:
-        """Begin another attempt: drop everything of the earlier ones."""
-        ...
-
-    def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
-        """Memory for a page. Raises `SnapshotRejectedError`."""
-        ...
-
-    def check(self, header: Mapping[str, Any], names: Iterable[str]) -> object:
-        """Check that header and pages are one state of this model. Raises `SnapshotRejectedError`."""
-        ...
-
-
-@dataclass(frozen=True)
-class FetchedState:
-    """A state that has arrived, bit for bit."""
-
-    header: Mapping[str, Any]
-    pages: tuple[str, ...]
-    digest: str
-    bytes_copied: int
-    """Bytes over all rounds of the last attempt."""
-    state_bytes: int
-    rounds: int
-    seconds: float
-    """Seconds since the first attempt began."""
-    backend: str
-
-    @property
-    def next_chunk(self) -> int:
-        return int(self.header["next_chunk"])
 
 
 @dataclass(eq=False)
@@ -251,7 +210,7 @@ class Target:
             await channel.send(hello, deadline.left(SILENCE_S))
             welcome = await channel.receive(deadline.left(SILENCE_S))
             if not isinstance(welcome, Welcome):
-                raise _unexpected(welcome)
+                raise unexpected(welcome)
             link = await self._links.take(channel, welcome, address, keys.link, deadline)
             try:
                 fetched = await self._copy(_CopyAttempt(channel, link, room, session, deadline, tries))
@@ -261,7 +220,8 @@ class Target:
             self._links.put_back(address, link, giving=False)
             return fetched
         except (TransferError, SnapshotRejectedError) as error:
-            await _refuse(channel, error)
+            code = LayoutMismatchError.code if isinstance(error, SnapshotRejectedError) else error.code
+            await refuse(channel, code, str(error))
             raise
         finally:
             await channel.close()
@@ -278,7 +238,7 @@ class Target:
                 case Manifest() as manifest:
                     return await self._verify(copy, manifest, copied)
                 case other:
-                    raise _unexpected(other)
+                    raise unexpected(other)
 
     async def _round(self, copy: _CopyAttempt, frame: Round) -> int:
         if frame.number != copy.rounds:
@@ -326,17 +286,3 @@ class Target:
             seconds=0.0,
             backend=copy.link.kind,
         )
-
-
-def _unexpected(frame: Frame) -> TransferError:
-    if isinstance(frame, Refuse):
-        return error_of(frame.code, frame.detail)
-    return TransferProtocolError(f"{frame.type}: not now")
-
-
-async def _refuse(channel: Channel, error: TransferError | SnapshotRejectedError) -> None:
-    code = LayoutMismatchError.code if isinstance(error, SnapshotRejectedError) else error.code
-    try:
-        await channel.send(Refuse(code=code, detail=str(error)[:2_000]), 1.0)
-    except TransferError:
-        log.debug("no peer left to refuse", code=code)

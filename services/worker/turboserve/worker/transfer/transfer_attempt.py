@@ -7,10 +7,10 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from turboserve.worker.transfer.channel import Channel
+from turboserve.worker.transfer.channel import Channel, unexpected
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import TransferError, TransferProtocolError, error_of
-from turboserve.worker.transfer.frames import Frame, Open, Refuse, Taken, Verified, Wait
+from turboserve.worker.transfer.errors import TransferProtocolError
+from turboserve.worker.transfer.frames import Frame, Open, Taken, Verified, Wait
 from turboserve.worker.transfer.link import Link
 
 WAIT_S = 0.5
@@ -40,7 +40,7 @@ class TransferAttempt:
         """Receive the next frame, which must be of this kind. Raises `TransferError`."""
         frame = await self._next_frame()
         if not isinstance(frame, kind):
-            raise _unexpected(frame)
+            raise unexpected(frame)
         return frame
 
     async def until_taken(self, sending: Coroutine[Any, Any, T]) -> T:
@@ -82,7 +82,7 @@ class TransferAttempt:
                 if task.done():
                     return task.result()
                 if control_frame.done():
-                    raise _unexpected(control_frame.result())
+                    raise unexpected(control_frame.result())
                 await self.channel.send(Wait(), self.deadline.left())
         finally:
             await _ended(task, control_frame)
@@ -95,9 +95,3 @@ async def _ended(*tasks: asyncio.Future[Any]) -> None:
     for each in tasks:
         each.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _unexpected(frame: Frame) -> TransferError:
-    if isinstance(frame, Refuse):
-        return error_of(frame.code, frame.detail)
-    return TransferProtocolError(f"{frame.type}: not now")

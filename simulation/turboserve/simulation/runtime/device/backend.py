@@ -22,24 +22,20 @@ from turboserve.simulation.runtime.device.pages import (
 )
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.worker.engine.backend import Decoded, Decoding
+from turboserve.worker.engine.context_forwards import ReplayPart
 from turboserve.worker.engine.errors import HostPoolFullError
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabLayout, SlabPool
 from turboserve.worker.engine.rebuild import check_rebuild, plan_rebuild
 from turboserve.worker.engine.session import DecoderContext, Session
-from turboserve.worker.engine.snapshot import (
-    Snapshot,
-    Transfer,
-    TransferDirection,
-    TransferPurpose,
-    header_of,
-    state_fingerprint,
-)
-from turboserve.worker.engine.state import KVRing, SessionState
+from turboserve.worker.engine.snapshot import Snapshot, header_of, state_fingerprint
+from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.state_pages import Page
+from turboserve.worker.engine.state_transfer import Transfer, TransferDirection, TransferPurpose
 from turboserve.worker.engine.streams import DEVICE_LOST, Wakeup
-from turboserve.worker.engine.work import ChunkWork, ReplayPart, Work
+from turboserve.worker.engine.work import ChunkWork, Work
 
 DTYPE = torch.float32
 _fingerprint = cache(state_fingerprint)
@@ -191,19 +187,9 @@ class VirtualBackend:
 
     def fresh(self, spec: SessionSpec, slab: Slab) -> VirtualState:
         """See `Backend.fresh`."""
-        return VirtualState(
-            spec.session,
-            slab,
-            cast(KVRing, _NOTHING),
-            _NOTHING,
-            spec.seed,
-            spec.prompt,
-            fidelity=spec.fidelity,
-            fixed_fidelity=spec.fidelity is not None,
-            floor=spec.floor,
-            pinned=spec.pinned,
-            number=begin(spec.seed),
-        )
+        state = VirtualState.begin(spec, slab, cast(KVRing, _NOTHING), _NOTHING)
+        state.number = begin(spec.seed)
+        return state
 
     def end_frame(self, state: SessionState) -> int | None:
         """See `Backend.end_frame`. It is declared for each session."""

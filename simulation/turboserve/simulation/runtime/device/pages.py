@@ -13,9 +13,9 @@ from torch import Tensor
 from turboserve.simulation.runtime.device.contents import Embedding, Latents, VirtualState
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.worker.engine.errors import SnapshotRejectedError
+from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import Extent, Slab, aligned
 from turboserve.worker.engine.snapshot import VERSION, Snapshot, fidelity_of, fixed_of, floor_of, pinned_of
-from turboserve.worker.engine.state import KVRing
 from turboserve.worker.engine.state_pages import IdentityStamp, Page
 from turboserve.worker.model.config import ModelConfig
 

@@ -1,0 +1,41 @@
+"""One replica of all networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turboserve.worker.engine.backend import Backend
+from turboserve.worker.engine.interface import Decoder, EngineOptions, TextEncoder
+from turboserve.worker.engine.snapshot import state_fingerprint
+from turboserve.worker.engine.tensor_backend import TensorBackend
+from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.model.weights import weight_bytes
+
+COMPILER = "inductor"
+"""torch's own compiler, which generates Triton for a GPU and C++ for a CPU."""
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """One replica of all networks."""
+
+    transformer: CausalWanTransformer
+    text: TextEncoder
+    decoder: Decoder
+    weights: str = ""
+    """`weights_digest` of all three networks; empty where replicas are not compared, as in benchmarks."""
+
+    @property
+    def fingerprint(self) -> str:
+        """See `state_fingerprint`."""
+        return state_fingerprint(self.transformer.config, self.weights)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights on the device."""
+        return weight_bytes(self.transformer) + self.text.weight_bytes + self.decoder.weight_bytes
+
+    def backend(self, options: EngineOptions) -> Backend:
+        """See `Replica.backend`."""
+        compiler = COMPILER if options.compile else None
+        return TensorBackend(self.transformer, self.text, self.decoder, self.fingerprint, options, compiler)

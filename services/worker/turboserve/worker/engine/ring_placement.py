@@ -1,0 +1,57 @@
+"""Where a forward's tokens go in a session's ring, and which tokens its attention reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one forward's tokens go: runs of (slab position, offset in the forward, count), in tokens."""
+
+    runs: tuple[tuple[int, int, int], ...]
+    visible: int
+    """Tokens of the filled prefix of the slab. Attention reads all of them, unless `reads` names fewer."""
+    reads: tuple[tuple[int, int], ...] = ()
+    """Runs of (slab position, count), in tokens, that attention reads. Empty: the filled prefix."""
+    sparsity: float = 0.0
+    """See `fidelity.Fidelity.sparsity`."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPlacement:
+    """One layer's part of a placement, as views of the slab, created once for all of a chunk's forwards."""
+
+    writes: tuple[tuple[Tensor, Tensor, int, int], ...]
+    """Keys and values [count, heads, head_dim] to overwrite, offset in the forward, count."""
+    kept: tuple[tuple[Tensor, int, int], ...]
+    """Sink keys to keep as written, offset, count."""
+    keys: tuple[Tensor, ...]
+    """Keys that attention reads, run by run, [1, heads, tokens, head_dim] each."""
+    values: tuple[Tensor, ...]
+    """Values that attention reads, run by run, [1, heads, tokens, head_dim] each."""
+
+
+def reduced_reads(
+    slots: Sequence[int], visible: int, always_read: int, oldest: int, tokens: int
+) -> tuple[tuple[int, int], ...]:
+    """Runs of (slab position, count) of the sink and the newest frames, in tokens; empty: all.
+
+    `slots`: frame index in each filled slot. `visible`: number of slots that attention could read.
+    `always_read`: number of the sink's slots. `oldest`: oldest frame to read. `tokens`: tokens of a frame.
+
+    Up to three runs: the sink, and the newest frames on both sides of the place where the ring closes.
+    """
+    runs: list[tuple[int, int]] = []
+    for slot in range(visible):
+        if slot >= always_read and slots[slot] < oldest:
+            continue
+        start = slot * tokens
+        if runs and sum(runs[-1]) == start:
+            runs[-1] = (runs[-1][0], runs[-1][1] + tokens)
+        else:
+            runs.append((start, tokens))
+    return () if runs == [(0, visible * tokens)] else tuple(runs)
