@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import httpx
-
 from turboserve.client.transport import Transport
 
 ATTEMPTS = 3
@@ -44,7 +42,8 @@ class GatewayKeys:
     def _ask(self, method: str, path: str, **options: Any) -> Any:
         async def ask() -> Any:
             headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-            async with httpx.AsyncClient(base_url=self._url, headers=headers, timeout=TIMEOUT_S) as http:
-                return await Transport(http, ATTEMPTS).request(method, path, **options)
+            transport = Transport(self._url, headers, TIMEOUT_S, ATTEMPTS)
+            async with transport.http:
+                return await transport.request(method, path, **options)
 
         return asyncio.run(ask())
