@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from turboserve.autoscaler.control.events import SessionChange
+from turboserve.bench.placement import TO_THE_LAST
 from turboserve.experiments.autoscale.plant import Plant, Resume
 from turboserve.experiments.autoscale.production import production
 from turboserve.experiments.autoscale.shapes import from_counts, square
 from turboserve.experiments.autoscale.simulation import Simulation
 from turboserve.experiments.autoscale.sizers import Fixed, Planned
 from turboserve.experiments.autoscale.trace import Step, checked
-from turboserve.experiments.paper import figure4, figure7, figure8, sweeps
+from turboserve.experiments.paper import figure4, figure7, figure8, figure9, sweeps
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.profiles import SESSIONS, cluster
 from turboserve.experiments.paper.systems import (
@@ -182,3 +183,21 @@ class TestComparisons:
         base, ours = found["base"][0]["served_ms"], found["turboserve, fixed pool"][0]["served_ms"]
         assert fixed["latency_reduction_percent"]["mean"] == pytest.approx(100 * (1 - ours / base), abs=1e-3)
         assert len(figure4.rows(report)) == 2 * 2 * 2 * 5
+
+
+class TestFigure9:
+    def test_all_decisions_take_no_less_than_the_first(self) -> None:
+        found = figure9.run_times(8, 16, 20, 0)
+        assert found["rebalance"]["decisions"] == found[TO_THE_LAST]["decisions"] == 4
+        assert found[TO_THE_LAST]["p50_ms"] >= found["rebalance"]["p50_ms"] > 0
+
+    def test_it_reports(self) -> None:
+        times, gap = figure9.run_times(4, 5, 10, 0), figure9.run_gap(0)
+        assert 0 <= gap["mean"] <= gap["max"]
+        cells = figure9.cells(QUICK)
+        results = {cell: gap if cell.function is figure9.run_gap else times for cell in cells}
+        report = figure9.report(QUICK, results)
+        assert report.keys() == KEYS
+        assert report["met"].keys() == report["wanted"].keys()
+        assert report["ours"]["above_oracle_percent"]["max"] == pytest.approx(gap["max"], abs=1e-4)
+        assert len(figure9.rows(report)) == 9

@@ -26,6 +26,7 @@ NOISE = 0.03
 """Relative spread of measured profiles: no two workers report the same L(n)."""
 STATE_BYTES = 2_000_000_000
 PER_HOST = 8
+TO_THE_LAST = "to the last migration"
 HOSTS_PER_NODE = 4
 
 
@@ -54,7 +55,10 @@ class Running:
     enters the index later, outside of the measured time.
     """
 
-    def __init__(self, workers: int, seed: int, assigner: Assigner, rebalancer: Rebalancer) -> None:
+    def __init__(
+        self, workers: int, seed: int, assigner: Assigner, rebalancer: Rebalancer, slots: int = SLOTS
+    ) -> None:
+        self._slots = slots
         self.rng = random.Random(seed)
         self.cluster = Cluster()
         self.samples = Samples()
@@ -66,7 +70,7 @@ class Running:
         for _ in range(workers):
             self._workers.append(self._worker())
             self.cluster.put_worker(self._workers[-1])
-        for _ in range(round(LOAD * SLOTS * workers)):
+        for _ in range(round(LOAD * slots * workers)):
             demand = self._demand()
             self._reserve(demand)
             self._settle([], demand.session)
@@ -96,29 +100,34 @@ class Running:
     def rebalance(self) -> None:
         """Add a ready worker, then drain one, and decide all migrations that follow.
 
-        Each is repeated until no session migrates; only the first decision is measured.
+        Each is repeated until no session migrates. `rebalance` is the first decision, `to the last migration`
+        the sum of all.
         """
         place = self.rng.randrange(len(self._workers))
         old, new = self._workers[place], self._worker()
         self.cluster.put_worker(new)
-        self._migrate_all("rebalance")
+        self._migrate_all(self._propose)
         draining = replace(old, ready=False, draining=True)
 
         def drain() -> list[Migration]:
             self.cluster.put_worker(draining)
             return self._propose()
 
-        self._settle(self.samples.time("rebalance", drain))
-        while migrations := self._propose():
-            self._settle(migrations)
+        self._migrate_all(drain)
         self.cluster.drop_worker(old.id)
         self._workers[place] = new
 
-    def _migrate_all(self, event: str) -> None:
-        migrations = self.samples.time(event, self._propose)
+    def _migrate_all(self, decide: Callable[[], list[Migration]]) -> None:
+        samples = self.samples
+        migrations = samples.time("rebalance", decide)
+        cpu_s, wall_s = samples.cpu_s["rebalance"][-1], samples.wall_s["rebalance"][-1]
         while migrations:
             self._settle(migrations)
-            migrations = self._propose()
+            migrations = samples.time("further", self._propose)
+            cpu_s += samples.cpu_s["further"][-1]
+            wall_s += samples.wall_s["further"][-1]
+        samples.cpu_s.setdefault(TO_THE_LAST, []).append(cpu_s)
+        samples.wall_s.setdefault(TO_THE_LAST, []).append(wall_s)
 
     def _propose(self) -> list[Migration]:
         migrations = self._rebalancer.propose(self.cluster, 0.0)
@@ -151,16 +160,23 @@ class Running:
         index = self._made
         scale = PER_SESSION_S * self.rng.uniform(1 - NOISE, 1 + NOISE)
         host = f"node-{index // (PER_HOST * HOSTS_PER_NODE)}/host-{index // PER_HOST}"
-        profile = {n: scale * n for n in range(1, SLOTS + 1)}
-        return WorkerState(f"w{index:07}", MODEL, SLOTS, chunk_latency_s=profile, host=host)
+        profile = {n: scale * n for n in range(1, self._slots + 1)}
+        return WorkerState(f"w{index:07}", MODEL, self._slots, chunk_latency_s=profile, host=host)
 
 
-def measure(workers: int, events: int, seed: int, assigner: Assigner, rebalancer: Rebalancer) -> Samples:
+def measure(
+    workers: int,
+    events: int,
+    seed: int,
+    assigner: Assigner,
+    rebalancer: Rebalancer,
+    slots: int = SLOTS,
+) -> Samples:
     """Measure `events` departures and arrivals each, and a tenth as many changes of the pool.
 
     The cluster has 80 % of its slots in use.
     """
-    running = Running(workers, seed, assigner, rebalancer)
+    running = Running(workers, seed, assigner, rebalancer, slots)
     for event in range(events):
         running.departure()
         running.arrival()

@@ -13,7 +13,16 @@ from rich import box
 from rich.table import Table
 
 from turboserve.bench.report import BenchError
-from turboserve.experiments.paper import figure4, figure7, figure8, table2, table3, table5_6, table7_10
+from turboserve.experiments.paper import (
+    figure4,
+    figure7,
+    figure8,
+    figure9,
+    table2,
+    table3,
+    table5_6,
+    table7_10,
+)
 from turboserve.experiments.paper.cells import ResultFolder
 from turboserve.experiments.paper.experiment import DRAWS, QUICK_DRAWS, Experiment, Scale
 from turboserve.experiments.progress import progress_bar
@@ -24,6 +33,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     table5_6.NAME: table5_6,
     table7_10.NAME: table7_10,
     table3.NAME: table3,
+    figure9.NAME: figure9,
     figure4.NAME: figure4,
     figure7.NAME: figure7,
     figure8.NAME: figure8,
