@@ -28,7 +28,7 @@ from turboserve.scheduler.messages import (
 )
 from turboserve.scheduler.placement import MinMax, MinMaxRebalancer
 from turboserve.scheduler.policy import Policy
-from turboserve.scheduler.view import POOL_SILENT_S
+from turboserve.scheduler.worker_view import POOL_SILENT_S
 
 MODEL = "m"
 

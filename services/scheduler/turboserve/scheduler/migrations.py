@@ -134,7 +134,13 @@ class Migrations:
         over, view.ended_migrations = view.ended_migrations, []
         for session, before in over:
             after, rests_until = session.record, now + self._policy.migration_cooldown_s
-            if after.worker == before.target:
+            landed = after.worker == before.target
+            if landed and after.phase.holds_slot and session.rebalanced_to == before.target:
+                left = {name: at for name, at in session.left.items() if name in view.workers}
+                session.left = left | {before.worker or "": view.stamp()}
+            elif landed or after.worker != before.worker or not after.phase.holds_slot:
+                view.changed_outside(before.worker, after.worker)
+            if landed:
                 session.rests_until = rests_until
                 self._learn(view, before)
             elif (after.epoch, after.activity) == (before.epoch, before.activity):
@@ -180,7 +186,9 @@ class Migrations:
             ends.update(pair)
             numbers = {**migration.numbers, "gain_s": migration.gain_s, "cost_s": migration.cost_s}
             session = view.sessions[migration.session]
-            yield self.begin(view, session, migration.target, _reason(migration), numbers, take)
+            begin = self.begin(view, session, migration.target, _reason(migration), numbers, take)
+            session.rebalanced_to = None if migration.kind is MigrationKind.DRAIN else migration.target
+            yield begin
 
     @staticmethod
     def begin(
@@ -188,6 +196,7 @@ class Migrations:
     ) -> BeginMigration:
         """Begin a migration. A session that holds a slot gets one reserved at the target."""
         record = session.record
+        session.rebalanced_to = None
         view.begin_migration(session, target)
         decision = Decision(
             session=session.id,

@@ -107,6 +107,7 @@ def worker_state(
         floor_capacity=worker.floor_capacity,
         floor_chunk_latency_s=worker.floor_chunk_latency_s,
         absorbs=absorbs,
+        changed_outside=worker.changed_outside,
         host=worker.host,
     )
 
@@ -128,6 +129,7 @@ def session_state(view: View, session: SessionView, now: float, sizes: Mapping[s
         movable=is_movable(view, session, now),
         rests_until=session.rests_until,
         excluded=frozenset(excluded),
+        left=session.left,
     )
 
 

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.scheduler.placement.urgency import ReportedSlack
 from turboserve.scheduler.worker_view import ChangeTracked
 
 Share = tuple[str, str]
 """Model and tenant: tenants share the slots of one model."""
+
+
+def slot_on(record: SessionRecord) -> str | None:
+    """Return the worker on which the session holds a slot."""
+    return record.worker if record.phase.holds_slot else None
+
+
+class TenantSlots:
+    """Counts the sessions whose rows hold a slot, by model and tenant."""
+
+    def __init__(self) -> None:
+        self._slots: Counter[Share] = Counter()
+
+    def add(self, record: SessionRecord, sign: int = 1) -> None:
+        if record.phase.holds_slot:
+            share = record.model, record.tenant
+            self._slots[share] += sign
+            if not self._slots[share]:
+                del self._slots[share]
+
+    def remove(self, record: SessionRecord) -> None:
+        self.add(record, -1)
+
+    def counts(self) -> Counter[Share]:
+        """Return a copy of the counts."""
+        return self._slots.copy()
 
 
 @dataclass(frozen=True)
@@ -126,7 +153,9 @@ class SessionView(ChangeTracked):
 
     # `refusals` and `migration_failures` change in place, always together with `refused_epoch` or
     # `rests_until`.
-    TRACKED_FIELDS = frozenset({"record", "row_state", "pending", "retry", "rests_until", "refused_epoch"})
+    TRACKED_FIELDS = frozenset(
+        {"record", "row_state", "pending", "retry", "rests_until", "refused_epoch", "left"}
+    )
 
     record: SessionRecord
     touched: int
@@ -151,6 +180,12 @@ class SessionView(ChangeTracked):
     """The epoch that the session's worker refused to run."""
     leaves_epoch: int | None = None
     """The epoch in which the session must leave a draining worker without its state (see `hand_over`)."""
+    rebalanced_to: str | None = None
+    """Target of the session's last migration, if the rebalancer began it for balance or to save chunks."""
+    left: dict[str, int] = field(default_factory=dict)
+    """Worker → stamp at which a migration of the rebalancer from there ended. Replaced, never changed."""
+    reported: tuple[int, int, bool] | None = None
+    """Epoch, number of control inputs and whether a viewer plays, by the owner's last report with a slack."""
     refusals: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Worker → number of its refusals of this session, and the time before which it does not get it again."""
     slack: ReportedSlack | None = None
@@ -184,6 +219,33 @@ class SessionView(ChangeTracked):
     def begun_to(self) -> str | None:
         """Target of a migration that is decided and not confirmed yet."""
         return self.pending.worker if isinstance(self.pending, Migrating | MigratingSuspended) else None
+
+    def acted(self, epoch: int, inputs: int, plays: bool) -> bool:
+        """Note what the owner reports of the viewer; returns whether the viewer has done something."""
+        before, self.reported = self.reported, (epoch, inputs, plays)
+        # A new owner learns only with its first playhead whether the viewer plays.
+        return before is not None and (before[1] != inputs or (before[0] == epoch and before[2] != plays))
+
+    def need(self, is_gone: Callable[[str], bool]) -> str | None:
+        """Return why the session needs a worker: place, resume, recover or rebuild; None if it needs none.
+
+        `is_gone`: whether a worker is gone.
+        """
+        record = self.record
+        if record.activity is not Activity.WATCHING or record.phase.ended:
+            return None
+        if record.phase is Phase.REQUESTED:
+            return "place"
+        lost = record.worker is not None and is_gone(record.worker)
+        if record.phase is Phase.SUSPENDED:
+            # While its state migrates, the session waits. The migration has a time limit.
+            waits = record.migration is not None and not lost
+            return None if waits else "recover" if lost else "resume"
+        if lost or record.worker is None:
+            return "recover"
+        if self.refused_epoch == record.epoch:
+            return "place"
+        return "rebuild" if self.leaves_epoch == record.epoch else None
 
     def may_send(self, now: float) -> bool:
         """Whether no command is under way and the wait after a failed one is over."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import assert_never
@@ -12,12 +11,17 @@ from cachetools import FIFOCache
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 from turboserve.scheduler.placement.urgency import ReportedSlack
-from turboserve.scheduler.session_view import Migrating, MigratingSuspended, Placing, SessionView, Share
-from turboserve.scheduler.worker_view import Serving, WorkerView
+from turboserve.scheduler.session_view import (
+    Migrating,
+    MigratingSuspended,
+    Placing,
+    SessionView,
+    Share,
+    TenantSlots,
+    slot_on,
+)
+from turboserve.scheduler.worker_view import Absorption, Serving, WorkerView
 
-POOL_SILENT_S = 5.0
-"""Listening time without a pool's report after which its workers take no more than K sessions. Autoscalers
-report every second."""
 REMEMBERED = 10_000
 """Number of ids of ended sessions, and of gone workers, that are kept against late messages."""
 
@@ -40,15 +44,13 @@ class View:
         self.ended_migrations: list[tuple[SessionView, SessionRecord]] = []
         """Sessions whose migration has ended, with the row before the end. `Migrations.drive` empties the
         list."""
-        self._slots: Counter[Share] = Counter()
-        """(Model, tenant) → number of sessions whose rows hold a slot."""
+        self._slots = TenantSlots()
         self.state_bytes: dict[str, int] = {}
         """Model → bytes that the last migration of one of its sessions transferred."""
         self.changed_workers: set[str] = set()
         """Workers added, removed or changed since the cluster projection last read this set."""
         self.changed_sessions: set[str] = set()
-        self._absorbing: dict[str, tuple[str, float]] = {}
-        """Pool → its model, and the listening time at which the pool last reported that it absorbs."""
+        self._absorption = Absorption()
         self.changed_slacks: set[str] = set()
         """Sessions with a new slack since the cluster projection last read this set."""
         self._stamp = 0
@@ -95,11 +97,14 @@ class View:
             for session in self.sessions.values():
                 if record.id in (session.record.worker, session.record.target):
                     self._count(session.record)
+        speed = worker.speed
         worker.reported(record.phase, record.started_at)
         worker.capacity = record.capacity
         worker.host, worker.provides_state = record.host, bool(record.transfer)
         worker.weights_digest = record.weights_digest
         worker.measured(record.chunk_latency_s)
+        if worker.speed != speed:
+            self.changed_outside(worker.id)
         return worker
 
     def put_report(self, report: LoadReport, heard_at: float, now: float) -> WorkerView | None:
@@ -111,6 +116,7 @@ class View:
         if worker is None:
             return None
         worker.heard_at = heard_at
+        speed = worker.speed
         worker.reported(report.phase, report.started_at)
         worker.capacity = report.capacity
         worker.host, worker.provides_state = report.host, bool(report.transfer)
@@ -119,6 +125,8 @@ class View:
         worker.arrivals = {migration.session: migration for migration in report.migrations}
         worker.measured(report.chunk_latency_s)
         worker.reported_quality(report)
+        if worker.speed != speed:
+            self.changed_outside(worker.id)
         for held in report.sessions:
             session = self.sessions.get(held.session)
             if session is None or (session.record.worker, session.record.epoch) != (worker.id, held.epoch):
@@ -130,21 +138,25 @@ class View:
                     else ReportedSlack(slack.slack_s, slack.credit_s, now, slack.tier, slack.playing)
                 )
                 self.changed_slacks.add(session.id)
+            if held.slack is not None and session.acted(held.epoch, held.control_seq, held.slack.playing):
+                self.changed_outside(worker.id)
         return worker
+
+    def changed_outside(self, *workers: str | None) -> None:
+        """Note that something changed on the workers that the rebalancer did not cause."""
+        for worker in workers:
+            if worker in self.workers:
+                self.workers[worker].changed_outside = self.stamp()
 
     def put_pool(self, pool: str, model: str, absorbs: bool, listened: float) -> None:
         """Apply whether the workers of a pool's model may hold more than K sessions."""
         before = self.absorbs(model, listened)
-        if absorbs:
-            self._absorbing[pool] = model, listened
-        else:
-            self._absorbing.pop(pool, None)
+        self._absorption.put(pool, model, absorbs, listened)
         if self.absorbs(model, listened) != before:
             self.changed_workers.update(w.id for w in self.workers.values() if w.model == model)
 
     def absorbs(self, model: str, listened: float) -> bool:
-        """Whether workers of a model may hold more than K sessions. A silent pool does not absorb."""
-        return any(its == model and listened - at <= POOL_SILENT_S for its, at in self._absorbing.values())
+        return self._absorption.of(model, listened)
 
     def drop_worker(self, worker: str) -> None:
         """Remove a gone worker for good. Its sessions that need another worker join `wanting`."""
@@ -182,16 +194,19 @@ class View:
             self.sessions[record.id] = session
             self.changed_sessions.add(record.id)
             self._count(record)
-            self._tally(record, 1)
+            self._slots.add(record)
+            self.changed_outside(slot_on(record))
             return session
         before, session.record = session.record, record
         session.touched = touched
-        self._tally(before, -1)
-        self._tally(record, 1)
+        self._slots.remove(before)
+        self._slots.add(record)
         self._uncount(before)
         self._count(record)
         if before.migration is not None and before.migration != record.migration:
             self.ended_migrations.append((session, before))
+        elif slot_on(before) != slot_on(record):
+            self.changed_outside(slot_on(before), slot_on(record))
         if record.epoch != before.epoch:
             session.refused_epoch = None
         became_active = record.phase is Phase.ACTIVE and not before.phase.holds_slot
@@ -214,7 +229,8 @@ class View:
             self.changed_sessions.add(session)
             self.release(view)
             self._uncount(view.record)
-            self._tally(view.record, -1)
+            self._slots.remove(view.record)
+            self.changed_outside(slot_on(view.record))
 
     def reserve(self, session: SessionView, worker: str) -> None:
         """Note a decided placement on `worker`, with a slot reserved there."""
@@ -252,7 +268,7 @@ class View:
 
         A session that lost its worker and waits for another holds no slot.
         """
-        slots = self._slots.copy()
+        slots = self._slots.counts()
         for name in self.wanting:
             session = self.sessions[name]
             lost = session.record.phase.holds_slot and self.kind(session) is not None
@@ -262,22 +278,8 @@ class View:
         return slots
 
     def kind(self, session: SessionView) -> str | None:
-        """Return why the session needs a worker: place, resume, recover or rebuild; None if it needs none."""
-        record = session.record
-        if record.activity is not Activity.WATCHING or record.phase.ended:
-            return None
-        if record.phase is Phase.REQUESTED:
-            return "place"
-        lost = record.worker is not None and self.is_gone(record.worker)
-        if record.phase is Phase.SUSPENDED:
-            # While its state migrates, the session waits. The migration has a time limit.
-            waits = record.migration is not None and not lost
-            return None if waits else "recover" if lost else "resume"
-        if lost or record.worker is None:
-            return "recover"
-        if session.refused_epoch == record.epoch:
-            return "place"
-        return "rebuild" if session.leaves_epoch == record.epoch else None
+        """Return why the session needs a worker. See `SessionView.need`."""
+        return session.need(self.is_gone)
 
     def settle(self, session: SessionView | None) -> None:
         """Update `wanting` for one session."""
@@ -288,13 +290,6 @@ class View:
         else:
             self.wanting.discard(session.id)
             session.waiting = None
-
-    def _tally(self, record: SessionRecord, sign: int) -> None:
-        if record.phase.holds_slot:
-            share = record.model, record.tenant
-            self._slots[share] += sign
-            if not self._slots[share]:
-                del self._slots[share]
 
     def _count(self, record: SessionRecord) -> None:
         worker, target = (self.workers.get(name or "") for name in (record.worker, record.target))

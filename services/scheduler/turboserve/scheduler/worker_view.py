@@ -58,6 +58,29 @@ class ChangeTracked:
             changed()
 
 
+POOL_SILENT_S = 5.0
+"""Listening time without a pool's report after which its workers take no more than K sessions. Autoscalers
+report every second."""
+
+
+class Absorption:
+    """Whether workers may hold more than K sessions, by the reports of the pools. A silent pool ends it."""
+
+    def __init__(self) -> None:
+        self._absorbing: dict[str, tuple[str, float]] = {}
+        """Pool → its model, and the listening time at which the pool last reported that it absorbs."""
+
+    def put(self, pool: str, model: str, absorbs: bool, listened: float) -> None:
+        if absorbs:
+            self._absorbing[pool] = model, listened
+        else:
+            self._absorbing.pop(pool, None)
+
+    def of(self, model: str, listened: float) -> bool:
+        """Whether workers of a model may hold more than K sessions."""
+        return any(its == model and listened - at <= POOL_SILENT_S for its, at in self._absorbing.values())
+
+
 @dataclass(frozen=True)
 class Serving:
     """The worker's process serves, or will once it has loaded its model."""
@@ -105,7 +128,7 @@ class WorkerView(ChangeTracked):
     TRACKED_FIELDS = frozenset(
         {"capacity", "process", "heard_at", "declaration", "full_until"}
         | {"host", "provides_state", "chunk_latency_s", "weights_digest"}
-        | {"floor_capacity", "floor_chunk_latency_s"}
+        | {"floor_capacity", "floor_chunk_latency_s", "changed_outside"}
     )
 
     id: str
@@ -150,7 +173,14 @@ class WorkerView(ChangeTracked):
     """Suspended sessions whose rows name the worker as owner."""
     full_until: float = 0.0
     """The worker gets no session before this time, because the store reported it full."""
+    changed_outside: int = 0
+    """Stamp of the last change of the worker or of its sessions that the rebalancer did not cause."""
     changed: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def speed(self) -> tuple[WorkerProcess, int, Mapping[int, float]]:
+        """What decides how many sessions the worker can run."""
+        return self.process, self.capacity, self.chunk_latency_s
 
     @property
     def load(self) -> int:

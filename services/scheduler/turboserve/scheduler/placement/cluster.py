@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from math import inf
 
 from turboserve.scheduler.placement.pool import NO_WORKER, Item, Pool, PoolEntry, Ranking
@@ -53,6 +54,10 @@ class Cluster:
         entry = self._entry(worker.id)
         before = entry.state
         if before == worker:
+            return
+        if before == replace(worker, changed_outside=before.changed_outside):
+            # No ranking depends on the stamp.
+            entry.state = worker
             return
         self._leave(entry)
         entry.become(worker, self.target_chunk_s)

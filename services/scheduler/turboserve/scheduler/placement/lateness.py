@@ -59,6 +59,17 @@ def late_chunks(curve: LatencyCurve, slacks_s: Sequence[float], horizon_s: float
                 insort(dues, now + CHUNK_S)
 
 
+def lasting_late_chunks(curve: LatencyCurve, sessions: int, horizon_s: float) -> int:
+    """Return the late chunks in `horizon_s` of a worker whose `sessions` viewers have used up their slack.
+
+    0 if the worker keeps up with all of them. A buffer is used only once, but these chunks are late in each
+    further horizon.
+    """
+    if curve(sessions) <= CHUNK_S:
+        return 0
+    return late_chunks(curve, [0.0] * sessions, horizon_s)
+
+
 def _batch(curve: LatencyCurve, dues: list[float], ready: int, now: float) -> int:
     """Return the size of the next batch, as `LeastCreditFirst.gather` of the worker chooses it."""
     size = curve.best_batch(ready)

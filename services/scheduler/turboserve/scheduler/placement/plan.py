@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import nextafter
 
@@ -64,8 +64,10 @@ class Plan:
 class Planner:
     """Makes plans for one pool. The cluster must not change meanwhile."""
 
-    def __init__(self, cluster: Cluster, pool: Pool, links: Links, now: float) -> None:
+    def __init__(self, cluster: Cluster, pool: Pool, links: Links, now: float, returns: bool = True) -> None:
+        """`returns`: sessions may return to workers that they left (see `barred`)."""
         self.pool = pool
+        self._returns = returns
         self._cluster = cluster
         self._links = links
         self._now = now
@@ -77,9 +79,29 @@ class Planner:
         if known is None:
             here = (self._cluster.sessions[name] for name in entry.here if name not in entry.going)
             known = [s for s in here if s.movable and s.rests_until <= self._now]
-            known.sort(key=lambda s: (s.state_bytes, s.id))
+            # Of equal states, those that may go to most workers.
+            known.sort(key=lambda s: (s.state_bytes, len(self.barred(s)) - len(s.excluded), s.id))
             self._movable[entry.id] = known
         return known
+
+    def barred(self, session: SessionState) -> Collection[str]:
+        """Return the workers to which the session may not migrate for balance or to save late chunks.
+
+        Beside those that it is excluded from, these are the workers that it left by such a migration, until
+        they or its present worker change from outside. Slacks rise and fall by themselves, so without this
+        rule the same session would be worth a migration in both directions, again and again.
+        """
+        if self._returns or not session.left:
+            return session.excluded
+        here = self._changed_outside(session.worker or "")
+        left = session.left.items()
+        return session.excluded.union(
+            name for name, at in left if at > max(here, self._changed_outside(name))
+        )
+
+    def _changed_outside(self, worker: str) -> int:
+        entry = self._cluster.entries.get(worker)
+        return 0 if entry is None else entry.state.changed_outside
 
     def cost_s(self, session: SessionState, source: PoolEntry, target: PoolEntry) -> float:
         """Return κ of a session's migration, in seconds."""
@@ -156,7 +178,8 @@ class Planner:
         ranking = self.pool.neighbours(kind, source.state.host)
         if ranking is None:
             return False
-        target = plan.tentative.best(ranking, limit_s, session.excluded)
+        excluded = session.excluded if drain else self.barred(session)
+        target = plan.tentative.best(ranking, limit_s, excluded)
         if target is None:
             return False
         plan.tentative.add(target.id)

@@ -8,9 +8,10 @@ from math import nextafter
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.drain import drain_active, drain_suspended
 from turboserve.scheduler.placement.links import Links
+from turboserve.scheduler.placement.objective import Objective
 from turboserve.scheduler.placement.plan import Plan, Planner, Stage, Step, stages
-from turboserve.scheduler.placement.pool import Item, PoolEntry
-from turboserve.scheduler.placement.rescue import LateGuard, Rescuer, begun, migration_of
+from turboserve.scheduler.placement.pool import Item, Pool, PoolEntry
+from turboserve.scheduler.placement.rescue import Rescuer, begun, migration_of
 from turboserve.scheduler.placement.types import Migration, MigrationKind, SessionState, Weights
 
 TRIES = 8
@@ -31,8 +32,9 @@ class MinMaxRebalancer:
        rest gains more than before.
 
     With `Weights.rescue_horizon_s` and workers that report slack, the objective is first the number of
-    expected late chunks, and then the above: drains get their targets first, then the migrations that save
-    late chunks, and then those for balance that make none late. All share the limits and the rests.
+    expected late chunks, and then the above (see `Objective`): drains get their targets first, then the
+    migrations that save late chunks, and then those for balance that make none late. All share the limits and
+    the rests, and no session returns to a worker that it left, until something changes from outside.
     """
 
     def __init__(self, weights: Weights | None = None, links: Links | None = None) -> None:
@@ -42,22 +44,30 @@ class MinMaxRebalancer:
     def propose(self, cluster: Cluster, now: float) -> list[Migration]:
         found: list[Migration] = []
         for _, pool in sorted(cluster.pools.items(), key=lambda one: (one[0][0], one[0][1] or "")):
-            found += self._with_rescues(cluster, Planner(cluster, pool, self.links, now), now)
+            if self._uses_slack(cluster):
+                found += self._with_slack(cluster, pool, now)
+            else:
+                found += self._in_pool(cluster, Planner(cluster, pool, self.links, now), None)
         return found
 
-    def _with_rescues(self, cluster: Cluster, planner: Planner, now: float) -> list[Migration]:
-        allowed = self._allowed(cluster, planner)
-        if allowed <= 0 or not self._uses_slack(cluster):
-            return self._in_pool(cluster, planner, now)
-        before_s = planner.pool.bottleneck_s
-        base = self._base(planner, before_s)
+    def _with_slack(self, cluster: Cluster, pool: Pool, now: float) -> list[Migration]:
+        def planner() -> Planner:
+            return Planner(cluster, pool, self.links, now, returns=False)
+
+        objective = Objective(cluster, self.weights, now)
+        first = planner()
+        allowed = self._allowed(cluster, first)
+        if allowed <= 0:
+            return self._in_pool(cluster, first, objective)
+        before_s = pool.bottleneck_s
+        base = self._base(first, before_s)
         with begun(cluster, [(step.session, step.target.id) for step in base.steps]):
-            rescues = Rescuer(cluster, planner, self.weights, now).find(allowed)
+            rescues = Rescuer(cluster, first, objective, self.weights, now).find(allowed)
             if rescues:
                 with begun(cluster, [(one.step.session, one.step.target.id) for one in rescues]):
-                    rest = self._in_pool(cluster, Planner(cluster, planner.pool, self.links, now), now)
+                    rest = self._in_pool(cluster, planner(), objective)
         if not rescues:
-            return self._in_pool(cluster, planner, now)
+            return self._in_pool(cluster, first, objective)
         eta = self.weights.eta
         drains = [drain_active(step, before_s, base, len(base.steps), eta) for step in base.steps]
         return [*drains, *(migration_of(one, self.weights) for one in rescues), *rest]
@@ -71,12 +81,11 @@ class MinMaxRebalancer:
         under_way = sum(cluster.sessions[name].worker not in pool.draining for name in sorted(pool.migrating))
         return self.weights.migrations_at_once - under_way
 
-    def _in_pool(self, cluster: Cluster, planner: Planner, now: float) -> list[Migration]:
+    def _in_pool(self, cluster: Cluster, planner: Planner, objective: Objective | None) -> list[Migration]:
         pool, eta = planner.pool, self.weights.eta
         before_s = pool.bottleneck_s
-        guard = LateGuard(cluster, self.weights, now) if self._uses_slack(cluster) else None
         base = self._base(planner, before_s)
-        best, gain_s = self._best(cluster, planner, base, guard)
+        best, gain_s = self._best(cluster, planner, base, objective)
         drains = [step for step in best.steps if step.drain]
         migrations = [drain_active(step, before_s, base, len(drains), eta) for step in drains]
         allowed = self._allowed(cluster, planner)
@@ -84,7 +93,7 @@ class MinMaxRebalancer:
             balance = [step for step in best.steps if not step.drain]
             migrations += [_balance(step, base, best, gain_s, eta) for step in balance[:allowed]]
             if self.weights.spreads and len(balance) < allowed:
-                migrations += spread(cluster, planner, best, allowed - len(balance), self.weights, guard)
+                migrations += spread(cluster, planner, best, allowed - len(balance), self.weights, objective)
         if pool.draining:
             migrations += drain_suspended(cluster, planner, eta)
         return migrations
@@ -100,7 +109,7 @@ class MinMaxRebalancer:
         return plan
 
     def _best(
-        self, cluster: Cluster, planner: Planner, base: Plan, guard: LateGuard | None
+        self, cluster: Cluster, planner: Planner, base: Plan, objective: Objective | None
     ) -> tuple[Plan, float]:
         """Return the plan that gains most over `base`, or `base` itself, and its gain in seconds."""
         weights = self.weights
@@ -113,7 +122,7 @@ class MinMaxRebalancer:
                 break
             for plan in self._plans(planner, base, stage):
                 gained_s = base.latency_s - plan.latency_s - weights.eta * (plan.cost_s - base.cost_s)
-                if gained_s > gain_s and (guard is None or not guard.worsens(plan.steps, base.steps)):
+                if gained_s > gain_s and (objective is None or objective.keeps(plan.steps, base.steps)):
                     best, gain_s = plan, gained_s
         return best, gain_s
 
@@ -155,7 +164,7 @@ def _balance(step: Step, base: Plan, best: Plan, gain_s: float, eta: float) -> M
 
 
 def spread(
-    cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: Weights, guard: LateGuard | None
+    cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: Weights, objective: Objective | None
 ) -> list[Migration]:
     """Relieve workers one by one where too many share the bottleneck for it to fall.
 
@@ -166,7 +175,7 @@ def spread(
     the two workers of a migration: the source's latency now, minus the worse of both latencies afterwards.
 
     The source is the worker that stays slowest after losing a session. The target must stay at least as fast
-    as the source becomes. So no such migration is worth undoing, and profile noise causes none. `guard`
+    as the source becomes. So no such migration is worth undoing, and profile noise causes none. `objective`
     refuses migrations that make further chunks late; None: slack is not used.
     """
     sources = _Sources(cluster, planner, plan)
@@ -179,7 +188,7 @@ def spread(
         there = plan.sessions_on(source)
         before_s, after_s = source.curve(there), source.curve(there - 1)
         session = sources.session(source)
-        excluded = session.excluded if session is not None else ()
+        excluded = planner.barred(session) if session is not None else ()
         target = plan.tentative.best(planner.pool.targets, after_s, excluded)
         if target is None and not excluded:
             break
@@ -189,8 +198,8 @@ def spread(
         cost_s = planner.cost_s(session, source, target)
         gain_s = before_s - after_s - weights.eta * cost_s
         step = Step(session, source, target, cost_s, drain=False)
-        late = guard is not None and guard.worsens([step], given=steps)
-        if late or gain_s <= weights.least_gain * before_s:
+        keeps = objective is None or objective.keeps([step], given=steps)
+        if not keeps or gain_s <= weights.least_gain * before_s:
             sources.skip()
             continue
         steps.append(step)

@@ -1,15 +1,16 @@
-"""Migrations that save late chunks, and the check that no other migration causes some (SlackServe, 4.3)."""
+"""Migrations that save late chunks (SlackServe, 4.3: re-homing)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from turboserve.scheduler.placement.cluster import Cluster
+from turboserve.scheduler.placement.objective import LateChunks, Objective
 from turboserve.scheduler.placement.plan import Planner, Step
-from turboserve.scheduler.placement.pool import CHUNK_S, Item, PoolEntry
+from turboserve.scheduler.placement.pool import Item, PoolEntry
 from turboserve.scheduler.placement.types import Migration, MigrationKind, SessionState, Weights
 from turboserve.scheduler.placement.urgency import slack_at
 
@@ -41,8 +42,8 @@ class Rescue:
     """A migration, with the expected late chunks of source and target without and with it."""
 
     step: Step
-    late: int
-    late_after: int
+    late: LateChunks
+    late_after: LateChunks
     slack_s: float
     latency_s: float
     """Worse chunk latency of source and target without the migration, seconds."""
@@ -50,24 +51,26 @@ class Rescue:
 
     @property
     def saved(self) -> int:
-        return self.late - self.late_after
+        return self.late.soon - self.late_after.soon
 
 
 class Rescuer:
     """Finds migrations of one pool that save late chunks, one after the other.
 
     The source is the worker that expects most late chunks. Of its sessions and of the targets, the pair that
-    saves most is taken; of equal ones that with the least L′ + η κ. L′ is taken over source and target.
+    saves most is taken, if the objective agrees; of equal ones that with the least L′ + η κ. L′ is taken over
+    source and target.
 
-    Each migration lowers the pool's expected late chunks, and no migration for balance raises them (see
-    `LateGuard`). So under constant slacks migrations end. Slacks change, partly by the migrations themselves.
-    So a migration must save more chunks than are played during its transfer, and a worker with a session that
-    rests gives none away: a pool makes at most one rescue per worker and rest.
+    Slacks also change by the migrations themselves. So a worker with a session that rests gives none away: a
+    pool makes at most one rescue per worker and rest.
     """
 
-    def __init__(self, cluster: Cluster, planner: Planner, weights: Weights, now: float) -> None:
+    def __init__(
+        self, cluster: Cluster, planner: Planner, objective: Objective, weights: Weights, now: float
+    ) -> None:
         self._cluster = cluster
         self._planner = planner
+        self._objective = objective
         self._weights = weights
         self._now = now
 
@@ -109,34 +112,34 @@ class Rescuer:
         return None
 
     def _best(self, source: PoolEntry) -> Rescue | None:
-        urgency, now, horizon_s = self._cluster.urgency, self._now, self._weights.rescue_horizon_s
-        movable = [s for s in self._planner.movable(source) if s.id not in source.going]
-        late = urgency.late(source, now, horizon_s)
+        objective = self._objective
+        late = objective.late_on(source)
         leaving = []
-        for session in movable:
-            known = urgency.slacks.get(session.id)
-            if known is not None and known.playing:
-                left = urgency.late(source, now, horizon_s, without=(session.id,))
-                leaving.append((left, slack_at(known, now), session))
-        leaving.sort(key=lambda one: (*one[:2], one[2].state_bytes, one[2].id))
+        for session in self._planner.movable(source):
+            known = self._cluster.urgency.slacks.get(session.id)
+            if session.id not in source.going and known is not None and known.playing:
+                left = objective.late_on(source, without=(session.id,))
+                leaving.append((left, slack_at(known, self._now), session))
+        leaving.sort(key=lambda one: (one[0].soon, one[1], one[2].state_bytes, one[2].id))
         found: list[tuple[float, float, str, str, Rescue]] = []
-        now_late: dict[str, int] = {}
-        for left, slack_s, session in leaving[:SESSIONS]:
-            for target in self._targets(source, session):
+        now_late: dict[str, LateChunks] = {}
+        tried = 0
+        for left, slack_s, session in leaving:
+            targets = self._targets(source, session) if tried < SESSIONS else []
+            tried += bool(targets)
+            for target in targets:
                 step = Step(session, source, target, self._planner.cost_s(session, source, target), False)
                 there = now_late.get(target.id)
                 if there is None:
-                    there = now_late[target.id] = urgency.late(target, now, horizon_s)
-                with_it = urgency.late(target, now, horizon_s, coming={session.id: step.cost_s})
-                counts = late + there, left + with_it
-                rescue = Rescue(step, *counts, slack_s, _latency_s(step, 0), _latency_s(step, 1))
-                cost = rescue.latency_after_s + self._weights.eta * step.cost_s
-                found.append((-rescue.saved, cost, session.id, target.id, rescue))
-        if not found:
-            return None
-        best = min(found, key=lambda one: one[:4])[-1]
-        paid = best.saved > best.step.cost_s / CHUNK_S
-        return best if paid and best.saved >= self._weights.least_saved else None
+                    there = now_late[target.id] = objective.late_on(target)
+                with_it = objective.late_on(target, coming={session.id: step.cost_s})
+                rescue = Rescue(
+                    step, late + there, left + with_it, slack_s, _latency_s(step, 0), _latency_s(step, 1)
+                )
+                if objective.saves(rescue.late, rescue.late_after, step.cost_s):
+                    cost = rescue.latency_after_s + self._weights.eta * step.cost_s
+                    found.append((-rescue.saved, cost, session.id, target.id, rescue))
+        return min(found, key=lambda one: one[:4])[-1] if found else None
 
     def _rests(self, worker: PoolEntry) -> bool:
         """Whether a session that has lately migrated is on the worker, so that the worker gives none away."""
@@ -146,7 +149,8 @@ class Rescuer:
     def _targets(self, source: PoolEntry, session: SessionState) -> list[PoolEntry]:
         """Return the targets on which an urgent session causes fewest late chunks, then by L′ + η κ."""
         ranked = self._planner.pool.relaxed.items
-        fit = (item for item in ranked if item[-1] not in session.excluded and item[-1] != source.id)
+        barred = self._planner.barred(session)
+        fit = (item for item in ranked if item[-1] not in barred and item[-1] != source.id)
         rooms: list[tuple[float, float, str]] = []
         for item in islice(fit, ROOMS):
             target = self._cluster.entries[str(item[-1])]
@@ -172,13 +176,13 @@ def migration_of(rescue: Rescue, weights: Weights) -> Migration:
         gain_s=rescue.latency_s - rescue.latency_after_s - weights.eta * step.cost_s,
         cost_s=step.cost_s,
         reason=(
-            f"{rescue.late_after} instead of {rescue.late} chunks on {source} and {target} are expected "
-            f"to be late within {horizon_s:g} s"
+            f"{rescue.late_after.soon} instead of {rescue.late.soon} chunks on {source} and {target} are "
+            f"expected to be late within {horizon_s:g} s"
         ),
         kind=MigrationKind.RESCUE,
         numbers={
-            "late_chunks": rescue.late,
-            "late_chunks_after": rescue.late_after,
+            "late_chunks": rescue.late.soon,
+            "late_chunks_after": rescue.late_after.soon,
             "horizon_s": horizon_s,
             "slack_s": rescue.slack_s,
             "latency_s": rescue.latency_s,
@@ -188,28 +192,3 @@ def migration_of(rescue: Rescue, weights: Weights) -> Migration:
             "state_bytes": step.session.state_bytes,
         },
     )
-
-
-class LateGuard:
-    """Decides whether migrations for balance would make further chunks late. Slack must be in use."""
-
-    def __init__(self, cluster: Cluster, weights: Weights, now: float) -> None:
-        self._cluster = cluster
-        self._now = now
-        self._horizon_s = weights.rescue_horizon_s
-
-    def worsens(
-        self, steps: Sequence[Step], instead: Sequence[Step] = (), given: Sequence[Step] = ()
-    ) -> bool:
-        """Whether more chunks are late with `steps` than with `instead`, both on top of `given`."""
-        ends = {entry.id: entry for step in (*steps, *instead) for entry in (step.source, step.target)}
-        known = [entry for entry in ends.values() if self._cluster.urgency.known(entry)]
-        return self._late(known, [*given, *steps]) > self._late(known, [*given, *instead])
-
-    def _late(self, workers: Sequence[PoolEntry], steps: Sequence[Step]) -> int:
-        late = 0
-        for entry in workers:
-            without = [step.session.id for step in steps if step.source is entry]
-            coming = {step.session.id: step.cost_s for step in steps if step.target is entry}
-            late += self._cluster.urgency.late(entry, self._now, self._horizon_s, without, coming)
-        return late

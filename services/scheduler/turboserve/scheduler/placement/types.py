@@ -33,6 +33,9 @@ class WorkerState:
     rebalancer proposes no migration to or from it."""
     chunk_latency_s: Mapping[int, float] = field(default_factory=dict)
     """Measured profile L(b): seconds of a chunk by sessions in the batch. Empty: not measured."""
+    changed_outside: int = 0
+    """Stamp of the last change of the worker or its sessions that the rebalancer did not cause. Compared only
+    with `SessionState.left`."""
     host: str = ""
     """The worker's machine, `HOST` or `NODE/HOST` (see `links`). Empty: not known, far from all others."""
 
@@ -63,6 +66,9 @@ class SessionState:
     because a migration of it has just ended. A drain does not wait for this time."""
     excluded: frozenset[str] = frozenset()
     """Workers that have refused the session, or to which a migration of it has failed."""
+    left: Mapping[str, int] = field(default_factory=dict)
+    """Worker → stamp at which the rebalancer's migration from there ended. While slack is used, the session
+    does not return before an outside change (see `Planner.barred`). Drains and placements ignore this."""
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,11 @@ class Urgency:
             slacks += [slack_s - delay_s for slack_s in self._slacks_s(entry, (name,), now)]
         return late_chunks(entry.curve, slacks, horizon_s)
 
+    def playing(self, entry: PoolEntry, without: Collection[str] = (), coming: Collection[str] = ()) -> int:
+        """Return the number of sessions on a worker whose viewers need chunks. See `late`."""
+        names = _staying(entry).difference(without).union(coming)
+        return sum((known := self.slacks.get(name)) is None or known.playing for name in names)
+
     def _rank(self, pool: Pool, entry: PoolEntry, horizon_s: float) -> None:
         staying = _staying(entry)
         now = max((self.slacks[name].at for name in staying if name in self.slacks), default=0.0)
