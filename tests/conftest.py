@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -69,6 +70,11 @@ def pytest_sessionstart() -> None:
 for _name in [*os.environ]:
     if _name.startswith("TURBOSERVE_") or _name.lower().endswith("_proxy"):
         del os.environ[_name]
+
+# Some container images forbid Python to keep compiled modules. Each process that a test starts would then
+# compile every module again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Torch and similar libraries would otherwise use every core for matrices that fit in a cache.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -78,6 +79,7 @@ def test_everything_is_ready_and_on_record(dummies: BackgroundStack) -> None:
         "Reachable by this machine's users and programs.",
         "No API keys: every client that reaches this address may",
     )
+    assert re.search(r"^ *Started in \d+ s\.$", dummies.output, re.MULTILINE)
     assert (dummies.data / "stack.json").stat().st_mode & 0o777 == 0o600
 
 

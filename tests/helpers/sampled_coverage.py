@@ -2,7 +2,8 @@
 
 Tracing makes Python code take two to three times as long. So each test is traced for the first `BUDGET_S` of
 its CPU time only: a long test repeats the same code with other inputs. The figure is a lower bound. It lacks
-what a test executes later, and what other processes execute (`make coverage` has both).
+what a test executes later, and what other processes execute (`make coverage` has both). Of a test with
+parameters, each process traces the first `TRACED_PARAMETERS` only, for the same reason.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import tomllib
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
@@ -20,6 +22,8 @@ from coverage import Coverage
 ROOT = Path(__file__).parents[2]
 BUDGET_S = 0.05
 """User time of a test's process, in seconds, for which the test is traced."""
+TRACED_PARAMETERS = 4
+"""Number of parameters of one test that each process traces."""
 IMPORTS_FOR_ALL = "gw0"
 """The process of xdist whose imports are traced. All of them import the same modules."""
 
@@ -39,6 +43,8 @@ class SampledCoverage:
         # Modules that no test imports count, too.
         self._coverage.set_option("report:include_namespace_packages", True)
         self._running = False
+        self._parameters: Counter[str] = Counter()
+        """Name of a test without its parameters → how many of them have run."""
 
     def start(self) -> None:
         if not self._running:
@@ -59,6 +65,10 @@ class SampledCoverage:
         if item.get_closest_marker("measures") is not None:
             # Tracing slows the first part of what is timed, and a running timer makes the clock of the
             # process's CPU time as coarse as the kernel's tick.
+            return (yield)
+        name, bracket, _ = item.nodeid.partition("[")
+        self._parameters[name] += 1
+        if bracket and self._parameters[name] > TRACED_PARAMETERS:
             return (yield)
         self.start()
         signal.setitimer(signal.ITIMER_VIRTUAL, BUDGET_S)

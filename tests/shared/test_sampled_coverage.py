@@ -11,12 +11,13 @@ from pathlib import Path
 
 from coverage import CoverageData
 
-from tests.helpers.sampled_coverage import BUDGET_S, ROOT
+from tests.helpers.sampled_coverage import BUDGET_S, ROOT, TRACED_PARAMETERS
 from turboserve import ids
 
 MODULE = Path(inspect.getfile(ids))
 TESTS = f"""
 import time
+import pytest
 from turboserve import ids
 
 def test_within_the_budget():
@@ -27,6 +28,11 @@ def test_beyond_the_budget():
     while time.process_time() < end:
         pass
     ids.random_bits(8)
+
+@pytest.mark.parametrize("number", range({TRACED_PARAMETERS + 1}))
+def test_with_parameters(number):
+    if number == {TRACED_PARAMETERS}:
+        ids.random_bits(8)
 """
 
 
@@ -36,7 +42,7 @@ def body(function: Callable[..., object]) -> set[int]:
     return set(range(first + 1, first + len(lines)))
 
 
-def test_each_test_is_traced_until_its_budget_is_spent(tmp_path: Path) -> None:
+def test_each_test_is_traced_until_its_budget_is_spent_and_the_first_parameters_only(tmp_path: Path) -> None:
     file = tmp_path / "test_two.py"
     file.write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.helpers.sampled_coverage", "--noconftest"]

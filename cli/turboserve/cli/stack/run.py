@@ -49,6 +49,7 @@ def run(options: Options, policy: Policy | None = None) -> int:
     Raises AlreadyRunningError, PortTakenError, BinaryMissingError or OSError. Raises ValidationError for
     settings that the gateway would refuse, before any process starts.
     """
+    began_s = time.monotonic()
     # Every process of the stack inherits the mask: only the owner and the group can read its files.
     os.umask(UMASK)
     gateway = (
@@ -68,7 +69,7 @@ def run(options: Options, policy: Policy | None = None) -> int:
         hub = LogHub(layout.logs, options.log_format)
 
         def announce(ready: int) -> None:
-            _announce(hub, url, ready, options.workers, exposed)
+            _announce(hub, url, ready, options.workers, exposed, began_s)
             if gateway.api_keys_store:
                 first_key.start(plan.broker_settings("gateway"), hub, options.log_format)
 
@@ -111,14 +112,17 @@ def _write_record(hub: LogHub, plan: Plan, supervisor: Supervisor) -> None:
         hub.log("record not written", "warning", file=str(plan.layout.stack), error=str(error))
 
 
-def _announce(hub: LogHub, url: str, ready: int, workers: Workers, exposed: Sequence[str]) -> None:
+def _announce(
+    hub: LogHub, url: str, ready: int, workers: Workers, exposed: Sequence[str], began_s: float
+) -> None:
     if ready < workers.low:
         hub.log("workers are missing", "warning", ready=ready, wanted=workers.low)
-    hub.log("stack is up", url=f"{url}/", workers=ready)
+    after_s = time.monotonic() - began_s
+    hub.log("stack is up", url=f"{url}/", workers=ready, after_s=round(after_s, 1))
     line = f"  TurboServe is up:  {url}/  "
     bar = "─" * len(line)
     hub.plain(f"\n╭{bar}╮\n│{line}│\n╰{bar}╯\n  Ctrl-C stops the stack.")
-    hub.plain("".join(f"  {sentence}\n" for sentence in exposed))
+    hub.plain("".join(f"  {sentence}\n" for sentence in (*exposed, f"Started in {after_s:.0f} s.")))
 
 
 @contextmanager
