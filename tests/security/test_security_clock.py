@@ -28,7 +28,7 @@ from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
 from turboserve.state_store.hot import redis as hot_redis
-from turboserve.state_store.hot.session_state import since_key
+from turboserve.state_store.hot.probe import since_key
 from turboserve.state_store.retention import Retention
 from turboserve.state_store.settings import Settings
 

@@ -21,9 +21,9 @@ from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import GetLatents
 from turboserve.experiments.chaos.small_disk import SmallDisk, why_not
 from turboserve.state_store.hot import redis as hot_redis
-from turboserve.state_store.hot.latents import Latents
+from turboserve.state_store.hot.probe import watching_since
 from turboserve.state_store.hot.redis import RedisStore
-from turboserve.state_store.hot.session_state import HotStoreGuard, Playheads
+from turboserve.state_store.hot.session_state import HotStoreGuard, Latents, Playheads
 from turboserve.state_store.settings import Settings
 
 DISK_BYTES = 32 << 20
@@ -131,16 +131,15 @@ async def test_latents_outlive_a_redis_that_is_killed_and_one_that_is_stopped(st
 async def test_what_redis_kept_over_a_restart_does_not_say_that_it_was_watching(store: Store) -> None:
     """Otherwise sessions would end as abandoned for a time in which no client could watch them."""
     clock = VirtualClock()
-    playheads = Playheads(store.hot, clock)
-    since = await playheads.watching_since()
+    since = await watching_since(store.hot, clock)
     assert since is not None
     clock.advance(3_600.0)
-    assert await playheads.watching_since() == since
+    assert await watching_since(store.hot, clock) == since
     await store.machine.kill()
     await store.machine.start()
 
     async def anew() -> bool:
-        return await playheads.watching_since() == clock.wall()
+        return await watching_since(store.hot, clock) == clock.wall()
 
     await eventually(anew)
 

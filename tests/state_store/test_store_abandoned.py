@@ -17,7 +17,7 @@ from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.database import PostgresDatabase
-from turboserve.state_store.hot.session_state import since_key
+from turboserve.state_store.hot.probe import since_key
 from turboserve.state_store.retention import Retention
 from turboserve.state_store.settings import Settings
 

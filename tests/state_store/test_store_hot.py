@@ -27,9 +27,8 @@ from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
 from turboserve.simulation.runtime.hot import MemoryHotStore, MemoryRedis
-from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.redis import RedisStore
-from turboserve.state_store.hot.session_state import REST_S, HotStoreGuard, Playheads
+from turboserve.state_store.hot.session_state import REST_S, HotStoreGuard, Latents, Playheads
 from turboserve.state_store.ports.hot import HotStore, HotUnavailableError
 from turboserve.state_store.settings import Settings
 

@@ -23,9 +23,8 @@ from turboserve.contracts.events import Event, PromptApplied, PromptSuperseded, 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Assignment
 from turboserve.state_store.database import PostgresDatabase
-from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.redis import RedisStore
-from turboserve.state_store.hot.session_state import HotStoreGuard, Playheads
+from turboserve.state_store.hot.session_state import HotStoreGuard, Latents, Playheads
 from turboserve.state_store.publish import canaries
 from turboserve.state_store.publish.canaries import Canaries, LogStatus
 from turboserve.state_store.publish.fence import Assignments, Fence
@@ -82,7 +81,7 @@ class Parts:
         post_commit = PostCommit(self.outbox, self.fence, assignments, playheads)
         status = LogStatus(appender, settings)
         sessions = Sessions(self.database, post_commit, playheads, latents, status, clock, settings)
-        self.retention = Retention(self.database, sessions, playheads, api.bus, clock, settings)
+        self.retention = Retention(self.database, sessions, playheads, self.hot, api.bus, clock, settings)
 
     async def sql(self, statement: str, **values: object) -> list[tuple[object, ...]]:
         async with self.database.transaction() as db:

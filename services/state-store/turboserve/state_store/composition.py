@@ -15,9 +15,8 @@ from turboserve.state_store.accounting import Accounting
 from turboserve.state_store.availability import migrate_with_retry, watch
 from turboserve.state_store.core.workers import Leases
 from turboserve.state_store.endpoints import serve, serve_keys, serve_pools
-from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.probe import HotStoreProbe
-from turboserve.state_store.hot.session_state import TTL_S, HotStoreGuard, Playheads
+from turboserve.state_store.hot.session_state import TTL_S, HotStoreGuard, Latents, Playheads
 from turboserve.state_store.leader import lead
 from turboserve.state_store.log_histories import LogHistories
 from turboserve.state_store.log_space import LogSpace
@@ -87,7 +86,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     runtime.spawn(space.run(), "log space")
     status = LogStatus(canaries, settings)
     sessions = Sessions(database, post_commit, playheads, latents, status, clock, settings)
-    runtime.spawn(Retention(database, sessions, playheads, bus, clock, settings).run(), "retention")
+    runtime.spawn(Retention(database, sessions, playheads, hot, bus, clock, settings).run(), "retention")
     pools = Pools(database, clock, settings)
     runtime.spawn(lead(database, COST_LOCK, pools.accrue_forever), "cost")
     leases = Leases(settings.lease_s, settings.worker_timeout_s, clock.monotonic())

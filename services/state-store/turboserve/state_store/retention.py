@@ -11,7 +11,8 @@ from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store.core import aging
-from turboserve.state_store.hot.session_state import Playheads
+from turboserve.state_store.hot.probe import watching_since
+from turboserve.state_store.hot.session_state import HotStoreGuard, Playheads
 from turboserve.state_store.log_purge import LogPurge
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.service.sessions import Sessions
@@ -38,11 +39,13 @@ class Retention:
         database: Database,
         sessions: Sessions,
         playheads: Playheads,
+        hot: HotStoreGuard,
         bus: Bus,
         clock: Clock,
         settings: Settings,
     ) -> None:
-        self._database, self._sessions, self._playheads = database, sessions, playheads
+        self._database, self._sessions = database, sessions
+        self._playheads, self._hot = playheads, hot
         self._log = LogPurge(bus)
         self._clock, self._settings = clock, settings
         self._last: tuple[aging.Aging, float] | None = None
@@ -86,7 +89,7 @@ class Retention:
         limit_s = self._settings.abandoned_after_s
         if not limit_s:
             return 0
-        since = await self._playheads.watching_since()
+        since = await watching_since(self._hot, self._clock)
         if since is None or now - since < limit_s:
             # It is unknown who watched before that time.
             return 0

@@ -9,10 +9,17 @@ from typing import TypeVar
 
 from turboserve import logs
 from turboserve.audience import Audience
+from turboserve.bus import Owners, skip
 from turboserve.clock import Clock
+from turboserve.contracts.chunks import LatentsHeader
+from turboserve.contracts.errors import NotFoundError, UnavailableError
+from turboserve.contracts.requests import GetLatents
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.versions import SchemaVersionError
 from turboserve.contracts.workers import Playhead
+from turboserve.state_store import metrics
 from turboserve.state_store.ports.hot import HotRefusedError, HotStore, HotUnavailableError
+from turboserve.subjects import LATENTS
 
 ATTEMPT_S = 0.5
 """Deadline of one attempt, which may consist of several commands, seconds."""
@@ -70,7 +77,6 @@ class HotStoreGuard:
 
 FLUSH_S = 0.1
 TTL_S = 86_400
-SINCE_TTL_S = 30 * 86_400
 STEP_S = 1.0
 """A difference in seconds between wall and monotonic clock from which on the wall clock has stepped."""
 MEMORY = 20_000
@@ -159,7 +165,6 @@ class Playheads:
     async def flush(self) -> None:
         dirty, self._dirty = self._dirty, set()
         batch = {session: self._seen[session] for session in dirty if session in self._seen}
-
         hashes: dict[str, dict[str, float]] = {}
         for session, seen in batch.items():
             fields = {"playhead_s": seen.playhead_s, "at": seen.at}
@@ -219,31 +224,77 @@ class Playheads:
         seen = (await self._read([session])).get(session)
         return max(0.0, self._clock.wall() - seen.watched_at) if seen and seen.watched_at else None
 
-    async def watching_since(self) -> float | None:
-        """Return since when Redis has kept the times of watching, Unix seconds; None while it is away.
-
-        After a restart, Redis may be empty, or may hold times from before a gap without reports.
-        """
-
-        async def run(store: HotStore) -> float:
-            # A restart that keeps the keys is a gap as well.
-            key = since_key(await store.run_id())
-            return await store.first(key, self._clock.wall(), ttl_s=SINCE_TTL_S)
-
-        return await self._hot.attempt(run)
-
     async def forget(self, session: str) -> None:
         self._seen.pop(session, None)
         self._audiences.pop(session, None)
         self._dirty.discard(session)
-
         await self._hot.attempt(lambda store: store.delete(_key(session)))
-
-
-def since_key(run: str) -> str:
-    """Return the key under which one run of Redis keeps when its reports of viewers began."""
-    return f"watching_since:{run}"
 
 
 def _key(session: str) -> str:
     return f"playhead:{session}"
+
+
+class Latents:
+    """Stores latents under one key per session: chunk index → header line, then raw bytes.
+
+    Late latents of a former owner replace and remove nothing. Chunk 0, the sink, is always kept.
+    """
+
+    def __init__(self, hot: HotStoreGuard, *, kept: int, ttl_s: float) -> None:
+        self._hot, self._kept, self._ttl_s = hot, kept, int(ttl_s)
+
+    async def keep_of_owner(self, owners: Owners, header: LatentsHeader, data: bytes) -> None:
+        """Keep the latents if the worker that sent them owns or owned the session at that epoch."""
+        try:
+            owned = bool(header.worker) and await owners.has_owned(
+                header.session, header.epoch, str(header.worker)
+            )
+        except UnavailableError:
+            # The log does not answer. Without these latents, a takeover continues from the kept ones.
+            return
+        if owned:
+            await self.keep(header, data)
+        else:
+            metrics.foreign_latents.add(1)
+
+    async def keep(self, header: LatentsHeader, data: bytes) -> None:
+        value = header.to_bytes() + b"\n" + data
+        key = _latents_key(header.session)
+
+        async def run(store: HotStore) -> None:
+            await store.keep_latents(
+                key, header.index, header.epoch, value, kept=self._kept, ttl_s=self._ttl_s
+            )
+
+        await self._hot.attempt(run)
+
+    async def get(self, request: GetLatents) -> tuple[LatentsHeader, bytes]:
+        """Return kept latents. Without them, the caller continues from an empty context.
+
+        Raises NotFoundError if there are none, Redis is down, or they are of another MAJOR schema version.
+        """
+        value = await self._hot.attempt(
+            lambda store: store.latents(_latents_key(request.session), request.index)
+        )
+        if value is None:
+            raise NotFoundError(
+                f"the latents of chunk {request.index} of session {request.session} are not kept",
+                field="index",
+                limit=self._kept,
+            )
+        head, _, data = value.partition(b"\n")
+        try:
+            return LatentsHeader.from_bytes(head), data
+        except SchemaVersionError as error:
+            skip(LATENTS.of(request.worker or "*"), error)
+            raise NotFoundError(
+                f"the latents of chunk {request.index} of session {request.session}: {error}", field="index"
+            ) from None
+
+    async def forget(self, session: str) -> None:
+        await self._hot.attempt(lambda store: store.delete(_latents_key(session)))
+
+
+def _latents_key(session: str) -> str:
+    return f"latents:{session}"

@@ -33,8 +33,7 @@ from turboserve.contracts.sessions import PromptReceipt, SessionRecord
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change, traced
 from turboserve.state_store.core.workers import Slots, gone
-from turboserve.state_store.hot.latents import Latents
-from turboserve.state_store.hot.session_state import Playheads
+from turboserve.state_store.hot.session_state import Latents, Playheads
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.publish.canaries import LogStatus
 from turboserve.state_store.service.transactions import Admission, PostCommit, fenced, locked, visible
