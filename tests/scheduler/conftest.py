@@ -93,6 +93,8 @@ class QuietWorker:
         self.refuse = False
         self.renews = True
         self.reports = True
+        self.reported = 0
+        """Number of reports that it has published."""
         self.gone = False
         self.slacks_s: dict[str, float] = {}
         """Session → its reported playout slack, seconds. Other sessions are reported without slack."""
@@ -173,6 +175,7 @@ class QuietWorker:
                         self.phase = WorkerPhase.DRAINING
                 if self.reports:
                     await self._bus.publish(subjects.LOAD, self.id, self.report())
+                    self.reported += 1
             except WorkerGoneError:
                 self.gone = True
                 return
