@@ -29,6 +29,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.helpers.browser import page as page
 from tests.helpers.pool_harness import Pool
+from tests.helpers.web_server import WebServer, serving
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.cli.embedded.running import running
@@ -87,6 +88,7 @@ ONE_STACK = (
     "tests/stack/test_stack_end_to_end.py",
     "tests/stack/test_stack_migrations.py",
     "tests/browser/test_player_page.py",
+    "tests/browser/test_javascript_client.py",
     "tests/sdk/test_sdk_stack.py",
     "tests/stack/test_stack_faults.py",
 )
@@ -305,14 +307,26 @@ def postgres_url(postgres_server: PostgresServer) -> str:
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitStack) -> BackgroundStack:
+def other_site(tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitStack) -> WebServer:
+    """A web server whose pages may use the gateway of `stack`."""
+    return until_group_ends.enter_context(serving(tmp_path_factory.mktemp("site")))
+
+
+@pytest.fixture(scope="session")
+def stack(
+    tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitStack, other_site: WebServer
+) -> BackgroundStack:
     """The whole stack with two workers: `stack.url`, `stack.record`, `stack.kill("gateway")`.
 
     The files of `ONE_STACK` share it. Each worker has room for four sessions. Migrations have enough time,
     even on a slow machine.
     """
     data = tmp_path_factory.mktemp("stack") / "data"
-    environment = {"TURBOSERVE_WORKER_MAX_SESSIONS": "4", "TURBOSERVE_MIGRATION_TIMEOUT_S": "120"}
+    environment = {
+        "TURBOSERVE_WORKER_MAX_SESSIONS": "4",
+        "TURBOSERVE_MIGRATION_TIMEOUT_S": "120",
+        "TURBOSERVE_CORS_ORIGINS": other_site.url,
+    }
     stack = BackgroundStack(data, "--workers", "2", environment=environment)
     return until_group_ends.enter_context(stack)
 

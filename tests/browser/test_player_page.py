@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Any
 
-from tests.helpers.browser import NEEDS_CHROMIUM, WAIT_MS
+from tests.helpers.browser import NEEDS_CHROMIUM, WAIT_MS, until
 from turboserve.cli.stack.background import BackgroundStack
 
 # Share of the video's pixels that are clearly red, and clearly blue, in the current frame.
@@ -31,15 +31,6 @@ ENOUGH = 0.02
 SEES = f"(colour) => (({COLOURS})())[colour] > {ENOUGH}"
 
 pytestmark = NEEDS_CHROMIUM
-
-
-async def until(page: Any, test: str, arg: object = None) -> None:
-    """Wait until the JavaScript function or expression `test` holds."""
-    # Playwright's own wait evaluates strings inside the page, which the page's policy forbids.
-    deadline_s = asyncio.get_running_loop().time() + WAIT_MS / 1000
-    while not await page.evaluate(test, arg):
-        assert asyncio.get_running_loop().time() < deadline_s, f"it never came true: {test} {arg}"
-        await asyncio.sleep(0.1)
 
 
 async def playhead(page: Any) -> float:

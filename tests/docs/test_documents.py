@@ -19,8 +19,8 @@ DOCUMENTS = [str(file.relative_to(ROOT)) for file in FILES if file.suffix == ".m
 CODE = {".py", ".js", ".toml", ".yaml", ".yml", ".conf", ".sh", ".mk", ""}
 
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
-SOURCE_FILE = re.compile(r"(?<![\w/.$~{}<-])(?:[\w.-]+/)+[\w.-]+\.(?:py|js|md|conf|ya?ml|toml|sh|mk|txt)\b")
-"""A path with a folder: files of a running stack have no such endings."""
+SOURCE_FILE = re.compile(r"(?<![\w/.:$~{}<-])(?:[\w.-]+/)+[\w.-]+\.(?:py|js|md|conf|ya?ml|toml|sh|mk|txt)\b")
+"""A path with a folder, outside of an address: files of a running stack have no such endings."""
 FOLDER = re.compile(
     r"`((?:baselines|bench|cli|deploy|docs|experiments|sdk|services|shared|simulation|tests|training)/[\w./-]*)`"
 )

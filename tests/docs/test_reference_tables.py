@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,11 +12,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from turboserve.cli import main
 from turboserve.cli.reference import TABLES, markers, tables_in
 from turboserve.cli.reference import reference as command
 from turboserve.cli.reference.events import types
-from turboserve.cli.reference.text import docstring
 from turboserve.cli.settings import rows
+from turboserve.cli.tables import docstring
 
 DOCS = Path(__file__).parents[2] / "docs"
 REMEDY = "run `.venv/bin/turboserve reference --update docs`"
@@ -54,6 +56,26 @@ def test_the_command_prints_one_table() -> None:
     assert [reference("events").strip()] == documented("events")
 
 
+@pytest.mark.parametrize("table", TABLES)
+def test_the_json_of_a_table_has_its_lines(table: str) -> None:
+    [markdown] = documented(table)
+    _, _, *lines = markdown.splitlines()
+    records = json.loads(reference(table, "--json"))
+    assert len(records) == len(lines)
+    for record, line in zip(records, lines, strict=True):
+        cells = [", ".join(cell) if isinstance(cell, list) else cell for cell in record.values()]
+        assert " | ".join(cells).replace("`", "") in line.replace("`", "")
+
+
+def test_the_settings_are_printed_as_json() -> None:
+    done = CliRunner().invoke(main.app, ["settings", "--json"])
+    assert done.exit_code == 0
+    found = {each["variable"]: each for each in json.loads(done.output)}
+    assert found["TURBOSERVE_MAX_LEAD_S"].keys() == {"variable", "read_by", "default", "meaning"}
+    assert found["TURBOSERVE_MAX_LEAD_S"]["read_by"] == "worker"
+    assert len(found) == len(rows())
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -61,6 +83,7 @@ def test_the_command_prints_one_table() -> None:
         (["--update", "missing"], "does not exist"),
         (["--update", "empty"], "holds a table"),
         (["--update", "cut"], "the table subjects needs one line"),
+        (["--update", "empty", "--json"], "leave out --json"),
         (["nothing"], "name one of"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,15 @@ NEEDS_CHROMIUM = [
 
 WAIT_MS = 120_000
 """Longer than anything that a page waits for takes on a busy machine."""
+
+
+async def until(page: Any, test: str, arg: object = None) -> None:
+    """Wait until the JavaScript function or expression `test` holds."""
+    # Playwright's own wait evaluates strings inside the page, which the page's policy forbids.
+    deadline_s = asyncio.get_running_loop().time() + WAIT_MS / 1000
+    while not await page.evaluate(test, arg):
+        assert asyncio.get_running_loop().time() < deadline_s, f"it never came true: {test} {arg}"
+        await asyncio.sleep(0.1)
 
 
 @asynccontextmanager

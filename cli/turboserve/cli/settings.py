@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import json
 import types
 import typing
 from ipaddress import IPv4Network, IPv6Network
+from typing import Annotated
 
 import typer
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from turboserve.cli.tables import Code, Table
 from turboserve.environment import settings_of
 
 SOURCES = {
@@ -74,14 +77,16 @@ def _choices(kind: object) -> list[str]:
     return []
 
 
-def markdown() -> str:
+def table() -> Table:
     """Return the table of the documentation."""
-    lines = ["| variable | read by | default | meaning |", "| --- | --- | --- | --- |"]
-    for variable, reader, default, meaning in rows():
-        lines.append(f"| `{variable}` | {reader} | `{default}` | {meaning.replace('|', '/')} |")
-    return "\n".join(lines)
+    lines = [
+        (Code(variable), reader, Code(default), meaning) for variable, reader, default, meaning in rows()
+    ]
+    return Table.of(("variable", "read by", "default", "meaning"), lines)
 
 
-def settings() -> None:
-    """Print every environment variable that the services read, as a Markdown table."""
-    typer.echo(markdown())
+def settings(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object per variable.")] = False,
+) -> None:
+    """Print every environment variable that the services read, as a Markdown table or as JSON."""
+    typer.echo(json.dumps(table().records(), indent=2) if as_json else table().markdown())

@@ -183,6 +183,7 @@ export class Playback {
     }
     if (this.started && this.#wanted) {
       this.#leapGap();
+      this.#waitAtEnd();
       if (video.paused && !video.ended && this.ahead > 0) video.play().catch(() => {});
     }
     const stalled = this.started && this.#wanted && this.ahead < 0.1 && this.#source.readyState === "open";
@@ -194,6 +195,13 @@ export class Playback {
     const shown = () => this.#onFirstFrame();
     if (this.#video.requestVideoFrameCallback) this.#video.requestVideoFrameCallback(shown);
     else this.#video.addEventListener("playing", shown, { once: true });
+  }
+
+  // Chromium's clock does not stop at the end of live video without sound: what comes later would be late for good.
+  #waitAtEnd() {
+    const { buffered, currentTime } = this.#video;
+    const end = buffered.length ? buffered.end(buffered.length - 1) : Infinity;
+    if (currentTime > end && this.#source.readyState === "open") this.#video.currentTime = end;
   }
 
   // A rounded time stamp can leave a hole of a few microseconds, a gap in the log one of seconds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -10,30 +11,31 @@ import typer
 
 from turboserve.cli import settings
 from turboserve.cli.reference import api_documents, events, operations, schemas, subjects
+from turboserve.cli.tables import Table
 
 
-def _metrics() -> str:
+def _metrics() -> Table:
     # Imports OpenTelemetry's SDK, which no other command of this module needs.
     from turboserve.cli.reference.metrics import metrics_table
 
     return metrics_table()
 
 
-def _attributes() -> str:
+def _attributes() -> Table:
     from turboserve.cli.reference.metrics import attributes_table
 
     return attributes_table()
 
 
-TABLES: dict[str, Callable[[], str]] = {
+TABLES: dict[str, Callable[[], Table]] = {
     "attributes": _attributes,
-    "events": events.markdown,
+    "events": events.table,
     "metrics": _metrics,
-    "operations": operations.markdown,
-    "settings": settings.markdown,
-    "subjects": subjects.markdown,
+    "operations": operations.table,
+    "settings": settings.table,
+    "subjects": subjects.table,
 }
-"""Name of a table → its Markdown."""
+"""Name of a table → what makes it from the code."""
 
 
 def markers(table: str) -> tuple[str, str]:
@@ -65,7 +67,7 @@ def updated(text: str) -> str:
     """Return the document with all tables regenerated from the code. Raises ValueError as `_places`."""
     # From the end on, so that the places before stay valid.
     for table, place in reversed(_places(text).items()):
-        text = f"{text[: place.start]}\n{TABLES[table]()}\n{text[place.stop :]}"
+        text = f"{text[: place.start]}\n{TABLES[table]().markdown()}\n{text[place.stop :]}"
     return text
 
 
@@ -80,16 +82,20 @@ def reference(
             "write a new schema set.",
         ),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object for each line.")] = False,
 ) -> None:
     """Print a table of the reference documentation, or update all of them in place."""
     if update is not None:
         if table is not None:
             raise typer.BadParameter("--update takes no table: it updates all of them")
+        if as_json:
+            raise typer.BadParameter("--update prints no table: leave out --json")
         _update(update)
         return
     if table not in TABLES:
         raise typer.BadParameter(f"name one of: {', '.join(TABLES)}")
-    typer.echo(TABLES[table]())
+    made = TABLES[table]()
+    typer.echo(json.dumps(made.records(), indent=2) if as_json else made.markdown())
 
 
 def _update(folder: Path) -> None:

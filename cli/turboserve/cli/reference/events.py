@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from turboserve.cli.reference.text import code, docstring, rows
+from turboserve.cli.tables import Cell, Code, Table, docstring
 from turboserve.contracts.base import Contract
 from turboserve.contracts.events import Event
 
@@ -16,10 +16,10 @@ def types() -> list[tuple[str, type[Contract]]]:
     return [(kind.model_fields["type"].default, kind) for kind in get_args(Event)]
 
 
-def markdown() -> str:
+def table() -> Table:
     """Return the table of the documentation."""
-    lines = []
+    lines: list[tuple[Cell, ...]] = []
     for name, kind in types():
-        own = [field for field in kind.model_fields if field not in _IN_EVERY]
-        lines.append((f"`{name}`", docstring(kind), code(own)))
-    return rows(("`type`", "when", "fields of its own"), lines)
+        own = tuple(field for field in kind.model_fields if field not in _IN_EVERY)
+        lines.append((Code(name), docstring(kind), own))
+    return Table.of(("`type`", "when", "fields of its own"), lines)

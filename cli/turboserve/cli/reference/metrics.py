@@ -8,7 +8,7 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import REGISTRY as PROMETHEUS
 
-from turboserve.cli.reference.text import rows
+from turboserve.cli.tables import Cell, Code, Table
 from turboserve.instruments import REGISTRY, Instrument
 from turboserve.telemetry_names import ATTRIBUTES, COMPONENTS
 
@@ -55,18 +55,18 @@ def exported(instrument: Instrument) -> tuple[str, str]:
     raise LookupError(f"{instrument.name} is not exported")
 
 
-def metrics_table() -> str:
+def metrics_table() -> Table:
     """Return the table of metrics."""
-    lines = []
+    lines: list[tuple[Cell, ...]] = []
     for instrument in instruments():
         name, kind = exported(instrument)
         service = COMPONENTS[component(instrument)]
-        attributes = ", ".join(f"`{attribute}`" for attribute in instrument.attributes)
-        lines.append((f"`{instrument.name}`", f"`{name}`", service, kind, attributes, instrument.description))
-    return rows(("metric", "at `/metrics`", "service", "type", "attributes", "meaning"), lines)
+        described = (service, kind, tuple(instrument.attributes), instrument.description)
+        lines.append((Code(instrument.name), Code(name), *described))
+    return Table.of(("metric", "at `/metrics`", "service", "type", "attributes", "meaning"), lines)
 
 
-def attributes_table() -> str:
+def attributes_table() -> Table:
     """Return the table of the attributes that are not OpenTelemetry's."""
-    lines = [(f"`{name}`", meaning) for name, meaning in ATTRIBUTES.items()]
-    return rows(("attribute", "meaning"), lines)
+    lines = [(Code(name), meaning) for name, meaning in ATTRIBUTES.items()]
+    return Table.of(("attribute", "meaning"), lines)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from turboserve.cli.reference.text import code, rows
+from turboserve.cli.tables import Cell, Code, Table
 
-_METHODS = ("get", "post", "put", "delete")
+_METHODS = ("get", "post", "put", "patch", "delete")
 
 
 def openapi() -> dict[str, Any]:
@@ -20,17 +20,17 @@ def openapi() -> dict[str, Any]:
     return create_app(gateway).openapi()
 
 
-def markdown() -> str:
+def table() -> Table:
     """Return the table of the documentation."""
-    found = []
+    found: list[tuple[Cell, ...]] = []
     for path, operations in openapi()["paths"].items():
         for method in _METHODS:
             if (operation := operations.get(method)) is None:
                 continue
             parameters = operation.get("parameters", [])
-            query = code(each["name"] for each in parameters if each["in"] == "query")
+            query = tuple(each["name"] for each in parameters if each["in"] == "query")
             answers = sorted(operation["responses"])
             good = ", ".join(status for status in answers if status < "300")
             bad = ", ".join(status for status in answers if status >= "300")
-            found.append((f"`{method.upper()} {path}`", operation["summary"], query, good, bad))
-    return rows(("operation", "what it does", "query", "answers", "problems"), found)
+            found.append((Code(f"{method.upper()} {path}"), operation["summary"], query, good, bad))
+    return Table.of(("operation", "what it does", "query", "answers", "problems"), found)

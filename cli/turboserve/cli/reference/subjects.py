@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from turboserve.cli.reference.text import rows
+from turboserve.cli.tables import Cell, Code, Table
 from turboserve.subjects import ENDPOINTS, LOGS, TOPICS
 
 
-def _lines() -> Iterator[tuple[str, str, str, str, str]]:
+def _lines() -> Iterator[tuple[Cell, ...]]:
     for endpoint in ENDPOINTS:
         callers = ", ".join(endpoint.callers)
-        yield f"`{endpoint.subject}`", "request", endpoint.request.__name__, callers, endpoint.server
+        yield Code(endpoint.subject), "request", endpoint.request.__name__, callers, endpoint.server
     for topic in TOPICS:
         subject = topic.pattern.format(id="IDENTITY.WORKER" if topic.by_worker else "ID")
         senders, readers = ", ".join(topic.senders), ", ".join(topic.readers)
-        yield f"`{subject}`", "hint", topic.message.__name__, senders, readers
+        yield Code(subject), "hint", topic.message.__name__, senders, readers
     for log in LOGS:
         token = "ID.IDENTITY" if log.by_identity else "ID"
         live = f"live: {', '.join(log.readers)}" if log.readers else ""
         stored = f"stored: {', '.join(log.history_readers)}" if log.history_readers else ""
         readers = "; ".join(part for part in (live, stored) if part)
-        yield f"`{log.pattern.format(id=token)}`", f"log `{log.stream}`", "", ", ".join(log.writers), readers
+        yield Code(log.pattern.format(id=token)), f"log `{log.stream}`", "", ", ".join(log.writers), readers
 
 
-def markdown() -> str:
+def table() -> Table:
     """Return the table of the documentation."""
-    return rows(("subject", "kind", "message", "from", "to"), _lines())
+    return Table.of(("subject", "kind", "message", "from", "to"), _lines())

@@ -1,0 +1,145 @@
+"""The JavaScript client's package, and its types against its code and the API's documents."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SDK = ROOT / "sdk" / "js"
+SOURCES = {file.name: file.read_text() for file in (SDK / "src").glob("*.js")}
+TYPES = {file.name: file.read_text() for file in (SDK / "types").glob("*.d.ts")}
+OPENAPI: dict[str, Any] = json.loads((ROOT / "docs/reference/openapi.json").read_text())["components"]
+ASYNCAPI: dict[str, Any] = json.loads((ROOT / "docs/reference/asyncapi.json").read_text())["components"]
+SCHEMAS = {
+    "SessionInfo": OPENAPI["schemas"]["Session"],
+    "Receipt": OPENAPI["schemas"]["Receipt"],
+    "Decision": OPENAPI["schemas"]["SessionDecision"],
+    "Migration": OPENAPI["schemas"]["StartedMigration"],
+    "Model": OPENAPI["schemas"]["Model"],
+    "Worker": OPENAPI["schemas"]["Worker"],
+    **{name: ASYNCAPI["schemas"][name] for name in ("Hello", "Init", "ChunkMessage", "Skip", "End")},
+    "ChunkFidelity": ASYNCAPI["schemas"]["ChunkFidelity"],
+}
+WHOLE = {
+    "SessionInfo",
+    "Receipt",
+    "Decision",
+    "Hello",
+    "Init",
+    "ChunkMessage",
+    "ChunkFidelity",
+    "Skip",
+    "End",
+}
+"""Interfaces that have every member of their schema."""
+
+
+def members(interface: str) -> dict[str, bool]:
+    """Return the members of an interface of `models.d.ts`, and whether each is always there."""
+    [body] = re.findall(
+        rf"export interface {interface} \{{\n(.*?)^\}}", TYPES["models.d.ts"], re.DOTALL | re.MULTILINE
+    )
+    found = re.findall(r"^  (\w+)(\??):", body, re.MULTILINE)
+    return {name: not optional for name, optional in found}
+
+
+def exported(text: str) -> set[str]:
+    """Return the names of the values that a module exports."""
+    lists = re.findall(r"export \{([^}]*)\}", text)
+    single = re.findall(r"export (?:declare )?(?:class|const|function) (\w+)", text)
+    return {*single, *(name for names in lists for name in re.findall(r"\w+", names))}
+
+
+@pytest.mark.parametrize("interface", SCHEMAS)
+def test_an_interface_has_the_members_of_the_document(interface: str) -> None:
+    found, schema = members(interface), SCHEMAS[interface]
+    assert found
+    assert set(found) <= set(schema["properties"])
+    assert {name for name, always in found.items() if always} <= {*schema["required"], "type"}
+    if interface in WHOLE:
+        assert set(found) == set(schema["properties"])
+
+
+@pytest.mark.parametrize("module", ["index", "player"])
+def test_the_types_declare_what_the_module_exports(module: str) -> None:
+    declared = exported(TYPES[f"{module}.d.ts"])
+    assert declared == exported(SOURCES[f"{module}.js"])
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("Client", "client"),
+        ("Session", "session"),
+        ("StreamConnection", "connection"),
+        ("TurboServePlayer", "player"),
+    ],
+)
+def test_the_types_declare_every_public_method(name: str, file: str) -> None:
+    declared = TYPES["player.d.ts" if name == "TurboServePlayer" else "index.d.ts"]
+    [body] = re.findall(rf"export class {name} [^\n]*\{{\n(.*?)^\}}", declared, re.DOTALL | re.MULTILINE)
+    methods = set(re.findall(r"^  (?:async |get )?\*?(\w+)\(.*\{$", SOURCES[f"{file}.js"], re.MULTILINE))
+    of_browsers = {"connectedCallback", "disconnectedCallback", "attributeChangedCallback"}
+    assert methods
+    assert {method for method in methods - of_browsers if not re.search(rf"\b{method}\b", body)} == set()
+
+
+def test_every_event_that_the_element_reports_has_a_type() -> None:
+    [body] = re.findall(
+        r"interface PlayerEventDetails \{\n(.*?)^\}", TYPES["player.d.ts"], re.DOTALL | re.MULTILINE
+    )
+    sent = {
+        name
+        for file in ("player.js", "played_session.js")
+        for name in re.findall(r'#(?:emit|report)\("(\w+)"', SOURCES[file])
+    }
+    assert set(re.findall(r"^  (\w+):", body, re.MULTILINE)) == sent
+
+
+def test_modules_import_nothing_but_each_other() -> None:
+    for text in SOURCES.values():
+        for path in re.findall(r'from "([^"]+)"', text):
+            assert path.removeprefix("./") in SOURCES
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm on this machine: nothing was packed")
+def test_npm_packs_the_modules_and_the_types(tmp_path: Path) -> None:
+    command = ["npm", "pack", str(SDK), "--offline", "--ignore-scripts", "--pack-destination", str(tmp_path)]
+    subprocess.run(
+        [*command, "--cache", str(tmp_path / "cache")],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    [package] = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        names = {name.removeprefix("package/") for name in archive.getnames()}
+        described = json.loads(archive.extractfile("package/package.json").read())  # type: ignore[union-attr]
+    assert names == {
+        "package.json",
+        "README.md",
+        *(f"src/{name}" for name in SOURCES),
+        *(f"types/{name}" for name in TYPES),
+    }
+    assert described["license"] == "Apache-2.0"
+    assert "dependencies" not in described
+    for entry in (".", "./player"):
+        assert {path.removeprefix("./") for path in described["exports"][entry].values()} <= names
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine: nothing was imported")
+def test_node_imports_the_client_without_a_browser() -> None:
+    script = "import(process.argv[1]).then((client) => console.log(Object.keys(client).join()))"
+    done = subprocess.run(
+        ["node", "-e", script, (SDK / "src/index.js").as_uri()], capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.strip().split(",")) == exported(SOURCES["index.js"])
