@@ -48,6 +48,8 @@ const sessions = new SessionList(client, at("sessions"), {
 const migrationForm = new MigrationForm(client, at("migration"), at("r-worker"), (action) => attempt(action));
 
 let isBusy = false;
+/** The action that runs, or ran last. */
+let running = Promise.resolve();
 /** Id of the session on the page; null: none. */
 let session = null;
 /** Why the session ended; empty: it has not. */
@@ -194,7 +196,8 @@ at("veil-resume").addEventListener("click", togglePause);
 at("end").addEventListener("click", () => {
   // The button goes away with the session.
   at("new").focus();
-  attempt(() => player.end());
+  // Not lost while the answer to another action is missing.
+  running.then(() => attempt(() => player.end()));
 });
 at("new").addEventListener("click", () => {
   if (session && !ended) at("leave").showModal();
@@ -220,8 +223,12 @@ function startOver() {
 }
 
 // One action at a time. Buttons are not disabled meanwhile: the keyboard's focus would be lost.
-async function attempt(action) {
-  if (isBusy) return;
+function attempt(action) {
+  if (!isBusy) running = perform(action);
+  return running;
+}
+
+async function perform(action) {
   isBusy = true;
   quiet();
   show();
