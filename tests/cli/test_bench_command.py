@@ -36,6 +36,7 @@ NAMES = (
     "elastic",
     "engine",
     "migration",
+    "paper",
     "placement",
     "sequence-parallel",
     "simulate",
