@@ -85,8 +85,7 @@ def test_a_scheduler_and_a_store_that_absorb_beyond_the_floor_are_found(
 
 def test_a_pool_that_shrinks_while_quality_is_owed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advisor, "owed", lambda feedback: "")
-    # In seed 48, suspended sessions then migrate to workers above K, which takes no slot.
-    assert violations((48, 5, 25, 35, 54), CALM, seconds=25.0, scale=ABSORBS) == {"debt_never_shrinks"}
+    assert violations((3, 9, 13, 18, 75), CALM, seconds=25.0, scale=ABSORBS) == {"debt_never_shrinks"}
 
 
 def test_sessions_that_do_not_rest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
