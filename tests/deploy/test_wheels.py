@@ -21,6 +21,8 @@ PROJECTS = sorted(
     path.parent for pattern in ("*", "services/*", "sdk/*") for path in ROOT.glob(f"{pattern}/pyproject.toml")
 )
 PATIENCE_S = 120.0
+OUTSIDE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+"""Variables of processes that must not find the source tree."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ for policies in (PLACEMENTS, GATHER_POLICIES, REBALANCERS):
     print(*(f"{name}={type(policies.make(name)).__module__}" for name in policies.names))
 """
     python = str(environment / "bin" / "python")
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    found = subprocess.run([python, "-c", code], env=OUTSIDE, capture_output=True, text=True, check=True)
     placements, gathering, rebalancers = (
         dict(each.split("=") for each in line.split()) for line in found.stdout.splitlines()
     )
@@ -108,7 +110,7 @@ def address(environment: Path, tmp_path: Path) -> Iterator[str]:
         str(tmp_path / "data"),
     ]
     # The broker's binary is among the scripts of this environment.
-    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    variables = {**OUTSIDE, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with (tmp_path / "up.log").open("wb") as log:
         stack = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -132,6 +134,7 @@ def address(environment: Path, tmp_path: Path) -> Iterator[str]:
 def test_a_stack_from_wheels_serves_video_and_its_pages(address: str, environment: Path) -> None:
     found = subprocess.run(
         [str(environment / "bin" / "python"), "-c", "import turboserve.worker as w; print(w.__file__)"],
+        env=OUTSIDE,
         capture_output=True,
         text=True,
         check=True,
