@@ -12,11 +12,9 @@ from tests.shared.test_names import DISTRIBUTIONS, ROOT, trees
 
 LINES = 300
 YET_TO_BE_SPLIT = {
-    "experiments/turboserve/experiments/autoscale/command.py",
     "services/scheduler/turboserve/scheduler/core.py",
     "services/scheduler/turboserve/scheduler/placement/pool.py",
     "services/scheduler/turboserve/scheduler/view.py",
-    "services/worker/turboserve/worker/replicas/contract.py",
     "simulation/turboserve/simulation/runtime/broker/client.py",
     "simulation/turboserve/simulation/runtime/broker/stream.py",
     "simulation/turboserve/simulation/runtime/device/backend.py",

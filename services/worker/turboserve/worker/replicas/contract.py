@@ -33,6 +33,7 @@ from turboserve.worker.engine.interface import (
 )
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.engine.models import Models
+from turboserve.worker.replicas.comparison import largest, largest_level, same_chunks
 
 TEXT_TOLERANCE = 1e-4
 """Largest difference of an embedding that was computed alone and beside others, relative to its largest."""
@@ -104,10 +105,10 @@ class ModelContract:
         for prompt, row in zip(self._prompts, both, strict=True):
             alone = encode([prompt])[0]
             shared = min(len(alone), len(row))
-            off = _largest(alone[:shared] - row[:shared])
-            limit = TEXT_TOLERANCE * max(1.0, _largest(row))
+            off = largest(alone[:shared] - row[:shared])
+            limit = TEXT_TOLERANCE * max(1.0, largest(row))
             _require("text", off <= limit, f"a prompt alone differs by {off:.2e} from one beside another")
-            rest = max(_largest(alone[shared:]), _largest(row[shared:]))
+            rest = max(largest(alone[shared:]), largest(row[shared:]))
             _require("text", rest == 0, "what pads a shorter prompt is not zero")
 
     @torch.inference_mode()
@@ -135,7 +136,7 @@ class ModelContract:
         for row in range(2):
             alone, cache = decoder.decode(latents[row : row + 1], None)
             more, _ = decoder.decode(latents[row : row + 1], cache)
-            off = max(_levels(alone[0], first[row]), _levels(more[0], second[row]))
+            off = max(largest_level(alone[0], first[row]), largest_level(more[0], second[row]))
             _require("decoder", off <= LEVELS, f"a session alone differs by {off} levels from one beside it")
 
     def _weights(self) -> None:
@@ -162,11 +163,11 @@ class ModelContract:
 
     def _seeds(self) -> None:
         first, again = (self._played(7) for _ in range(2))
-        _require("seeds", _equal(first, again), "two runs of one seed and prompt differ")
+        _require("seeds", same_chunks(first, again), "two runs of one seed and prompt differ")
         for index, chunk in enumerate(first):
             self._frames("seeds", chunk.frames[None], 1, self.models.transformer.config.pixel_frames(index))
         other = self._played(8)
-        _require("seeds", not _equal(first, other), "two seeds have the same video")
+        _require("seeds", not same_chunks(first, other), "two seeds have the same video")
 
     def _prompt_switch(self) -> None:
         stayed = self._played(7)
@@ -179,8 +180,8 @@ class ModelContract:
         _require("prompts", bool(applied), "no chunk showed the second prompt")
         made = [*before, *after]
         switch = applied[-1].chunk
-        _require("prompts", _equal(made[:switch], stayed[:switch]), "a prompt changed a chunk before it")
-        differs = not _equal(made[switch:], stayed[switch:])
+        _require("prompts", same_chunks(made[:switch], stayed[:switch]), "a prompt changed a chunk before it")
+        differs = not same_chunks(made[switch:], stayed[switch:])
         _require("prompts", differs, "the second prompt changed nothing")
 
     def _window(self) -> None:
@@ -204,7 +205,7 @@ class ModelContract:
         before += [event for event in events if isinstance(event, ChunkReady)]
         engine.resume(SESSION, time.monotonic())
         after = _chunks(engine, CHUNKS - len(before))
-        same = _equal([*before, *after], stayed)
+        same = same_chunks([*before, *after], stayed)
         _require("suspension", same, "a session that was suspended continues with another video")
 
     def _migration(self) -> None:
@@ -225,7 +226,7 @@ class ModelContract:
         source.evict(SESSION)
         target.unquiesce(SESSION)
         after = _chunks(target, CHUNKS - len(before))
-        same = _equal([*before, *after], stayed)
+        same = same_chunks([*before, *after], stayed)
         _require("migration", same, "a session that was migrated continues with another video")
 
     # Helpers
@@ -286,21 +287,6 @@ def _step(engine: Engine) -> Sequence[Event]:
         if isinstance(event, SessionFailed):
             raise ModelContractError("engine", event.error)
     return events
-
-
-def _equal(ours: Sequence[ChunkReady], theirs: Sequence[ChunkReady]) -> bool:
-    return len(ours) == len(theirs) and all(
-        torch.equal(a.latents, b.latents) and torch.equal(a.frames, b.frames)
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-def _levels(ours: Tensor, theirs: Tensor) -> int:
-    return int((ours.int() - theirs.int()).abs().max())
-
-
-def _largest(values: Tensor) -> float:
-    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def _require(check: str, holds: bool, reason: str) -> None:
