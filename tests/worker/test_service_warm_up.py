@@ -13,13 +13,8 @@ from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.app import capacity_of, floor_capacity_of
-from turboserve.worker.service.warm_up import (
-    WarmUpError,
-    beyond_slabs,
-    measure,
-    sessions_in_real_time,
-    switch_prompts,
-)
+from turboserve.worker.service.quality import beyond_slabs
+from turboserve.worker.service.warm_up import WarmUpError, measure, sessions_in_real_time, switch_prompts
 from turboserve.worker.settings import Settings
 
 

@@ -21,8 +21,8 @@ from turboserve.worker.service.heartbeat import announced, starting
 from turboserve.worker.service.host_platform import HostPlatform
 from turboserve.worker.service.models import load_models
 from turboserve.worker.service.ports import Platform
-from turboserve.worker.service.quality import floor_seconds
-from turboserve.worker.service.warm_up import beyond_slabs, sessions_in_real_time
+from turboserve.worker.service.quality import beyond_slabs, floor_seconds
+from turboserve.worker.service.warm_up import sessions_in_real_time
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
 

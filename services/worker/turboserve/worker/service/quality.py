@@ -17,6 +17,7 @@ from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
+from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.playout import Playout
 from turboserve.worker.engine.playout import Tier as TierName
 
@@ -207,3 +208,17 @@ def session_slack(playout: Playout) -> SessionSlack:
 
 def _bounded(seconds: float) -> float:
     return max(-LARGEST_SLACK_S, min(LARGEST_SLACK_S, seconds))
+
+
+def beyond_slabs(seconds: Mapping[int, float], slots: int, places: int) -> dict[int, float]:
+    """L(n) for more active sessions than slabs: n / slots · L(slots), since a batch has at most `slots` rows.
+
+    `places`: number of sessions that slabs and host memory hold. The copies of states overlap computing and
+    do not count. Returns `seconds` as it is if no session is beyond the slabs, or nothing is measured.
+    """
+    if places <= slots or not seconds:
+        return dict(seconds)
+    full_s = LatencyProfile(seconds)(slots)
+    within = {batch: value for batch, value in seconds.items() if batch < slots}
+    # Profiles are linear between two sizes, and are extrapolated in the same direction.
+    return within | {slots: full_s, places: full_s * places / slots}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from turboserve.worker.engine.engine import Engine
@@ -38,24 +38,10 @@ def measure(engine: Engine) -> dict[int, float]:
     return seconds
 
 
-def beyond_slabs(seconds: Mapping[int, float], slots: int, places: int) -> dict[int, float]:
-    """L(n) for more active sessions than slabs: n / slots · L(slots), since a batch has at most `slots` rows.
-
-    `places`: number of sessions that slabs and host memory hold. The copies of states overlap computing and
-    do not count. Returns `seconds` as it is if no session is beyond the slabs, or nothing is measured.
-    """
-    if places <= slots or not seconds:
-        return dict(seconds)
-    full_s = LatencyProfile(seconds)(slots)
-    within = {batch: value for batch, value in seconds.items() if batch < slots}
-    # Profiles are linear between two sizes, and are extrapolated in the same direction.
-    return within | {slots: full_s, places: full_s * places / slots}
-
-
 def sessions_in_real_time(seconds: dict[int, float], chunk_s: float, margin: float, limit: int) -> int:
     """Largest number of sessions, at least 1, whose chunks take at most `margin` of their playing time.
 
-    `seconds`: see `beyond_slabs`.
+    `seconds`: see `quality.beyond_slabs`.
     """
     profile = LatencyProfile(seconds)
     count = 1

@@ -25,11 +25,16 @@ from turboserve.worker.service.heartbeat import RELEASE, Heartbeat
 from turboserve.worker.service.migrations import Migrations
 from turboserve.worker.service.packager import PackagedChunk, ToLoop
 from turboserve.worker.service.ports import EngineRunner, Loaded, Platform
-from turboserve.worker.service.quality import QualityBoard, SlackBoard, SlackMeasured, floor_seconds
+from turboserve.worker.service.quality import (
+    QualityBoard,
+    SlackBoard,
+    SlackMeasured,
+    beyond_slabs,
+    floor_seconds,
+)
 from turboserve.worker.service.session_logs import SessionLogs
 from turboserve.worker.service.spans import AdmissionSpans
 from turboserve.worker.service.table import Table
-from turboserve.worker.service.warm_up import beyond_slabs
 from turboserve.worker.service.watchdog import STUCK_S, Watchdog
 from turboserve.worker.settings import Settings
 
