@@ -160,7 +160,8 @@ class ResidencyController:
                     turns.append(self._turn(session, now))
                 case _:
                     pass
-        return found | returns_s((turn for turn in turns if turn[0] < inf), free, self.options, busy_s)
+        waiting = [turn for turn in turns if turn[0] < inf]
+        return found | returns_s(waiting, free, self.options, busy_s) if waiting else found
 
     def _turn(self, session: Session, now: float) -> tuple[float, str]:
         """See `ResidencyView.turn`."""
