@@ -19,19 +19,12 @@ from turboserve.telemetry import tracing
 from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.gather import LatencyProfile
-from turboserve.worker.service import commands, events, migration_commands
+from turboserve.worker.service import commands, events, migration_commands, quality
 from turboserve.worker.service.engine_commands import AdmitRequest
 from turboserve.worker.service.heartbeat import RELEASE, Heartbeat
 from turboserve.worker.service.migrations import Migrations
 from turboserve.worker.service.packager import PackagedChunk, ToLoop
 from turboserve.worker.service.ports import EngineRunner, Loaded, Platform
-from turboserve.worker.service.quality import (
-    QualityBoard,
-    SlackBoard,
-    SlackMeasured,
-    beyond_slabs,
-    floor_seconds,
-)
 from turboserve.worker.service.session_logs import SessionLogs
 from turboserve.worker.service.spans import AdmissionSpans
 from turboserve.worker.service.table import Table
@@ -67,7 +60,7 @@ class Worker:
         self.table = Table(worker, settings.model, capacity, settings.lease_s, floor_capacity)
         self._settings, self._bus, self._clock, self._config = settings, bus, clock, config
         self._profile = LatencyProfile(loaded.seconds)
-        self._slack, self._quality = SlackBoard(), QualityBoard()
+        self._slack, self._quality = quality.SlackBoard(), quality.QualityBoard()
         self._started_at = clock.wall() if started_at is None else started_at
         self._host_states = engine.host_states
         self._device, self._pid = str(engine.device), platform.pid
@@ -152,7 +145,7 @@ class Worker:
         runs = {entry.session: entry.run for entry in self.table.entries.values()}
         held, now = self.table.held(self._config.media_start), self._clock.monotonic()
         engine, fidelity = self.engine, self.engine.fidelity
-        seconds = beyond_slabs(self._profile.to_mapping(), engine.slots, engine.places)
+        seconds = quality.beyond_slabs(self._profile.to_mapping(), engine.slots, engine.places)
         return LoadReport(
             worker=self.id,
             model=self._settings.model,
@@ -165,7 +158,7 @@ class Worker:
             transfer=self._migrations.addresses,
             host=self._migrations.machine,
             chunk_latency_s=seconds,
-            floor_chunk_latency_s=floor_seconds(seconds, fidelity.ladder) if fidelity.lowers else {},
+            floor_chunk_latency_s=quality.floor_seconds(seconds, fidelity.ladder) if fidelity.lowers else {},
             floor_capacity=self.table.floor_capacity if fidelity.lowers else None,
             quality=self._quality.mean(now),
             quality_debt=self._quality.debt(now),
@@ -220,7 +213,7 @@ class Worker:
             self._audiences.follow(self.table.watched)
 
     def _arrived(self, item: ToLoop) -> None:
-        if isinstance(item, SlackMeasured):
+        if isinstance(item, quality.SlackMeasured):
             self._slack.measured(item)
             if item.tiers_changed:
                 self._spawn(self.heartbeat.publish())
