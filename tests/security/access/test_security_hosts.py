@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.pool_harness import Pool
 from tests.security.access.conftest import Connect, OpenSocket
-from turboserve.gateway.auth.origins import Authority, HostRules, OriginRules, parse_origin
+from turboserve.gateway.auth.access import Authority, HostRules, OriginRules, parse_origin
 
 PROBLEM = "application/problem+json"
 FOE = "http://foe.example"

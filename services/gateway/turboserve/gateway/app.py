@@ -10,9 +10,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.gateway import openapi
-from turboserve.gateway.auth.access import Authenticator, Keys
-from turboserve.gateway.auth.middleware import Authenticate
-from turboserve.gateway.auth.origins import HostRules, OriginRules
+from turboserve.gateway.auth.access import HostRules, Keys, OriginRules
+from turboserve.gateway.auth.middleware import Authenticate, Authenticator
 from turboserve.gateway.auth.stored import KeyFollower
 from turboserve.gateway.chunk_log import ChunkLog
 from turboserve.gateway.context import Gateway, Streams

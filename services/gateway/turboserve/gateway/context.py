@@ -13,7 +13,8 @@ from starlette.requests import HTTPConnection
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TenantLimitError
-from turboserve.gateway.auth.access import Authenticator, Keys
+from turboserve.gateway.auth.access import Keys
+from turboserve.gateway.auth.middleware import Authenticator
 from turboserve.gateway.chunk_log import ChunkLog
 from turboserve.gateway.keys.service import StoredKeys
 from turboserve.gateway.pools.snapshots import PoolSnapshots

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from turboserve.gateway.auth.access import Keys
-from turboserve.gateway.auth.origins import ANY, is_loopback
+from turboserve.gateway.auth.access import ANY, Keys, is_loopback
 from turboserve.gateway.settings import Settings
 
 KEYLESS = (

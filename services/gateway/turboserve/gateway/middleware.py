@@ -12,8 +12,8 @@ from starlette.websockets import WebSocket
 
 from turboserve.contracts.errors import BodyTooLargeError, TurboServeError
 from turboserve.gateway import metrics
+from turboserve.gateway.auth.access import Authority, HostRules, OriginRules
 from turboserve.gateway.auth.middleware import refuse, without_query_key
-from turboserve.gateway.auth.origins import Authority, HostRules, OriginRules
 from turboserve.gateway.problems.errors import (
     ForbiddenOriginError,
     HostNotAllowedError,

@@ -12,8 +12,8 @@ from turboserve.audience import LONGEST_INTERVAL_S
 from turboserve.config import Seconds
 from turboserve.contracts.base import Id, is_id
 from turboserve.gateway.auth import key_file, key_list
+from turboserve.gateway.auth.access import is_loopback, parse_host, parse_origin
 from turboserve.gateway.auth.hashing import KeySet
-from turboserve.gateway.auth.origins import is_loopback, parse_host, parse_origin
 from turboserve.gateway.serving.settings import ServerSettings
 
 KEYLESS = "set TURBOSERVE_ALLOW_KEYLESS=1 to allow this"

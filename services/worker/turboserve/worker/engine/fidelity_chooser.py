@@ -75,7 +75,8 @@ class FidelityChooser:
 
     def load(self, sessions: Collection[Session], now: float) -> EngineLoad:
         """The load of these sessions."""
-        returns_s = self._returns_s(now)
+        away = any(not session.may_compute for session in sessions)
+        returns_s = self._returns_s(now) if away else {}
         return EngineLoad(
             self.ladder,
             self._forward,

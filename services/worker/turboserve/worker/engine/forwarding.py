@@ -170,7 +170,8 @@ class Forecaster:
     def playouts(self, sessions: Iterable[Session], now: float) -> dict[str, Playout]:
         """Playout slack of each session that has not ended, by name, with a new forecast."""
         live = [session for session in sessions if not session.ended]
-        returns_s = self._returns_s(now)
+        away = any(not session.may_compute for session in live)
+        returns_s = self._returns_s(now) if away else {}
         found = [
             self._pacing.upcoming(
                 each,

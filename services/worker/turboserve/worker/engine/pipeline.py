@@ -92,6 +92,7 @@ class Pipeline:
         context = ContextWork(
             self.config, self.text.profile, self.forward.profile, self.forward.recache_profile
         )
+        self._exchanges = bool(options.host_sessions)
         self.residency = ResidencyController(backend, self._table, self.pacing, known["forward"], options)
         self.fidelity = FidelityChooser(
             self.config,
@@ -131,7 +132,7 @@ class Pipeline:
         events = self._collect()
         if events or self._held_back(now):
             return events
-        events += self.residency.exchange(now, self._fail)
+        events += self.residency.exchange(now, self._fail) if self._exchanges else []
         for session in list(self._table.sessions.values()):
             events += self._cross(session, now)
         events += self._collect()
@@ -155,7 +156,7 @@ class Pipeline:
             return True
         if self._held_back(now):
             return False
-        return self.residency.waits(now) or any(
+        return (self._exchanges and self.residency.waits(now)) or any(
             self._waits(session, now) for session in self._table.sessions.values()
         )
 
@@ -187,7 +188,7 @@ class Pipeline:
         if session is not None:
             return self.pacing.due_at(sessions[session], now) if session in sessions else None
         times = [self.pacing.due_at(each, now) for each in sessions.values()]
-        times.append(self.residency.next_at(now))
+        times.append(self.residency.next_at(now) if self._exchanges else None)
         return min((t for t in times if t is not None), default=None)
 
     def _held_back(self, now: float) -> bool:

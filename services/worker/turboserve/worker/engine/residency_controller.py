@@ -61,7 +61,7 @@ class ResidencyController:
     ) -> None:
         """`forward`: L(b) of a forward."""
         self._backend, self._table, self._pacing, self._forward = backend, table, pacing, forward
-        self._rows, self._enabled = options.max_batch, bool(options.host_sessions)
+        self._rows = options.max_batch
         first_s = backend.state_host_bytes / FIRST_COPY_BYTES_PER_S
         self._copy_out_s = self._copy_in_s = first_s
         self._arrival: tuple[Transfer, float] | None = None
@@ -185,8 +185,6 @@ class ResidencyController:
     @property
     def _possible(self) -> bool:
         """Whether a session waits outside and no exchange is in progress."""
-        if not self._enabled:
-            return False
         sessions = self._table.sessions.values()
         exchanging = any(
             session.offloading
