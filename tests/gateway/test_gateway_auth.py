@@ -10,7 +10,7 @@ from turboserve.contracts.keys import Scope
 from turboserve.gateway.auth import key_list
 from turboserve.gateway.auth.access import Identity, Keys, bearer
 from turboserve.gateway.auth.hashing import OPERATOR_SCOPES, KeySet, StoredKey
-from turboserve.gateway.problems.errors import KeysUnreadError
+from turboserve.gateway.problems.errors import KeysUnreadError, MissingScopeError
 from turboserve.gateway.settings import Settings
 
 K1, K2 = "secret-1-0123456789", "secret-2-0123456789"
@@ -57,6 +57,24 @@ def test_a_key_without_scopes_has_those_of_its_role() -> None:
     assert bob is not None
     assert {scope for scope in Scope if alice.may(scope)} == set(Scope) - {Scope.ADMIN}
     assert {scope for scope in Scope if bob.may(scope)} == {Scope.SESSIONS_READ, Scope.SESSIONS_WRITE}
+
+
+def test_an_operators_key_with_named_scopes_has_these_only() -> None:
+    empty = KeySet()
+    stored = [
+        StoredKey(id="reads", tenant="ops", scopes=(Scope.SESSIONS_READ,), hash=empty.hash_of(K1)),
+        StoredKey(id="all", tenant="ops", hash=empty.hash_of(K2)),
+    ]
+    keys = Keys(KeySet(salt=empty.salt, keys=tuple(stored)), operators=["ops"])
+    reads, operator = keys.identify(K1), keys.identify(K2)
+    assert reads is not None
+    assert operator is not None
+    assert {scope for scope in Scope if reads.may(scope)} == {Scope.SESSIONS_READ}
+    assert operator.operator
+    with pytest.raises(MissingScopeError) as caught:
+        reads.require(Scope.POOL_WRITE)
+    assert (caught.value.field, caught.value.limit) == ("scope", Scope.POOL_WRITE.value)
+    operator.require(Scope.POOL_WRITE)
 
 
 def test_a_key_expires_by_the_gateways_clock() -> None:

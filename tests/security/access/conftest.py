@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,8 +13,15 @@ import websockets
 from websockets.asyncio.client import ClientConnection
 
 from tests.helpers.pool_harness import Pool
+from tests.helpers.stored_keys import StoredKeyText, store_keys
+from tests.helpers.waiting import eventually
+from turboserve.contracts.keys import Scope
 
 PATIENCE_S = 120.0
+ADMIN = "the-first-key-of-all-keys"
+"""A key of the database with the scope `admin`."""
+NEW = {"tenant": "acme", "scopes": [Scope.SESSIONS_READ.value, Scope.SESSIONS_WRITE.value]}
+"""Body of a request for a key."""
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +33,7 @@ def keyless_url(pool: Pool) -> str:
 
 Connect = Callable[..., httpx.AsyncClient]
 OpenSocket = Callable[..., Any]
+Create = Callable[..., Any]
 
 
 @pytest.fixture
@@ -70,3 +79,41 @@ def socket() -> OpenSocket:
             yield opened
 
     return connect
+
+
+@pytest.fixture(scope="session")
+def urls(pool: Pool) -> list[str]:
+    """Addresses of two gateways whose keys are in the database."""
+    keys = [StoredKeyText("first", "ops", ADMIN, [Scope.ADMIN])]
+    asyncio.run(store_keys(pool.nats, keys))
+    return [pool.gateway(f"stored_{n}", TURBOSERVE_API_KEYS_STORE="1", DRAWN_KEY=ADMIN) for n in range(2)]
+
+
+@pytest.fixture
+def admin(urls: list[str], client: Connect) -> httpx.AsyncClient:
+    return client(urls[0], ADMIN)
+
+
+@pytest.fixture
+def create(admin: httpx.AsyncClient) -> Create:
+    """`await create(**fields)`: a new key, as the API answers."""
+
+    async def one(**fields: Any) -> dict[str, Any]:
+        answer = await admin.post("/v1/keys", json={**NEW, **fields})
+        assert answer.status_code == 201, answer.text
+        made: dict[str, Any] = answer.json()
+        return made
+
+    return one
+
+
+async def accepted(url: str, key: str, wanted: bool, client: Connect) -> None:
+    """Wait until the gateway accepts the key, or refuses it."""
+    api = client(url, key)
+
+    async def so() -> bool:
+        answer = await api.get("/v1/sessions")
+        assert answer.status_code in (200, 401, 429), answer.text
+        return (answer.status_code == 200) == wanted
+
+    await eventually(so)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from turboserve.clock import Clock, SystemClock
 from turboserve.contracts.keys import Scope
 from turboserve.gateway.auth.hashing import OPERATOR_SCOPES, TENANT_SCOPES, KeySet, StoredKey
-from turboserve.gateway.problems.errors import KeysUnreadError
+from turboserve.gateway.problems.errors import KeysUnreadError, MissingScopeError
 
 DEFAULT_TENANT = "default"
 RETRY_S = 1.0
@@ -40,6 +40,11 @@ class Identity:
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
+
+    def require(self, scope: Scope) -> None:
+        """Raise MissingScopeError if the sender's key lacks the scope."""
+        if not self.may(scope):
+            raise MissingScopeError(f"this API key lacks the scope {scope}", field="scope", limit=scope.value)
 
     @property
     def operator(self) -> bool:
@@ -133,7 +138,8 @@ class Keys:
 
     def _identity(self, key: StoredKey) -> Identity:
         scopes = key.effective_scopes
-        if key.tenant in self._operators:
+        # A key with named scopes has these only, also if its tenant is an operator.
+        if key.scopes is None and key.tenant in self._operators:
             scopes |= OPERATOR_SCOPES
         return Identity(key.tenant, scopes, key.id)
 

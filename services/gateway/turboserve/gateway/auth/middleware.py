@@ -220,13 +220,13 @@ def check_scope(
     if scope["type"] == "websocket" and isinstance(scope.get(_ADMISSION), TurboServeError):
         return
     identity = admitted(scope)
-    missing = next((name for name in needed.scopes if not identity.may(KeyScope(name))), None)
-    if missing is None:
-        return
-    error = MissingScopeError(f"this API key lacks the scope {missing}", field="scope", limit=missing)
-    if scope["type"] != "websocket":
-        raise error
-    scope[_ADMISSION] = error
+    try:
+        for name in needed.scopes:
+            identity.require(KeyScope(name))
+    except MissingScopeError as error:
+        if scope["type"] != "websocket":
+            raise
+        scope[_ADMISSION] = error
 
 
 def needs(scope: KeyScope) -> SecurityParameter:

@@ -92,6 +92,9 @@ CLIENT_MESSAGES = (
 )
 """What the gateway takes."""
 
+CHANGES = (PromptRequest, ChangeRequest, PauseRequest, ResumeRequest)
+"""Messages that need the scope `sessions:write`. The others are part of watching."""
+
 
 ClientMessage = (
     PlayheadReport | PromptRequest | ChangeRequest | PauseRequest | ResumeRequest | FirstFrame | Ping

@@ -78,14 +78,14 @@ async def stream(socket: WebSocket, session: str) -> None:
     gateway = gateway_of(socket)
     await socket.accept()
     try:
-        tenant = admitted(socket.scope).tenant
+        identity = admitted(socket.scope)
         after = _index(socket.query_params.get("after"), "after", -1)
         events = _index(socket.query_params.get("events_after"), "events_after", 0)
-        with gateway.streams.place(tenant):
-            record, start = await place_of_viewer(gateway, tenant, session, after)
+        with gateway.streams.place(identity.tenant):
+            record, start = await place_of_viewer(gateway, identity.tenant, session, after)
             if events is not None:
                 events = await known_position(gateway.bus, record, events)
-            await Connection(socket, gateway, record, start, events).run()
+            await Connection(socket, gateway, identity, record, start, events).run()
     except TurboServeError as error:
         await refuse(socket, error)
     except WebSocketDisconnect:

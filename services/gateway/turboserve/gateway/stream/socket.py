@@ -12,8 +12,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from turboserve import logs
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.events import SessionEvent
+from turboserve.contracts.keys import Scope
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
+from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.chunk_log import StreamStart
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.session_events import EventBase, public_event
@@ -68,12 +70,14 @@ class Connection:
         self,
         socket: WebSocket,
         gateway: Gateway,
+        identity: Identity,
         record: SessionRecord,
         start: StreamStart,
         events_after: int | None,
     ) -> None:
         self._socket = socket
         self._gateway = gateway
+        self._identity = identity
         self._record = record
         self._start = start
         self._limit_bytes = gateway.settings.body_limit_bytes
@@ -216,6 +220,8 @@ class Connection:
 
     async def _do(self, message: client_messages.ClientMessage) -> None:
         tenant, session = self._record.tenant, self._record.id
+        if isinstance(message, client_messages.CHANGES):
+            self._identity.require(Scope.SESSIONS_WRITE)
         match message:
             case client_messages.PlayheadReport():
                 await self._gateway.timeline.reported(
