@@ -21,7 +21,7 @@ from turboserve.experiments.autoscale.plant import Plant, policy_for
 from turboserve.experiments.autoscale.shapes import constant, from_counts
 from turboserve.experiments.autoscale.sizers import flat_table
 from turboserve.experiments.autoscale.trace import Step, checked
-from turboserve.experiments.paper import table2, table3, table5_6, table7_10
+from turboserve.experiments.paper import command, figure9, table2, table3, table5_6, table7_10
 from turboserve.experiments.paper.cells import PaperCell, ResultFolder
 from turboserve.experiments.paper.command import EXPERIMENTS, run, table
 from turboserve.experiments.paper.experiment import Scale
@@ -136,6 +136,52 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     assert len(list(calls.iterdir())) == 3
     assert len(seen) == 5
     assert len({cell.digest for cell in cells}) == 3
+
+
+def test_results_that_depend_on_the_machine_are_not_kept(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    cell = PaperCell("x", "time", counted, (str(calls), 0), kept=False)
+    for number in (1, 2):
+        found = ResultFolder(tmp_path / "kept").run([cell], 1, lambda title: None)
+        assert found == {cell: {"value": 0}}
+        assert len(list(calls.iterdir())) == number
+    assert not list((tmp_path / "kept").iterdir())
+    times = [cell for cell in figure9.cells(QUICK) if cell.function is figure9.run_times]
+    assert times
+    assert not any(cell.kept for cell in times)
+
+
+def test_a_failing_report_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        NAME = "table2"
+
+        def cells(self, scale: Scale) -> list[PaperCell]:
+            return [PaperCell("table2", "one", _seven)]
+
+        def report(self, scale: Scale, results: object) -> dict[str, object]:
+            raise ZeroDivisionError("no draws")
+
+    class Reporting(Failing):
+        NAME = "table3"
+
+        def report(self, scale: Scale, results: object) -> dict[str, object]:
+            return {"ours": 1}
+
+        def rows(self, report_: object) -> list[tuple[str, str, str]]:
+            return [("what", "paper", "ours")]
+
+    monkeypatch.setattr(command, "EXPERIMENTS", {"table2": Failing(), "table3": Reporting()})
+    found = run()
+    failed, reported = found["experiments"]["table2"], found["experiments"]["table3"]
+    assert failed["error"] == "ZeroDivisionError: no draws"
+    assert "in report" in failed["traceback"]
+    assert failed["cells"] == {"one": 7}
+    assert reported == {"ours": 1, "cells": {"one": 7}}
+    assert table(found).row_count == 2
+
+
+def _seven() -> int:
+    return 7
 
 
 def test_an_unknown_experiment_is_named() -> None:

@@ -144,12 +144,39 @@ class TestComparisons:
     }
 
     def test_figure_7_reads_both_curves(self) -> None:
-        found = figure7.compare(self.FOUND, "base", "served_ms")
+        found = figure7.compare(self.FOUND, "base", "with_waits_ms")
         # The setting with late chunks does not count.
         assert found["latency_reduction_percent"] == pytest.approx([40, 100 / 6])
         assert found["cost_reduction_percent"] == pytest.approx([40, 50])
         assert found["share_of_perfect_elasticity"] == pytest.approx([40 / 50, 100 / 120])
-        assert figure7.compare(self.FOUND, "MAG", "served_ms") == {what: [] for what in figure7.WHAT}
+        assert figure7.compare(self.FOUND, "MAG", "with_waits_ms") == {what: [None] for what in figure7.WHAT}
+
+    def test_figure_7_leaves_late_runs_out_on_both_sides(self) -> None:
+        late = [*self.FOUND["turboserve"], *runs((10, 100), late=1)]
+        for latency in sweeps.LATENCIES:
+            values = figure7.compare({**self.FOUND, "turboserve": late}, "base", latency)
+            assert values == figure7.compare(self.FOUND, "base", latency)
+
+    def test_figure_7_has_no_share_of_elasticity_where_sessions_may_wait(self) -> None:
+        assert figure7.compare(self.FOUND, "base", "served_ms").keys() == set(figure7.WHAT[:2])
+        report = figure7.report(QUICK, dict.fromkeys(figure7.cells(QUICK), self.FOUND))
+        assert figure7.WHAT[2] not in report["ours"]["served_ms"]["T1, 1.3B"]["base"]
+        assert figure7.WHAT[2] in report["ours"]["with_waits_ms"]["T1, 1.3B"]["base"]
+        assert sum("perfect elasticity" in ours for _, _, ours in figure7.rows(report)) == 5
+
+    def test_figure_7_counts_the_settings_that_have_no_match(self) -> None:
+        # Ours has no run as cheap as the first, and none as fast as the last.
+        base = runs((50, 2000), (100, 5000), (300, 499))
+        found = {**self.FOUND, "base": base, "turboserve": runs((60, 500))}
+        report = figure7.report(QUICK, dict.fromkeys(figure7.cells(QUICK), found))
+        row = report["ours"]["with_waits_ms"]["T1, 1.3B"]["base"]
+        assert row["settings"] == 3
+        assert row["without_match"] == dict(zip(figure7.WHAT, (1, 1, 2), strict=True))
+        assert row["latency_reduction_percent"]["mean"] > figure7.WANTED["latency_reduction_percent_to_base"]
+        assert report["met"]["latency_reduction_percent_to_base"] is False
+        shown = {what: ours for what, _, ours in figure7.rows(report)}
+        assert shown["to base; T1, 1.3B; with_waits_ms"].count("(1 of 3 settings without a match)") == 2
+        assert report["ours"]["settings_with_late_chunks"]["T1, 1.3B"]["base"] == 0
 
     def test_figure_7_reports(self) -> None:
         report = figure7.report(QUICK, dict.fromkeys(figure7.cells(QUICK), self.FOUND))
@@ -162,12 +189,57 @@ class TestComparisons:
 
     def test_figure_8_compares_at_each_limit(self) -> None:
         values = figure8.compare(self.FOUND, "without migration", "served_ms", [600, 1000, 100])
-        assert values == pytest.approx([20, 25])
+        assert values.more_percent == pytest.approx([20, 25])
+        assert (values.whole_only, values.less_only, values.neither) == (0, 0, 1)
         report = figure8.report(QUICK, dict.fromkeys(figure8.cells(QUICK), self.FOUND))
         assert report.keys() == KEYS
         assert report["met"]["whole_system_cheapest_share"] is True
         assert report["ratio"].keys() == {"without migration", "without autoscaling"}
         assert len(figure8.rows(report)) == 4
+
+    def test_figure_8_reports_systems_that_share_no_limit(self) -> None:
+        # Without migration, every limit is too low. Without autoscaling, more limits hold than with it.
+        plant = cluster("H20 1.3B")
+        least_ms, most_ms = (1000 * plant.latency_s[n] for n in (SESSIONS // 2, SESSIONS))
+        found = {
+            "turboserve": runs((60, most_ms)),
+            "without migration": runs((50, most_ms + 1)),
+            "without autoscaling": runs((90, most_ms), (95, least_ms)),
+        }
+        report = figure8.report(QUICK, dict.fromkeys(figure8.cells(QUICK), found))
+        ours = report["ours"]["with_waits_ms"]
+        row = ours["without migration"]["T1, 1.3B"]
+        assert (row["more_percent"], row["most_percent"], row["least_percent"]) == (None, None, None)
+        limits = len(figure8.LIMITS)
+        assert row["limits"] == limits
+        assert row["limits_without_a_match"] == {"whole_only": 1, "less_only": 0, "neither": limits - 1}
+        other = ours["without autoscaling"]["T1, 1.3B"]
+        assert other["more_percent"]["mean"] == 50
+        assert other["limits_without_a_match"] == {"whole_only": 0, "less_only": limits - 1, "neither": 0}
+        assert report["ratio"]["without migration"] is None
+        assert report["met"] == dict.fromkeys(figure8.WANTED, False)
+        shown = [ours for _, _, ours in figure8.rows(report)]
+        assert shown[0] == f"{limits} of {limits} limits without a match"
+
+        none = {**found, "without autoscaling": runs((90, most_ms + 1))}
+        report = figure8.report(QUICK, dict.fromkeys(figure8.cells(QUICK), none))
+        assert report["ours"]["whole_system_cheapest_share"] is None
+        assert report["met"] == dict.fromkeys(figure8.WANTED, False)
+        assert len(figure8.rows(report)) == 4
+
+    def test_figure_4_meets_nothing_with_a_mean_that_lacks_draws(self) -> None:
+        cells = figure4.cells(Scale(quick=True))
+        matched = {name: runs((100, 1000)) for name in STUDY} | {"joint": runs((10, 500))}
+        without = matched | {"joint": runs((10, 2000))}
+        for second, met in ((matched, True), (without, False)):
+            results = {cell: second if cell.arguments[1] else matched for cell in cells}
+            report = figure4.report(Scale(quick=True), results)
+            assert report["met"].keys() == figure4.WANTED.keys()
+            assert report["met"]["joint_cost_reduction_percent"] is met
+            assert report["met"]["joint_latency_reduction_percent"] is met
+            shown = {what: ours for what, _, ours in figure4.rows(report)}
+            text = shown["joint; resume: returns; with_waits_ms; start-up 2 s"]
+            assert ("without a match" in text) is not met
 
     def test_figure_4_runs_and_reports(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(figure4, "QUICK_RHO_GRID", (0.5, 0.9))

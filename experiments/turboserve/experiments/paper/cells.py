@@ -16,7 +16,7 @@ from turboserve.experiments.slack.cells import source_digest
 
 @dataclass(frozen=True)
 class PaperCell:
-    """One call. Its result is JSON and does not depend on where or when it runs."""
+    """One call. Its result is JSON. If it is kept, it does not depend on where or when it runs."""
 
     experiment: str
     key: str
@@ -24,6 +24,8 @@ class PaperCell:
     function: Callable[..., Any]
     """A function of a module, so that another process can import it."""
     arguments: tuple[Any, ...] = ()
+    kept: bool = True
+    """False: the result depends on the machine (run times), so no folder keeps it, and every run measures."""
 
     @property
     def title(self) -> str:
@@ -38,7 +40,7 @@ class PaperCell:
 
 
 class ResultFolder:
-    """Results of finished cells in a folder, or in memory alone."""
+    """Results of finished cells in a folder, or in memory alone. Cells that are not `kept` always run."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -62,6 +64,8 @@ class ResultFolder:
         return found
 
     def _read(self, cell: PaperCell) -> Any:
+        if not cell.kept:
+            return None
         if cell.digest not in self._known and self._folder is not None:
             file = self._folder / f"{cell.digest}.json"
             if file.exists():
@@ -71,6 +75,8 @@ class ResultFolder:
     def _write(self, cell: PaperCell, result: Any) -> Any:
         """Keep the result. Returns it as it would be read."""
         text = json.dumps({"cell": [cell.title, cell.arguments], "result": result}, indent=1)
+        if not cell.kept:
+            return json.loads(text)["result"]
         if self._folder is not None:
             file = self._folder / f"{cell.digest}.json"
             new = file.with_suffix(".new")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +24,7 @@ from turboserve.experiments.paper import (
     table5_6,
     table7_10,
 )
-from turboserve.experiments.paper.cells import ResultFolder
+from turboserve.experiments.paper.cells import PaperCell, ResultFolder
 from turboserve.experiments.paper.experiment import DRAWS, QUICK_DRAWS, Experiment, Scale
 from turboserve.experiments.progress import progress_bar
 from turboserve.experiments.slack.cells import source_digest
@@ -47,6 +48,7 @@ DEFINITIONS = {
     "late_percent": "Chunks above the target (first chunks of activations, waits included, and next chunks "
     "after migrations) per 100 activations.",
     "interval": "95 % by Student's distribution over the draws of the traces.",
+    "error": "In the place of a report that failed. Its runs are in `cells`.",
     "ratio": "Our number relative to the published one.",
     "wanted": "Limits that were fixed before the first run. `met`: whether the mean is within them.",
 }
@@ -86,7 +88,7 @@ def run(
             found = folder.run(its, jobs or os.cpu_count() or 1, done)
             ordered = {cell: found[cell] for cell in its}
             reports[name] = {
-                **EXPERIMENTS[name].report(scale, ordered),
+                **_report(EXPERIMENTS[name], scale, ordered),
                 "cells": {cell.key: result for cell, result in ordered.items()},
             }
     return {
@@ -99,10 +101,21 @@ def run(
     }
 
 
+def _report(experiment: Experiment, scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
+    """Return the report, or `error` with its reason: the other experiments and all runs remain."""
+    try:
+        return experiment.report(scale, results)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+
+
 def table(result: Mapping[str, Any]) -> Table:
     """Format the published numbers and ours."""
     shown = Table("experiment", "what", "paper", "ours", box=box.SIMPLE)
     for name, found in result["experiments"].items():
+        if "error" in found:
+            shown.add_row(name, "no report", "", found["error"])
+            continue
         for row in EXPERIMENTS[name].rows(found):
             shown.add_row(name, *row)
     return shown

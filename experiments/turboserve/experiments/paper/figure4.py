@@ -18,6 +18,7 @@ from turboserve.experiments.paper.systems import QUICK_RHO_GRID, STUDY, sweep
 NAME = "figure4"
 GPUS = 8
 LATENCIES = ("served_ms", "with_waits_ms")
+WHAT = ("latency_reduction_percent", "cost_reduction_percent")
 HEADLINE = (Resume.RETURNS, "with_waits_ms")
 PAPER = {
     "migration": {"latency_reduction_percent": 26.53, "cost_reduction_percent": 0.0},
@@ -70,11 +71,7 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
                 key = f"resume: {rule}; {latency}; start-up {delay:g} s"
                 ours[key] = {name: _summary(name, draws, latency) for name in STUDY if name != "base"}
     first = ours[f"resume: {HEADLINE[0]}; {HEADLINE[1]}; start-up {scale.start_ups[0]:g} s"]
-    measured = {
-        f"{name}_{what}": first[name][what]
-        for name in PAPER
-        for what in ("latency_reduction_percent", "cost_reduction_percent")
-    }
+    measured = {f"{name}_{what}": first[name][what] for name in PAPER for what in WHAT}
     return {
         "paper": PAPER,
         "ours": ours,
@@ -87,14 +84,18 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
         },
         "wanted": WANTED,
         "met": {
-            name: measured[name] is not None and measured[name]["mean"] >= limit
-            for name, limit in WANTED.items()
+            f"{name}_{what}": _met(first[name], what, WANTED[f"{name}_{what}"])
+            for name in PAPER
+            for what in WHAT
+            if f"{name}_{what}" in WANTED
         },
         "declared": {
             "plant": describe(plant_of(scale.start_ups[0])),
+            "hardware": "Chunk times of the H20 and 1.3B: Table 4 has none of the H100 of the study.",
             "systems": {name: str(system) for name, system in STUDY.items()},
             "matched": "An elastic system's cheapest setting that is no slower than the base. A fixed pool "
-            "has one.",
+            "has one. Draws in which no setting is as fast are not in the mean. A mean that lacks "
+            "draws meets nothing.",
             "signals": "Loads are those of the instant, for all systems.",
             "headline": f"a resumed session returns to its worker; waits included; start-up "
             f"{scale.start_ups[0]:g} s",
@@ -118,6 +119,11 @@ def _summary(name: str, draws: list[Any], latency: str) -> dict[str, Any]:
     }
 
 
+def _met(row: Mapping[str, Any], what: str, limit: float) -> bool:
+    """Return whether the mean is within the limit. A mean that lacks draws meets nothing."""
+    return row[what] is not None and not row["draws_without_a_match"] and row[what]["mean"] >= limit
+
+
 def rows(report_: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (what, paper, ours) for the terminal."""
     shown = []
@@ -126,11 +132,13 @@ def rows(report_: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             paper = PAPER.get(name)
             published = ""
             if paper is not None:
-                slower, dearer = paper["latency_reduction_percent"], paper["cost_reduction_percent"]
-                published = f"latency −{slower:g} %, cost −{dearer:g} %"
-            latency, cost = row["latency_reduction_percent"], row["cost_reduction_percent"]
+                latency_cut, cost_cut = (paper[what] for what in WHAT)
+                published = f"latency −{latency_cut:g} %, cost −{cost_cut:g} %"
+            latency, cost = (row[what] for what in WHAT)
             ours = "no setting is as fast as the base"
             if latency is not None and cost is not None:
                 ours = f"latency {-latency['mean']:+.1f} %, cost {-cost['mean']:+.1f} %"
+                if row["draws_without_a_match"]:
+                    ours += f" ({row['draws_without_a_match']} draws without a match)"
             shown.append((f"{name}; {key}", published, ours))
     return shown

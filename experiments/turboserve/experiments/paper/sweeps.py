@@ -35,7 +35,8 @@ DECLARED = {
     "the other.",
     "MAG": "States have one size, so the memory in use is the number of sessions, and MAG equals LAG.",
     "grid": {"target_utilization": list(RHO_GRID), "quick": list(QUICK_RHO_GRID)},
-    BOUND: "No policy costs less at this worst latency: workers come and go with every session.",
+    BOUND: "Workers come and go with every session, and none waits for a slot. A policy that lets "
+    "sessions wait may cost less, so it is no bound for `served_ms`.",
 }  # fmt: skip
 
 

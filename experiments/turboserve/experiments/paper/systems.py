@@ -141,9 +141,10 @@ def sweep(
 
 
 def perfect_elasticity(trace: WorkloadTrace, plant: Plant) -> list[dict[str, Any]]:
-    """Return what no policy can undercut, for each number of sessions per worker: a worst latency and a cost.
+    """Return the least cost without waits, and its worst latency, for each number of sessions per worker.
 
-    Workers come and go with every session, a start costs the start-up time, and migrations are free.
+    Workers come and go with every session, a start costs the start-up time, and migrations are free. A policy
+    that lets sessions wait for a slot may cost less.
     """
     counts: list[tuple[float, int]] = []
     active = 0
