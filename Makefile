@@ -44,7 +44,7 @@ setup-dev: $(DEV_STAMP)
 
 PIP = pip() { $(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt "$$@" >>$(LOG) 2>&1 \
 	|| { grep -E '^ *(ERROR|error)' $(LOG) || tail -n 20 $(LOG); echo "setup: pip failed; all of it in $(LOG)"; exit 1; }; }
-READY = echo "setup: $(VENV) is ready: $$SECONDS s, $$(du -sm $(VENV) | cut -f1) MB"
+READY = size="$$SECONDS s, $$(du -sm $(VENV) | cut -f1) MB"; echo "setup: $(VENV) is ready: $$size"
 
 # Depends on what decides the environment's content, so that an unchanged tree costs nothing.
 # pip compiles modules on one core, compileall on all. Some packages ship files that are not Python 3: no error.
@@ -62,7 +62,7 @@ $(STAMP): $(PROJECTS) constraints.txt
 	echo "setup: installing TurboServe's distributions, editable, and what they need (the first time takes a minute or two)"; \
 	pip --no-build-isolation --no-compile $(foreach p,$(PROJECTS),-e ./$(dir $(p))); \
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >>$(LOG) 2>&1 || true; \
-	touch $@; $(READY)
+	$(READY); echo "$$size" >$@  # `turboserve up` prints it.
 
 # Tests import a small part of these packages, and Python keeps what it compiles when it imports.
 $(DEV_STAMP): $(STAMP) requirements-dev.txt requirements-docs.txt

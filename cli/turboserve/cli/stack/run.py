@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from turboserve import environment, lifeline
 from turboserve.cli.embedded import Layout
@@ -25,6 +27,8 @@ from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.settings import Settings as GatewaySettings
 
 UMASK = 0o027
+INSTALLED = Path(sys.prefix, ".setup-done")
+"""Seconds and size of the installation, which `make setup` writes."""
 OWN_VARIABLES = ("TURBOSERVE_DATA", lifeline.FD_VARIABLE, lifeline.PARENT_VARIABLE)
 """Variables that the command itself reads."""
 
@@ -122,7 +126,17 @@ def _announce(
     line = f"  TurboServe is up:  {url}/  "
     bar = "─" * len(line)
     hub.plain(f"\n╭{bar}╮\n│{line}│\n╰{bar}╯\n  Ctrl-C stops the stack.")
-    hub.plain("".join(f"  {sentence}\n" for sentence in (*exposed, f"Started in {after_s:.0f} s.")))
+    hub.plain(
+        "".join(f"  {sentence}\n" for sentence in (*exposed, f"{_installed()}Started in {after_s:.0f} s."))
+    )
+
+
+def _installed() -> str:
+    """Return a sentence about the installation; empty if `make` has not made it."""
+    with suppress(OSError):
+        if size := INSTALLED.read_text().strip():
+            return f"Installed in {size}. "
+    return ""
 
 
 @contextmanager
