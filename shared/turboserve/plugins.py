@@ -1,6 +1,6 @@
 """Objects by name: the built-in ones of a service, and those that other distributions install.
 
-A distribution offers an object by an entry point. Its group, and the prefix of its name, tell its kind.
+A distribution offers an object by an entry point. Its group and the prefix of its name identify its kind.
 """
 
 from __future__ import annotations

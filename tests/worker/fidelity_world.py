@@ -7,12 +7,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from hypothesis import strategies as st
 
 from turboserve.experiments.slack.reference.forecast import PlannedChunk, next_chunks
 from turboserve.worker.engine.fidelity import Fidelity
-from turboserve.worker.engine.fidelity_forecast import HORIZON, EngineLoad, StreamLoad
-from turboserve.worker.engine.fidelity_in_time import plan
+from turboserve.worker.engine.fidelity_exchange import QualityExchange
+from turboserve.worker.engine.fidelity_forecast import HORIZON, ChunkQueue, EngineLoad, StreamLoad
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
 from turboserve.worker.engine.fidelity_policy import FidelityPolicy
 from turboserve.worker.engine.gather import LatencyProfile
@@ -96,6 +97,20 @@ def wide_load(rng: random.Random) -> EngineLoad:
         max_batch=rng.choice([1, 4, 16]),
         encoding_s=rng.choice([0.0, 0.0, 0.05]),
     )
+
+
+def plan(
+    load: EngineLoad, caps: Mapping[str, int], margin: float = 0.0, horizon: int = HORIZON
+) -> tuple[ChunkQueue, QualityExchange]:
+    """The next chunks of all sessions, and their configurations.
+
+    `caps`: highest place of each session's next chunk. `margin`: see `MARGIN`.
+    """
+    queue = ChunkQueue(load, horizon)
+    highest = np.array([caps[each.session] for each in load.streams], dtype=np.int64)
+    exchange = QualityExchange(queue, highest, margin)
+    exchange.run()
+    return queue, exchange
 
 
 def planned(

@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 from tests.helpers.model_plugin import NAME, blocks, install
 from turboserve.cli.main import app
 from turboserve.contracts.base import is_id
-from turboserve.gateway.prompt_guides import PROMPT_GUIDES, read_prompt_guides
+from turboserve.gateway.prompt_guides import PROMPT_GUIDES, PromptGuide, read_prompt_guides
 from turboserve.plugins import PluginLoadError
 from turboserve.worker.engine.models import Models
+from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.replicas import models as registry
 from turboserve.worker.replicas.contract import ModelContract, ModelContractError
 from turboserve.worker.replicas.models import InvalidModelError, ModelOptions, load_model
@@ -215,3 +216,37 @@ def test_too_small_a_cache_size_fails(load: Callable[[], Models]) -> None:
 
     with pytest.raises(ModelContractError, match="more than cache_bytes 8"):
         ModelContract(lambda: smaller(load())).run("decoder")
+
+
+def test_a_model_with_short_sessions_passes(load: Callable[[], Models]) -> None:
+    def shorter() -> Models:
+        models = load()
+        config = dataclasses.replace(models.transformer.config, local_attn_size=-1, sink_size=0, max_frames=9)
+        torch.manual_seed(5)
+        transformer = CausalWanTransformer(config).requires_grad_(False).eval()
+        torch.nn.init.normal_(transformer.head.head.weight, std=0.2)
+        return dataclasses.replace(models, transformer=transformer)
+
+    contract = ModelContract(shorter)
+    for check in ModelContract.CHECKS:
+        contract.run(check)
+
+
+def test_any_error_of_a_model_is_its_check_s_failure(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("minimal_model")
+    monkeypatch.setattr(module.ColorDecoder, "decode", lambda *_: 1 / 0)
+    result = CliRunner().invoke(app, ["model", "contract", NAME])
+    assert result.exit_code == 1
+    assert "text: passed" in result.output
+    assert "decoder: ZeroDivisionError" in result.output
+
+
+@pytest.mark.parametrize("field", ["pattern", "subjects"])
+def test_a_guide_that_names_a_missing_kind_is_refused(field: str) -> None:
+    guide = PROMPT_GUIDES.load("toyworld")
+    assert isinstance(guide, PromptGuide)
+    named = {"pattern": "a {texture}", "subjects": ["texture"]}
+    with pytest.raises(ValidationError, match=f"{field}: no kind is named texture"):
+        PromptGuide.model_validate({**guide.model_dump(), field: named[field]})

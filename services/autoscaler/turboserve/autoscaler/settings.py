@@ -114,7 +114,7 @@ class AutoscalerSettings(Settings):
     """Whether a forecast of the demand is a lower bound of the pool's size. `profiled`: only at the
     volatility levels at which the table of profiled parameters says that it pays."""
     quality_debt_limit: float = Field(default=0.0, ge=0, le=1)
-    """Price of quality: mean share of chunks below their best configuration that the pool accepts to save
+    """Price of quality: mean share of chunks lowered by load that the pool accepts to save
     idle workers. While workers start or the pool may grow, workers then hold more than K sessions, up to
     what the floor of quality carries, and the pool keeps less headroom. 0: off."""
     absorb_at_maximum: bool = False

@@ -7,16 +7,20 @@ toyworld's words with those of the shipped weights.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from turboserve import logs
 from turboserve.gateway.public import PublicOutput
 from turboserve.plugins import PluginLoadError, Plugins
 
 log = logs.get("gateway")
+
+_NAMED = re.compile(r"\{(\w+)\}")
+"""A kind in a pattern."""
 
 
 class PromptChoice(PublicOutput):
@@ -61,6 +65,17 @@ class PromptGuide(PublicOutput):
         examples=[["Figures are never white. A white figure is shown in yellow."]],
     )
     examples: list[str] = Field(description="Prompts to begin with.", examples=[["a red circle moving left"]])
+
+    @model_validator(mode="after")
+    def _names_its_kinds(self) -> Self:
+        kinds = {kind.kind for kind in self.kinds}
+        for field, names in (
+            ("pattern", set(_NAMED.findall(self.pattern))),
+            ("subjects", set(self.subjects)),
+        ):
+            if missing := names - kinds:
+                raise ValueError(f"{field}: no kind is named {', '.join(sorted(missing))}")
+        return self
 
 
 def _choices(*texts: str) -> list[PromptChoice]:

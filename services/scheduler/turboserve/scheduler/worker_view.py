@@ -158,7 +158,7 @@ class WorkerView(ChangeTracked):
     floor_chunk_latency_s: dict[int, float] = field(default_factory=dict)
     """As `chunk_latency_s`, at the floor's configuration."""
     quality_debt: float = 0.0
-    """Share of the worker's chunks of the last minute below their best configuration."""
+    """Share of the worker's chunks of the last minute that the load has lowered."""
     deficit: float = 0.0
     """Number of late chunks that the worker expects."""
     used: set[str] = field(default_factory=set)

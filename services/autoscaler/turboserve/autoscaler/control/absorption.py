@@ -2,7 +2,7 @@
 
 A worker holds K sessions at full fidelity, and up to K_floor if chunks are lowered to the floor's
 configuration. So headroom for a burst need not be idle workers: while new workers start, the floor carries
-the burst. *Quality debt* is the share of the last minute's chunks below their best configuration, *deficit*
+the burst. *Quality debt* is the share of the last minute's chunks that the load has lowered, *deficit*
 the expected number of late chunks.
 """
 
@@ -95,5 +95,5 @@ def owed(feedback: LoadFeedback) -> str:
     if feedback.deficit > 0:
         return f"{feedback.deficit:.1f} late chunks are expected"
     if feedback.quality_debt > 0:
-        return f"{feedback.quality_debt:.1%} of the last minute's chunks are below their best quality"
+        return f"{feedback.quality_debt:.1%} of the last minute's chunks are lowered by load"
     return ""

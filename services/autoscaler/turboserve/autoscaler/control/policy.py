@@ -49,7 +49,7 @@ class ControlPolicy:
     quantile: float = 0.95
     """Share of past forecasts whose errors the margin covers."""
     quality_debt_limit: float = 0.0
-    """Price of quality: share of the last minute's chunks that may be below their best configuration before
+    """Price of quality: share of the last minute's chunks that the load may lower before
     the pool keeps the whole headroom of the table. 0: workers hold no session beyond K, and quality debt and
     deficit change no decision."""
     absorb_at_maximum: bool = False

@@ -5,8 +5,6 @@ One plan covers the next chunks of all sessions of a worker: see `QualityExchang
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from turboserve.worker.engine.fidelity_exchange import MARGIN, QualityExchange
@@ -59,17 +57,3 @@ class LeastLossInTime:
         if cap and may_rise:
             cap = min(cap, place(0, RAISE_MARGIN))
         return cap if cap == stream.lowest else place(cap, MARGIN)
-
-
-def plan(
-    load: EngineLoad, caps: Mapping[str, int], margin: float = 0.0, horizon: int = HORIZON
-) -> tuple[ChunkQueue, QualityExchange]:
-    """The next chunks of all sessions, and their configurations.
-
-    `caps`: highest place of each session's next chunk. `margin`: see `MARGIN`.
-    """
-    queue = ChunkQueue(load, horizon)
-    highest = np.array([caps[each.session] for each in load.streams], dtype=np.int64)
-    exchange = QualityExchange(queue, highest, margin)
-    exchange.run()
-    return queue, exchange

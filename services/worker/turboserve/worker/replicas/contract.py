@@ -26,6 +26,7 @@ from turboserve.worker.engine.interface import (
     ControlApplied,
     EngineOptions,
     Event,
+    SessionEnded,
     SessionFailed,
     SessionQuiesced,
     SessionSpec,
@@ -71,18 +72,7 @@ class ModelContract:
 
     def run(self, check: str) -> None:
         """Run one of `CHECKS`."""
-        checks = (
-            self._text,
-            self._decoder,
-            self._weights,
-            self._memory,
-            self._seeds,
-            self._prompt_switch,
-            self._window,
-            self._suspension,
-            self._migration,
-        )
-        dict(zip(self.CHECKS, checks, strict=True))[check]()
+        getattr(self, f"_check_{check}")()
 
     @cached_property
     def models(self) -> Models:
@@ -92,7 +82,7 @@ class ModelContract:
     # Networks
 
     @torch.inference_mode()
-    def _text(self) -> None:
+    def _check_text(self) -> None:
         config, encode = self.models.transformer.config, self.models.text.encode
         both = encode(self._prompts)
         rows, length, width = both.shape if both.ndim == 3 else (0, 0, 0)
@@ -112,7 +102,7 @@ class ModelContract:
             _require("text", rest == 0, "what pads a shorter prompt is not zero")
 
     @torch.inference_mode()
-    def _decoder(self) -> None:
+    def _check_decoder(self) -> None:
         config, decoder = self.models.transformer.config, self.models.decoder
         latents = torch.randn(2, *config.latent_shape, generator=torch.Generator().manual_seed(1))
         latents = latents.to(self._device)
@@ -139,13 +129,13 @@ class ModelContract:
             off = max(largest_level(alone[0], first[row]), largest_level(more[0], second[row]))
             _require("decoder", off <= LEVELS, f"a session alone differs by {off} levels from one beside it")
 
-    def _weights(self) -> None:
+    def _check_weights(self) -> None:
         _require("weights", bool(self.models.weights), "Models.weights is empty")
         again = self._load()
         equal = again.weights == self.models.weights
         _require("weights", equal, f"two loads have the digests {self.models.weights} and {again.weights}")
 
-    def _memory(self) -> None:
+    def _check_memory(self) -> None:
         models = self.models
         own = sum(each.nbytes for each in models.transformer.parameters())
         _require("memory", models.weight_bytes >= own, "weight_bytes is less than the transformer's weights")
@@ -161,7 +151,7 @@ class ModelContract:
 
     # Sessions in an engine
 
-    def _seeds(self) -> None:
+    def _check_seeds(self) -> None:
         first, again = (self._played(7) for _ in range(2))
         _require("seeds", same_chunks(first, again), "two runs of one seed and prompt differ")
         for index, chunk in enumerate(first):
@@ -169,14 +159,14 @@ class ModelContract:
         other = self._played(8)
         _require("seeds", not same_chunks(first, other), "two seeds have the same video")
 
-    def _prompt_switch(self) -> None:
+    def _check_prompts(self) -> None:
         stayed = self._played(7)
         engine = self._engine()
         engine.admit(self._spec(7), time.monotonic())
         before = _chunks(engine, 1)
         engine.control(SESSION, Control(1, prompt=self._prompts[1]))
         applied: list[ControlApplied] = []
-        after = _chunks(engine, CHUNKS - 1, applied)
+        after = _chunks(engine, self._count - 1, applied)
         _require("prompts", bool(applied), "no chunk showed the second prompt")
         made = [*before, *after]
         switch = applied[-1].chunk
@@ -184,7 +174,7 @@ class ModelContract:
         differs = not same_chunks(made[switch:], stayed[switch:])
         _require("prompts", differs, "the second prompt changed nothing")
 
-    def _window(self) -> None:
+    def _check_window(self) -> None:
         config = self.models.transformer.config
         chunks = config.window_frames // config.frames_per_chunk + 2
         if config.session_frames is not None:
@@ -195,7 +185,7 @@ class ModelContract:
         finite = all(bool(chunk.latents.isfinite().all()) for chunk in made)
         _require("window", finite, "latents beyond the window are not finite")
 
-    def _suspension(self) -> None:
+    def _check_suspension(self) -> None:
         stayed = self._played(7)
         engine = self._engine(host=True)
         engine.admit(self._spec(7), time.monotonic())
@@ -204,11 +194,11 @@ class ModelContract:
         events = _until(engine, Suspended)
         before += [event for event in events if isinstance(event, ChunkReady)]
         engine.resume(SESSION, time.monotonic())
-        after = _chunks(engine, CHUNKS - len(before))
+        after = _chunks(engine, self._count - len(before))
         same = same_chunks([*before, *after], stayed)
         _require("suspension", same, "a session that was suspended continues with another video")
 
-    def _migration(self) -> None:
+    def _check_migration(self) -> None:
         stayed = self._played(7)
         source, target = self._engine(), self._engine()
         source.admit(self._spec(7), time.monotonic())
@@ -225,11 +215,18 @@ class ModelContract:
         target.import_session(buffer, header, [page.name for page in pages], time.monotonic())
         source.evict(SESSION)
         target.unquiesce(SESSION)
-        after = _chunks(target, CHUNKS - len(before))
+        after = _chunks(target, self._count - len(before))
         same = same_chunks([*before, *after], stayed)
         _require("migration", same, "a session that was migrated continues with another video")
 
     # Helpers
+
+    @property
+    def _count(self) -> int:
+        """Chunks of the sessions that are compared: fewer where the model's sessions are shorter."""
+        config = self.models.transformer.config
+        frames = config.session_frames
+        return CHUNKS if frames is None else min(CHUNKS, frames // config.frames_per_chunk)
 
     @property
     def _device(self) -> torch.device:
@@ -251,7 +248,7 @@ class ModelContract:
         """The first chunks of a session that nothing disturbs."""
         engine = self._engine()
         engine.admit(self._spec(seed), time.monotonic())
-        return _chunks(engine, CHUNKS)
+        return _chunks(engine, self._count)
 
     def _frames(self, check: str, frames: Tensor, rows: int, count: int) -> None:
         config = self.models.transformer.config
@@ -284,8 +281,10 @@ def _until(engine: Engine, kind: type[Event]) -> list[Event]:
 def _step(engine: Engine) -> Sequence[Event]:
     events = engine.step(time.monotonic())
     for event in events:
-        if isinstance(event, SessionFailed):
-            raise ModelContractError("engine", event.error)
+        if isinstance(event, SessionFailed | SessionEnded):
+            raise ModelContractError(
+                "engine", event.error if isinstance(event, SessionFailed) else event.reason
+            )
     return events
 
 
