@@ -33,7 +33,8 @@ RETURNS = "turboserve_worker_residency_returns_total"
 
 async def watched(scene: Scene, sessions: list[str], chunks: int) -> dict[str, int]:
     """Let viewers play until each session has that many chunks more. Returns their numbers of chunks."""
-    playing = [asyncio.create_task(_watch(scene, session)) for session in sessions]
+    over = asyncio.Event()
+    playing = [asyncio.create_task(_watch(scene, session, over)) for session in sessions]
     first = {session: await _made(scene, session) for session in sessions}
     try:
 
@@ -43,8 +44,8 @@ async def watched(scene: Scene, sessions: list[str], chunks: int) -> dict[str, i
         await scene.until(enough, f"{chunks} more chunks of each session")
         return {session: await _made(scene, session) for session in sessions}
     finally:
-        for task in playing:
-            task.cancel()
+        # Not by `cancel`: Python 3.11's `wait_for` drops a cancellation that comes together with its result.
+        over.set()
         await asyncio.gather(*playing, return_exceptions=True)
 
 
@@ -55,9 +56,9 @@ async def _made(scene: Scene, session: str) -> int:
         return 0
 
 
-async def _watch(scene: Scene, session: str) -> None:
+async def _watch(scene: Scene, session: str, over: asyncio.Event) -> None:
     playhead_s = 0.0
-    while True:
+    while not over.is_set():
         if await _made(scene, session):
             playhead_s = min(playhead_s + 0.1, (await scene.newest(session)).header.start_s)
         await scene.bus.publish(
@@ -84,12 +85,14 @@ async def test_a_worker_serves_more_sessions_than_slabs_and_leaves_no_memory(sce
     async def switched() -> bool:
         return (await scene.newest(sessions[0])).header.control_seq > 0
 
-    playing = asyncio.create_task(_watch(scene, sessions[0]))
+    over = asyncio.Event()
+    playing = asyncio.create_task(_watch(scene, sessions[0], over))
     await scene.until(switched, "a chunk shows the prompt")
     await scene.until(
         lambda: not all(held.resident for held in scene.loads[worker].sessions), "one session is suspended"
     )
-    playing.cancel()
+    over.set()
+    await playing
     await scene.ask(RESUME_SESSION, SessionRef(session=sessions[1]))
     await scene.place(sessions[1], worker)
     await watched(scene, sessions, 3)
@@ -110,15 +113,16 @@ async def test_sessions_of_a_worker_that_is_killed_within_a_copy_continue_elsewh
     other = await scene.worker()
     sessions = [await scene.started(worker, seed=seed) for seed in range(2)]
     before = await watched(scene, sessions, 4)
-    playing = [asyncio.create_task(_watch(scene, session)) for session in sessions]
+    over = asyncio.Event()
+    playing = [asyncio.create_task(_watch(scene, session, over)) for session in sessions]
     copies = scene.pool.log(worker)
     count = copies.read_text(errors="replace").count("copy begins")
     await scene.until(
         lambda: copies.read_text(errors="replace").count("copy begins") > count, "a copy is in progress"
     )
     scene.signal(worker, signal.SIGKILL)
-    for task in playing:
-        task.cancel()
+    over.set()
+    await asyncio.gather(*playing, return_exceptions=True)
     await scene.declare_gone(worker)
     for session in sessions:
         await scene.place(session, other, kind="recover")
