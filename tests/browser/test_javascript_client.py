@@ -49,6 +49,8 @@ async def test_the_example_page_plays_a_session_from_another_origin(
     assert EXAMPLE_PAGE.count(GATEWAY) == 2
     text = textwrap.dedent(EXAMPLE_PAGE).replace(GATEWAY, stack.url)
     await page.goto(other_site.page("index.html", text))
+    await page.get_by_role("button", name="Pause").click()
+    await until(page, REPORTED, arg="the player has no session")
     await page.get_by_role("button", name="Show").click()
     await until(page, f"() => ({RED})() > 0.02")
     await until(page, REPORTED, arg=": a red circle moving left")
@@ -68,6 +70,11 @@ async def test_the_example_page_plays_a_session_from_another_origin(
     await until(page, "(s) => document.querySelector('turboserve-player').playhead > s", arg=at_s + 1)
     await page.get_by_role("button", name="End").click()
     await until(page, REPORTED, arg="ended: terminated")
+    await page.get_by_label("Prompt").fill("a green triangle")
+    await page.get_by_role("button", name="Show").click()
+    await until(page, REPORTED, arg=": a green triangle")
+    await page.get_by_role("button", name="End").click()
+    assert "undefined" not in await page.locator("output").inner_text()
 
 
 @pytest.mark.parametrize("title", SCRIPTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -110,13 +111,15 @@ async def test_refusals_are_typed_and_name_the_field_and_the_limit(gateway_url: 
           };
           const session = await client.create("a red circle");
           const far = await refusal(watch(session.id, { after: 1_000_000 }));
+          const queries = [await refusal(watch(session.id, { eventsAfter: -1 })),
+                           await refusal(watch(session.id, { after: -2 }))];
           await session.end();
           const hurried = new sdk.Client(url, { attempts: 2 });
           return {
             long: await refusal(() => client.create("x".repeat(2_001))),
             both: await refusal(() => client.create("", { seed: -1 })),
             unknown: await refusal(() => client.session("ses_unknown").refresh()),
-            unseen: await refusal(watch("ses_unknown")), far,
+            unseen: await refusal(watch("ses_unknown")), far, queries,
             unreachable: await refusal(() => hurried.models()),
             scheme: await refusal(async () => new sdk.Client("ftp://x")),
             ended: await refusal(() => session.prompt("a blue square")),
@@ -131,6 +134,8 @@ async def test_refusals_are_typed_and_name_the_field_and_the_limit(gateway_url: 
     for name in ("unknown", "unseen"):
         assert (found[name]["name"], found[name]["code"]) == ("NotFoundError", "session_not_found")
     assert found["far"]["name"] == "ChunkGoneError"
+    queries = found.pop("queries")
+    assert [(each["status"], each["field"]) for each in queries] == [(422, "events_after"), (422, "after")]
     assert found["unreachable"]["name"] == "GatewayUnreachableError"
     assert found["unreachable"]["message"].startswith(f"{gateway_url}: ")
     assert tries == 2
@@ -195,6 +200,38 @@ async def test_a_stream_continues_after_its_last_chunk_when_the_gateway_is_back(
     assert indices == list(range(len(indices)))
     assert (end["end"]["phase"], end["end"]["last"]) == ("terminated", indices[-1])
     pool.stop("javascript_lost")
+
+
+async def test_an_index_that_no_caller_gave_is_forgotten_when_it_is_refused(
+    gateway_url: str, page: Any
+) -> None:
+    await visit(page, gateway_url)
+    found = await page.evaluate(
+        """async (url) => {
+          const { Client, StreamConnection } = await import("/page/client/index.js");
+          const session = await new Client(url).create("a red circle");
+          let broken = false, lost = 0;
+          const gone = await new Promise((resolve) => {
+            const connection = new StreamConnection(session, {
+              lost: () => (lost += 1),
+              gone: resolve,
+              chunk: () => {
+                if (broken) {
+                  connection.close();
+                  resolve(null);
+                }
+                broken = true;
+                connection.lastIndex = -5;
+              },
+            }, { after: -1 });
+          });
+          await session.end();
+          return [gone?.message ?? null, lost];
+        }""",
+        gateway_url,
+    )
+    # Of two interruptions, the client itself made the first one. The gateway's refusal is the second.
+    assert found == [None, 2]
 
 
 ELEMENT = """async ([url, attributes]) => {
@@ -301,3 +338,101 @@ async def test_a_key_that_is_set_after_a_refusal_opens_the_session(keyed_url: st
     assert wrong[:3] == ["UnauthorizedError", True, True]
     assert "wrong-0123456789" not in wrong[3]
     await page.evaluate("player.end()")
+
+
+async def test_a_late_answer_for_a_session_that_was_left_changes_nothing(gateway_url: str, page: Any) -> None:
+    await visit(page, gateway_url)
+    await page.evaluate(ELEMENT, [gateway_url, {"base-url": gateway_url}])
+    await page.evaluate("player.create('a red circle').then((session) => { window.left = session; })")
+    await until(page, "() => window.player.started")
+    may_answer = asyncio.Event()
+
+    async def hold(route: Any) -> None:
+        await may_answer.wait()
+        await route.continue_()
+
+    await page.route("**/pause", hold)
+    await page.evaluate("() => { window.late = player.pause(); }")
+    await page.evaluate("player.create('a blue square').then(() => {})")
+    await until(page, "() => window.player.started")
+    may_answer.set()
+    assert (await page.evaluate("late"))["activity"] == "paused"
+    assert await page.evaluate("[player.state.activity, player.video.paused]") == ["watching", False]
+    await page.evaluate("Promise.all([player.end(), left.end()])")
+
+
+async def test_an_element_that_was_removed_at_once_opens_its_session_when_it_is_back(
+    gateway_url: str, page: Any, api: Any
+) -> None:
+    session = (await api.post("/v1/sessions", json={"prompt": "a red circle"})).json()["id"]
+    await visit(page, gateway_url)
+    await page.evaluate(ELEMENT, [gateway_url, {"base-url": gateway_url}])
+    await page.evaluate("(id) => { player.setAttribute('session', id); player.remove(); }", session)
+    assert await page.evaluate("player.session") is None
+    await page.evaluate("() => { document.body.append(player); }")
+    await until(page, "() => window.player.started")
+    await api.delete(f"/v1/sessions/{session}")
+
+
+async def test_a_video_that_the_browser_refuses_ends_with_an_error(gateway_url: str, page: Any) -> None:
+    await visit(page, gateway_url)
+    await page.evaluate(ELEMENT, [gateway_url, {"base-url": gateway_url}])
+    await page.evaluate(
+        """async () => {
+          const revoke = URL.revokeObjectURL;
+          window.revoked = [];
+          URL.revokeObjectURL = (address) => revoke(window.revoked.push(address) && address);
+          const append = SourceBuffer.prototype.appendBuffer;
+          SourceBuffer.prototype.appendBuffer = function broken(data) {
+            append.call(this, new Uint8Array(data.byteLength).fill(0xff));
+          };
+          await player.create("a red circle");
+          window.restore = () => { SourceBuffer.prototype.appendBuffer = append; };
+        }"""
+    )
+    await until(page, HAS, arg="error")
+    # The address of the source did not wait for the next session.
+    assert await page.evaluate("revoked.includes(player.video.src)")
+    errors = "events.filter(([type]) => type === 'error').map(([, detail]) => detail)"
+    assert await page.evaluate(errors) == [{"name": "PlaybackError", "isFinal": True}]
+    assert await page.evaluate("player.session") is None
+    # The next session plays.
+    await page.evaluate("restore()")
+    await page.evaluate("player.open(player.getAttribute('session'))")
+    await until(page, "() => window.player.started")
+    await page.evaluate("player.end()")
+
+
+async def test_a_format_that_the_browser_does_not_know_is_an_error(gateway_url: str, page: Any) -> None:
+    await visit(page, gateway_url)
+    found = await page.evaluate(
+        """async () => {
+          const { Playback } = await import("/page/client/playback.js");
+          const error = await new Promise((resolve) => {
+            const video = document.createElement("video");
+            const playback = new Playback(video, () => {}, () => {}, resolve);
+            playback.init({ mime: 'video/mp4; codecs="none"' }, new ArrayBuffer(8));
+            playback.chunk({ start_s: 0, duration_s: 1 }, new ArrayBuffer(8));
+          });
+          return [error.name, error.code, error.cause.name];
+        }"""
+    )
+    assert found == ["PlaybackError", "playback", "NotSupportedError"]
+
+
+async def test_chips_write_the_prompts_of_any_guide(gateway_url: str, page: Any) -> None:
+    await visit(page, gateway_url)
+    found = await page.evaluate(
+        """async () => {
+          const { PromptReader } = await import("/page/prompts.js");
+          const kind = (name, ...texts) => ({
+            kind: name, default: texts[0], choices: texts.map((text) => ({ text, synonyms: [] })),
+          });
+          const written = (pattern) => new PromptReader({ id: "any", prompt_guide: {
+            pattern, subjects: ["animal"], other_words: ["a", "at"], words_limit: 8, notes: [],
+            kinds: [kind("animal", "cat", "dog"), kind("motion", "running"), kind("time", "night")],
+          } }).withChoice("a dog", "motion", "running");
+          return [written("a {animal} {motion} {time}"), written("a {animal} {motion} at {time}")];
+        }"""
+    )
+    assert found == ["a dog running", "a dog running"]

@@ -143,3 +143,44 @@ def test_node_imports_the_client_without_a_browser() -> None:
         ["node", "-e", script, (SDK / "src/index.js").as_uri()], capture_output=True, text=True, check=True
     )
     assert set(done.stdout.strip().split(",")) == exported(SOURCES["index.js"])
+
+
+def prompts_on_screen(steps: str) -> list[Any]:
+    """Return the ids of the prompts that `ShownPrompts` reports while Node runs `steps`."""
+    script = f"""import(process.argv[1]).then(({{ ShownPrompts }}) => {{
+      const reported = [];
+      const shown = new ShownPrompts(({{ promptId }}) => reported.push(promptId));
+      {steps}
+      console.log(JSON.stringify(reported));
+    }})"""
+    done = subprocess.run(
+        ["node", "-e", script, (SDK / "src/shown_prompts.js").as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    reported: list[Any] = json.loads(done.stdout)
+    return reported
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine: no prompt was shown")
+def test_the_newest_prompt_stays_on_screen_when_its_first_chunk_is_forgotten() -> None:
+    steps = """
+      shown.applied(0, "a red circle", "first");
+      shown.applied(10, "a blue square", "second");
+      for (let index = 5; index < 2000; index++) {
+        shown.chunk(index, index);
+        shown.look(index);
+      }"""
+    assert prompts_on_screen(steps) == ["first", "second"]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine: no prompt was shown")
+def test_a_prompt_that_a_reconnection_repeats_is_reported_once() -> None:
+    steps = """
+      shown.applied(0, "a red circle", "first");
+      shown.chunk(0, 0);
+      shown.look(0);
+      shown.applied(0, "a red circle", "first");
+      shown.look(0.5);"""
+    assert prompts_on_screen(steps) == ["first"]

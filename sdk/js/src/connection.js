@@ -9,7 +9,9 @@ const CHUNK_GONE = 4410;
 const BAD_QUERY = 4422;
 const TRY_LATER = 1013;
 /** Close codes after which a connection with the same parameters would end in the same way → status. */
-const FINAL = new Map([[4401, 401], [4403, 403], [4404, 404], [1007, 400], [1008, 400], [1009, 413]]);
+const FINAL = new Map([
+  [4401, 401], [4403, 403], [4404, 404], [BAD_QUERY, 422], [1007, 400], [1008, 400], [1009, 413],
+]);
 
 export class StreamConnection {
   /**
@@ -43,6 +45,7 @@ export class StreamConnection {
   #announced = null;
   #eventsAfter;
   #newestEvent = 0;
+  #received = false;
   #failures = 0;
   #lostAt = null;
   #timer = 0;
@@ -138,24 +141,26 @@ export class StreamConnection {
       return;
     }
     this.lastIndex = what.index;
+    this.#received = true;
     this.#on.chunk?.(what, data);
   }
 
   #ended(code) {
-    if (FINAL.has(code)) {
+    if (code === BAD_QUERY && this.#received && this.#problem?.field === "after") {
+      // Not the caller's mistake: without an index, the stream continues at the playhead.
+      this.lastIndex = null;
+      this.#received = false;
+    } else if (FINAL.has(code)) {
       const title = `the gateway closed the stream with ${code}`;
       this.#giveUp(this.#problem ?? problemError({ title }, { status: FINAL.get(code), key: this.#key }));
       return;
-    }
-    if (code === CHUNK_GONE && this.#problem instanceof ChunkGoneError) {
+    } else if (code === CHUNK_GONE && this.#problem instanceof ChunkGoneError) {
       if (!this.#skipLost) {
         this.#giveUp(this.#problem);
         return;
       }
       this.lastIndex = this.#problem.continuesAt - 1;
       this.#on.problem?.(this.#problem);
-    } else if (code === BAD_QUERY) {
-      this.lastIndex = null;
     }
     this.#reconnect(code);
   }

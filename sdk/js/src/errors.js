@@ -18,6 +18,11 @@ export class ProtocolError extends TurboServeError {
   code = "protocol";
 }
 
+/** The browser cannot play the video: it refused the format or a fragment. `cause`: the browser's own error. */
+export class PlaybackError extends TurboServeError {
+  code = "playback";
+}
+
 /** The gateway refused a request (RFC 9457). */
 export class ProblemError extends TurboServeError {
   #key;

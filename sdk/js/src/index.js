@@ -7,6 +7,7 @@ export {
   GatewayUnreachableError,
   NoCapacityError,
   NotFoundError,
+  PlaybackError,
   ProblemError,
   ProtocolError,
   TurboServeError,

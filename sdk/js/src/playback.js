@@ -1,26 +1,35 @@
 // Media Source Extensions: fragments in, playing video out. Times are seconds of media.
 
+import { PlaybackError } from "./errors.js";
+
 const START_CHUNKS = 2;
 const START_S = 1.0;
 const KEEP_BEHIND_S = 30;
 const TRIM_BEHIND_S = 60;
 
 export class Playback {
-  constructor(video, onChange, onFirstFrame) {
+  // onError(PlaybackError): nothing more will be played before the next `reset`.
+  constructor(video, onChange, onFirstFrame, onError) {
     this.stalled = false;
     this.started = false;
     this.#video = video;
     this.#onChange = onChange;
     this.#onFirstFrame = onFirstFrame;
+    this.#onError = onError;
     for (const name of ["waiting", "playing", "pause", "timeupdate"]) {
       video.addEventListener(name, () => this.#look());
     }
+    // A full buffer has room again some time after it was played.
+    video.addEventListener("timeupdate", () => this.#queue.length && this.#pump());
+    video.addEventListener("error", () => video.error && this.#fail(video.error));
     this.reset();
   }
 
   #video;
   #onChange;
   #onFirstFrame;
+  #onError;
+  #failed = false;
   #source = null;
   #buffer = null;
   #queue = [];
@@ -36,14 +45,20 @@ export class Playback {
     this.#mime = "";
     this.#chunks = 0;
     this.#skipTo = null;
-    this.started = this.stalled = false;
+    this.started = this.stalled = this.#failed = false;
+    // Of a source that never opened.
     if (this.#video.src) URL.revokeObjectURL(this.#video.src);
     const Source = globalThis.ManagedMediaSource ?? globalThis.MediaSource;
     this.#source = Source ? new Source() : null;
     if (!this.#source) return;
     this.#video.disableRemotePlayback = true;
-    this.#video.src = URL.createObjectURL(this.#source);
-    this.#source.addEventListener("sourceopen", () => this.#pump());
+    const address = URL.createObjectURL(this.#source);
+    this.#video.src = address;
+    this.#source.addEventListener("sourceopen", () => {
+      // A source that has an address is never collected.
+      URL.revokeObjectURL(address);
+      this.#pump();
+    });
   }
 
   get supported() {
@@ -111,7 +126,7 @@ export class Playback {
   }
 
   #pump() {
-    if (this.#source?.readyState !== "open" || this.#buffer?.updating) return;
+    if (this.#failed || this.#source?.readyState !== "open" || this.#buffer?.updating) return;
     const next = this.#queue[0];
     if (!next) {
       this.#look();
@@ -127,8 +142,17 @@ export class Playback {
       this.#buffer.appendBuffer(next.data);
       this.#queue.shift();
     } catch (error) {
-      if (error.name !== "QuotaExceededError" || !this.#trim(5)) throw error;
+      if (error.name !== "QuotaExceededError") this.#fail(error);
+      // What was not played yet must stay: the fragment waits for room.
+      else if (!this.#trim(5) && !this.started) this.#fail(error);
     }
+  }
+
+  #fail(cause) {
+    if (this.#failed) return;
+    this.#failed = true;
+    this.#queue = [];
+    this.#onError(new PlaybackError(`this browser cannot play the video: ${cause.message}`, { cause }));
   }
 
   #prepare(mime) {
@@ -136,9 +160,12 @@ export class Playback {
       this.#buffer.changeType(mime);
       return;
     }
-    this.#buffer = this.#source.addSourceBuffer(mime);
-    this.#buffer.mode = "segments";
-    this.#buffer.addEventListener("updateend", () => {
+    const buffer = this.#source.addSourceBuffer(mime);
+    this.#buffer = buffer;
+    buffer.mode = "segments";
+    buffer.addEventListener("updateend", () => {
+      // `reset` has put another one in its place, or an error has closed the source.
+      if (buffer !== this.#buffer || this.#source.readyState === "closed") return;
       if (!this.#trimIfLong()) this.#pump();
     });
   }
@@ -150,7 +177,8 @@ export class Playback {
 
   #trim(keepS) {
     const until = this.playhead - keepS;
-    if (until <= 0 || this.#buffer.updating) return false;
+    const { buffered, updating } = this.#buffer;
+    if (updating || !buffered.length || buffered.start(0) > until - 0.1) return false;
     this.#buffer.remove(0, until);
     return true;
   }
@@ -168,7 +196,7 @@ export class Playback {
 
   #look() {
     const video = this.#video;
-    if (this.started && this.#skipTo !== null) this.#leapSkip();
+    if (this.started && this.#skipTo !== null && this.#source.readyState !== "closed") this.#leapSkip();
     if (!this.started && this.#wanted && this.#chunks && !this.#buffer?.updating) {
       const enough = this.ahead >= START_S || (this.#chunks >= START_CHUNKS && this.ahead > 0);
       if (enough || this.#source.readyState === "ended") {

@@ -21,6 +21,7 @@ export class PlayedSession {
   #quality = "";
   #timer = 0;
   #frame = 0;
+  #closed = false;
 
   /** `emit` (type, detail): reports an event. `createdAtMs`: when the user asked for this new session, or null. */
   constructor(session, playback, emit, createdAtMs) {
@@ -35,6 +36,7 @@ export class PlayedSession {
   }
 
   close() {
+    this.#closed = true;
     this.#emit = () => {};
     this.#connection.close();
     clearInterval(this.#timer);
@@ -58,7 +60,7 @@ export class PlayedSession {
     try {
       return this.#answered(await this.session.pause());
     } catch (error) {
-      if (this.state.activity === "watching") this.#playback.play();
+      if (!this.#closed && this.state.activity === "watching") this.#playback.play();
       throw error;
     }
   }
@@ -134,6 +136,8 @@ export class PlayedSession {
   }
 
   #learn({ phase, activity, epoch, worker, target }) {
+    // A late answer: the playback is another session's by now.
+    if (this.#closed) return;
     this.state = { phase, activity, epoch, worker: worker ?? null, target: target ?? null };
     if (activity === "paused") this.#playback.pause();
     else if (!this.#playback.wanted) this.#playback.play();
@@ -141,6 +145,7 @@ export class PlayedSession {
   }
 
   #look() {
+    if (this.#closed) return;
     if (this.#playback.started) this.#shown.look(this.#playback.playhead);
     this.#frame = requestAnimationFrame(() => this.#look());
   }

@@ -33,6 +33,7 @@ export class TurboServePlayer extends HTMLElement {
       this.querySelector("video") ?? this.#makeVideo(),
       () => this.#changed(),
       () => this.#played?.firstFrame(),
+      (error) => this.#played && this.#report("error", { error, isFinal: true }),
     );
     this.#schedule();
   }
@@ -196,8 +197,9 @@ export class TurboServePlayer extends HTMLElement {
     if (this.#isScheduled || !this.#playback) return;
     this.#isScheduled = true;
     queueMicrotask(() => {
-      if (!this.#isScheduled || !this.isConnected) return;
+      if (!this.#isScheduled) return;
       this.#isScheduled = false;
+      if (!this.isConnected) return;
       const id = this.#src?.[2] ?? this.getAttribute("session");
       if (id) this.open(id);
       else if (this.#played) this.close();

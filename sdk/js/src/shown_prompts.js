@@ -29,6 +29,8 @@ export class ShownPrompts {
 
   // The prompt is that of chunk `index` and of those after it.
   applied(index, prompt, promptId) {
+    // A reconnection repeats what is known.
+    if (this.#marks.some((mark) => mark.index === index && mark.promptId === promptId)) return;
     this.#marks = [...this.#marks.filter((mark) => mark.index !== index), { index, prompt, promptId }];
     this.#marks.sort((a, b) => a.index - b.index);
   }
@@ -36,7 +38,9 @@ export class ShownPrompts {
   chunk(index, startS) {
     this.#first ??= index;
     this.#starts.set(index, startS);
-    if (this.#starts.size > KEPT) this.#starts.delete(this.#starts.keys().next().value);
+    if (this.#starts.size <= KEPT) return;
+    this.#starts.delete(this.#first);
+    this.#first = this.#starts.keys().next().value;
   }
 
   // Playback is at `playheadS`.
@@ -51,7 +55,7 @@ export class ShownPrompts {
 
   #startOf(index) {
     if (this.#first === null) return Infinity;
-    // A chunk from before this page began to watch.
+    // A chunk from before this page began to watch, or one that is not kept any more.
     return this.#starts.get(index) ?? (index < this.#first ? -Infinity : Infinity);
   }
 }

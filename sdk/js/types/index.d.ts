@@ -137,6 +137,11 @@ export class ProtocolError extends TurboServeError {
   readonly code: "protocol";
 }
 
+/** The browser cannot play the video. `cause`: the browser's own error. */
+export class PlaybackError extends TurboServeError {
+  readonly code: "playback";
+}
+
 /** The gateway refused a request (RFC 9457). */
 export class ProblemError extends TurboServeError {
   readonly status: number;

@@ -40,7 +40,7 @@ export class KeyForm {
     this.#open(inWords(problem));
   }
 
-  // A late answer to a request with another key says nothing about the present one.
+  // A late answer to a request with another key proves nothing about the present one.
   #concerns(problem) {
     return !this.isOpen && !this.#isChecking && problem.wasSentWith(this.#client.key);
   }

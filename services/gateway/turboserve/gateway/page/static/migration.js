@@ -23,7 +23,7 @@ export class MigrationForm {
   #target = null;
   #others = [];
 
-  // What an event, a chunk or the beginning of the stream says of the session; null: there is none.
+  // What an event, a chunk or the beginning of the stream reports of the session; null: there is none.
   learn(session, { worker, target } = {}) {
     const isNews = session !== this.#session || worker !== this.#worker;
     this.#session = session;

@@ -85,8 +85,11 @@ export class PromptReader {
   #compose(chosen) {
     if (!chosen.size) return "";
     const parts = [];
+    let isAfterWord = false;
     for (const part of this.guide.pattern.split(" ")) {
       const kind = /^\{(\w+)\}$/.exec(part)?.[1];
+      const wasAfterWord = isAfterWord;
+      isAfterWord = !kind;
       if (!kind) {
         parts.push(part);
         continue;
@@ -95,7 +98,7 @@ export class PromptReader {
       const choice = chosen.get(kind) ?? (needed && this.#defaultOf(kind));
       if (choice) parts.push(choice);
       // "on" without a background
-      else if (parts.length > 1 && this.guide.pattern.endsWith(part)) parts.pop();
+      else if (wasAfterWord && parts.length > 1 && this.guide.pattern.endsWith(part)) parts.pop();
     }
     return withArticles(parts.join(" "));
   }

@@ -1,4 +1,4 @@
-// The strip: chunks run leftwards through a gate that stands where playback is. Colour says which worker.
+// The strip: chunks run to the left through a gate that stands where playback is. The color is that of the worker.
 
 const PX_PER_S = 46;
 const KEEP_S = 40;
@@ -64,39 +64,39 @@ export class Strip {
     }
     const pen = canvas.getContext("2d");
     const style = getComputedStyle(canvas);
-    const colour = (name) => style.getPropertyValue(name).trim();
+    const color = (name) => style.getPropertyValue(name).trim();
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
     const gate = Math.round(width * 0.62);
     const x = (time) => gate + (time - shown) * PX_PER_S;
-    pen.font = `10px ${colour("--mono")}`;
+    pen.font = `10px ${color("--mono")}`;
     for (const chunk of this.#chunks) {
       const left = x(chunk.start);
       const right = x(chunk.end);
       if (right < 0 || left > width) continue;
       pen.globalAlpha = chunk.end <= shown ? 0.5 : 1;
-      pen.fillStyle = this.#colour(chunk.worker);
+      pen.fillStyle = this.#color(chunk.worker);
       pen.beginPath();
       pen.roundRect(left + 1, TOP, right - left - 2, HEIGHT, 3);
       pen.fill();
       pen.globalAlpha = 1;
-      pen.fillStyle = colour("--panel");
+      pen.fillStyle = color("--panel");
       if (right - left > 24) pen.fillText(String(chunk.index), left + 6, TOP + HEIGHT - 8);
     }
-    this.#drawMarks(pen, x, width, colour);
-    pen.fillStyle = colour("--gate");
+    this.#drawMarks(pen, x, width, color);
+    pen.fillStyle = color("--gate");
     pen.fillRect(gate - 1, TOP - 6, 2, HEIGHT + 12);
   }
 
-  #drawMarks(pen, x, width, colour) {
-    pen.font = `12px ${colour("--text")}`;
+  #drawMarks(pen, x, width, color) {
+    pen.font = `12px ${color("--text")}`;
     let free = width;
     for (const mark of [...this.#marks].reverse()) {
       const chunk = this.#chunks.find(({ index }) => index === mark.index);
       if (!chunk) continue;
       const left = x(chunk.start);
       if (left > width || left < -300) continue;
-      pen.fillStyle = colour("--ink");
+      pen.fillStyle = color("--ink");
       pen.fillRect(left, 6, 1.5, TOP + HEIGHT - 6);
       const room = free - left - 14;
       if (room > 30) pen.fillText(fitted(pen, mark.text, room), left + 6, 17);
@@ -104,9 +104,9 @@ export class Strip {
     }
   }
 
-  #colour(worker) {
-    const colours = this.#dark.matches ? DARK : LIGHT;
-    return colours[this.#workers.indexOf(worker) % colours.length];
+  #color(worker) {
+    const colors = this.#dark.matches ? DARK : LIGHT;
+    return colors[this.#workers.indexOf(worker) % colors.length];
   }
 
   #legend() {
@@ -118,7 +118,7 @@ export class Strip {
         square.setAttribute("width", "100%");
         square.setAttribute("height", "100%");
         square.setAttribute("rx", "2");
-        square.setAttribute("fill", this.#colour(worker));
+        square.setAttribute("fill", this.#color(worker));
         swatch.append(square);
         item.append(swatch, worker.length > 18 ? `${worker.slice(0, 4)}…${worker.slice(-6)}` : worker);
         item.title = worker;

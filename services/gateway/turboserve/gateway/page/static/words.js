@@ -27,6 +27,8 @@ export function inWords(problem) {
       return `The server cannot answer at the moment.${wait}`;
     case "unreachable":
       return "The server cannot be reached. Is it running?";
+    case "playback":
+      return "This browser cannot play the video any further. Reload the page to try again.";
     case "chunk_gone":
       return "A part of the video is no longer kept.";
     case "invalid_input":
