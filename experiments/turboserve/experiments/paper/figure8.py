@@ -104,7 +104,7 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
 
 
 def _summary(draws: list[Comparison]) -> dict[str, Any]:
-    """Return the interval over draws of each draw's mean, and the range. None: both hold no limit."""
+    """Return the interval over draws of each draw's mean, and the range. None: no limit in common."""
     means = [sum(draw.more_percent) / len(draw.more_percent) for draw in draws if draw.more_percent]
     values = [value for draw in draws for value in draw.more_percent]
     return {
