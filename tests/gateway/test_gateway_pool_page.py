@@ -87,7 +87,7 @@ async def test_a_refused_order_stays_on_the_page_and_a_laptop_has_no_price(
     await page.goto(f"{url}/pool?access_token={key}#refusing")
     await page.locator("#r-limits", has_text="1–4").wait_for()
     await page.get_by_label("Dry run").click()
-    refusal = page.locator("#refusal", has_text="operator")
+    refusal = page.locator("#refusal", has_text="pool:write")
     await refusal.wait_for()
     # Three reports later it is still there.
     for _ in range(3):

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 import turboserve.simulation.runtime.rows.database
-import turboserve.state_store.database
+import turboserve.state_store.session_lock
 from tests.helpers.waiting import eventually
 from tests.state_store.core_requests import REQUEST
 from tests.state_store.database_servers import DatabaseServer
@@ -458,7 +458,7 @@ async def test_the_exclusive_lock_ends_with_its_holder(
 @pytest.fixture
 def patient_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the limits, so that a holder that is delayed by a busy machine keeps its lock."""
-    for module in (turboserve.state_store.database, turboserve.simulation.runtime.rows.database):
+    for module in (turboserve.state_store.session_lock, turboserve.simulation.runtime.rows.database):
         for name in ("LOCK_ANSWER_S", "LOCK_SILENCE_S"):
             monkeypatch.setattr(module, name, 60.0)
 

@@ -1,6 +1,7 @@
 """The engine runs on a machine that has torch, numpy and safetensors.
 
-Of the other distributions it imports only `turboserve.policies`, which needs the standard library alone.
+Of the other distributions it imports only `turboserve.policies` and `turboserve.plugins`, which need the
+standard library alone.
 """
 
 import pkgutil
@@ -15,7 +16,7 @@ import importlib, sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         root = name.split(".")[0]
-        available = ("turboserve.worker", "turboserve.policies")
+        available = ("turboserve.worker", "turboserve.policies", "turboserve.plugins")
         ours = name.startswith("turboserve.") and not name.startswith(available)
         services = {"pydantic", "nats", "av", "structlog", "opentelemetry", "fastapi", "sqlalchemy"}
         models = {"transformers", "diffusers", "tokenizers", "huggingface_hub", "ftfy"}

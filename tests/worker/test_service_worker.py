@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from pathlib import Path
@@ -344,10 +343,16 @@ async def test_a_worker_goes_on_while_there_is_no_state_store(scene: Scene, stor
         over = time.monotonic() + lease_s + 1.0
         while time.monotonic() < over:
             await grows(scene, worker, session)
-            # A fast machine would otherwise generate more chunks than the log keeps.
-            await asyncio.sleep(0.1)
-        # More than an ended lease could have left under way.
-        await scene.chunks(session, (await scene.newest(session)).header.index + 9)
+        # More than an ended lease could have left under way. A fast machine has generated more chunks by now
+        # than the log keeps.
+        end = (await scene.newest(session)).header.index + 9
+
+        async def reached() -> bool:
+            newest = (await scene.newest(session)).header
+            await scene.play(session, newest.start_s)
+            return newest.index >= end
+
+        await scene.until(reached, "nine more chunks")
     finally:
         store.start()
 

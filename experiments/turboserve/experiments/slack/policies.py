@@ -48,7 +48,7 @@ class SlackPolicy:
             GATHER_POLICIES.check(self.gather)
             PLACEMENTS.check(self.placement)
         except NotInstalledError as error:
-            return f"{error.kind} policy {error.name}"
+            return f"{error.kind} {error.name}"
         return None
 
 
