@@ -15,6 +15,7 @@ from turboserve.contracts.keys import CreateKey, GetValidKeys, KeyRef
 from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.auth.hashing import KeySet
 from turboserve.gateway.auth.stored import LOOK_EVERY_S, KeyFollower
+from turboserve.gateway.keys.first import ensure_over
 from turboserve.simulation.runtime.broker import FaultyNetwork, MemoryBroker, Rates
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.runtime.rows.behavior import PostgresBehavior
@@ -174,3 +175,35 @@ def test_another_database_replaces_the_keys(deployment: Deployment) -> None:
     tables.key_editions.set("api_keys", type(edition)("ab" * 16, edition.version))
     deployment.loop.advance(EFFECTIVE_S)
     assert deployment.known(text) == [False, False]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3, 1_000])
+def test_the_first_key_keeps_its_text_when_answers_are_lost(
+    deployment: Deployment, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that creates the key, and whose answer is lost, is repeated: no later start shows it."""
+    bus, calls = deployment.buses["gateway"], 0
+    call = bus.call
+
+    async def counted(endpoint: Any, request: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += endpoint is subjects.CREATE_KEY
+        deployment.rates.lost_answer = 1.0 if 0 < calls <= lost else 0.0
+        return await call(endpoint, request, **options)
+
+    monkeypatch.setattr(bus, "call", counted)
+    # The followers share this bus, and they must not end the losses.
+    for task in deployment.tasks:
+        task.cancel()
+    made = deployment.run(ensure_over(bus))
+    assert made.confirmed == (lost < 1_000)
+    assert calls > min(lost, 1)
+    rows = deployment.postgres.tables.api_keys.rows
+    assert list(rows) == [made.id]
+    assert made.text is not None
+    monkeypatch.undo()
+    deployment.rates.lost_answer = 0.0
+    salt = deployment.run(bus.call(subjects.GET_VALID_KEYS, GetValidKeys())).salt
+    assert rows[made.id].hash == KeySet(salt=salt).hash_of(made.text)
+    again = deployment.run(ensure_over(bus))
+    assert (again.id, again.text) == (made.id, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -120,7 +121,12 @@ async def test_every_change_raises_the_version_and_nothing_else_does(api: Harnes
 async def test_an_expired_key_is_not_valid(api: Harness) -> None:
     with pytest.raises(InvalidInputError) as caught:
         await create(api, expires_at=time.time() - 1.0)
+    limit = caught.value.limit
     assert caught.value.field == "expires_at"
+    assert isinstance(limit, str)
+    assert datetime.fromisoformat(limit).timestamp() == pytest.approx(time.time(), abs=600.0)
+    assert limit.endswith("Z")
+    assert limit in caught.value.detail
     made = await create(api, expires_at=time.time() + 0.5)
 
     async def expired() -> bool:

@@ -56,7 +56,7 @@ class KeyRecord(Contract):
     revoked_at: UnixSeconds | None = None
     """None: the key is not revoked."""
     last_used_at: UnixSeconds | None = None
-    """When a gateway last saw the key, by the gateway's clock, about a minute exact. None: not yet."""
+    """When a gateway last saw the key, by the gateway's clock, accurate to about a minute. None: not yet."""
 
 
 class CreateKey(Contract):

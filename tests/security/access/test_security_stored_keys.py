@@ -156,4 +156,10 @@ async def test_no_text_of_a_key_is_stored_or_logged(
 
 
 async def test_keys_outside_the_database_have_no_routes(keyless_url: str, client: Connect) -> None:
-    problem(await client(keyless_url).get("/v1/keys"), 403, "missing_scope", "scope")
+    api = client(keyless_url)
+    for verb, path in (("GET", ""), ("POST", ""), ("GET", "/k1"), ("DELETE", "/k1")):
+        answer = await api.request(verb, f"/v1/keys{path}", json=NEW if verb == "POST" else None)
+        found = problem(answer, 409, "keys_not_stored", "TURBOSERVE_API_KEYS_STORE")
+        # The remedy is named, since no other key would help.
+        assert "TURBOSERVE_API_KEYS_STORE=1" in found["detail"]
+        assert "turboserve up --auth" in found["detail"]

@@ -42,6 +42,22 @@ async def start(create: Create, client: Connect) -> Start:
     return one
 
 
+async def paused(session: dict[str, Any]) -> int:
+    """Pause the session after its first chunk. Returns the index of its last chunk."""
+    api, path = session["api"], session["links"]["self"]
+    row: dict[str, Any] = {}
+
+    async def is_so(wanted: Callable[[], bool]) -> bool:
+        row.update((await api.get(path)).json())
+        return wanted()
+
+    await eventually(lambda: is_so(lambda: row["next_chunk"] > 0))
+    assert (await api.post(f"{path}/pause")).status_code in (200, 202)
+    await eventually(lambda: is_so(lambda: row["phase"] == "suspended"))
+    last: int = row["next_chunk"] - 1
+    return last
+
+
 async def ended(
     url: str,
     key: str,
@@ -50,21 +66,24 @@ async def ended(
     socket: OpenSocket,
     end: Callable[[], Awaitable[object]],
 ) -> None:
-    """Open every kind of stream with the key, call `end`, and check that all of them end by themselves."""
+    """Open every kind of stream with the key, call `end`, and check that all of them end by themselves.
+
+    Nothing is sent over the streams in the meantime: the session is paused and the client only listens.
+    """
+    last = await paused(session)
     links = session["links"]
     async with (
-        socket(url, session["id"], {"Authorization": f"Bearer {key}"}) as opened,
+        socket(url, session["id"], {"Authorization": f"Bearer {key}"}, after=last) as opened,
         client(url, key).stream("GET", links["events"]) as events,
-        client(url, key).stream("GET", links["video"]) as video,
+        client(url, key).stream("GET", links["video"], params={"after": last}) as video,
     ):
         assert json.loads(await opened.recv())["type"] == "hello"
         assert (events.status_code, video.status_code) == (200, 200)
         await end()
         async with asyncio.timeout(PATIENCE_S):
             with suppress(websockets.ConnectionClosed):
-                while True:
-                    await opened.send('{"type": "ping"}')
-                    await opened.recv()
+                async for _ in opened:
+                    pass
             # Only a body that is whole ends without an error here.
             async for _ in events.aiter_bytes():
                 pass
@@ -104,6 +123,7 @@ async def test_the_streams_of_an_expired_key_end(
     urls: list[str], create: Create, client: Connect, socket: OpenSocket, start: Start
 ) -> None:
     session = await start(urls[0])
+    await paused(session)
     expires = datetime.now(UTC) + timedelta(seconds=15)
     made = await create(expires_at=expires.isoformat())
     await accepted(urls[0], made["key"], True, client)

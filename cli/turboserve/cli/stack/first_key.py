@@ -9,7 +9,7 @@ from typing import Literal
 from turboserve.cli.supervisor.logs import LogHub
 from turboserve.config import Settings
 from turboserve.contracts.errors import TurboServeError
-from turboserve.gateway.keys.first import ensure
+from turboserve.gateway.keys.first import UNCONFIRMED, ensure
 
 
 class FirstKeyTask:
@@ -33,9 +33,13 @@ async def _show(settings: Settings, hub: LogHub, log_format: Literal["text", "js
         hub.log("admin key", id=found.id)
         hub.plain(f"  The key {found.id} has the scope admin. Its text is not stored.\n")
         return
-    hub.log("admin key created", id=found.id)
+    if found.confirmed:
+        hub.log("admin key created", id=found.id)
+    else:
+        hub.log("admin key not confirmed", "warning", id=found.id, error=UNCONFIRMED)
     # Not through the log: no file may have the text.
     if log_format == "json":
-        print(json.dumps({"event": "admin key", "id": found.id, "key": found.text}), flush=True)
+        shown = {"event": "admin key", "id": found.id, "key": found.text, "confirmed": found.confirmed}
+        print(json.dumps(shown), flush=True)
     else:
-        print(f"  The first key, with the scope admin, is shown only now:\n\n  {found.text}\n", flush=True)
+        print(f"  The first key, with the scope admin, is shown only once:\n\n  {found.text}\n", flush=True)

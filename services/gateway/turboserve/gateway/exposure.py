@@ -36,7 +36,7 @@ def sentences(settings: Settings, keys: Keys, port: int) -> list[str]:
     )
     found = [f"Reachable by {reach}."]
     if keys.in_database:
-        found.append("API keys: in the database, ordered through /v1/keys. " + _WITHOUT)
+        found.append("API keys: in the database; /v1/keys creates and revokes them. " + _WITHOUT)
     elif keys:
         found.append(
             f"API keys: {told['keys']}; tenants: {told['tenants']}; operators: {told['operators']}. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from urllib.parse import unquote_plus
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -13,7 +14,7 @@ from starlette.websockets import WebSocket
 from turboserve.contracts.errors import BodyTooLargeError, TurboServeError
 from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Authority, HostRules, OriginRules
-from turboserve.gateway.auth.middleware import refuse, without_query_key
+from turboserve.gateway.auth.middleware import QUERY_KEY, refuse
 from turboserve.gateway.problems.errors import (
     ForbiddenOriginError,
     HostNotAllowedError,
@@ -48,8 +49,23 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            scope = without_query_key(scope)
+            scope = _without_query_key(scope)
         await super().__call__(scope, receive, send)
+
+
+def _without_query_key(scope: Scope) -> Scope:
+    """Return the scope with `access_token` moved from its query to a key that only authentication reads.
+
+    Other code may record the URL of a request: FastAPI puts the query into every span.
+    """
+    kept, found = [], None
+    for part in scope.get("query_string", b"").split(b"&"):
+        name, _, value = part.decode("latin-1").partition("=")
+        if unquote_plus(name) == "access_token":
+            found = unquote_plus(value) or found
+        else:
+            kept.append(part)
+    return {**scope, "query_string": b"&".join(kept), QUERY_KEY: found}
 
 
 class BrowserHeaders:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Annotated
-from urllib.parse import unquote_plus
 
 from fastapi import Depends, Query, Security
 from fastapi.params import Security as SecurityParameter
@@ -26,13 +27,16 @@ from turboserve.gateway.public import takes_head
 from turboserve.telemetry_names import REASON
 
 REVOKED_CODE = 4401
+CHECK_EVERY_S = 0.5
+CLOSE_S = 1.0
 LOG_LINES_PER_MINUTE = 20
 
 log = logs.get("auth")
 ENDED = "the API key was revoked or has expired"
+_CLOSE = {"type": "websocket.close", "code": REVOKED_CODE, "reason": ENDED}
 _ADMISSION = "turboserve.admission"
 """Key of the ASGI scope. The value is an Identity, or the error that a WebSocket's endpoint sends."""
-_QUERY_KEY = "turboserve.access_token"
+QUERY_KEY = "turboserve.access_token"
 """Key of the ASGI scope. The value is the API key that the query contained, or None."""
 _scheme = HTTPBearer(
     auto_error=False, scheme_name="apiKey", description="An API key. Required if the gateway has keys."
@@ -95,13 +99,17 @@ class Authenticate:
         self._app = app
         self._authenticator = authenticator
         self._keys = keys
+        self._streams: dict[_RevocableStream, None] = {}
+        self._checking: asyncio.Task[None] | None = None
+        """Checks all streams: a task for each of them would cost more."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or not _guarded(scope["path"]):
+        if scope["type"] not in ("http", "websocket") or not f"{scope['path']}/".startswith("/v1/"):
             await self._app(scope, receive, send)
             return
         try:
-            identity = self._authenticator.identify(_key(scope), _address(scope))
+            client = scope.get("client")
+            identity = self._authenticator.identify(_key(scope), str(client[0]) if client else None)
         except TurboServeError as error:
             if scope["type"] == "http":
                 await problem_response(error, scope["path"])(scope, receive, send)
@@ -113,23 +121,24 @@ class Authenticate:
         if takes_head(scope["path"]):
             await self._app(scope, receive, send)
             return
-        stream = _RevocableStream(self._keys, identity, scope["type"] == "websocket", receive, send)
-        await self._app(scope, stream.receive, stream.send)
+        if not self._keys:
+            await self._app(scope, receive, send)
+            return
+        stream = _RevocableStream(self._keys, identity, scope, receive, send)
+        self._streams[stream] = None
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check(), name="keys of streams")
+        try:
+            await stream.run(self._app)
+        finally:
+            del self._streams[stream]
 
-
-def without_query_key(scope: Scope) -> Scope:
-    """Return the scope with `access_token` moved from its query to a key that only this module reads.
-
-    Other code may record the URL of a request: FastAPI puts the query into every span.
-    """
-    kept, found = [], None
-    for part in scope.get("query_string", b"").split(b"&"):
-        name, _, value = part.decode("latin-1").partition("=")
-        if unquote_plus(name) == "access_token":
-            found = unquote_plus(value) or found
-        else:
-            kept.append(part)
-    return {**scope, "query_string": b"&".join(kept), _QUERY_KEY: found}
+    async def _check(self) -> None:
+        """End the streams of keys that are not valid any more, also those over which nothing is sent."""
+        while self._streams:
+            await asyncio.sleep(CHECK_EVERY_S)
+            for stream in self._streams:
+                stream.check()
 
 
 def refuse(scope: Scope, error: TurboServeError) -> None:
@@ -148,56 +157,81 @@ def admitted(scope: Scope) -> Identity:
 
 
 class _RevocableStream:
-    """The channel of a stream. Checks for each message whether the stream's key is still valid."""
+    """The channel of a stream. When its key ends, the application gets a disconnect and cannot send.
 
-    def __init__(self, keys: Keys, identity: Identity, websocket: bool, receive: Receive, send: Send) -> None:
-        self._keys = keys
-        self._identity = identity
-        self._websocket = websocket
-        self._receive, self._send = receive, send
-        self._closed = False
+    Once the application has returned, the client gets the end of the body, or the close code 4401.
+    """
 
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if not self._websocket or self._keys.holds(self._identity):
-            return message
-        if not self._closed and message["type"] != "websocket.disconnect":
-            await self._close()
-        return {"type": "websocket.disconnect", "code": REVOKED_CODE, "reason": ENDED}
+    def __init__(self, keys: Keys, identity: Identity, scope: Scope, receive: Receive, send: Send) -> None:
+        self._keys, self._identity = keys, identity
+        self._scope, self._receive, self._send = scope, receive, send
+        self._websocket = scope["type"] == "websocket"
+        self._waiting: asyncio.Timeout | None = None
+        self._revoked = False
+        self._begun, self._over = False, False
+        """Whether the response or handshake was answered. Whether the client has left, or has everything."""
 
-    async def send(self, message: Message) -> None:
-        if self._keys.holds(self._identity):
-            await self._send(message)
-            return
-        if not self._closed:
-            await self._close()
-        if self._websocket:
-            raise WebSocketDisconnect(REVOKED_CODE, ENDED)
-        raise OSError(ENDED)
+    async def run(self, app: ASGIApp) -> None:
+        try:
+            await app(self._scope, self._next, self._pass)
+        except (OSError, WebSocketDisconnect):
+            if not self._revoked:
+                raise
+        if self._revoked and not self._over:
+            # uvicorn raises RuntimeError for a close after the other side's.
+            with suppress(OSError, RuntimeError):
+                await self._close()
+
+    def check(self) -> bool:
+        """Return whether the key is still valid. If not, end the stream."""
+        if not self._revoked and not self._keys.holds(self._identity):
+            self._revoked = True
+            if self._waiting is not None:
+                self._waiting.reschedule(asyncio.get_running_loop().time())
+        return not self._revoked
+
+    async def _next(self) -> Message:
+        if not self._begun or self.check():
+            try:
+                async with asyncio.timeout(None) as self._waiting:
+                    try:
+                        message = await self._receive()
+                    finally:
+                        self._waiting = None
+                self._over |= message["type"] in ("http.disconnect", "websocket.disconnect")
+                if self.check() or not self._begun:
+                    return message
+            except TimeoutError:
+                if not self._revoked:
+                    raise
+        return _CLOSE | {"type": "websocket.disconnect"} if self._websocket else {"type": "http.disconnect"}
+
+    async def _pass(self, message: Message) -> None:
+        # Browsers do not show a refused handshake, so it is accepted and then closed.
+        if message["type"] != "websocket.accept" and not self.check():
+            raise WebSocketDisconnect(REVOKED_CODE, ENDED) if self._websocket else OSError(ENDED)
+        self._begun = True
+        if message["type"] in ("websocket.close", "http.response.body"):
+            self._over = not message.get("more_body", False)
+        await self._send(message)
 
     async def _close(self) -> None:
-        self._closed = True
         if self._websocket:
-            await self._send({"type": "websocket.close", "code": REVOKED_CODE, "reason": ENDED})
-        else:
+            async with asyncio.timeout(CLOSE_S):
+                await self._send({**_CLOSE})
+        elif self._begun:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _guarded(path: str) -> bool:
-    return path == "/v1" or path.startswith("/v1/")
+        else:
+            error = UnauthorizedError(ENDED, field="Authorization")
+            await problem_response(error, self._scope["path"])(self._scope, self._receive, self._send)
 
 
 def _key(scope: Scope) -> str | None:
     key = bearer(Headers(scope=scope).get("authorization"))
     # Only for streams, where browsers cannot set headers: URLs end up in histories and in logs of proxies.
     if key is None and not takes_head(scope["path"]):
-        key = scope.get(_QUERY_KEY)
+        key = scope.get(QUERY_KEY)
     return key
-
-
-def _address(scope: Scope) -> str | None:
-    client = scope.get("client")
-    return str(client[0]) if client else None
 
 
 def _identity(

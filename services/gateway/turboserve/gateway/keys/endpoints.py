@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from starlette.requests import HTTPConnection
 
 from turboserve.contracts.base import NUMBER_LIMIT, Id
@@ -13,9 +13,6 @@ from turboserve.gateway.auth.middleware import Caller, needs
 from turboserve.gateway.keys.schemas import Key, KeyList, NewKey, NewKeyText
 from turboserve.gateway.keys.service import StoredKeys
 from turboserve.gateway.problems.schemas import BODY, problems
-from turboserve.gateway.sessions.parameters import IdempotencyKey
-
-router = APIRouter(prefix="/v1/keys", tags=["keys"])
 
 
 def _service_of(connection: HTTPConnection) -> StoredKeys:
@@ -23,8 +20,27 @@ def _service_of(connection: HTTPConnection) -> StoredKeys:
     return found
 
 
+def _keys_are_stored(connection: HTTPConnection) -> None:
+    _service_of(connection).check()
+
+
+# Before the scope: at a gateway whose keys are elsewhere, no key could have it.
+router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=[Depends(_keys_are_stored)])
+
 Service = Annotated[StoredKeys, Depends(_service_of)]
 KeyId = Annotated[str, Path(description="Id of the key.", examples=["2d06c5c4a1b2c3d4"])]
+RepeatKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        description="Makes a repeat harmless: a second request with the same Idempotency-Key creates no "
+        "second API key. Its answer has the row of the first one, and `key` is null. The same "
+        "Idempotency-Key with another request is refused.",
+        examples=["order-17"],
+    ),
+]
 LOCATION = {"headers": {"Location": {"schema": {"type": "string"}, "description": "Path of the key."}}}
 
 
@@ -35,11 +51,11 @@ LOCATION = {"headers": {"Location": {"schema": {"type": "string"}, "description"
     status_code=201,
     summary="Create an API key",
     description="Only this answer has the text of the key. Every gateway accepts the key within two seconds. "
-    "A repeat with the same Idempotency-Key creates no second key, and its answer has no text.",
+    "A repeat with the same Idempotency-Key creates no second key, and its `key` is null.",
     responses={201: LOCATION, **problems(*BODY, 401, 409)},
 )
 async def create(
-    body: NewKey, response: Response, caller: Caller, keys: Service, idempotency_key: IdempotencyKey = None
+    body: NewKey, response: Response, caller: Caller, keys: Service, idempotency_key: RepeatKey = None
 ) -> NewKeyText:
     made, text = await keys.create(caller.tenant, body, idempotency_key)
     response.headers["Location"] = f"/v1/keys/{made.key.id}"

@@ -21,7 +21,10 @@ from turboserve.ids import random_token
 from turboserve.subjects import CREATE_KEY, GET_VALID_KEYS
 
 LABEL = "first admin key"
+UNCONFIRMED = "the state store has not confirmed this key: if a gateway refuses it with 401, start again"
 CONNECT_S = 10.0
+"""Deadline of the connection to the broker, and time for which the request for the key is repeated."""
+RETRY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,15 @@ class FirstKey:
     id: str
     text: str | None
     """Text of the key. None: the key existed, and its text is not stored."""
+    confirmed: bool = True
+    """False: the state store has not answered, so the key may exist or not."""
 
 
 async def ensure(settings: Settings) -> FirstKey:
     """Return the oldest valid key with the scope `admin`. If there is none, create one of `default`.
+
+    If the answer does not arrive, the same request is repeated. A key whose answer was lost thus keeps its
+    text.
 
     `settings` name the broker with a gateway's user. Raises the state store's typed errors and
     UnavailableError.
@@ -42,25 +50,48 @@ async def ensure(settings: Settings) -> FirstKey:
     try:
         bus = await asyncio.wait_for(Bus.connect("gateway", settings), CONNECT_S)
     except TimeoutError:
-        raise UnavailableError(f"the broker does not answer within {CONNECT_S:g} s") from None
+        raise UnavailableError(
+            f"TURBOSERVE_NATS_URL: the broker does not answer within {CONNECT_S:g} s",
+            field="TURBOSERVE_NATS_URL",
+            limit=CONNECT_S,
+        ) from None
     try:
-        valid = await bus.call(GET_VALID_KEYS, GetValidKeys())
-        for key in valid.keys or ():
-            if Scope.ADMIN in key.scopes:
-                return FirstKey(key.id, None)
-        name = random_token(ID_BYTES)
-        text = key_text(name)
-        request = CreateKey(
-            id=name,
-            tenant=DEFAULT_TENANT,
-            scopes=(Scope.ADMIN,),
-            hash=KeySet(salt=valid.salt).hash_of(text),
-            label=LABEL,
-        )
-        await bus.call(CREATE_KEY, request)
-        return FirstKey(name, text)
+        return await ensure_over(bus)
     finally:
         await bus.close()
+
+
+async def ensure_over(bus: Bus) -> FirstKey:
+    """As `ensure`, over a gateway's bus."""
+    valid = await bus.call(GET_VALID_KEYS, GetValidKeys())
+    for key in valid.keys or ():
+        if Scope.ADMIN in key.scopes:
+            return FirstKey(key.id, None)
+    name = random_token(ID_BYTES)
+    text = key_text(name)
+    request = CreateKey(
+        id=name,
+        tenant=DEFAULT_TENANT,
+        scopes=(Scope.ADMIN,),
+        hash=KeySet(salt=valid.salt).hash_of(text),
+        label=LABEL,
+    )
+    return FirstKey(name, text, await _created(bus, request))
+
+
+async def _created(bus: Bus, request: CreateKey) -> bool:
+    """Create the key. Returns whether the state store has answered within `CONNECT_S`."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + CONNECT_S
+    while True:
+        try:
+            await bus.call(CREATE_KEY, request)
+        except UnavailableError:
+            if loop.time() >= end_s:
+                return False
+            await asyncio.sleep(RETRY_S)
+        else:
+            return True
 
 
 def main() -> int:
@@ -72,7 +103,9 @@ def main() -> int:
     if found.text is None:
         print(f"the key {found.id} with the scope admin exists: its text is not stored", file=sys.stderr)
         return 0
-    print(f"key {found.id} with the scope admin; only this line shows its text:", file=sys.stderr)
+    print(f"key {found.id} with the scope admin; its text is shown only once:", file=sys.stderr)
+    if not found.confirmed:
+        print(UNCONFIRMED, file=sys.stderr)
     print(found.text)
     return 0
 

@@ -46,7 +46,7 @@ class Key(PublicOutput):
     expires_at: Timestamp | None = Field(description="When the key expires. `null`: it does not expire.")
     revoked_at: Timestamp | None = Field(description="When the key was revoked. `null`: it is not revoked.")
     last_used_at: Timestamp | None = Field(
-        description="When the key was last used, about a minute exact. `null`: not yet."
+        description="When the key was last used, accurate to about a minute. `null`: not yet."
     )
 
     @classmethod
@@ -58,7 +58,7 @@ class NewKeyText(Key):
     """A created key, with its text."""
 
     key: str | None = Field(
-        description="Text of the key, for `Authorization: Bearer`. Only this answer shows it. `null`: an "
+        description="Text of the key, for `Authorization: Bearer`. It is shown only once. `null`: an "
         "earlier request with this Idempotency-Key created the key.",
         examples=["ts_2d06c5c4a1b2c3d4_0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f6071"],
     )

@@ -19,10 +19,20 @@ ID_BYTES = 8
 
 
 class StoredKeys:
-    """Keys in the database. All methods raise KeysNotStoredError and the state store's typed errors."""
+    """Keys in the database. All requests raise the state store's typed errors."""
 
     def __init__(self, bus: Bus, keys: Keys) -> None:
         self._bus, self._keys = bus, keys
+
+    def check(self) -> None:
+        """Raise KeysNotStoredError if the gateway takes its keys from elsewhere."""
+        if not self._keys.in_database:
+            raise KeysNotStoredError(
+                "this gateway's API keys are not in the database: set TURBOSERVE_API_KEYS_STORE=1, or start "
+                "the stack with `turboserve up --auth`",
+                field="TURBOSERVE_API_KEYS_STORE",
+                limit="1",
+            )
 
     async def create(self, creator: str, request: NewKey, repeat: str | None) -> tuple[CreatedKey, str]:
         """Create a key. Returns its row and its text, which is valid only if this request created the key.
@@ -30,7 +40,6 @@ class StoredKeys:
         A repeat by the same tenant (`creator`) with the same Idempotency-Key (`repeat`) creates no other key.
         Raises KeyReusedError if that was a different request.
         """
-        self._check()
         if repeat is None:
             key = random_token(ID_BYTES)
         else:
@@ -54,7 +63,6 @@ class StoredKeys:
             ) from None
 
     async def page(self, request: ListKeys) -> KeyPage:
-        self._check()
         return await self._bus.call(LIST_KEYS, request)
 
     async def get(self, key: str) -> KeyRecord:
@@ -64,14 +72,6 @@ class StoredKeys:
         return await self._bus.call(REVOKE_KEY, self._ref(key))
 
     def _ref(self, key: str) -> KeyRef:
-        self._check()
         if not is_id(key):
             raise NotFoundError("there is no such API key", field="key")
         return KeyRef(key=key)
-
-    def _check(self) -> None:
-        if not self._keys.in_database:
-            raise KeysNotStoredError(
-                "this gateway's API keys are not in the database: TURBOSERVE_API_KEYS_STORE is off",
-                field="TURBOSERVE_API_KEYS_STORE",
-            )

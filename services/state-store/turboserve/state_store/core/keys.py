@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from turboserve.contracts.errors import ConflictError, InvalidInputError, KeyLimitError
 from turboserve.contracts.keys import KEYS_LIMIT, CreateKey, KeyRecord, KeyUse
@@ -19,7 +20,9 @@ def created(request: CreateKey, valid: int, now: float) -> KeyRecord:
     Raises InvalidInputError for a key that has expired already, and KeyLimitError.
     """
     if request.expires_at is not None and request.expires_at <= now:
-        raise InvalidInputError("expires_at: must be in the future", field="expires_at", limit=round(now, 3))
+        # The API's form of a time.
+        earliest = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        raise InvalidInputError(f"expires_at: must be after {earliest}", field="expires_at", limit=earliest)
     if valid >= KEYS_LIMIT:
         raise KeyLimitError(
             f"there are {valid} valid keys, at most {KEYS_LIMIT} are allowed: revoke some",
