@@ -142,7 +142,7 @@ def proposed(there: Cluster, now: float = 0.0, **weights: object) -> list[Migrat
 
 
 def test_an_urgent_session_leaves_for_a_relaxed_worker_although_the_counts_are_equal() -> None:
-    there = cluster({"a": [0.35, 0.5], "b": [3.0, 3.0]}, {n: 0.3 * n for n in range(1, 9)})
+    there = cluster({"a": [0.23, 0.3], "b": [3.0, 3.0]}, {n: 0.24 * n for n in range(1, 9)})
     assert proposed(there, rescue_horizon_s=0.0) == []
     [migration] = proposed(there)
     assert (migration.source, migration.target, migration.kind) == ("a", "b", MigrationKind.RESCUE)
@@ -168,7 +168,7 @@ def test_a_rescue_needs_room_rest_and_a_worker_that_reports_slack() -> None:
         rests.put_session(replace(rests.sessions[f"a-{n}"], rests_until=5.0))
     assert proposed(rests, now=4.0) == []
     assert proposed(rests, now=5.0)
-    older = cluster({"a": [0.35, 0.5], "b": [3.0, 3.0]}, {n: 0.3 * n for n in range(1, 9)})
+    older = cluster({"a": [0.23, 0.3], "b": [3.0, 3.0]}, {n: 0.24 * n for n in range(1, 9)})
     assert len(proposed(older)) == 1
     for n in range(2):
         older.put_slack(f"b-{n}", None)

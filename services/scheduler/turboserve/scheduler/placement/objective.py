@@ -43,7 +43,8 @@ class Objective:
     changes by itself: a worker with few sessions fills their buffers, and a further session drains them. The
     second depends on the numbers of sessions alone. So no migration for balance raises it. And where workers
     are overloaded, a migration saves chunks only if it lowers the second number, too. Otherwise an overloaded
-    pool would migrate sessions to where buffers are full, and others back when they are used up.
+    pool would migrate sessions to where buffers are full, and others back when they are used up. Where no
+    worker is overloaded, none becomes so to save chunks once.
     """
 
     def __init__(self, cluster: Cluster, weights: Weights, now: float) -> None:
@@ -58,7 +59,7 @@ class Objective:
         return (
             saved >= max(self._weights.least_saved, NOISE * before.soon)
             and saved > transfer_s / CHUNK_S
-            and (before.lasting == 0 or lasting >= max(1, NOISE * before.lasting))
+            and (after.lasting == 0 or lasting >= max(1, NOISE * before.lasting))
         )
 
     def keeps(self, steps: Sequence[Step], instead: Sequence[Step] = (), given: Sequence[Step] = ()) -> bool:
