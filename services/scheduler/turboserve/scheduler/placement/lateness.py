@@ -15,7 +15,8 @@ from turboserve.scheduler.placement.pool import CHUNK_S, LatencyCurve
 LEAD_S = 3.0
 """A session with more slack than this begins no chunk, seconds: the shipped `max_lead_s` of a worker."""
 LARGEST_SESSIONS = 64
-"""Number of sessions that are counted: those with the least slack. It bounds the time of one count."""
+"""Number of sessions whose batches are played out: those with the least slack. It bounds the time of a count.
+If a worker is too slow for all its sessions, the further ones get no chunk."""
 
 
 def late_chunks(curve: LatencyCurve, slacks_s: Sequence[float], horizon_s: float) -> int:
@@ -35,8 +36,9 @@ def late_chunks(curve: LatencyCurve, slacks_s: Sequence[float], horizon_s: float
     all_s = curve(len(dues))
     if all_s <= CHUNK_S and dues[0] >= all_s:
         return 0
+    counted = dues if all_s > CHUNK_S else dues[:LARGEST_SESSIONS]
+    needed = sum(ceil((horizon_s - max(0.0, due)) / CHUNK_S) for due in counted if due < horizon_s)
     del dues[LARGEST_SESSIONS:]
-    needed = sum(ceil((horizon_s - max(0.0, due)) / CHUNK_S) for due in dues if due < horizon_s)
     now, in_time = 0.0, 0
     while True:
         if all_s <= CHUNK_S and dues[0] - now >= all_s:
