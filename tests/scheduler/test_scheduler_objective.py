@@ -5,7 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 from tests.scheduler.test_scheduler_slack import HORIZON_S, cluster, proposed
-from turboserve.scheduler.placement import Migration, MigrationKind
+from turboserve.scheduler.placement import (
+    Migration,
+    MigrationKind,
+    ReportedSlack,
+    SessionState,
+    WorkerState,
+)
 from turboserve.scheduler.placement.lateness import LARGEST_SESSIONS, lasting_late_chunks, late_chunks
 from turboserve.scheduler.placement.pool import LatencyCurve
 
@@ -34,3 +40,26 @@ def test_each_session_of_an_overloaded_worker_counts() -> None:
     # A worker that keeps up with all its sessions makes up for one late chunk.
     fast = LatencyCurve({1: 0.005, 100: 0.5}, 100)
     assert late_chunks(fast, [0.0, *[3.0] * 99], HORIZON_S) <= 1
+
+
+def test_slack_is_used_where_a_worker_of_the_pool_reports_it() -> None:
+    there = cluster({"a": [], "b": []})
+    for index in range(4):
+        # All have been on `b` before, so with slack none may return there.
+        there.put_session(SessionState(f"a-{index}", "m", "a", left={"b": 1}))
+    there.put_worker(WorkerState("other", "n", 6, chunk_latency_s=linear(0.1)))
+    there.put_session(SessionState("there", "n", "other"))
+    plain = proposed(there, rescue_horizon_s=0.0)
+    assert {one.target for one in plain} == {"b"}
+    there.put_slack("there", ReportedSlack(1.0, 0.5, 0.0))
+    assert proposed(there) == plain
+    there.put_slack("a-0", ReportedSlack(1.0, 0.5, 0.0))
+    assert proposed(there) == []
+    # A draining worker's report is one, too; and a gone worker's is none.
+    there.put_slack("a-0", None)
+    there.put_worker(WorkerState("c", "m", 6, ready=False, draining=True))
+    there.put_session(SessionState("c-0", "m", "c", movable=False))
+    there.put_slack("c-0", ReportedSlack(1.0, 0.5, 0.0))
+    assert proposed(there) == []
+    there.drop_worker("c")
+    assert proposed(there) == plain

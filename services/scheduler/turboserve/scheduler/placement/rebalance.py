@@ -43,8 +43,11 @@ class MinMaxRebalancer:
 
     def propose(self, cluster: Cluster, now: float) -> list[Migration]:
         found: list[Migration] = []
+        slacks = bool(self.weights.rescue_horizon_s and cluster.urgency.slacks)
+        if slacks:
+            cluster.urgency.refresh(cluster.entries, cluster.pool, self.weights.rescue_horizon_s)
         for _, pool in sorted(cluster.pools.items(), key=lambda one: (one[0][0], one[0][1] or "")):
-            if self._uses_slack(cluster):
+            if slacks and cluster.urgency.reported_in(pool):
                 found += self._with_slack(cluster, pool, now)
             else:
                 found += self._in_pool(cluster, Planner(cluster, pool, self.links, now), None)
@@ -71,9 +74,6 @@ class MinMaxRebalancer:
         eta = self.weights.eta
         drains = [drain_active(step, before_s, base, len(base.steps), eta) for step in base.steps]
         return [*drains, *(migration_of(one, self.weights) for one in rescues), *rest]
-
-    def _uses_slack(self, cluster: Cluster) -> bool:
-        return bool(self.weights.rescue_horizon_s and cluster.urgency.slacks)
 
     def _allowed(self, cluster: Cluster, planner: Planner) -> int:
         """Return how many migrations may begin in the pool, without drains."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from turboserve.contracts.fidelity import Tier
 from turboserve.scheduler.placement.lateness import late_chunks
-from turboserve.scheduler.placement.pool import Pool, PoolEntry
+from turboserve.scheduler.placement.pool import NO_WORKER, Pool, PoolEntry
 
 URGENT = 2.0
 """α: a session with less credit than α T is urgent (SlackServe, 3.1)."""
@@ -64,6 +64,8 @@ class Urgency:
         self._horizon_s = 0.0
         self._pools: dict[str, Pool] = {}
         """Worker → the pool whose rankings have it."""
+        self._reporting: dict[str, Pool] = {}
+        """Worker with a session whose slack is known, even one that drains → its pool."""
 
     def refresh(
         self,
@@ -84,12 +86,19 @@ class Urgency:
             pool = None
             if entry is not None and entry.serves and self.known(entry):
                 pool = self._pools[name] = pool_of(entry.state.model, entry.state.weights_digest)
+            self._reporting.pop(name, None)
+            if entry is not None and entry.state is not NO_WORKER and self._reports(entry):
+                self._reporting[name] = pool_of(entry.state.model, entry.state.weights_digest)
             if before is not None and before is not pool:
                 before.late.put(name, None)
                 before.relaxed.put(name, None)
             if entry is not None and pool is not None:
                 self._rank(pool, entry, horizon_s)
         self.changed.clear()
+
+    def reported_in(self, pool: Pool) -> bool:
+        """Whether any worker of the pool has reported slack, by the last `refresh`."""
+        return any(its is pool for its in self._reporting.values())
 
     def known(self, entry: PoolEntry) -> bool:
         """Whether the worker is empty or reports slack. Workers of earlier versions do not."""
@@ -118,6 +127,9 @@ class Urgency:
         """Return the number of sessions on a worker whose viewers need chunks. See `late`."""
         names = _staying(entry).difference(without).union(coming)
         return sum((known := self.slacks.get(name)) is None or known.playing for name in names)
+
+    def _reports(self, entry: PoolEntry) -> bool:
+        return any(name in self.slacks for name in (*entry.here, *entry.coming))
 
     def _rank(self, pool: Pool, entry: PoolEntry, horizon_s: float) -> None:
         staying = _staying(entry)
