@@ -22,11 +22,18 @@ from turboserve.scheduler.placement import MigrationKind
 from turboserve.scheduler.placement.links import Links
 from turboserve.scheduler.placement.plan import Planner
 
+OF_A: dict[str, object] = {"worker": "a", "model": "m", "capacity": 4, "transfer": ADDRESS}
+OF_B = {**OF_A, "worker": "b"}
 
-def migrated(kind: MigrationKind = MigrationKind.BALANCE) -> Bench:
-    """Return a bench whose session `s` the rebalancer has migrated from `a` to `b`."""
+
+def migrated(kind: MigrationKind = MigrationKind.BALANCE, plays: bool = True) -> Bench:
+    """Return a bench whose session `s` the rebalancer has migrated from `a` to `b`.
+
+    `plays`: whether its viewer plays, as `a` has reported.
+    """
     bench = Bench(worker("a"), worker("b"), session(), session("other", "a"))
     report(bench)
+    bench.feed(LoadReported(LoadReport.model_validate({**OF_A, "sessions": (held("s", 1, plays),)})))
     bench.wishes.wish("s", "b", kind)
     bench.pass_time(1.0)
     begin = bench.take(BeginMigration)
@@ -39,10 +46,21 @@ def migrated(kind: MigrationKind = MigrationKind.BALANCE) -> Bench:
 
 def report(bench: Bench, control_seq: int = 0, playing: bool = True, **more: object) -> None:
     """Worker `a` reports its session `other`."""
-    slack = SessionSlack(slack_s=1.0, credit_s=0.5, tier=Tier.NORMAL, playing=playing)
-    held = HeldSession(session="other", epoch=1, next_chunk=1, control_seq=control_seq, slack=slack)
-    values = {"worker": "a", "model": "m", "capacity": 4, "transfer": ADDRESS, "sessions": (held,)}
+    values = {**OF_A, "sessions": (held("other", 1, playing, control_seq),)}
     bench.feed(LoadReported(LoadReport.model_validate({**values, **more})))
+
+
+def held(name: str, epoch: int, playing: bool, control_seq: int = 0) -> HeldSession:
+    slack = SessionSlack(slack_s=1.0, credit_s=0.5, tier=Tier.NORMAL, playing=playing)
+    return HeldSession(session=name, epoch=epoch, next_chunk=1, control_seq=control_seq, slack=slack)
+
+
+def owner_reports(bench: Bench, *plays: bool, control_seq: int = 0) -> None:
+    """The new owner `b` of `s` reports, one time after the other, whether the viewer plays."""
+    epoch = bench.rows["s"].epoch
+    for playing in plays:
+        sessions = (held("s", epoch, playing, control_seq),)
+        bench.feed(LoadReported(LoadReport.model_validate({**OF_B, "sessions": sessions})))
 
 
 def barred(bench: Bench) -> set[str]:
@@ -119,4 +137,27 @@ def test_only_the_rebalancers_own_migrations_bar_a_worker() -> None:
     bench = Bench(worker("a"), worker("b"), session(phase=Phase.MIGRATING, target="b", migration=2))
     bench.verified()
     bench.store(CommitMigration)
+    assert barred(bench) == set()
+
+
+def test_a_new_owner_that_learns_that_the_viewer_plays_is_no_change() -> None:
+    bench = migrated()
+    owner_reports(bench, False, False, True, True)
+    assert barred(bench) == {"a"}
+    # Now the owner knows.
+    owner_reports(bench, False)
+    assert barred(bench) == set()
+
+
+def test_a_viewer_who_starts_to_play_on_a_new_owner_is_a_change() -> None:
+    bench = migrated(plays=False)
+    owner_reports(bench, False)
+    assert barred(bench) == {"a"}
+    owner_reports(bench, True)
+    assert barred(bench) == set()
+
+
+def test_an_input_to_a_new_owner_is_a_change() -> None:
+    bench = migrated()
+    owner_reports(bench, False, control_seq=1)
     assert barred(bench) == set()

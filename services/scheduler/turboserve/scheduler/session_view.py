@@ -185,7 +185,8 @@ class SessionView(ChangeTracked):
     left: dict[str, int] = field(default_factory=dict)
     """Worker → stamp at which a migration of the rebalancer from there ended. Replaced, never changed."""
     reported: tuple[int, int, bool] | None = None
-    """Epoch, number of control inputs and whether a viewer plays, by the owner's last report with a slack."""
+    """Epoch, number of control inputs and whether a viewer plays, by the owner's last report with a slack.
+    A new owner's reports replace the first and the last only once a viewer plays: see `acted`."""
     refusals: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Worker → number of its refusals of this session, and the time before which it does not get it again."""
     slack: ReportedSlack | None = None
@@ -222,9 +223,13 @@ class SessionView(ChangeTracked):
 
     def acted(self, epoch: int, inputs: int, plays: bool) -> bool:
         """Note what the owner reports of the viewer; returns whether the viewer has done something."""
-        before, self.reported = self.reported, (epoch, inputs, plays)
-        # A new owner learns only with its first playhead whether the viewer plays.
-        return before is not None and (before[1] != inputs or (before[0] == epoch and before[2] != plays))
+        before = self.reported
+        if before is not None and before[0] != epoch and not plays:
+            # A new owner learns only with its first playhead whether the viewer plays.
+            self.reported = before[0], inputs, before[2]
+            return before[1] != inputs
+        self.reported = epoch, inputs, plays
+        return before is not None and before[1:] != (inputs, plays)
 
     def need(self, is_gone: Callable[[str], bool]) -> str | None:
         """Return why the session needs a worker: place, resume, recover or rebuild; None if it needs none.
