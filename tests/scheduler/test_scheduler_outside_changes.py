@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -24,16 +24,20 @@ from turboserve.scheduler.placement.plan import Planner
 
 OF_A: dict[str, object] = {"worker": "a", "model": "m", "capacity": 4, "transfer": ADDRESS}
 OF_B = {**OF_A, "worker": "b"}
+NO_PROFILE: Mapping[int, float] = {}
 
 
-def migrated(kind: MigrationKind = MigrationKind.BALANCE, plays: bool = True) -> Bench:
+def migrated(
+    kind: MigrationKind = MigrationKind.BALANCE, plays: bool = True, profile: Mapping[int, float] = NO_PROFILE
+) -> Bench:
     """Return a bench whose session `s` the rebalancer has migrated from `a` to `b`.
 
-    `plays`: whether its viewer plays, as `a` has reported.
+    `a` has reported whether its viewer plays, and `profile`.
     """
     bench = Bench(worker("a"), worker("b"), session(), session("other", "a"))
     report(bench)
     bench.feed(LoadReported(LoadReport.model_validate({**OF_A, "sessions": (held("s", 1, plays),)})))
+    report(bench, chunk_latency_s=profile)
     bench.wishes.wish("s", "b", kind)
     bench.pass_time(1.0)
     begin = bench.take(BeginMigration)
@@ -160,4 +164,31 @@ def test_a_viewer_who_starts_to_play_on_a_new_owner_is_a_change() -> None:
 def test_an_input_to_a_new_owner_is_a_change() -> None:
     bench = migrated()
     owner_reports(bench, False, control_seq=1)
+    assert barred(bench) == set()
+
+
+@pytest.mark.parametrize(
+    ("profile", "bar"),
+    [
+        ({1: 0.5, 4: 2.0}, {"a"}),
+        ({1: 0.52, 2: 1.05, 4: 1.9}, {"a"}),
+        ({1: 0.5, 2: 1.4, 4: 2.0}, set()),
+        ({1: 0.5, 3: 1.5, 4: 2.3}, set()),
+    ],
+)
+def test_a_batch_size_measured_for_the_first_time_is_a_change_only_off_the_curve(
+    profile: dict[int, float], bar: set[str]
+) -> None:
+    bench = migrated(profile={1: 0.5, 4: 2.0})
+    report(bench, chunk_latency_s=profile)
+    assert barred(bench) == bar
+    # The profile in use is the reported one in any case.
+    assert bench.core.view.workers["a"].chunk_latency_s == profile
+
+
+def test_small_steps_add_up_to_a_change() -> None:
+    bench = migrated(profile={1: 0.5, 8: 4.0})
+    report(bench, chunk_latency_s={1: 0.54, 4: 2.1, 8: 4.0})
+    assert barred(bench) == {"a"}
+    report(bench, chunk_latency_s={1: 0.58, 2: 1.1, 4: 2.1, 8: 4.0})
     assert barred(bench) == set()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from turboserve.contracts.workers import LoadReport, MigrationReport, WorkerPhase
+from turboserve.scheduler.placement.pool import LatencyCurve
 
 NOISE = 0.1
 """Relative change of a measured latency that counts as a change. Workers refine their profiles with every
@@ -153,6 +154,8 @@ class WorkerView(ChangeTracked):
     """Whether other workers can request the state of sessions from the worker."""
     chunk_latency_s: dict[int, float] = field(default_factory=dict)
     """Measured profile: seconds of a chunk by number of sessions in the batch."""
+    known_latency_s: Mapping[int, float] = field(default_factory=dict)
+    """`chunk_latency_s` when the curve through it last changed by more than `NOISE`."""
     floor_capacity: int = 0
     """K_floor as last reported. 0: the worker lowers no quality, or its row alone is known."""
     floor_chunk_latency_s: dict[int, float] = field(default_factory=dict)
@@ -180,7 +183,7 @@ class WorkerView(ChangeTracked):
     @property
     def speed(self) -> tuple[WorkerProcess, int, Mapping[int, float]]:
         """What decides how many sessions the worker can run."""
-        return self.process, self.capacity, self.chunk_latency_s
+        return self.process, self.capacity, self.known_latency_s
 
     @property
     def load(self) -> int:
@@ -208,6 +211,8 @@ class WorkerView(ChangeTracked):
         """Apply a profile (seconds of a chunk by batch size) if it differs by more than `NOISE`."""
         if _differs(chunk_latency_s, self.chunk_latency_s):
             self.chunk_latency_s = dict(chunk_latency_s)
+            if _curves_differ(self.chunk_latency_s, self.known_latency_s):
+                self.known_latency_s = self.chunk_latency_s
 
     def reported_quality(self, report: LoadReport) -> None:
         """Apply what a load report says about lower fidelity."""
@@ -274,3 +279,14 @@ def _differs(profile: Mapping[int, float], known: Mapping[int, float]) -> bool:
         profile.keys() != known.keys()
         or any(abs(seconds - known[b]) > NOISE * known[b] for b, seconds in profile.items())
     )
+
+
+def _curves_differ(profile: Mapping[int, float], known: Mapping[int, float]) -> bool:
+    """Whether the curves through two profiles differ by more than noise at any batch size of either.
+
+    A batch size that is measured for the first time and that lies on the known curve is no difference.
+    """
+    if not known:
+        return True
+    curve, before = LatencyCurve(profile, max(profile)), LatencyCurve(known, max(known))
+    return any(abs(curve(b) - before(b)) > NOISE * before(b) for b in profile.keys() | known.keys())
