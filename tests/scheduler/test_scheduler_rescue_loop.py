@@ -182,6 +182,26 @@ def test_with_a_load_that_fits_migrations_end_and_no_chunk_is_late_any_more(load
     assert playing.late == missed
 
 
+@pytest.mark.parametrize(
+    ("sessions", "chunk_s", "keeps_up"), [(12, 0.1, 5), (12, 0.2, 3), (12, 0.34, 2), (20, 0.2, 3)]
+)
+def test_an_empty_worker_takes_what_it_keeps_up_with_from_a_worker_with_many_sessions(
+    sessions: int, chunk_s: float, keeps_up: int
+) -> None:
+    playing = pool([sessions, 0], chunk_s, slack_s=0.0)
+    migrations = run(playing, rescuing(), 0, 200)
+    assert_none_returns(migrations)
+    rescues = [migration for migration in migrations if migration.kind is MigrationKind.RESCUE]
+    assert len(rescues) == len({migration.session for migration in rescues}) >= keeps_up
+    assert {migration.target for migration in rescues} == {"w1"}
+    before = playing.late
+    run(playing, rescuing(), 200, 60)
+    # The sessions of the other worker are all in time.
+    there = len(playing.cluster.entries["w1"].here)
+    assert keeps_up <= there <= 0.75 / chunk_s
+    assert playing.late - before <= 60 / 0.75 * (sessions - there)
+
+
 def test_migrations_that_cost_slack_do_not_cause_each_other() -> None:
     # Two sessions fill a worker, so that lost slack hardly returns. A worker with one session is relaxed, and
     # each migration makes another one so.

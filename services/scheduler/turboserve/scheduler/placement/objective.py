@@ -14,6 +14,9 @@ from turboserve.scheduler.placement.types import Weights
 NOISE = 0.1
 """Relative error of the expected late chunks: that of the latencies from which they are counted. A migration
 that saves a smaller share of them saves nothing."""
+SHARE = 0.5
+"""Part of one session's mean late chunks that a migration must save at most. It moves one session. So with
+many sessions, it cannot save `NOISE` of all late chunks."""
 NO_SESSIONS: Mapping[str, float] = {}
 
 
@@ -25,9 +28,13 @@ class LateChunks:
     """From the present slacks on."""
     lasting: int
     """In each horizon once all slack is used up. See `lasting_late_chunks`."""
+    sessions: int
+    """Number of sessions whose viewers need chunks."""
 
     def __add__(self, other: LateChunks) -> LateChunks:
-        return LateChunks(self.soon + other.soon, self.lasting + other.lasting)
+        return LateChunks(
+            self.soon + other.soon, self.lasting + other.lasting, self.sessions + other.sessions
+        )
 
 
 class Objective:
@@ -36,7 +43,8 @@ class Objective:
     The objective is lexicographic: the expected late chunks come first, L′ + η Σ κ decides between equals.
     A migration must improve one of the two by more than the estimates are wrong:
 
-    1. It *saves* late chunks: at least `NOISE` of them, and more than are played during its transfer. Or
+    1. It *saves* late chunks: at least `NOISE` of them, or `SHARE` of one session's mean where that is less,
+       and more than are played during its transfer. Or
     2. it *keeps* them: none becomes late, and Γ exceeds `Weights.least_gain` of L.
 
     Late chunks are counted twice, from the present slacks and with all slack used up. The first number
@@ -55,11 +63,13 @@ class Objective:
 
     def saves(self, before: LateChunks, after: LateChunks, transfer_s: float) -> bool:
         """Whether a migration that takes `transfer_s` is worth it for the late chunks that it saves."""
-        saved, lasting = before.soon - after.soon, before.lasting - after.lasting
+        saved = before.soon - after.soon
+        least = min(NOISE, SHARE / max(1, before.sessions)) * before.soon
         return (
-            saved >= max(self._weights.least_saved, NOISE * before.soon)
+            saved >= max(self._weights.least_saved, least)
             and saved > transfer_s / CHUNK_S
-            and (after.lasting == 0 or lasting >= max(1, NOISE * before.lasting))
+            # This number depends on the sessions' number and the curve alone, so any decrease lasts.
+            and (after.lasting == 0 or after.lasting < before.lasting)
         )
 
     def keeps(self, steps: Sequence[Step], instead: Sequence[Step] = (), given: Sequence[Step] = ()) -> bool:
@@ -71,7 +81,7 @@ class Objective:
 
     def late(self, workers: Sequence[PoolEntry], steps: Sequence[Step] = ()) -> LateChunks:
         """Return the expected late chunks of `workers` with the migrations of `steps`."""
-        late = LateChunks(0, 0)
+        late = LateChunks(0, 0, 0)
         for entry in workers:
             without = [step.session.id for step in steps if step.source is entry]
             coming = {step.session.id: step.cost_s for step in steps if step.target is entry}
@@ -89,4 +99,4 @@ class Objective:
         if lasting is None:
             lasting = lasting_late_chunks(entry.curve, sessions, horizon_s)
             self._lasting[entry.id, sessions] = lasting
-        return LateChunks(soon, lasting)
+        return LateChunks(soon, lasting, sessions)
