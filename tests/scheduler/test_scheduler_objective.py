@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+
+import pytest
 
 from tests.scheduler.test_scheduler_slack import HORIZON_S, cluster, proposed
 from turboserve.scheduler.placement import (
@@ -63,3 +66,27 @@ def test_slack_is_used_where_a_worker_of_the_pool_reports_it() -> None:
     assert proposed(there) == []
     there.drop_worker("c")
     assert proposed(there) == plain
+
+
+@pytest.mark.parametrize("barred", [1, 2, 3])
+def test_a_barred_session_does_not_keep_others_from_balancing(barred: int) -> None:
+    there = cluster({"a": [3.0] * 6, "b": [], "c": [3.0] * 4}, linear(0.1))
+    for index in range(6):
+        left = "b" if index < barred else "c"
+        there.put_session(replace(there.sessions[f"a-{index}"], left={left: 1}))
+    moved = proposed(there)
+    assert [one.kind for one in moved] == [MigrationKind.BALANCE, MigrationKind.BALANCE, MigrationKind.SPREAD]
+    assert [(one.session, one.target) for one in moved] == [(f"a-{barred + n}", "b") for n in range(3)]
+
+
+def test_a_barred_session_does_not_keep_others_from_spreading() -> None:
+    # Three workers share the bottleneck, and only one slot is free on `b`.
+    full = {name: [3.0] * 3 for name in ("a", "c", "d")}
+    there = cluster({**full, "b": [3.0]}, linear(0.1))
+    there.put_worker(replace(there.workers["b"], capacity=2))
+    for name in full:
+        for index in range(3):
+            left = "b" if index < 2 else "c" if name != "c" else "d"
+            there.put_session(replace(there.sessions[f"{name}-{index}"], left={left: 1}))
+    [one] = proposed(there)
+    assert (one.kind, one.target, one.session) == (MigrationKind.SPREAD, "b", "a-2")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import nextafter
 
 from turboserve.scheduler.placement.cluster import Cluster, TentativeAssignment
 from turboserve.scheduler.placement.links import LinkKind, Links, kind_between
 from turboserve.scheduler.placement.pool import Pool, PoolEntry
-from turboserve.scheduler.placement.types import SessionState
+from turboserve.scheduler.placement.types import SESSIONS_TRIED, SessionState
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
     taken: dict[str, int] = field(default_factory=dict)
     """Serving worker → number of sessions that leave it by these steps."""
+    tried: set[str] = field(default_factory=set)
+    """Sessions tried instead of others. See `Planner.plan`."""
     latency_s: float = 0.0
     """L′: the bottleneck in seconds, once all steps and all migrations under way are done."""
     cost_s: float = 0.0
@@ -151,7 +154,8 @@ class Planner:
         A worker above the limit gives away the sessions that are cheapest to migrate. All sessions with room
         on their own host go there, then all with room on their own node, then the others anywhere. Since
         hosts nest in nodes, no other choice has more near migrations, so the cost is least for sessions of
-        one size. Among unequal sessions, larger ones choose first.
+        one size. Among unequal sessions, larger ones choose first. While slack is used, another session of
+        the same worker goes instead of one that is barred from the targets with room.
         """
         leaving = [(session, True) for session in drains]
         plan = Plan(TentativeAssignment(self._cluster))
@@ -168,10 +172,24 @@ class Planner:
         leaving.sort(key=lambda one: (-one[0].state_bytes, one[0].id))
         for kind in LinkKind:
             leaving = [one for one in leaving if not self._place(plan, *one, kind, limit_s)]
-        if leaving:
+        if not all(not drain and self._replace(plan, session, limit_s) for session, drain in leaving):
             return None
         plan.latency_s = self._worst_s(plan)
         return plan
+
+    def _replace(self, plan: Plan, barred: SessionState, limit_s: float) -> bool:
+        """Place another session of the same worker where one is barred from targets with room."""
+        entry = self._cluster.entries[str(barred.worker)]
+        if self._returns or not self.barred(barred):
+            return False
+        others = (s for s in self.movable(entry)[plan.taken[entry.id] :] if s.id not in plan.tried)
+        for other in islice(others, SESSIONS_TRIED):
+            plan.tried.add(other.id)
+            if any(self._place(plan, other, False, kind, limit_s) for kind in LinkKind):
+                return True
+            if not self.barred(other):
+                break  # There is no room.
+        return False
 
     def _place(self, plan: Plan, session: SessionState, drain: bool, kind: LinkKind, limit_s: float) -> bool:
         source = self._cluster.entries[str(session.worker)]

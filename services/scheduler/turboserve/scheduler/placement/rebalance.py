@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from itertools import islice
 from math import nextafter
 
 from turboserve.scheduler.placement.cluster import Cluster
@@ -12,7 +14,13 @@ from turboserve.scheduler.placement.objective import Objective
 from turboserve.scheduler.placement.plan import Plan, Planner, Stage, Step, stages
 from turboserve.scheduler.placement.pool import Item, Pool, PoolEntry
 from turboserve.scheduler.placement.rescue import Rescuer, begun, migration_of
-from turboserve.scheduler.placement.types import Migration, MigrationKind, SessionState, Weights
+from turboserve.scheduler.placement.types import (
+    SESSIONS_TRIED,
+    Migration,
+    MigrationKind,
+    SessionState,
+    Weights,
+)
 
 TRIES = 8
 """Maximum number of limits tried within one stage. Their plans differ only in how near the migrations are."""
@@ -187,22 +195,29 @@ def spread(
             break
         there = plan.sessions_on(source)
         before_s, after_s = source.curve(there), source.curve(there - 1)
-        session = sources.session(source)
-        excluded = planner.barred(session) if session is not None else ()
-        target = plan.tentative.best(planner.pool.targets, after_s, excluded)
-        if target is None and not excluded:
+        found: Step | None = None
+        # Others are tried only where the cheapest is barred, and only if slack is used.
+        sessions = list(islice(sources.sessions(source), 1 if objective is None else SESSIONS_TRIED))
+        full = not sessions and plan.tentative.best(planner.pool.targets, after_s) is None
+        for session in sessions:
+            excluded = planner.barred(session)
+            target = plan.tentative.best(planner.pool.targets, after_s, excluded)
+            full = target is None and not excluded
+            if full:
+                break
+            if target is not None:
+                step = Step(session, source, target, planner.cost_s(session, source, target), drain=False)
+                gain_s = before_s - after_s - weights.eta * step.cost_s
+                keeps = objective is None or objective.keeps([step], given=steps)
+                found = step if keeps and gain_s > weights.least_gain * before_s else None
+                break
+        if full:
             break
-        if session is None or target is None:
+        if found is None:
             sources.skip()
             continue
-        cost_s = planner.cost_s(session, source, target)
-        gain_s = before_s - after_s - weights.eta * cost_s
-        step = Step(session, source, target, cost_s, drain=False)
-        keeps = objective is None or objective.keeps([step], given=steps)
-        if not keeps or gain_s <= weights.least_gain * before_s:
-            sources.skip()
-            continue
-        steps.append(step)
+        session, target, cost_s = found.session, found.target, found.cost_s
+        steps.append(found)
         plan.tentative.add(target.id)
         sources.take(source, session)
         numbers = {
@@ -245,9 +260,9 @@ class _Sources:
             self._push(entry)
         return self._entries[str(heap[0][-1])] if heap else None
 
-    def session(self, entry: PoolEntry) -> SessionState | None:
-        """Return the worker's session that is cheapest to migrate; None if there is none."""
-        return next((s for s in self._planner.movable(entry) if s.id not in self._gone), None)
+    def sessions(self, entry: PoolEntry) -> Iterator[SessionState]:
+        """Yield the worker's sessions that may leave, the cheapest to migrate first."""
+        return (s for s in self._planner.movable(entry) if s.id not in self._gone)
 
     def skip(self) -> None:
         """Drop the first worker as a source."""

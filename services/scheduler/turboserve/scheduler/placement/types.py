@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+SESSIONS_TRIED = 8
+"""Number of sessions of one worker that are tried, if some are barred from the targets with room."""
+
 
 @dataclass(frozen=True)
 class WorkerState:
