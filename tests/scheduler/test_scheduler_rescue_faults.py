@@ -75,7 +75,7 @@ class RescuingWorld(World):
 
 def test_under_faults_sessions_are_rescued_and_nothing_is_overfilled() -> None:
     rescues = 0
-    for seed in range(6):
+    for seed in range(12):
         world = RescuingWorld(seed, MANY, policy=Policy(idle_after_s=1e9, migration_cooldown_s=3.0))
         run(world)
         world.calm()
