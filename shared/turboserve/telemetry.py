@@ -137,11 +137,6 @@ def set_traceparent(environment: dict[str, str]) -> None:
         environment.pop(TRACEPARENT, None)
 
 
-def traceparent_of(span: trace.Span) -> str | None:
-    """The context of `span` as W3C `traceparent`; None for the invalid span."""
-    return _traceparent(span) if _sends_spans else None
-
-
 def _traceparent(span: trace.Span) -> str | None:
     context = span.get_span_context()
     if not context.is_valid:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from starlette.requests import HTTPConnection
 
 from turboserve.contracts.base import NUMBER_LIMIT, Id
@@ -13,6 +13,7 @@ from turboserve.gateway.auth.middleware import Caller, needs
 from turboserve.gateway.keys.schemas import Key, KeyList, NewKey, NewKeyText
 from turboserve.gateway.keys.service import StoredKeys
 from turboserve.gateway.problems.schemas import BODY, problems
+from turboserve.gateway.sessions.parameters import idempotency_header
 
 
 def _service_of(connection: HTTPConnection) -> StoredKeys:
@@ -31,14 +32,10 @@ Service = Annotated[StoredKeys, Depends(_service_of)]
 KeyId = Annotated[str, Path(description="Id of the key.", examples=["2d06c5c4a1b2c3d4"])]
 RepeatKey = Annotated[
     str | None,
-    Header(
+    idempotency_header(
+        "a second request with the same Idempotency-Key creates no second API key. Its answer has the row of "
+        "the first one, and `key` is null. The same Idempotency-Key with another request is refused.",
         alias="Idempotency-Key",
-        min_length=1,
-        max_length=255,
-        description="Makes a repeat harmless: a second request with the same Idempotency-Key creates no "
-        "second API key. Its answer has the row of the first one, and `key` is null. The same "
-        "Idempotency-Key with another request is refused.",
-        examples=["order-17"],
     ),
 ]
 LOCATION = {"headers": {"Location": {"schema": {"type": "string"}, "description": "Path of the key."}}}

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Header, Path
 
 SessionId = Annotated[str, Path(description="Id of the session.", examples=["ses_5f3a9c"])]
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
+
+
+def idempotency_header(description: str, alias: str | None = None) -> Any:
+    """The header `Idempotency-Key`, with what a repeat gets."""
+    return Header(
+        alias=alias,
         min_length=1,
         max_length=255,
-        description="Makes a repeat harmless: a second request with the same key gets the answer of the "
-        "first. The same key with another request is refused.",
+        description=f"Makes a repeat harmless: {description}",
         examples=["order-17"],
+    )
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    idempotency_header(
+        "a second request with the same key gets the answer of the first. The same key with another request "
+        "is refused."
     ),
 ]

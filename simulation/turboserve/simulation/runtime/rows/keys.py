@@ -25,18 +25,7 @@ class MemoryKeys:
         return await self._db.execute(lambda: self._db.get(self._editions, NAME))
 
     async def lock(self, salt: str) -> KeyEdition:
-        def lock() -> KeyEdition | None:
-            return self._db.lock(self._editions, NAME, LockMode.UPDATE)
-
-        def insert() -> None:
-            self._db.insert_if_absent(self._editions, NAME, KeyEdition(salt, 0))
-
-        row = await self._db.execute(lock)
-        if row is None:
-            await self._db.execute(insert)
-            row = await self._db.execute(lock)
-        assert row is not None
-        return row
+        return await self._db.lock_or_insert(self._editions, NAME, KeyEdition(salt, 0))
 
     async def change(self, version: int) -> None:
         def run() -> None:

@@ -112,6 +112,15 @@ class Session:
         self.server.send(self, run, future)
         return await future
 
+    async def lock_or_insert(self, table: Table[K, V], key: K, first: V) -> V:
+        """Lock the row and return it. A missing row is inserted as `first`, in round trips of their own."""
+        row = await self.execute(lambda: self.lock(table, key))
+        if row is None:
+            await self.execute(lambda: self.insert_if_absent(table, key, first))
+            row = await self.execute(lambda: self.lock(table, key))
+        assert row is not None
+        return row
+
     async def commit(self) -> None:
         """Commit the transaction. After UnavailableError, the outcome is unknown."""
         if not self.opened and not self.closed:

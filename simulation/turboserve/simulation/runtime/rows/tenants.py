@@ -14,18 +14,7 @@ class MemoryTenants:
         self._db, self._rows = session, session.tables.tenants
 
     async def lock(self, tenant: str) -> Tenant:
-        def lock() -> Tenant | None:
-            return self._db.lock(self._rows, tenant, LockMode.UPDATE)
-
-        def insert() -> None:
-            self._db.insert_if_absent(self._rows, tenant, Tenant(tenant))
-
-        row = await self._db.execute(lock)
-        if row is None:
-            await self._db.execute(insert)
-            row = await self._db.execute(lock)
-        assert row is not None
-        return row
+        return await self._db.lock_or_insert(self._rows, tenant, Tenant(tenant))
 
     async def write(self, tenant: Tenant) -> None:
         def run() -> None:
