@@ -93,12 +93,13 @@ class AudienceFollower:
 
     def follow(self, sessions: Set[str]) -> None:
         """Follow exactly these sessions from now on."""
-        for session in sessions - self._subscribing.keys():
+        # Sorted, so that a simulation repeats exactly.
+        for session in sorted(sessions - self._subscribing.keys()):
             self._audiences[session] = Audience()
             self._subscribing[session] = asyncio.create_task(
                 self._bus.subscribe(PLAYHEAD, session, self._on_playhead)
             )
-        for session in self._subscribing.keys() - sessions:
+        for session in sorted(self._subscribing.keys() - sessions):
             del self._audiences[session]
             self._tasks.create(_unsubscribe(self._subscribing.pop(session)))
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turboserve.audience import LONGEST_INTERVAL_S, SILENT_S, AggregatedPlayhead, Audience
+from tests.helpers.waiting import eventually
+from tests.shared.conftest import Connect
+from turboserve.audience import LONGEST_INTERVAL_S, SILENT_S, AggregatedPlayhead, Audience, AudienceFollower
 from turboserve.contracts.versions import stamped
 from turboserve.contracts.workers import Playhead
 
@@ -104,3 +108,21 @@ def test_it_is_what_those_with_viewers_said_last_whatever_the_order(
             assert positions[found] == pytest.approx(max(positions.values()))
         else:
             assert found == (playhead_s, now - age_s)
+
+
+async def test_sessions_are_followed_in_an_order_that_no_hash_decides(connect: Connect) -> None:
+    bus = await connect("admin")
+    subscribed: list[str] = []
+    subscribe = bus.subscribe
+
+    async def noted(topic: Any, token: str, handler: Any) -> Any:
+        subscribed.append(token)
+        return await subscribe(topic, token, handler)
+
+    bus.subscribe = noted  # type: ignore[method-assign, assignment]
+    follower = AudienceFollower(bus, lambda: 0.0, lambda _session, _together: None)
+    sessions = {f"ses_{number:02}" for number in range(30)}
+    follower.follow(sessions)
+    await eventually(lambda: len(subscribed) == len(sessions))
+    assert subscribed == sorted(sessions)
+    follower.close()
