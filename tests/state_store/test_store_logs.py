@@ -25,6 +25,7 @@ from turboserve.contracts.workers import Assignment
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.hot.redis import RedisStore
 from turboserve.state_store.hot.session_state import HotStoreGuard, Latents, Playheads
+from turboserve.state_store.ports.records import SessionRow
 from turboserve.state_store.publish import canaries
 from turboserve.state_store.publish.canaries import Canaries, LogStatus
 from turboserve.state_store.publish.fence import Assignments, Fence
@@ -135,6 +136,29 @@ async def test_an_owner_of_an_unknown_epoch_is_followed(api: Harness, parts: Par
     with pytest.raises(FencedError):
         await api.chunk(reassigned, 0)
     await api.chunk(await api.get(record.id), 0)
+
+
+async def test_a_former_owner_is_informed_also_where_a_sweep_wrote_the_fence_first(
+    api: Harness, parts: Parts
+) -> None:
+    """Incident: a sweep wrote the fence of a session's end, and its worker was not told."""
+    record = await api.running("informed")
+    reassigned = await api.place(record, await api.worker("informed"))
+    received: list[Assignment] = []
+
+    async def on_assignment(message: Assignment, _: bytes) -> None:
+        received.append(message)
+
+    former = str(record.worker)
+    await api.bus.subscribe(subjects.ASSIGN, former, on_assignment)
+    await api.bus.flush()
+    assert record.own_revision is not None
+    committed = SessionRow(reassigned.model_copy(update={"own_revision": None}), record.own_revision)
+    settled = await parts.fence.settle(record.id, former, known=committed)
+    assert settled is not None
+    assert settled.own_revision == reassigned.own_revision
+    await eventually(lambda: received)
+    assert (received[0].record.epoch, received[0].record.worker) == (2, reassigned.worker)
 
 
 async def test_no_chunk_passes_for_an_owner_by_its_message_id(api: Harness) -> None:

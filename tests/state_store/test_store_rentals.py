@@ -129,6 +129,16 @@ def test_what_a_late_first_look_has_counted_is_not_paid_again() -> None:
     assert row_after(row, 10.0, at(10.0, "sto_2")).paid_s == 10.0
 
 
+def test_the_time_from_launch_to_start_is_paid_also_where_the_worker_was_seen_first() -> None:
+    """Incident: the store that had followed the worker left out the three seconds before its start."""
+    row = followed(None, record(WALL + 3, started_at=WALL + 3), PRICES, at(5.0))
+    assert row is not None
+    assert row.paid_s == 2.0
+    row = row_after(row, 8.0, at(8.0))
+    assert (row.paid_s, row.estimated_s) == (8.0, 2.0)
+    assert row_after(row, 9.0, at(9.0)).paid_s == 9.0
+
+
 def test_a_process_that_was_replaced_is_not_believed_again() -> None:
     assert take_over(None, (), "a") == ("a", ())
     assert take_over("a", (), "a") == ("a", ())

@@ -183,7 +183,9 @@ def gap_before(row: RentalRow, monotonic: float, wall: float, process: str) -> t
     measures that exactly. Time paid before any pool reported the worker may lie within the pool's own span.
     """
     if row.meter == process:
-        return monotonic - row.meter_s, 0.0
+        # A worker's own row counts from the worker's start, which is later than its launch by the pool: the
+        # pool's span overlaps what was paid, and nothing more.
+        return max(monotonic - row.meter_s, -row.paid_s), 0.0
     if row.source is not None:
         gap = min(max(wall - row.seen_at, 0.0), BRIDGE_S)
         return gap, gap

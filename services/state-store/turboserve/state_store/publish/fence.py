@@ -100,6 +100,9 @@ class Fence:
                 return None
             record = row.record
             if record.own_revision is not None or record.epoch == 0:
+                if known is not None and record.epoch == known.record.epoch:
+                    # A sweep was first. It knows the row's workers, and not `named`.
+                    await self._assignments.notify(record, *named)
                 return record
             # A sweep has no span of its own: it continues what changed the owner.
             with continuing(record.traceparent):
