@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from turboserve.bench.paced.device import PacedBackend, PacedDevice, PacedModels, paced
 from turboserve.bench.report import BenchError
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.experiments.slack import real
-from turboserve.experiments.slack.paced_worker import PacedBackend, PacedModels, paced_models
 from turboserve.experiments.slack.real import LOAD, POLICIES, SESSIONS, WORKERS, PacedLoad, paced_profile
 from turboserve.experiments.toyworld.quality import held_out_jobs
 from turboserve.simulation.runtime.device.profile import DeviceProfile
@@ -22,6 +22,7 @@ from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
 from turboserve.worker.engine.interface import ChunkReady, EngineOptions, SessionSpec
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.model.presets import preset
+from turboserve.worker.service.models import load_models
 from turboserve.worker.settings import Settings
 
 TOYWORLD = preset("toyworld")
@@ -48,11 +49,11 @@ def test_the_paced_profile_has_toyworlds_qualities_and_the_paced_latencies() -> 
 
 def test_a_paced_forward_takes_its_time_and_changes_no_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    models = paced_models(Settings(), 0.5)
+    models = paced(load_models(Settings()), PacedDevice({1: 0.5}))
 
-    def backend(paced: PacedModels, options: EngineOptions) -> PacedBackend:
+    def backend(models: PacedModels, options: EngineOptions) -> PacedBackend:
         # The clock stands, so that each sleep is the whole declared time.
-        return PacedBackend(paced, options, paced.forward_s, lambda: 0.0, slept.append)
+        return PacedBackend(models, options, models.device, lambda: 0.0, slept.append)
 
     monkeypatch.setattr(PacedModels, "backend", backend)
     frames = _first_chunk(models)
@@ -60,7 +61,7 @@ def test_a_paced_forward_takes_its_time_and_changes_no_pixel(monkeypatch: pytest
     assert slept[:4] == [0.5] * 4
     assert set(slept) == {0.5}
     monkeypatch.undo()
-    assert torch.equal(frames, _first_chunk(replace(models, forward_s=0.0)))
+    assert torch.equal(frames, _first_chunk(replace(models, device=PacedDevice())))
 
 
 def _first_chunk(models: PacedModels) -> torch.Tensor:

@@ -28,9 +28,9 @@ import typer
 from rich import box
 from rich.table import Table
 
-from turboserve.bench.migration.padded_worker import PAD_VARIABLE
 from turboserve.bench.migration.stack import WORKERS, MigrationStack, Processes, connected, processes
 from turboserve.bench.migration.watched_session import SETTLED, WatchedSession, keeps_up, stalls
+from turboserve.bench.paced.device import PacedDevice
 from turboserve.bench.report import BenchError, percentile
 
 MAX_LEAD_S = 3.0
@@ -109,11 +109,10 @@ def _measure(backend: str, migrations: int, pad_bytes: int) -> dict[str, Any]:
         "TURBOSERVE_MAX_LEAD_S": f"{MAX_LEAD_S:g}",
         "TURBOSERVE_WORKER_MAX_SESSIONS": "2",
         "TURBOSERVE_MEMORY_BYTES": str((2 << 30) + 3 * pad_bytes),
-        PAD_VARIABLE: str(pad_bytes),
     }
     with (
         tempfile.TemporaryDirectory(prefix="turboserve-bench-") as folder,
-        processes(Path(folder) / "data", environment) as started,
+        processes(Path(folder) / "data", environment, PacedDevice(state_bytes=pad_bytes)) as started,
     ):
         return asyncio.run(_on(started, migrations))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from turboserve import subjects
+from turboserve.bench.paced.device import PacedDevice
 from turboserve.bench.report import BenchError
 from turboserve.bus import Bus
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
@@ -28,6 +29,7 @@ from turboserve.subjects import LIST_WORKERS, LOAD
 START_LIMIT_S = 300.0
 DATABASE = "bench"
 WORKERS = ("wrk_one", "wrk_two")
+WORKER = "turboserve.bench.paced.worker"
 
 
 @dataclass(eq=False)
@@ -56,7 +58,9 @@ class Processes:
 
 
 @contextmanager
-def processes(folder: Path, worker_environment: Mapping[str, str]) -> Iterator[Processes]:
+def processes(
+    folder: Path, worker_environment: Mapping[str, str], device: PacedDevice
+) -> Iterator[Processes]:
     """Start everything in an empty folder, and stop it again, also if this process is killed.
 
     Must be called outside any event loop.
@@ -97,8 +101,8 @@ def processes(folder: Path, worker_environment: Mapping[str, str]) -> Iterator[P
                 "TURBOSERVE_HEALTH_PORT": str(port),
             }
             environment = {**shared, **own, **worker_environment}
-            module = "turboserve.bench.migration.padded_worker"
-            stack.callback(_end, _start(module, environment, layout.logs / f"{worker}.log", lifeline))
+            worker_log = layout.logs / f"{worker}.log"
+            stack.callback(_end, _start(WORKER, environment, worker_log, lifeline, device.to_json()))
         yield Processes(nats.url(), health, layout.logs)
 
 
@@ -135,9 +139,11 @@ async def _joined(bus: Bus, to: Processes) -> None:
         await asyncio.sleep(0.2)
 
 
-def _start(module: str, environment: Mapping[str, str], log: Path, lifeline: int) -> subprocess.Popen[Any]:
+def _start(
+    module: str, environment: Mapping[str, str], log: Path, lifeline: int, *arguments: str
+) -> subprocess.Popen[Any]:
     with log.open("ab") as output:
-        command = [sys.executable, "-m", module]
+        command = [sys.executable, "-m", module, *arguments]
         return subprocess.Popen(
             command, env=dict(environment), stdout=output, stderr=output, pass_fds=(lifeline,)
         )

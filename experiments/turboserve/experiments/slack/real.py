@@ -20,6 +20,7 @@ import psutil
 from rich import box
 from rich.table import Table
 
+from turboserve.bench.paced.device import PacedDevice
 from turboserve.bench.report import BenchError
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.problems import ProblemError
@@ -63,6 +64,11 @@ class PacedLoad:
     def forward_s(self) -> float:
         """Time of a forward of one row, with which the sessions need `load` times the workers' time."""
         return self.load * self.workers * self.chunk_s / (self.sessions * FORWARDS)
+
+    @property
+    def device(self) -> PacedDevice:
+        """A device without any gain by batching."""
+        return PacedDevice({1: self.forward_s})
 
     @property
     def multiple(self) -> float:
@@ -114,7 +120,7 @@ def run_real(quick: bool, seed: int) -> dict[str, Any]:
 
 
 def _run(policy: str, load: PacedLoad, watch_s: float, seed: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "turboserve.experiments.slack.paced_worker", str(load.forward_s)]
+    command = [sys.executable, "-m", "turboserve.bench.paced.worker", load.device.to_json()]
     with tempfile.TemporaryDirectory(prefix="turboserve-slack-") as directory:
         profile = Path(directory) / "fidelity.json"
         paced_profile(load.forward_s).write(profile)

@@ -34,10 +34,17 @@ async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_mode
     """Compose the worker on this machine and export its gauges. `load`: brings the models to the device."""
     settings = runtime.settings
     assert isinstance(settings, Settings)
+    await start_on(runtime, HostPlatform(settings, runtime.clock, load))
+
+
+async def start_on(runtime: Runtime, platform: Platform) -> None:
+    """Compose the worker on `platform` and export its gauges."""
+    settings = runtime.settings
+    assert isinstance(settings, Settings)
     # Not the current span: the worker's tasks are no part of its start.
     span = _trace.start_span("start worker", context=context_from(os.environ.get(TRACEPARENT)))
     try:
-        worker = await compose(runtime, settings, HostPlatform(settings, runtime.clock, load))
+        worker = await compose(runtime, settings, platform)
         span.set_attribute(WORKER, worker.id)
     except Exception as error:
         set_error(span, error)

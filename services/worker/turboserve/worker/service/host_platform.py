@@ -20,6 +20,7 @@ from turboserve.worker.service.engine_commands import EngineCall, EngineCommand
 from turboserve.worker.service.engine_driver import EngineDriver
 from turboserve.worker.service.models import choose_device, make_engine
 from turboserve.worker.service.packager import (
+    ChunkEncoder,
     ChunkPackager,
     FromEngine,
     QueuedPackager,
@@ -150,9 +151,8 @@ class HostPlatform:
         def deliver_from_thread(item: ToLoop) -> None:
             loop.call_soon_threadsafe(deliver, item)
 
-        encoder = FragmentEncoder(EncoderSettings(settings.video_crf, settings.video_preset))
         convert = ChunkPackager(
-            TensorEncoder(encoder, engine.dtype),
+            self.encoder(engine),
             engine.config.fps,
             clock,
             engine.package,
@@ -168,6 +168,12 @@ class HostPlatform:
             settings.tier_report_interval_s,
         )
         return Device(thread, packager)
+
+    def encoder(self, engine: Engine) -> ChunkEncoder:
+        """Create the encoder of chunks."""
+        settings = self._settings
+        encoder = FragmentEncoder(EncoderSettings(settings.video_crf, settings.video_preset))
+        return TensorEncoder(encoder, engine.dtype)
 
     def network(self, engine: Engine) -> SocketNetwork:
         """See `Platform.network`."""
