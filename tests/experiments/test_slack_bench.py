@@ -11,10 +11,10 @@ import pytest
 
 from turboserve.bench.report import BenchError
 from turboserve.experiments.slack import cells, command
-from turboserve.experiments.slack.cells import Cell, CellStore, simulate
+from turboserve.experiments.slack.cells import Cell, CellResult, CellStore, simulate
 from turboserve.experiments.slack.metrics import StreamMetrics, measure
-from turboserve.experiments.slack.policies import POLICIES, SlackPolicy
-from turboserve.experiments.slack.workloads import steady
+from turboserve.experiments.slack.policies import ABLATIONS, MAIN, POLICIES, SWEEP, SlackPolicy
+from turboserve.experiments.slack.workloads import WORKLOADS, steady
 from turboserve.simulation.streams import StreamRecord
 
 SMALL = Cell("paper", "steady", "sdv2", workers=2, streams=6, rate=0.5, seed=1)
@@ -79,22 +79,72 @@ def test_finished_cells_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         CellStore(tmp_path).run([SMALL], jobs=1)
 
 
-def test_the_command_reports_built_rows_and_names_what_the_others_lack() -> None:
+@pytest.mark.parametrize("policy", ["ts", "ts_chunk", "slackserve", "slackserve_alpha_4"])
+def test_workers_of_one_host_lend_each_other_their_devices(policy: str) -> None:
+    # Two long streams, each on a worker of its own that takes longer for a chunk than the chunk plays, and a
+    # worker without any.
+    found = simulate(Cell("paper", "steady", policy, workers=3, streams=2, rate=2.0, seed=8))
+    assert (found.violations, found.metrics.incomplete) == (0, 0), found.messages
+    assert found.loans > 0
+
+
+def test_a_loan_keeps_a_stream_in_time_that_one_worker_cannot() -> None:
+    lone = Cell("paper", "steady", "ts_chunk_without_sp", workers=2, streams=1, rate=0.5, seed=2)
+    alone = simulate(lone)
+    together = simulate(replace(lone, policy="ts_chunk"))
+    assert alone.metrics.cpr < 1.0
+    assert (together.metrics.cpr, together.metrics.quality) == (1.0, 1.0)
+    assert (alone.loans, together.violations) == (0, 0)
+
+
+@pytest.mark.parametrize(("workload", "profile"), [("trace", "toyworld"), ("burst", "graded")])
+def test_other_workloads_and_profiles_run(workload: str, profile: str) -> None:
+    found = simulate(replace(SMALL, workload=workload, profile=profile, policy="ours", streams=4))
+    assert (found.violations, found.metrics.incomplete) == (0, 0), found.messages
+
+
+def test_one_command_runs_all_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[Cell] = []
+
+    def result(cell: Cell) -> CellResult:
+        """As in time as the policy's place in the comparison and the rate allow."""
+        ran.append(cell)
+        carried = {"ours": 1.5, "slackserve": 1.0, "ts": 0.7}.get(cell.policy, 0.1)
+        cpr = 1.0 if cell.rate <= carried else 0.5
+        metrics = StreamMetrics(cpr, cpr, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0)
+        return CellResult(metrics, 1, 2, 0, 10.0)
+
+    monkeypatch.setattr(cells, "simulate", result)
+    monkeypatch.setattr(command, "decision_times", lambda *given: {})
+    found = command.run(seeds=2, cells=tmp_path)
+    assert set(found["workloads"]) == set(found["workloads_64_workers"]) == set(WORKLOADS)
+    assert set(found["workloads"]["switch"]) == set(MAIN)
+    assert set(found["rates"]) == {"0.6", "1", "1.4", "1.8", "2.2"}
+    assert set(found["profiles"]) == {"graded", "toyworld"}
+    assert (list(found["ablations"]), list(found["alpha"])) == (list(ABLATIONS), list(SWEEP))
+    loads = found["load_at_cpr_95"]
+    assert loads["ours"] == pytest.approx(1.5, abs=0.08)
+    assert loads["sdv2"] is None
+    assert found["load_ratio"]["static"] == pytest.approx(1.5 / 0.7, rel=0.15)
+    assert found["workloads"]["steady"]["slackserve"]["sp_events"] == 2
+    assert found["not_built"] == {}
+    count = len(ran)
+    assert count == len(set(ran))
+    command.run(seeds=2, cells=tmp_path)
+    assert len(ran) == count
+    assert command.table(found).row_count > 100
+    command.run(quick=True)
+    assert {cell.workers for cell in ran[count:]} == {16}
+
+
+def test_the_command_reports_its_rows() -> None:
     found = command.run(
-        quick=True,
-        only="workloads",
-        policies="sdv2,slackserve",
-        workloads="steady",
-        seeds=2,
-        streams=4,
-        rate=1.0,
+        quick=True, only="workloads", policies="sdv2", workloads="steady", seeds=2, streams=4, rate=1.0
     )
-    rows = found["workloads"]["steady"]
-    assert rows["slackserve"] == {"not_built": "elastic sequence parallelism"}
-    assert 0.0 < rows["sdv2"]["cpr"] <= 1.0
-    assert rows["sdv2"]["violations"] == 0
-    assert rows["sdv2"]["sp_events"] is None
-    assert command.table(found).row_count == 2
+    row = found["workloads"]["steady"]["sdv2"]
+    assert 0.0 < row["cpr"] <= 1.0
+    assert (row["violations"], row["sp_events"]) == (0, 0)
+    assert command.table(found).row_count == 1
 
 
 def test_a_row_whose_setting_does_not_exist_is_not_built() -> None:

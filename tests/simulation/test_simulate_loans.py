@@ -1,4 +1,5 @@
-"""A lent worker's own sessions are never late because of the loan."""
+"""Loans of a device: a lent worker's own sessions are never late because of one, and one that breaks costs a
+forward."""
 
 from __future__ import annotations
 
@@ -7,6 +8,13 @@ from collections import Counter
 import pytest
 
 from tests.simulation.loan_host import LoanHost
+from turboserve.simulation import streams
+from turboserve.simulation.runtime.device.loans import VirtualLentForward, VirtualLoans
+from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.simulation.runtime.process import current
+from turboserve.simulation.streams import StreamPlan, StreamScale, run_streams
+from turboserve.simulation.world import World
+from turboserve.worker.engine.sequence_parallel import ForwardSpec
 from turboserve.worker.sequence_parallel import policy
 
 SECONDS = 10.0
@@ -63,3 +71,75 @@ def test_a_donor_that_does_not_count_the_longest_exchange_is_found(monkeypatch: 
     late, counts = late_because_of_loans(range(2, 3), limit_s=0.8, breaks=0.5)
     assert late
     assert counts["home freezes"] > 0
+
+
+CHUNKS = 14
+DEVICE = DeviceProfile(
+    forward_s={1: 0.2, 4: 0.8}, decode_s={1: 0.0}, text_s={1: 0.0}, package_s=0.0, parallel_share=0.55
+)
+"""A chunk takes a second alone, longer than it plays, and 0.55 s with a donor."""
+
+
+def play_one_stream(host_workers: int) -> tuple[int, int, dict[str, int]]:
+    """Play one stream in a deployment of two workers. Returns chunks, those in time, and the counts."""
+    scale = StreamScale(
+        workers=2,
+        most_workers=2,
+        gather="tiers",
+        device=DEVICE,
+        worker_settings={"max_lead_s": 1e6},
+        host_workers=host_workers,
+    )
+    [record], run = run_streams(1, scale, [StreamPlan(0.0, CHUNKS)], 4.0, 120.0)
+    assert run["violations"] == {}, run["messages"]
+    return len(record.received), sum(chunk.in_time for chunk in record.received), run["counts"]
+
+
+def test_a_worker_of_a_whole_deployment_borrows_one_of_its_host() -> None:
+    chunks, in_time, counts = play_one_stream(host_workers=2)
+    assert (chunks, in_time) == (CHUNKS, CHUNKS)
+    assert counts["loans"] > 0
+    # The two workers are not on one host.
+    chunks, in_time, counts = play_one_stream(host_workers=1)
+    assert (chunks, counts["loans"]) == (CHUNKS, 0)
+    assert in_time < CHUNKS
+
+
+@pytest.mark.parametrize("fault", ["donor dies", "donor freezes", "home freezes"])
+def test_a_deployment_outlives_a_loan_that_breaks_in_the_middle_of_a_forward(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worlds: list[World] = []
+    whole: list[bool] = []
+    accepted = 0
+
+    def kept(*given: object) -> World:
+        worlds.append(World(*given))  # type: ignore[arg-type]
+        return worlds[-1]
+
+    compute, forward = VirtualLentForward.__call__, VirtualLoans.forward
+
+    def noted(self: VirtualLoans, frames: int, seconds: float) -> bool:
+        whole.append(forward(self, frames, seconds))
+        return whole[-1]
+
+    def breaks(self: VirtualLentForward, spec: ForwardSpec, *, accept: bool = True) -> None:
+        nonlocal accepted
+        accepted += accept
+        if accepted == 5:
+            [world], process = worlds, current()
+            workers = [service for service in world.running() if service.kind == "worker"]
+            [donor] = [service for service in workers if service.process is process]
+            [home] = [service for service in workers if service is not donor]
+            hit = home if fault == "home freezes" else donor
+            action = (lambda: hit.kill("test")) if fault == "donor dies" else (lambda: hit.freeze(3.0))
+            world.later(0.02, action)
+        compute(self, spec, accept=accept)
+
+    monkeypatch.setattr(streams, "World", kept)
+    monkeypatch.setattr(VirtualLentForward, "__call__", breaks)
+    monkeypatch.setattr(VirtualLoans, "forward", noted)
+    chunks, _, counts = play_one_stream(host_workers=2)
+    assert whole[:5] == [True, True, True, True, False]
+    assert chunks == CHUNKS
+    assert counts["workers"] == 2 + (fault == "donor dies")

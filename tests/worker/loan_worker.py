@@ -21,7 +21,7 @@ from turboserve.clock import SystemClock
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import ChunkReady, SessionSpec
 from turboserve.worker.replicas.toyworld import load_toyworld
-from turboserve.worker.sequence_parallel.peers import Identity
+from turboserve.worker.sequence_parallel.peers import HostDirectory, Identity
 from turboserve.worker.sequence_parallel.service import LoanService
 from turboserve.worker.service import commands
 from turboserve.worker.service.host_platform import EngineThread
@@ -41,7 +41,8 @@ class LoanWorker:
         engine = engine_of(load_toyworld(), profiles=PROFILES)
         self.thread = EngineThread(engine, self._delivered, SystemClock())
         identity = Identity(worker, engine.fingerprint, engine.device, limit_s)
-        self.service = LoanService(identity, self.thread, directory, time.monotonic)
+        network = HostDirectory(directory, worker)
+        self.service = LoanService(identity, self.thread, network, time.monotonic)
         self.thread.start()
         self.thread.submit(commands.GenerateUntil(math.inf))
 

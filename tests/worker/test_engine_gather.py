@@ -20,7 +20,7 @@ from turboserve.worker.engine.memory import Slab, SlabLayout, SlabPool
 
 AGING = ("fcfs", "chunk", "step")
 """Policies that count how long a session waits. `tiers` relies on credit, which falls with time."""
-POLICIES = (*AGING, "tiers")
+POLICIES = (*AGING, "tiers", "stream-deadline")
 FLAT = LatencyProfile({1: 0.02, 16: 0.03})
 LINEAR = LatencyProfile({1: 0.02, 16: 0.32})
 STEPS = 5
@@ -282,3 +282,22 @@ def test_a_pool_hands_out_what_fits_and_no_more(capacity: int, takes: list[bool]
     for slab in held:
         pool.release(slab)
     assert pool.free == pool.slots
+
+
+def test_the_video_that_must_be_whole_first_runs_first() -> None:
+    policy = GATHER_POLICIES.make("stream-deadline")
+    long, short = candidate("long", slack_s=1.0, left_s=15.0), candidate("short", slack_s=5.0, left_s=5.0)
+    endless = candidate("endless", slack_s=0.0)
+    assert policy.gather([long, endless, short], LINEAR, 3) == [short]
+    # A chunk that has begun is finished first.
+    begun = candidate("begun", step=2, steps_left=3, slack_s=9.0, left_s=20.0)
+    assert policy.gather([long, begun, short], LINEAR, 3) == [begun]
+
+
+@pytest.mark.parametrize(("alpha", "first"), [(1.0, "long"), (2.0, "short")])
+def test_tiers_are_as_wide_as_the_worker_says(alpha: float, first: str) -> None:
+    tiers = GATHER_POLICIES.make("tiers")
+    # T is 0.1 s and 0.2 s. With α = 1 only the longer chunk is urgent, with α = 2 both are.
+    short = candidate("short", credit_s=0.11, alpha=alpha)
+    long = candidate("long", steps_left=2 * STEPS, credit_s=0.19, alpha=alpha)
+    assert [one.session for one in tiers.gather([short, long], LINEAR, 2)] == [first]

@@ -16,6 +16,7 @@ import torch
 
 from tests.worker.loan_worker import LoanWorker
 from turboserve.contracts.errors import InvalidInputError
+from turboserve.worker.sequence_parallel.group import Group
 from turboserve.worker.sequence_parallel.loan_messages import Borrowing, Free, Lending
 from turboserve.worker.sequence_parallel.peers import HostDirectory
 
@@ -62,6 +63,12 @@ def same_video(home: LoanWorker, alone: LoanWorker) -> None:
         torch.testing.assert_close(one.latents, two.latents, atol=1e-5, rtol=1e-5)
 
 
+def group_with(worker: LoanWorker, peer: str) -> Group:
+    group = worker.service.peers[peer].group
+    assert isinstance(group, Group)
+    return group
+
+
 async def borrows(worker: LoanWorker) -> None:
     """Begin a session whose viewer is far ahead of it, and wait for its loan."""
     await worker.begin("s")
@@ -84,7 +91,7 @@ async def test_a_session_in_deficit_borrows_and_returns_when_it_has_recovered(tm
         async with home(tmp_path / "host") as worker:
             await until(lambda: worker.service.peers, "no peer")
             await borrows(worker)
-            group = worker.service.peers["wrk_1"].group
+            group = group_with(worker, "wrk_1")
             began = group.exchanges
             first = len(worker.chunks)
             await until(lambda: len(worker.chunks) >= first + 3, "no chunks")
@@ -109,7 +116,7 @@ async def test_a_donor_that_dies_or_freezes_does_not_stop_the_session(
         async with home(tmp_path / "host") as worker:
             await until(lambda: worker.service.peers, "no peer")
             await borrows(worker)
-            group = worker.service.peers["wrk_1"].group
+            group = group_with(worker, "wrk_1")
             began = group.exchanges
             await until(lambda: group.exchanges > began + 40, "no forwards with the donor")
             os.kill(donor.pid, fault)
@@ -131,7 +138,7 @@ async def test_the_service_ends_with_all_its_tasks(tmp_path: Path, peer: str) ->
             running = asyncio.create_task(worker.service.run())
             await until(lambda: worker.service.peers, "no peer")
             await borrows(worker)
-            group = worker.service.peers[peer].group
+            group = group_with(worker, peer)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
@@ -163,7 +170,7 @@ async def test_a_home_that_freezes_costs_its_donor_one_exchange(tmp_path: Path) 
         await until(lambda: len(donor.chunks) >= 4, "the donor's session has no lead")
         with process(tmp_path / "host", "wrk_1", "s") as borrower:
             await until(lambda: isinstance(donor.service.loans.state, Lending), "no loan")
-            group = donor.service.peers["wrk_1"].group
+            group = group_with(donor, "wrk_1")
             began = group.exchanges
             await until(lambda: group.exchanges > began + 40, "no forwards for the home")
             os.kill(borrower.pid, signal.SIGSTOP)
@@ -184,7 +191,7 @@ async def test_a_donor_serves_its_own_session_between_and_ends_the_loan_for_it(t
         async with home(tmp_path / "host") as worker:
             await until(lambda: worker.service.peers, "no peer")
             await borrows(worker)
-            before, group = len(donor.chunks), worker.service.peers["wrk_1"].group
+            before, group = len(donor.chunks), group_with(worker, "wrk_1")
             began = group.exchanges
             await until(lambda: group.exchanges > began + 40, "no forwards with the donor")
             # One more chunk becomes due at the donor: it is generated between forwards of the loan.
@@ -196,7 +203,7 @@ async def test_a_donor_serves_its_own_session_between_and_ends_the_loan_for_it(t
             await until(lambda: not isinstance(worker.service.loans.state, Borrowing), "still borrowed")
             # Nothing broke: the connection stays for the next loan.
             assert worker.service.peers
-            assert not worker.service.peers["wrk_1"].group.closed
+            assert not group_with(worker, "wrk_1").closed
             count = len(worker.chunks)
             await until(lambda: len(worker.chunks) >= count + 2, "the home has stopped")
     finally:

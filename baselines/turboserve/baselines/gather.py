@@ -35,11 +35,8 @@ class TierQueue:
     """Runs one session at a time by its tier, then by least credit, and chooses again after each forward.
 
     A session is urgent if its credit is below α T, relaxed if it is above 2 α T, and normal otherwise. T is
-    the time of all forwards of its present chunk alone. Source: SlackServe, 4.1.
+    the time of all forwards of its present chunk alone, α the worker's. Source: SlackServe, 4.1.
     """
-
-    def __init__(self, alpha: float = 2.0) -> None:
-        self._alpha = alpha
 
     def gather(self, ready: Sequence[Candidate], profile: LatencyProfile, limit: int) -> list[Candidate]:
         """See `GatherPolicy.gather`."""
@@ -50,5 +47,20 @@ class TierQueue:
 
     def _tier(self, candidate: Candidate, alone: float) -> int:
         """Return 0 for urgent, 1 for normal, 2 for relaxed."""
-        urgent_s = self._alpha * (candidate.step + candidate.steps_left) * alone
+        urgent_s = candidate.alpha * (candidate.step + candidate.steps_left) * alone
         return (candidate.credit_s >= urgent_s) + (candidate.credit_s > 2 * urgent_s)
+
+
+class EarliestStream:
+    """Runs one session at a time, a whole chunk each: the one whose video must be whole first.
+
+    A stream's deadline is when its viewer has played what is delivered and the rest of the video. Sessions
+    without an end come last, the longest wait first. Source: TridentServe, whose requests have one deadline
+    each.
+    """
+
+    def gather(self, ready: Sequence[Candidate], profile: LatencyProfile, limit: int) -> list[Candidate]:
+        """See `GatherPolicy.gather`."""
+        if not ready:
+            return []
+        return [min(ready, key=lambda c: (c.step == 0, c.slack_s + c.left_s, -c.waiting_s))]

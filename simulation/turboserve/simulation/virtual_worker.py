@@ -11,7 +11,7 @@ from torch import Tensor
 
 from turboserve.service import Runtime
 from turboserve.simulation.faults import Faults
-from turboserve.simulation.runtime.device.backend import VirtualChunk, VirtualPass
+from turboserve.simulation.runtime.device.backend import VirtualBackend, VirtualChunk, VirtualPass
 from turboserve.simulation.runtime.device.contents import number_of
 from turboserve.simulation.runtime.device.fabric import TransferFabric
 from turboserve.simulation.runtime.device.platform import VirtualPlatform
@@ -102,6 +102,15 @@ class VirtualWorker:
     def copies(self) -> tuple[str, ...]:
         """Sessions whose states it sends to other workers."""
         return () if self.worker is None else tuple(self.worker._migrations._source._open)
+
+    @property
+    def loans(self) -> int:
+        """Number of loans that it has begun as home since its model is loaded."""
+        if self.worker is None:
+            return 0
+        backend = self.worker.engine.backend
+        assert isinstance(backend, VirtualBackend)
+        return backend.parallel.begun
 
     def held(self) -> dict[str, int]:
         """Count the memory and entries in use, by kind."""

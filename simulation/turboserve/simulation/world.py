@@ -304,6 +304,7 @@ class World(Servers):
             "rescues": self.checker.decisions.rescues,
             "placements": self.checker.placements,
             "moves": self.checker.migrations,
+            "loans": sum(worker.loans for worker in self.workers.values()),
             "workers": len(self.workers),
             "kills": self.kills,
         }

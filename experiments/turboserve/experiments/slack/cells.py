@@ -14,7 +14,7 @@ from typing import Any
 
 import turboserve
 from turboserve.experiments.slack.metrics import StreamMetrics, measure
-from turboserve.experiments.slack.policies import COUNTED, POLICIES
+from turboserve.experiments.slack.policies import COUNTED, HOST_WORKERS, POLICIES
 from turboserve.experiments.slack.profiles import PROFILES
 from turboserve.experiments.slack.workloads import WORKLOADS
 from turboserve.simulation.streams import WARM_UP_S, StreamScale, run_streams
@@ -45,6 +45,7 @@ class CellResult:
 
     metrics: StreamMetrics
     migrations: int
+    loans: int
     violations: int
     virtual_s: float
     messages: tuple[str, ...] = ()
@@ -61,6 +62,7 @@ def simulate(cell: Cell) -> CellResult:
         gather=policy.gather,
         placement=policy.placement,
         device=profile.device,
+        host_workers=HOST_WORKERS if policy.lends else 0,
         worker_settings={**policy.worker, **counted},
         scheduler_settings=policy.scheduler,
     )
@@ -70,6 +72,7 @@ def simulate(cell: Cell) -> CellResult:
     return CellResult(
         measure(records, run["virtual_s"] - WARM_UP_S),
         run["counts"]["moves"],
+        run["counts"]["loans"],
         sum(run["violations"].values()),
         run["virtual_s"],
         tuple(run["messages"][:3]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from turboserve.experiments.slack.decisions import POLICIES as DECIDERS
 from turboserve.experiments.slack.decisions import decision_times
 from turboserve.experiments.slack.load import STEPS, highest_rate
 from turboserve.experiments.slack.metrics import interval, summarize
-from turboserve.experiments.slack.policies import ABLATIONS, MAIN, POLICIES, SAME_RUNS
+from turboserve.experiments.slack.policies import ABLATIONS, COMPARED, MAIN, POLICIES, QUICK, SAME_RUNS, SWEEP
 from turboserve.experiments.slack.profiles import PROFILES
 from turboserve.experiments.slack.real import run_real
 from turboserve.experiments.slack.real import table as real_table
@@ -35,8 +35,9 @@ WANTED_CPR = 0.95
 TICKS = 20
 """Number of states in which each decision is timed."""
 RATES = (0.6, 1.0, 1.4, 1.8, 2.2)
-PARTS = ("workloads", "ablations", "decisions", "load", "rates")
-QUICK_PARTS = PARTS[:4]
+LARGE_WORKERS = 64
+PARTS = ("workloads", "ablations", "alpha", "decisions", "load", "rates", "large", "profiles")
+QUICK_PARTS = PARTS[:5]
 DEFINITIONS = {
     "cpr": "Mean over streams of the share of chunks that are there when the viewer needs them. Playing "
     "starts 4 T after the request, and a stall shifts what follows.",
@@ -44,14 +45,17 @@ DEFINITIONS = {
     "ttfc_s": "Time from the request to the first chunk at the viewer.",
     "quality": "Mean quality of all chunks; 1 is the best configuration's.",
     "rate": "Arrivals of streams per second for each 16 workers.",
-    "sp_events": "Workers of the simulation lend nothing: null.",
+    "sp_events": "Loans of a device to another worker's session (sequence parallelism of degree 2).",
+    "load_at_cpr_95": "Highest rate with a mean CPR of at least 0.95; null if the least one is too high.",
+    "load_ratio": "That of `ours` over the best of sdv2, ts and ts_chunk, and over that of slackserve.",
     "not_built": "What a row lacks. Such a row is not run.",
 }
 
 
 def run(
     quick: Annotated[
-        bool, typer.Option("--quick", help="16 workers, short workloads, two seeds, no rates.")
+        bool,
+        typer.Option("--quick", help="16 workers, short workloads, two seeds, fewer parts and policies."),
     ] = False,
     only: Annotated[str, typer.Option(help=f"Parts to run, separated by commas: {', '.join(PARTS)}.")] = "",
     policies: Annotated[str, typer.Option(help="Policies to run, separated by commas.")] = "",
@@ -79,17 +83,17 @@ def run(
     if real:
         return run_real(quick, first_seed)
     parts = _chosen("only", only, PARTS) if only else list(QUICK_PARTS if quick else PARTS)
-    rows = _chosen("policies", policies, tuple(POLICIES)) if policies else list(MAIN)
+    rows = _chosen("policies", policies, tuple(POLICIES)) if policies else list(QUICK if quick else MAIN)
     loads = _chosen("workloads", workloads, tuple(WORKLOADS))
     if profile not in PROFILES:
         raise BenchError(f"--profile: unknown device {profile!r}; known: {', '.join(PROFILES)}")
     ablated = rows if policies else list(ABLATIONS)
-    lacking = {name: POLICIES[name].not_built for name in dict.fromkeys([*rows, *ablated])}
-    built = [name for name in rows if lacking[name] is None]
+    swept = list(SWEEP) if "alpha" in parts else []
+    compared = rows if policies else list(COMPARED if quick else rows)
+    lacking = {name: POLICIES[name].not_built for name in dict.fromkeys([*rows, *ablated, *swept])}
     base = Cell(profile, "steady", "", 16, streams or (QUICK_STREAMS if quick else STREAMS), rate, 0)
     numbers = range(first_seed, first_seed + (seeds or (QUICK_SEEDS if quick else SEEDS)))
     began_s = time.monotonic()
-    runnable = [name for name in ablated if lacking[name] is None]
     result: dict[str, Any] = {
         "definitions": DEFINITIONS,
         "profile": profile,
@@ -99,7 +103,8 @@ def run(
         "not_built": {name: reason for name, reason in lacking.items() if reason is not None},
         "meaning": {name: POLICIES[name].meaning for name in lacking},
     }
-    most = len(numbers) * _most_cells(parts, quick, len(loads), len(built), len(runnable))
+    chosen = Chosen(rows, ablated, swept, compared)
+    most = len(numbers) * _most_cells(parts, len(loads), chosen)
     with progress_bar(most) as done:
         # A bisection that ends early leaves some of the cells out.
         store = CellStore(cells, lambda cell: done(_describe(cell)))
@@ -109,7 +114,7 @@ def run(
             each = [replace(cell, seed=seed) for seed in numbers]
             return list(store.run(each, jobs or os.cpu_count() or 1).values())
 
-        result |= _parts(of, base, parts, quick, loads, rows, ablated, lacking, first_seed)
+        result |= _parts(of, base, parts, loads, chosen, lacking, first_seed)
     result["seconds"] = round(time.monotonic() - began_s, 1)
     return result
 
@@ -118,51 +123,87 @@ def _describe(cell: Cell) -> str:
     return f"{cell.workload} {cell.policy} rate {cell.rate:g} seed {cell.seed}"
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The rows of each part."""
+
+    rows: Sequence[str]
+    """Rows of every workload."""
+    ablated: Sequence[str]
+    swept: Sequence[str]
+    """Rows of the sweep of α."""
+    compared: Sequence[str]
+    """Rows whose highest load is looked for."""
+
+
 def _parts(
     of: Callable[[Cell], list[CellResult]],
     base: Cell,
     parts: Sequence[str],
-    quick: bool,
     loads: Sequence[str],
-    rows: Sequence[str],
-    ablated: Sequence[str],
+    chosen: Chosen,
     lacking: Mapping[str, str | None],
     first_seed: int,
 ) -> dict[str, Any]:
     """Return the results by part. `of` runs a cell with all seeds."""
+
+    def all_of(cell: Cell, names: Sequence[str]) -> dict[str, Any]:
+        return {name: _row(of, replace(cell, policy=name), lacking[name]) for name in names}
+
     result: dict[str, Any] = {}
-    built = [name for name in rows if lacking[name] is None]
     if "workloads" in parts:
-        result["workloads"] = _workloads(of, base, loads, rows, lacking)
-        if not quick:
-            large = replace(base, workers=64, streams=2 * base.streams)
-            result["workloads_64_workers"] = _workloads(of, large, loads, rows, lacking)
-    if "rates" in parts:
-        each = [replace(base, rate=one) for one in RATES]
-        result["rates"] = {
-            f"{cell.rate:g}": {name: figures(of(replace(cell, policy=name))) for name in built}
-            for cell in each
+        result["workloads"] = {load: all_of(replace(base, workload=load), chosen.rows) for load in loads}
+    if "large" in parts:
+        large = replace(base, workers=LARGE_WORKERS, streams=2 * base.streams)
+        result["workloads_64_workers"] = {
+            load: all_of(replace(large, workload=load), chosen.rows) for load in loads
         }
+    if "rates" in parts:
+        result["rates"] = {f"{rate:g}": all_of(replace(base, rate=rate), chosen.rows) for rate in RATES}
+    if "profiles" in parts:
+        others = [name for name in PROFILES if name != base.profile]
+        result["profiles"] = {name: all_of(replace(base, profile=name), chosen.rows) for name in others}
     if "ablations" in parts:
-        result["ablations"] = {name: _row(of, replace(base, policy=name), lacking[name]) for name in ablated}
+        result["ablations"] = all_of(base, chosen.ablated)
+    if "alpha" in parts:
+        result["alpha"] = all_of(base, chosen.swept)
     if "decisions" in parts:
         result["decision_time"] = {
             name: decision_times(PROFILES[base.profile](), name, TICKS, first_seed) for name in DECIDERS
         }
     if "load" in parts:
-        result["load_at_cpr_95"] = {name: _load(of, replace(base, policy=name)) for name in built}
+        found = {
+            name: _load(of, replace(base, policy=name)) for name in chosen.compared if lacking[name] is None
+        }
+        result["load_at_cpr_95"] = found
+        result["load_ratio"] = load_ratios(found)
     return result
 
 
-def _most_cells(parts: Sequence[str], quick: bool, loads: int, built: int, ablated: int) -> int:
+def _most_cells(parts: Sequence[str], loads: int, chosen: Chosen) -> int:
     """Return the largest number of cells of one seed."""
+    rows = len(chosen.rows)
     by_part = {
-        "workloads": loads * built * (1 if quick else 2),
-        "rates": len(RATES) * built,
-        "ablations": ablated,
-        "load": built * (STEPS + 2),
+        "workloads": loads * rows,
+        "large": loads * rows,
+        "rates": len(RATES) * rows,
+        "profiles": (len(PROFILES) - 1) * rows,
+        "ablations": len(chosen.ablated),
+        "alpha": len(chosen.swept),
+        "load": len(chosen.compared) * (STEPS + 2),
     }
     return sum(by_part.get(part, 0) for part in parts)
+
+
+def load_ratios(found: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return the load of `ours` over those of others. None: one of the two carries no load."""
+    ours = found.get("ours")
+
+    def over(*names: str) -> float | None:
+        others = [rate for name in names if (rate := found.get(name)) is not None]
+        return None if ours is None or not others else ours / max(others)
+
+    return {"static": over("sdv2", "ts", "ts_chunk"), "slackserve": over("slackserve")}
 
 
 def figures(results: Sequence[CellResult]) -> dict[str, Any]:
@@ -171,6 +212,7 @@ def figures(results: Sequence[CellResult]) -> dict[str, Any]:
     row = {name: value["mean"] for name, value in found.items()}
     widths = {name: value["ci95"] for name, value in found.items()}
     migrations = interval([float(each.migrations) for each in results])
+    loans = interval([float(each.loans) for each in results])
     return {
         "cpr": row["cpr"],
         "cpr_no_buffer": row["cpr_no_buffer"],
@@ -180,23 +222,10 @@ def figures(results: Sequence[CellResult]) -> dict[str, Any]:
         "quality": row["quality"],
         "least_quality": min(each.metrics.least_quality for each in results),
         "migrations": migrations["mean"],
-        "sp_events": None,
+        "sp_events": loans["mean"],
         "incomplete": row["incomplete"],
         "violations": sum(each.violations for each in results),
-        "ci95": {**widths, "migrations": migrations["ci95"]},
-    }
-
-
-def _workloads(
-    of: Callable[[Cell], list[CellResult]],
-    base: Cell,
-    loads: Sequence[str],
-    rows: Sequence[str],
-    lacking: Mapping[str, str | None],
-) -> dict[str, Any]:
-    return {
-        load: {name: _row(of, replace(base, workload=load, policy=name), lacking[name]) for name in rows}
-        for load in loads
+        "ci95": {**widths, "migrations": migrations["ci95"], "sp_events": loans["ci95"]},
     }
 
 
@@ -226,12 +255,13 @@ def table(result: Mapping[str, Any]) -> Table:
     if "runs" in result:
         return real_table(result)
     shown = Table("workload", "policy", "CPR", "TTFC, s", "stalls", "quality", "moves", box=box.SIMPLE)
-    for key in ("workloads", "workloads_64_workers", "rates"):
+    for key in ("workloads", "workloads_64_workers", "rates", "profiles"):
         for load, rows in result.get(key, {}).items():
             for name, row in rows.items():
                 shown.add_row(f"{key.removeprefix('workloads')} {load}".strip(), name, *_cells(row))
-    for name, row in result.get("ablations", {}).items():
-        shown.add_row("ablations", name, *_cells(row))
+    for key in ("ablations", "alpha"):
+        for name, row in result.get(key, {}).items():
+            shown.add_row(key, name, *_cells(row))
     for names, counts in result.get("decision_time", {}).items():
         for count, times in counts.items():
             one, split, whole = times.values()

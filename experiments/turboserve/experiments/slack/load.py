@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-LEAST_RATE, MOST_RATE = 0.2, 3.2
-STEPS = 6
-"""Halvings of the interval: the result is exact to (3.2 − 0.2) / 2⁶ = 0.05."""
+LEAST_RATE, MOST_RATE = 0.4, 2.8
+STEPS = 5
+"""Halvings of the interval: the result is exact to (2.8 − 0.4) / 2⁵ = 0.075."""
 
 
 def highest_rate(

@@ -1,25 +1,26 @@
-"""The compared policies: what each sets, and which part of it the simulation does not have."""
+"""The compared policies: what each sets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turboserve.plugins import NotInstalledError
 from turboserve.scheduler.placement import PLACEMENTS
 from turboserve.scheduler.settings import SchedulerSettings
-from turboserve.worker.engine.gather import GATHER_POLICIES
+from turboserve.worker.engine.gather import ALPHA, GATHER_POLICIES
 from turboserve.worker.settings import Settings as WorkerSettings
 
-ELASTIC_SP = "elastic sequence parallelism"
+HOST_WORKERS = 8
+"""Workers of one host, which may lend each other their devices: the GPUs of the paper's nodes."""
 UNLIMITED_S = 1e6
 """Lead of a policy that lets sessions generate ahead without limit."""
 
 
 @dataclass(frozen=True)
 class SlackPolicy:
-    """Settings of one row. A row with an unsupported part is listed with it and never run."""
+    """Settings of one row. A row whose settings do not exist is listed with the reason and never run."""
 
     meaning: str
     gather: str
@@ -28,14 +29,12 @@ class SlackPolicy:
     """Fields of the workers' settings."""
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the schedulers' settings."""
-    unsupported: str | None = None
-    """Part of the compared system that no simulated worker has. None: the row can be run."""
+    lends: bool = False
+    """Whether workers of one host lend each other their devices (sequence parallelism of degree 2)."""
 
     @property
     def not_built(self) -> str | None:
-        """Unsupported part, setting or policy that keeps the row from being run. None: nothing."""
-        if self.unsupported is not None:
-            return self.unsupported
+        """Setting or policy that keeps the row from being run. None: nothing."""
         for kind, fields in ((WorkerSettings, self.worker), (SchedulerSettings, self.scheduler)):
             missing = sorted(set(fields) - set(kind.model_fields))
             if missing:
@@ -65,12 +64,22 @@ POLICIES: dict[str, SlackPolicy] = {
         _FIXED,
     ),
     "ts": SlackPolicy(
-        "TridentServe: deadline of the stream, sequence parallelism, migration",
-        "tiers",
-        "least-loaded",
-        unsupported=ELASTIC_SP,
+        "TridentServe: earliest deadline of a whole stream first, a whole chunk each; static configuration, "
+        "SlackServe's re-homing, sequence parallelism",
+        "stream-deadline",
+        "fewest-streams",
+        _AHEAD,
+        _REHOMING,
+        lends=True,
     ),
-    "ts_chunk": SlackPolicy("TridentServe by chunk", "tiers", "fewest-streams", unsupported=ELASTIC_SP),
+    "ts_chunk": SlackPolicy(
+        "TridentServe by chunk: `ts_chunk_without_sp` with sequence parallelism",
+        "tiers",
+        "fewest-streams",
+        _AHEAD,
+        _REHOMING,
+        lends=True,
+    ),
     "ts_chunk_without_sp": SlackPolicy(
         # At one configuration all chunks take the same time, so tiers and then credit are the order of slack.
         "TridentServe by chunk without sequence parallelism: least slack first, static configuration, "
@@ -112,7 +121,9 @@ POLICIES: dict[str, SlackPolicy] = {
         "SlackServe whole: `rehoming` with elastic sequence parallelism",
         "tiers",
         "fewest-streams",
-        unsupported=ELASTIC_SP,
+        {**_AHEAD, "fidelity": "bmpr"},
+        _REHOMING,
+        lends=True,
     ),
     "turboserve": SlackPolicy("Counts, as shipped: K, min-max, migrations for balance", "step", "min-max"),
     "ours": SlackPolicy(
@@ -132,12 +143,31 @@ POLICIES: dict[str, SlackPolicy] = {
     "ours_with_tiers": SlackPolicy(
         "`ours` with SlackServe's queue", "tiers", "min-max", {**_AHEAD, "fidelity": "in-time"}, _RESCUE
     ),
+    "ours_with_sp": SlackPolicy(
+        "`ours` with sequence parallelism",
+        "step",
+        "min-max",
+        {**_AHEAD, "fidelity": "in-time"},
+        _RESCUE,
+        lends=True,
+    ),
     "ours_without_all": SlackPolicy(
         "The shipped queue and balance, without K and without a limit of the lead", "step", "min-max", _AHEAD
     ),
 }
 """Policies by the name of their row."""
-SAME_RUNS = {"slackserve_without_sp": "rehoming"}
+ALPHAS = (1.0, 1.5, 2.0, 3.0, 4.0)
+"""Widths of a tier, as a multiple of T."""
+POLICIES |= {
+    f"slackserve_alpha_{alpha:g}": replace(
+        POLICIES["slackserve"],
+        meaning=f"`slackserve` with tiers of α = {alpha:g}",
+        worker={**POLICIES["slackserve"].worker, "tier_alpha": alpha},
+    )
+    for alpha in ALPHAS
+    if alpha != ALPHA
+}
+SAME_RUNS = {"slackserve_without_sp": "rehoming", f"slackserve_alpha_{ALPHA:g}": "slackserve"}
 """Rows that are another row's runs under their own name."""
 POLICIES |= {name: POLICIES[other] for name, other in SAME_RUNS.items()}
 MAIN = (
@@ -159,12 +189,20 @@ ABLATIONS = (
     "fixed_level",
     "bmpr",
     "rehoming",
+    "slackserve",
     "ours",
     "ours_without_fidelity",
     "ours_without_rescue",
     "ours_with_tiers",
+    "ours_with_sp",
     "ours_without_all",
 )
 """SlackServe's parts one after the other, then `ours` without one part each."""
+SWEEP = tuple(f"slackserve_alpha_{alpha:g}" for alpha in ALPHAS)
+"""Rows of the sweep of α."""
+QUICK = ("sdv2", "ts", "ts_chunk", "slackserve", "turboserve", "ours")
+"""Rows of every workload in a quick run."""
+COMPARED = ("sdv2", "ts", "ts_chunk", "slackserve", "ours")
+"""Rows whose highest load is looked for in a quick run."""
 COUNTED = frozenset({"turboserve"})
 """Policies whose workers offer K slots, as many as their profile keeps in real time."""

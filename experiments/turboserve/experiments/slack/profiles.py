@@ -25,6 +25,9 @@ GRADED_QUALITY = {4: 1.0, 3: 0.995, 2: 0.985, 1: 0.95}
 """Declared quality by number of steps: a loss that grows with each step left out."""
 GRADED_FLOOR = 0.98
 """Declared floor: two steps. SlackServe has no configuration with fewer."""
+PARALLEL_SHARE = 0.55
+"""Time of a forward on two devices, relative to one: the exchange takes a tenth of it. SlackServe's
+is not given."""
 NOTHING = {1: 0.0}
 LARGEST_BATCH = 64
 
@@ -91,6 +94,7 @@ def _device(forward_s: Mapping[int, float], decode_s: float) -> DeviceProfile:
         recache_s=NOTHING,
         package_s=0.0,
         denoising=FORWARDS - 1,
+        parallel_share=PARALLEL_SHARE,
     )
 
 

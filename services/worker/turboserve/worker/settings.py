@@ -72,8 +72,9 @@ class Settings(Shared):
     """File of measured stage latencies, from `turboserve profile engine`. None: the engine learns them."""
     gather_policy: Annotated[str, AfterValidator(GATHER_POLICIES.check)] = "step"
     """Policy that chooses the sessions of a forward: `step` (any sessions at any steps), or an installed one.
-    `turboserve-baselines` installs `chunk` (whole chunks together), `fcfs` (one session at a time) and
-    `tiers` (one session at a time, by its tier and credit)."""
+    `turboserve-baselines` installs `chunk` (whole chunks together), `fcfs` (one session at a time),
+    `stream-deadline` (whole chunks, the video that must be whole first) and `tiers` (one session at a time,
+    by its tier and credit)."""
     fidelity: Annotated[str, AfterValidator(FIDELITY_POLICIES.check)] = "best"
     """Policy that chooses the configuration of each chunk: `best`, `in-time` (lowers the chunks that cost the
     least quality until all sessions of the worker are in time), or an installed one. `turboserve-baselines`
@@ -110,6 +111,9 @@ class Settings(Shared):
     transfer_backends: tuple[Literal["nccl", "gloo", "nixl", "shm"], ...] = ("nccl", "gloo", "shm")
     """Transfer backends, the best first; those that this machine lacks are left out. `nixl` needs the
     worker's extra of that name."""
+    tier_alpha: float = Field(default=2.0, gt=0, le=100)
+    """Width of a tier of playout slack, as a multiple of a chunk's time T: a session is urgent below a credit
+    of this many T, and relaxed above twice as many."""
     sequence_parallel_directory: Path | None = None
     """Directory of sockets by which workers of one host lend each other their devices (sequence parallelism).
     The workers need one user, one network namespace and, with GPUs, one GPU each. None: no loans."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from turboserve.worker.engine.context_forwards import ReplayPart
 from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabPool
+from turboserve.worker.engine.parallel_forward import ForwardLoans
 from turboserve.worker.engine.session import Session, Undecoded
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.state import SessionState
@@ -138,6 +139,9 @@ class Backend(Protocol):
 
     @property
     def text(self) -> TextEncoder: ...
+
+    @property
+    def parallel(self) -> ForwardLoans: ...
 
     @property
     def split(self) -> bool:

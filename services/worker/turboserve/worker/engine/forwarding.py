@@ -198,7 +198,13 @@ class Forecaster:
     def before(self, session: Session, chunk: int, now: float) -> Playout:
         """Playout slack without `chunk`, which was just delivered: what the viewer had left."""
         slack_s = self._pacing.slack(session, now, delivered=chunk)
-        return Playout(slack_s, 0.0, self._next_s(session), playing=self._pacing.shrinks(session))
+        return Playout(
+            slack_s,
+            0.0,
+            self._next_s(session),
+            playing=self._pacing.shrinks(session),
+            alpha=self._pacing.alpha,
+        )
 
     def _playout(self, session: Session, now: float) -> Playout:
         slack_s, playing = self._pacing.slack(session, now), self._pacing.shrinks(session)
@@ -216,7 +222,7 @@ class Forecaster:
                 rest_s = self._forward_s(session) * max(0, work.denoising - work.done) + after_s
         if playing:
             lateness_s = max(0.0, ready_s - slack_s)
-        return Playout(slack_s, rest_s, next_s, lateness_s, playing)
+        return Playout(slack_s, rest_s, next_s, lateness_s, playing, self._pacing.alpha)
 
     def _forward_s(self, session: Session) -> float:
         expected = self._forecasts.get(session.name)

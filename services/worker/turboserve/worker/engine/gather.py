@@ -6,12 +6,15 @@ All policies share one interface, so that a baseline differs from the default in
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from turboserve.policies import Policies
 
+ALPHA = 2.0
+"""Width of a tier, as a multiple of T (SlackServe, 3.1)."""
 _OUTLIER = 3.0
 """Factor above or below the expected value beyond which a sample tells about the machine, not the stage."""
 _CONVINCED = 5
@@ -143,6 +146,10 @@ class Candidate:
     3.1)."""
     begins: bool = False
     """Whether the row has no cache yet. Either all or none of a batch's rows have a cache."""
+    left_s: float = math.inf
+    """Seconds of video from the end of what is delivered to the session's end; infinite if it has none."""
+    alpha: float = ALPHA
+    """Width of the worker's tiers, as a multiple of T."""
 
 
 _GAIN = 0.8

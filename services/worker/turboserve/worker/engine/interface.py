@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.gather import ALPHA
 
 
 class TextEncoder(Protocol):
@@ -144,6 +145,8 @@ class EngineOptions:
     """Largest number of sessions decoded at once; the decoder's profile chooses the number. Each takes the
     decoder's workspace once more. With 1 the same latents give the same frames bit for bit, whatever else is
     decoded."""
+    tier_alpha: float = ALPHA
+    """Width of a tier, as a multiple of T."""
     policy: str = "step"
     """Gather policy: one of `gather.GATHER_POLICIES`."""
     fidelity: str = "best"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 from turboserve.worker.engine.activity import Starting
@@ -11,6 +11,7 @@ from turboserve.worker.engine.gather import Candidate, LatencyProfile
 from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.playout import Part, Upcoming, candidate_of
 from turboserve.worker.engine.session import ChunkTask, DecoderContext, FirstChunk, Session, UndecodedChunk
+from turboserve.worker.engine.state import SessionState
 from turboserve.worker.model.config import ModelConfig
 
 FIRST_CHUNK_SLACK = 4.0
@@ -32,13 +33,18 @@ class Pacing:
         forward: LatencyProfile,
         decode: LatencyProfile,
         package: LatencyProfile,
+        end_frame: Callable[[SessionState], int | None],
     ) -> None:
-        """Profiles of one forward, of a chunk's decoding, and of its packaging."""
+        """Profiles of one forward, of a chunk's decoding, and of its packaging. `end_frame`: see
+        `Backend.end_frame`."""
         self._config = config
         self._options = options
         self._forward = forward
         self._decode = decode
         self._package = package
+        self._end_frame = end_frame
+        self.alpha = options.tier_alpha
+        """Width of a tier, as a multiple of T."""
 
     @property
     def chunk_seconds(self) -> float:
@@ -133,7 +139,17 @@ class Pacing:
             self._forward(1),
             self._chunk_seconds(session),
             self.after_forwards,
+            self._left(session),
+            self.alpha,
         )
+
+    def _left(self, session: Session) -> float:
+        """See `Candidate.left_s`."""
+        end = self._end_frame(session.state)
+        if end is None:
+            return math.inf
+        media_start = self._config.media_start
+        return media_start(end // self._config.frames_per_chunk) - media_start(session.delivered)
 
     def upcoming(
         self, session: Session, now: float, context: Sequence[Part] = (), returns_s: float | None = None
@@ -165,7 +181,8 @@ class Pacing:
             parts, due_s = [*context, (frames, 0, forwards)], 0.0 if context else due_at - now
             due_s = max(due_s, returns_s or 0.0)
         playing = self.shrinks(session)
-        return Upcoming(session.name, parts, due_s, slack, chunk_s, self.after_forwards, playing)
+        left, alpha = self._left(session), self.alpha
+        return Upcoming(session.name, parts, due_s, slack, chunk_s, self.after_forwards, playing, left, alpha)
 
     def _due_by_playing(self, session: Session, now: float, returns_s: float | None) -> float | None:
         """As `due_at`, also for a session that returns to a slab."""

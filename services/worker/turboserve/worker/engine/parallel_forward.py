@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -23,8 +24,53 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 OnBroken = Callable[[Exception], None]
 
 
+class LentForwards(Protocol):
+    """At a donor: its half of the forwards of one loan (`LentForward`)."""
+
+    @property
+    def loan(self) -> int: ...
+
+    def __call__(self, spec: ForwardSpec, *, accept: bool = True) -> None:
+        """Compute this worker's half of a forward, or end the loan. Raises `PartnerLostError`."""
+        ...
+
+
+class ForwardLoans(Protocol):
+    """Forwards that two workers compute together (`ParallelForward`)."""
+
+    def borrow(
+        self,
+        loan: int,
+        state: SessionState,
+        announce: Callable[[ForwardSpec], None],
+        exchange: Exchange,
+        on_broken: OnBroken,
+    ) -> None:
+        """Split the session's forwards with a donor from the next one on, until `return_donor`.
+
+        `announce` sends a spec to the donor, without waiting. If a forward breaks, it is computed here alone,
+        the loan is over, and `on_broken` is called. Raises `SequenceParallelUnavailableError`.
+        """
+        ...
+
+    def return_donor(self) -> None:
+        """End the loan: every forward is computed alone from now on."""
+        ...
+
+    def lent_memory(self) -> Any:
+        """Allocate memory for one borrowed session. Raises `SequenceParallelUnavailableError`."""
+        ...
+
+    def lend(self, loan: int, memory: Any, exchange: Exchange) -> LentForwards:
+        """The donor's part of a loan. `memory` serves one loan at a time."""
+        ...
+
+
 class ParallelForward:
-    """Runs rows on this device; the row of a borrowed session together with a donor. Not thread-safe."""
+    """See `ForwardLoans`. Runs rows on this device, the row of a borrowed session together with a donor.
+
+    Not thread-safe.
+    """
 
     def __init__(self, model: CausalWanTransformer, forward: RowsForward) -> None:
         self._model, self._forward = model, forward
@@ -54,11 +100,7 @@ class ParallelForward:
         exchange: Exchange,
         on_broken: OnBroken,
     ) -> None:
-        """Split the session's forwards with a donor from the next one on, until `return_donor`.
-
-        If a forward breaks, it is computed here alone, the loan is over, and `on_broken` is called. Raises
-        `SequenceParallelUnavailableError`.
-        """
+        """See `ForwardLoans.borrow`."""
         split = Split.of(self._model.config)
         self.borrowed = BorrowedForward(loan, state, self._forward, split, announce, exchange)
         self._on_broken = on_broken

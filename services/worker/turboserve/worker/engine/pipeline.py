@@ -68,9 +68,9 @@ class Pipeline:
         device = self._table.device
         self.package = known["package"]
         """L(b) of packaging. The engine does not package: the packager refines this profile."""
-        self.pacing = Pacing(self.config, options, known["forward"], known["decode"], self.package)
-        most = min(options.max_batch, TEXT_BATCH)
-        self.text = TextStage(backend.text, device, clock, most, known["text"])
+        stages = known["forward"], known["decode"], self.package
+        self.pacing = Pacing(self.config, options, *stages, backend.end_frame)
+        self.text = TextStage(backend.text, device, clock, min(options.max_batch, TEXT_BATCH), known["text"])
         self.forward = ForwardStage(
             backend,
             GATHER_POLICIES.make(options.policy),

@@ -8,14 +8,12 @@ counts the turns of others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
-from turboserve.worker.engine.gather import Candidate
+from turboserve.worker.engine.gather import ALPHA, Candidate
 
-ALPHA = 2.0
-"""Width of a tier, as a multiple of T (SlackServe, 3.1)."""
 FORECAST_TURNS = 64
 """Number of batches that a forecast simulates. What is left then is spread over the last batch's rate."""
 
@@ -38,6 +36,8 @@ class Playout:
     """How late the next chunk will be, with the turns of others."""
     playing: bool = True
     """Whether the slack shrinks with time."""
+    alpha: float = ALPHA
+    """Width of a tier, as a multiple of T."""
 
     @property
     def credit_s(self) -> float:
@@ -47,13 +47,13 @@ class Playout:
     @property
     def tier(self) -> Tier:
         """The session's urgency."""
-        return tier_of(self.credit_s, self.next_s)
+        return tier_of(self.credit_s, self.next_s, self.alpha)
 
     def after(self, seconds: float) -> Playout:
         """The same session later, if it has got no chunk meanwhile."""
         if not self.playing or seconds <= 0:
             return self
-        return Playout(self.slack_s - seconds, self.rest_s, self.next_s, self.lateness_s, self.playing)
+        return replace(self, slack_s=self.slack_s - seconds)
 
 
 def tier_of(credit_s: float, next_s: float, alpha: float = ALPHA) -> Tier:
@@ -71,6 +71,8 @@ def candidate_of(
     forward_s: float,
     chunk_s: float,
     after_s: float,
+    left_s: float,
+    alpha: float,
 ) -> Candidate:
     """The next forward of `part`, for a gather policy.
 
@@ -82,6 +84,8 @@ def candidate_of(
         forward_s: Time of a chunk's forward alone, for R.
         chunk_s: T, alone.
         after_s: Time from clean latents to a fragment that can be sent.
+        left_s: See `Candidate`, as is the next one.
+        alpha: Width of the worker's tiers.
 
     Returns:
         The candidate. R counts only for a part that has begun.
@@ -96,6 +100,8 @@ def candidate_of(
         waiting_s=max(0.0, waiting_s),
         slack_s=slack_s,
         credit_s=slack_s - rest_s - chunk_s,
+        left_s=left_s,
+        alpha=alpha,
     )
 
 
@@ -115,6 +121,9 @@ class Upcoming:
     after_s: float
     """Time from clean latents to a fragment that can be sent."""
     playing: bool
+    left_s: float = inf
+    """See `Candidate`, as is the next one."""
+    alpha: float = ALPHA
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +163,15 @@ class _Queued:
         slack_s = one.slack_s - at_s if one.playing else one.slack_s
         part = self._frames, self._done, self._total
         return candidate_of(
-            one.session, part, at_s - one.due_s, slack_s, self._alone_s, one.chunk_s, one.after_s
+            one.session,
+            part,
+            at_s - one.due_s,
+            slack_s,
+            self._alone_s,
+            one.chunk_s,
+            one.after_s,
+            one.left_s,
+            one.alpha,
         )
 
     def advance(self, now_s: float, seconds: float) -> None:

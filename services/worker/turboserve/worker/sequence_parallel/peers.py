@@ -15,10 +15,12 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from turboserve.contracts.errors import InvalidInputError
+from turboserve.worker.engine.sequence_parallel import Exchange
 from turboserve.worker.sequence_parallel.frames import VERSION, Greeting, PeerChannel
 from turboserve.worker.sequence_parallel.group import GlooGroup, Group, NcclGroup
 from turboserve.worker.transfer import rendezvous
@@ -45,13 +47,23 @@ class Identity:
     """Longest time of one exchange, seconds."""
 
 
+class PeerGroup(Exchange, Protocol):
+    """A group of two workers (`group.Group`)."""
+
+    kind: str
+
+    def close(self) -> None:
+        """Close the group. The other worker notices at its next exchange."""
+        ...
+
+
 @dataclass(eq=False)
 class Peer:
     """Another worker of the host."""
 
     worker: str
     channel: PeerChannel
-    group: Group
+    group: PeerGroup
 
     def close(self) -> None:
         """Close connection and group."""
@@ -59,8 +71,35 @@ class Peer:
         self.group.close()
 
 
+class PeerNetwork(Protocol):
+    """How the workers of one host reach each other (`HostDirectory`)."""
+
+    async def listen(self, serve: Callable[[PeerChannel], object]) -> None:
+        """Listen from now on. `serve` gets each connection of a worker of this host, and closes it."""
+        ...
+
+    def later(self) -> list[str]:
+        """Workers to which this one connects: those with a greater id."""
+        ...
+
+    async def connect(self, worker: str) -> PeerChannel:
+        """Connect to a worker. Raises `OSError` and `AuthenticationError`."""
+        ...
+
+    async def group(self, channel: PeerChannel, own: Identity, agreed: Greeting, *, first: bool) -> PeerGroup:
+        """Create the group on which the two ends of a channel have agreed. `first`: this one has connected.
+
+        Raises `PartnerLostError`, and the errors of the channel.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop listening."""
+        ...
+
+
 class HostDirectory:
-    """The sockets of one host's workers."""
+    """See `PeerNetwork`: the sockets of one host's workers, and groups of torch.distributed."""
 
     def __init__(self, directory: Path, worker: str) -> None:
         """Create the directory. Raises `InvalidInputError` where another user may enter it, and `OSError`."""
@@ -110,6 +149,24 @@ class HostDirectory:
             raise AuthenticationError(f"{path}: served by another user")
         return channel
 
+    async def group(self, channel: PeerChannel, own: Identity, agreed: Greeting, *, first: bool) -> Group:
+        """See `PeerNetwork.group`. A thread creates it: that blocks until both ends do so."""
+        store = rendezvous.new_store(CONNECT_S)
+        key, rank = bytes.fromhex(agreed.key), 0 if first else 1
+
+        def make() -> Group:
+            if own.device.type == "cuda":
+                return NcclGroup(store, rank, key, agreed.group, CONNECT_S, own.limit_s, own.device)
+            return GlooGroup(store, rank, key, agreed.group, CONNECT_S, own.limit_s)
+
+        making = asyncio.ensure_future(asyncio.to_thread(make))
+        try:
+            await rendezvous.exchange(channel, store, making, Deadline(2 * CONNECT_S))
+        except BaseException:
+            making.add_done_callback(_drop)
+            raise
+        return making.result()
+
     def close(self) -> None:
         """Stop listening."""
         if self._server is not None:
@@ -125,7 +182,7 @@ def _same_user(writer: asyncio.StreamWriter) -> bool:
     return bool(user == os.getuid())
 
 
-async def meet(channel: PeerChannel, own: Identity, *, first: bool) -> Peer:
+async def meet(network: PeerNetwork, channel: PeerChannel, own: Identity, *, first: bool) -> Peer:
     """Exchange greetings and create the group. `first`: this worker has connected.
 
     Raises `TransferProtocolError` for a worker of another model, and the errors of channel and group.
@@ -148,21 +205,7 @@ async def meet(channel: PeerChannel, own: Identity, *, first: bool) -> Peer:
     if not first:
         await channel.post(greeting, CONNECT_S)
     agreed = greeting if first else found
-    store = rendezvous.new_store(CONNECT_S)
-    key, rank = bytes.fromhex(agreed.key), 0 if first else 1
-
-    def make() -> Group:
-        if own.device.type == "cuda":
-            return NcclGroup(store, rank, key, agreed.group, CONNECT_S, own.limit_s, own.device)
-        return GlooGroup(store, rank, key, agreed.group, CONNECT_S, own.limit_s)
-
-    making = asyncio.ensure_future(asyncio.to_thread(make))
-    try:
-        await rendezvous.exchange(channel, store, making, Deadline(2 * CONNECT_S))
-    except BaseException:
-        making.add_done_callback(_drop)
-        raise
-    return Peer(found.worker, channel, making.result())
+    return Peer(found.worker, channel, await network.group(channel, own, agreed, first=first))
 
 
 def _drop(made: asyncio.Future[Group]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, assert_never
 
 from turboserve import logs
@@ -19,9 +18,8 @@ from turboserve.tasks import BackgroundTasks
 from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import DonorReleasedError, PartnerLostError, UnknownSessionError
-from turboserve.worker.engine.parallel_forward import ParallelForward
-from turboserve.worker.engine.sequence_parallel import ForwardSpec, LentForward
-from turboserve.worker.engine.tensor_backend import TensorBackend
+from turboserve.worker.engine.parallel_forward import LentForwards
+from turboserve.worker.engine.sequence_parallel import ForwardSpec
 from turboserve.worker.sequence_parallel.frames import (
     ForwardFrame,
     LoanFrame,
@@ -44,7 +42,7 @@ from turboserve.worker.sequence_parallel.loan_messages import (
     StopLending,
 )
 from turboserve.worker.sequence_parallel.loans import Loans
-from turboserve.worker.sequence_parallel.peers import CONNECT_S, HostDirectory, Identity, Peer, meet
+from turboserve.worker.sequence_parallel.peers import CONNECT_S, Identity, Peer, PeerNetwork, meet
 from turboserve.worker.sequence_parallel.policy import Measured, measure
 from turboserve.worker.transfer.errors import TransferError
 
@@ -72,19 +70,19 @@ class Runner(Protocol):
 class LoanService:
     """Lends this worker to peers of its host, and borrows them for its own sessions."""
 
-    def __init__(self, identity: Identity, runner: Runner, directory: Path, now: Callable[[], float]) -> None:
+    def __init__(
+        self, identity: Identity, runner: Runner, network: PeerNetwork, now: Callable[[], float]
+    ) -> None:
         """Allocate the memory for a borrowed session.
 
-        `now`: monotonic seconds on the engine's clock. Raises `SequenceParallelUnavailableError`, and the
-        errors of `HostDirectory`.
+        `now`: monotonic seconds on the engine's clock. Raises `SequenceParallelUnavailableError`.
         """
-        self._identity, self._runner, self._now = identity, runner, now
-        self._directory = HostDirectory(directory, identity.worker)
-        self._memory = _parallel(runner.engine).lent_memory()
+        self._identity, self._runner, self._network, self._now = identity, runner, network, now
+        self._memory = runner.engine.backend.parallel.lent_memory()
         self.loans = Loans()
         self.peers: dict[str, Peer] = {}
         self._connecting: set[str] = set()
-        self._lent: tuple[str, LentForward] | None = None
+        self._lent: tuple[str, LentForwards] | None = None
         """Home and forwards of the loan that this worker has given."""
         self._tasks = BackgroundTasks()
         self._ended = False
@@ -96,11 +94,11 @@ class LoanService:
         Raises `OSError` if the socket cannot be created.
         """
         self._loop = asyncio.get_running_loop()
-        await self._directory.listen(lambda channel: self._tasks.create(self._follow(channel, first=False)))
+        await self._network.listen(lambda channel: self._tasks.create(self._follow(channel, first=False)))
         try:
             self._tasks.create(self._measure())
             while True:
-                for worker in self._directory.later():
+                for worker in self._network.later():
                     if worker not in self.peers and worker not in self._connecting:
                         self._connecting.add(worker)
                         self._tasks.create(self._connect(worker))
@@ -108,7 +106,7 @@ class LoanService:
         finally:
             # From here on, no event creates a task.
             self._ended = True
-            self._directory.close()
+            self._network.close()
             for peer in self.peers.values():
                 peer.close()
             await self._tasks.stop()
@@ -117,7 +115,7 @@ class LoanService:
 
     async def _connect(self, worker: str) -> None:
         try:
-            await self._follow(await self._directory.connect(worker), first=True)
+            await self._follow(await self._network.connect(worker), first=True)
         except (OSError, TransferError) as error:
             log.debug("no connection to peer", peer=worker, error=repr(error))
         finally:
@@ -126,7 +124,7 @@ class LoanService:
     async def _follow(self, channel: PeerChannel, *, first: bool) -> None:
         """Serve one connection until its end."""
         try:
-            peer = await meet(channel, self._identity, first=first)
+            peer = await meet(self._network, channel, self._identity, first=first)
         except BaseException as error:
             channel.abort()
             if not isinstance(error, TransferError | PartnerLostError):
@@ -177,9 +175,10 @@ class LoanService:
                 begun = self._runner.call(partial(self._begin, command, self.peers[donor]))
                 begun.add_done_callback(partial(self._checked, donor, loan))
             case ReturnDonor():
-                self._runner.call(lambda engine: _parallel(engine).return_donor())
+                self._runner.call(lambda engine: engine.backend.parallel.return_donor())
             case BeginLending(loan=loan, home=home):
-                lent = _parallel(self._runner.engine).lend(loan, self._memory, self.peers[home].group)
+                parallel = self._runner.engine.backend.parallel
+                lent = parallel.lend(loan, self._memory, self.peers[home].group)
                 self._lent = home, lent
             case StopLending():
                 self._lent = None
@@ -225,7 +224,8 @@ class LoanService:
             lost = not isinstance(error, DonorReleasedError)
             self._on_loop(lambda: self.handle(LoanBroken(peer.worker, command.loan, lost)))
 
-        _parallel(engine).borrow(command.loan, session.state, announce, peer.group, broken)
+        parallel = engine.backend.parallel
+        parallel.borrow(command.loan, session.state, announce, peer.group, broken)
 
     def _checked(self, donor: str, loan: int, begun: Future[None]) -> None:
         if not begun.cancelled() and begun.exception() is not None:
@@ -242,7 +242,8 @@ class LoanService:
             if lent is not None and current:
                 lent(spec, accept=self._measured(engine).lends)
             else:
-                _parallel(engine).lend(spec.loan, self._memory, peer.group)(spec, accept=False)
+                parallel = engine.backend.parallel
+                parallel.lend(spec.loan, self._memory, peer.group)(spec, accept=False)
 
         self._runner.call(compute).add_done_callback(partial(self._served, peer, spec.loan))
 
@@ -267,9 +268,3 @@ class LoanService:
         with suppress(RuntimeError):
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(unless_ended)
-
-
-def _parallel(engine: Engine) -> ParallelForward:
-    backend = engine.backend
-    assert isinstance(backend, TensorBackend)
-    return backend.parallel

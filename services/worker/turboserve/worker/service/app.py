@@ -52,13 +52,6 @@ async def start_on(runtime: Runtime, platform: Platform) -> None:
     finally:
         span.end()
     expose(worker)
-    if settings.sequence_parallel_directory is not None:
-        engine = worker.engine
-        identity = Identity(
-            worker.id, engine.fingerprint, engine.device, settings.sequence_parallel_timeout_s
-        )
-        directory, now = settings.sequence_parallel_directory, runtime.clock.monotonic
-        runtime.spawn(LoanService(identity, worker.runner, directory, now).run(), "loans")
 
 
 async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> Worker:
@@ -79,6 +72,12 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
     runtime.check("state store", lambda: worker.joined)
     runtime.on_stop(worker.stop)
     await worker.start(runtime.spawn)
+    if settings.sequence_parallel_directory is not None:
+        limit_s = settings.sequence_parallel_timeout_s
+        identity = Identity(name, engine.fingerprint, engine.device, limit_s)
+        network = platform.peers(settings.sequence_parallel_directory, name)
+        service = LoanService(identity, worker.runner, network, runtime.clock.monotonic)
+        runtime.spawn(service.run(), "loans")
     log.info(
         "worker joins",
         worker=worker.id,

@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TypeVar
 
 from turboserve import logs
@@ -16,6 +17,7 @@ from turboserve.clock import Clock
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.models import Models
 from turboserve.worker.media import EncoderSettings, FragmentEncoder
+from turboserve.worker.sequence_parallel.peers import HostDirectory
 from turboserve.worker.service.engine_commands import EngineCall, EngineCommand
 from turboserve.worker.service.engine_driver import EngineDriver
 from turboserve.worker.service.models import choose_device, make_engine
@@ -185,6 +187,10 @@ class HostPlatform:
             engine.device,
             engine.fingerprint,
         )
+
+    def peers(self, directory: Path, worker: str) -> HostDirectory:
+        """See `Platform.peers`."""
+        return HostDirectory(directory, worker)
 
     def leave(self, reason: str) -> None:
         """See `Platform.leave`."""

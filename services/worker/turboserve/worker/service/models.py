@@ -106,6 +106,7 @@ def make_engine(models: Models, settings: Settings) -> Engine:
         max_batch=slots,
         decode_batch=decode_batch,
         policy=settings.gather_policy,
+        tier_alpha=settings.tier_alpha,
         fidelity=settings.fidelity,
         attention=settings.attention,
         compile=settings.compile,

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from turboserve.worker.engine.engine import Engine
+from turboserve.worker.sequence_parallel.peers import PeerNetwork
 from turboserve.worker.service.engine_commands import EngineCommand
 from turboserve.worker.service.packager import ToLoop
 from turboserve.worker.transfer.network import TransferNetwork
@@ -107,6 +109,13 @@ class Platform(Protocol):
 
     def network(self, engine: Engine) -> TransferNetwork:
         """Create the network over which states of this engine's sessions are transferred."""
+        ...
+
+    def peers(self, directory: Path, worker: str) -> PeerNetwork:
+        """Create this worker's end of the network of the workers of its host, which share `directory`.
+
+        Raises `InvalidInputError` and `OSError`.
+        """
         ...
 
     def leave(self, reason: str) -> None:

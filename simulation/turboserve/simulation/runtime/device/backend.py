@@ -13,6 +13,7 @@ from torch import Tensor
 from turboserve.simulation.runtime.device.clock import DeviceClock, VirtualStreamExecutor
 from turboserve.simulation.runtime.device.contents import LOST, Embedding, Latents, VirtualState, begin, link
 from turboserve.simulation.runtime.device.faults import DeviceFaults
+from turboserve.simulation.runtime.device.loans import VirtualLoans
 from turboserve.simulation.runtime.device.pages import (
     VirtualBuffer,
     pages_of_tensors,
@@ -148,9 +149,6 @@ class _Text:
 class VirtualBackend:
     """See `backend.Backend`."""
 
-    split = False
-    """See `Backend.split`: virtual devices lend nothing."""
-
     def __init__(
         self,
         profile: DeviceProfile,
@@ -171,7 +169,13 @@ class VirtualBackend:
         self._recache = LatencyProfile(profile.recache_s)
         self._decode = LatencyProfile(profile.decode_s)
         self._profile, self._clock, self._loop, self._faults = profile, clock, loop, faults
+        self.parallel = VirtualLoans(self.compute, profile.parallel_share)
         self._copy_s = self.state_host_bytes / profile.host_bytes_per_s
+
+    @property
+    def split(self) -> bool:
+        """See `Backend.split`."""
+        return self.parallel.split
 
     def compute(self, seconds: float) -> None:
         """Let the time of a computation pass. Raises `DEVICE_LOST` if the device is lost."""
@@ -214,7 +218,7 @@ class VirtualBackend:
 
     def borrows(self, session: Session) -> bool:
         """See `Backend.borrows`."""
-        return False
+        return self.parallel.borrowed == session.name
 
     def leave(self, session: Session, purpose: TransferPurpose = TransferPurpose.SUSPENSION) -> Transfer:
         """See `Backend.leave`."""
@@ -283,11 +287,23 @@ class VirtualBackend:
         self._harm(each.session for each in passes)
         for each in passes:
             self._faults.on_forward(each.session)
-        if passes[0].frames > self.config.frames_per_chunk:
-            self.compute(self._recache(len(passes)))
-        else:
-            self.compute(self._seconds(passes))
+        # The row of the borrowed session comes first, as on a real device.
+        alone = [each for each in passes if not self._with_donor(each)]
+        if alone:
+            self.compute(self._time(alone))
+        self.parallel.split = len(alone) < len(passes)
         return [_COMPUTED] * len(passes)
+
+    def _with_donor(self, each: VirtualChunk | VirtualPass) -> bool:
+        """Compute a row together with a donor, if its session has one. Returns whether that was done."""
+        loans = self.parallel
+        return loans.borrowed == each.session and loans.forward(each.frames, self._time([each]))
+
+    def _time(self, passes: Sequence[VirtualChunk | VirtualPass]) -> float:
+        """Return the time of one forward of so many rows on this device."""
+        if passes[0].frames > self.config.frames_per_chunk:
+            return self._recache(len(passes))
+        return self._seconds(passes)
 
     def _seconds(self, passes: Sequence[VirtualChunk | VirtualPass]) -> float:
         """Return L(rows, configuration): a row leaves the batch after its own number of forwards."""

@@ -56,6 +56,10 @@ class TransferFabric:
         self.listeners: dict[str, Listener] = {}
         self.wires: dict[str, Wire] = {}
         """Wires by the name of their link, while both ends are open."""
+        self.hosts: dict[str, dict[str, Listener]] = {}
+        """Workers of each host that lend each other their devices."""
+        self.groups: dict[str, object] = {}
+        """Ends of groups of two that wait for their other end, by the group's name."""
         self._links = 0
 
     def chance(self, of: float) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from typing import Any
 
@@ -129,30 +129,39 @@ class MemoryNetwork:
 
     async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, PipeWriter]:
         """See `TransferNetwork.connect`."""
-        fabric = self._fabric
-        process = current() or fabric.loop.world
-        await asyncio.sleep(fabric.delay_s)
-        there = fabric.listeners.get(host)
-        if there is None or not there.process.alive:
-            raise ConnectionRefusedError(f"{host}:{port} refuses")
-        if fabric.chance(fabric.faults.breaks):
-            if fabric.chance(fabric.faults.silent):
-                await asyncio.sleep(math.inf)
-            raise ConnectionResetError(f"{host}:{port} closed the connection")
-        to_server, to_client = (Pipe(fabric, asyncio.StreamReader(loop=fabric.loop)) for _ in range(2))
-
-        def shutdown_connections() -> None:
-            to_server.reset()
-            to_client.reset()
-
-        to_server.shutdown_connections = to_client.shutdown_connections = shutdown_connections
-        served = PipeWriter(to_client, to_server, there.process, self._host)
-        fabric.loop.spawn(there.process, _served(there.serve(to_server.reader, served)), "transfer")
-        return to_client.reader, PipeWriter(to_server, to_client, process, host)
+        return await open_connection(self._fabric, self._host, f"{host}:{port}", self._fabric.listeners, host)
 
     def close(self) -> None:
         """See `TransferNetwork.close`."""
         self._fabric.listeners.pop(self._host, None)
+
+
+async def open_connection(
+    fabric: TransferFabric, own: str, address: str, listeners: Mapping[str, Listener], host: str
+) -> tuple[asyncio.StreamReader, PipeWriter]:
+    """Connect the current process to the listener of this name. Raises `OSError`.
+
+    `own`: name of this end for the other. `address`: the other's, for errors.
+    """
+    process = current() or fabric.loop.world
+    await asyncio.sleep(fabric.delay_s)
+    there = listeners.get(host)
+    if there is None or not there.process.alive:
+        raise ConnectionRefusedError(f"{address} refuses")
+    if fabric.chance(fabric.faults.breaks):
+        if fabric.chance(fabric.faults.silent):
+            await asyncio.sleep(math.inf)
+        raise ConnectionResetError(f"{address} closed the connection")
+    to_server, to_client = (Pipe(fabric, asyncio.StreamReader(loop=fabric.loop)) for _ in range(2))
+
+    def shutdown_connections() -> None:
+        to_server.reset()
+        to_client.reset()
+
+    to_server.shutdown_connections = to_client.shutdown_connections = shutdown_connections
+    served = PipeWriter(to_client, to_server, there.process, own)
+    fabric.loop.spawn(there.process, _served(there.serve(to_server.reader, served)), "transfer")
+    return to_client.reader, PipeWriter(to_server, to_client, process, host)
 
 
 async def _served(serving: Awaitable[None]) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from turboserve.clock import Clock
 from turboserve.simulation.runtime.device.backend import DTYPE, VirtualReplica
+from turboserve.simulation.runtime.device.blocking import BlockingCalls
 from turboserve.simulation.runtime.device.clock import DeviceClock
 from turboserve.simulation.runtime.device.fabric import TransferFabric
 from turboserve.simulation.runtime.device.faults import DeviceFaults
+from turboserve.simulation.runtime.device.loans import VirtualPeers
 from turboserve.simulation.runtime.device.network import MemoryNetwork
 from turboserve.simulation.runtime.device.pages import state_size
 from turboserve.simulation.runtime.device.profile import DeviceProfile
@@ -53,6 +56,7 @@ class VirtualPlatform:
             max_batch=profile.slots,
             decode_batch=profile.decode_batch,
             policy=settings.gather_policy,
+            tier_alpha=settings.tier_alpha,
             fidelity=settings.fidelity,
             overlap=True,
         )
@@ -64,6 +68,7 @@ class VirtualPlatform:
         """See `Platform.run`."""
         loop, settings, config = asyncio.get_running_loop(), self.settings, engine.config
         clock, seconds = DeviceClock(self.clock), self.profile.package_s
+        lends = settings.sequence_parallel_directory is not None
         encoder = VirtualEncoder(config, seconds, clock)
         convert = ChunkPackager(encoder, config.fps, clock, engine.package, engine.fidelity.ladder)
         limit = PACKAGER_LIMIT * engine.slots
@@ -77,6 +82,7 @@ class VirtualPlatform:
             settings.migration_idle_window_s,
             settings.migration_idle_window_timeout_s,
             settings.tier_report_interval_s,
+            BlockingCalls(loop, self._clock) if lends else None,
         )
         self.runner = runner
         return Device(runner, packager)
@@ -84,6 +90,12 @@ class VirtualPlatform:
     def network(self, engine: Engine) -> MemoryNetwork:
         """See `Platform.network`."""
         return MemoryNetwork(self.fabric, self.host, engine.fingerprint)
+
+    def peers(self, directory: Path, worker: str) -> VirtualPeers:
+        """See `Platform.peers`."""
+        calls = self.runner.blocking
+        assert calls is not None
+        return VirtualPeers(self.fabric, directory, worker, calls, self._clock)
 
     def leave(self, reason: str) -> None:
         """See `Platform.leave`."""

@@ -56,6 +56,8 @@ class DeviceProfile:
     configuration that is not given takes as long as the best."""
     ladder: FidelityLadder | None = None
     """Configurations that workers may choose. None: the best alone."""
+    parallel_share: float | None = None
+    """Time of a forward that two devices compute together, relative to one on its own. None: they cannot."""
     chunk_at_once: bool = False
     """Whether a chunk's forwards are one event of the same total time, rather than an event each."""
 

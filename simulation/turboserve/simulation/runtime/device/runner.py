@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from turboserve import logs
+from turboserve.simulation.runtime.device.blocking import BlockingCalls
 from turboserve.simulation.runtime.device.clock import DeviceClock
 from turboserve.simulation.runtime.device.contents import INIT, ChunkContents, Latents
 from turboserve.simulation.runtime.device.faults import DeviceFaults
@@ -137,9 +138,16 @@ class VirtualEngineRunner:
         quiet_s: float,
         patience_s: float,
         tier_report_s: float,
+        blocking: BlockingCalls | None = None,
     ) -> None:
-        """`clock` is the engine's; for the last three, see `EngineDriver`."""
-        self.engine = engine
+        """Create a runner.
+
+        Args:
+            clock: The engine's.
+            quiet_s: See `EngineDriver`, as are the next two.
+            blocking: Runs the turns of an engine that waits for other workers in the middle of a step.
+        """
+        self.engine, self.blocking = engine, blocking
         self._driver = EngineDriver(engine, packager.put, clock, quiet_s, patience_s, tier_report_s)
         self._packager, self._loop, self._clock, self._faults = packager, loop, clock, faults
         self._commands: deque[EngineCommand] = deque()
@@ -218,18 +226,26 @@ class VirtualEngineRunner:
             self._next = self._loop.call_at(min(now + IDLE_S, self._faults.stalled_until), self._turn)
             return
         self._clock.catch_up()
+        if self.blocking is None:
+            self._run_rounds()
+        else:
+            self.blocking.run(self._run_rounds)
+
+    def _run_rounds(self) -> None:
         try:
-            self._rounds(now)
+            self._rounds()
         except Exception as error:
             self.alive, self.failure = False, error
             self.device_error_sessions = self._driver.device_error_sessions(error)
             log.warning("engine failed", error=repr(error))
 
-    def _rounds(self, now: float) -> None:
+    def _rounds(self) -> None:
         while True:
             self.turns += 1
             while self._commands:
                 self._driver.carry_out(self._commands.popleft())
+            # A command may have computed for another worker.
+            now = self._loop.time()
             if self._stopping:
                 self.alive = False
                 self._ended.set()
