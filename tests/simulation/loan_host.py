@@ -81,7 +81,7 @@ class LendingWorker:
         replica = VirtualReplica(profile, self.clock, loop, DeviceFaults())
         slab = SlabLayout.of(profile.config, DTYPE).total_bytes
         options = EngineOptions(
-            profile.slots * slab, max_lead_s=lead_s, max_batch=profile.slots, policy="step"
+            profile.slabs * slab, max_lead_s=lead_s, max_batch=profile.slabs, policy="step"
         )
         self.engine = Engine(replica, options, self.clock, profile.stages())
         self.loans = Loans()
@@ -165,7 +165,7 @@ class LoanHost:
             text_s={1: 0.0},
             decode_s={1: 0.0},
             package_s=0.0,
-            slots=HOME_SESSIONS,
+            slabs=HOME_SESSIONS,
         )
         lead_s = chance.choice((0.75, 1.5, 3.0)) if breaks is None else 0.3
         self.limit_s, self._share = limit_s, chance.choice((0.55, 0.8))

@@ -28,7 +28,7 @@ class Lone:
         self.clock = DeviceClock(HostClock(loop))
         replica = VirtualReplica(profile, self.clock, loop, DeviceFaults())
         slab = SlabLayout.of(profile.config, DTYPE).total_bytes
-        options = EngineOptions(profile.slots * slab, max_lead_s=1e6, policy=gather)
+        options = EngineOptions(profile.slabs * slab, max_lead_s=1e6, policy=gather)
         self.engine = Engine(replica, options, self.clock, profile.stages())
         for number, (name, fidelity) in enumerate(fidelities.items(), 1):
             self.engine.admit(SessionSpec(name, "a", number, fidelity=fidelity), self.clock.now)

@@ -147,7 +147,7 @@ def test_a_migration_carries_the_state_to_its_target(world: WorkerWorld) -> None
     world.run(3.0)
     source = world.lives["wrk_a"].worker
     assert source is not None
-    assert source.engine.free_slots == PROFILE.slots
+    assert source.engine.free_slabs == PROFILE.slabs
 
 
 @pytest.mark.parametrize("suspended", [False, True])
@@ -183,7 +183,7 @@ def test_a_migration_that_breaks_anywhere_loses_and_repeats_nothing(seed: int, s
     follows(world, "ses_1")
     idle = world.lives[there].worker
     assert idle is not None
-    assert (idle.engine.free_slots, idle.engine.host_bytes_used) == (PROFILE.slots, 0)
+    assert (idle.engine.free_slabs, idle.engine.host_bytes_used) == (PROFILE.slabs, 0)
     assert world.fabric.wires == {}
     world.close()
 

@@ -60,7 +60,7 @@ def test_a_share_of_the_seeds_draws_each_mechanism_and_the_others_run_as_without
 def test_a_device_that_absorbs_serves_k_sessions_and_not_one_more() -> None:
     for slots in (1, 2, 3):
         device = Scale(slots=slots, fidelity="in-time", quality_debt_limit=0.1).profile(1.0)
-        assert device.slots == 2 * slots
+        assert device.slabs == 2 * slots
         media_s = device.config.chunk_media_s
         chunk_s = device.chunk_s()
         curve = {size: LatencyProfile(chunk_s)(size) for size in range(1, 2 * slots + 1)}

@@ -51,7 +51,7 @@ from turboserve.worker.service.app import compose
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
 
-PROFILE = DeviceProfile(slots=2, host_states=4, load_s=1.0)
+PROFILE = DeviceProfile(slabs=2, host_states=4, load_s=1.0)
 
 
 @dataclass(eq=False)

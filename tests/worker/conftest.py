@@ -133,17 +133,17 @@ def make_models() -> Callable[..., Models]:
 
 @pytest.fixture
 def make_driver(tiny_config: ModelConfig, make_models: Callable[..., Models]) -> Callable[..., Driver]:
-    """Make a driver. Arguments: `slots`, `config`, `profiles` (seconds by batch size, by stage), `ladder`,
+    """Make a driver. Arguments: `slabs`, `config`, `profiles` (seconds by batch size, by stage), `ladder`,
     and any field of `EngineOptions`."""
 
     def make(
-        slots: int = 4,
+        slabs: int = 4,
         config: ModelConfig = tiny_config,
         profiles: Mapping[str, Any] | None = None,
         ladder: FidelityLadder | None = None,
         **options: Any,
     ) -> Driver:
-        slab_bytes = slots * SlabLayout.of(config, torch.float32).total_bytes
+        slab_bytes = slabs * SlabLayout.of(config, torch.float32).total_bytes
         return Driver(make_models(config), EngineOptions(slab_bytes, **options), ladder, **(profiles or {}))
 
     return make

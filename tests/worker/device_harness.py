@@ -30,7 +30,7 @@ from turboserve.worker.service.ports import EngineRunner, Packager, Platform
 from turboserve.worker.settings import Settings
 
 PATIENCE_S = 120.0
-SLOTS, HOST_STATES, LEAD_S = 2, 1, 2.0
+SLABS, HOST_STATES, LEAD_S = 2, 1, 2.0
 LED = 3
 """Chunks that start within the lead of a viewer at the beginning."""
 T = TypeVar("T")
@@ -186,10 +186,10 @@ class Tensors(Kind):
         models = self._models(self._config)
         layout = SlabLayout.of(self._config, models.transformer.patch_embedding.weight.dtype)
         options = EngineOptions(
-            slab_bytes=SLOTS * layout.total_bytes,
+            slab_bytes=SLABS * layout.total_bytes,
             host_bytes=HOST_STATES * state_host_bytes(models),
             max_lead_s=LEAD_S,
-            max_batch=SLOTS,
+            max_batch=SLABS,
         )
         return DeviceHarness(HostPlatform(settings, SystemClock(), lambda _: models), Engine(models, options))
 
@@ -203,7 +203,7 @@ class Virtual(Kind):
 
     def __init__(self, *, chunk_at_once: bool) -> None:
         self._profile = DeviceProfile(
-            slots=SLOTS, host_states=HOST_STATES, load_s=0.0, chunk_at_once=chunk_at_once
+            slabs=SLABS, host_states=HOST_STATES, load_s=0.0, chunk_at_once=chunk_at_once
         )
 
     def play(

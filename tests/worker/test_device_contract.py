@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.device_harness import LED, SLOTS, DeviceHarness, Kind, Tensors, Virtual
+from tests.worker.device_harness import LED, SLABS, DeviceHarness, Kind, Tensors, Virtual
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import (
     DuplicateSessionError,
@@ -91,7 +91,7 @@ def test_a_session_for_which_no_slab_is_free_is_refused(kind: Kind) -> None:
         for number, session in enumerate("abc"):
             harness.admit(run=number, session=session)
         refused = await harness.next(events.AdmissionRefused)
-        assert (refused.session, refused.run, refused.on_host) == ("c", SLOTS, False)
+        assert (refused.session, refused.run, refused.on_host) == ("c", SLABS, False)
         harness.submit(commands.Evict("a", 0))
         harness.admit(run=9, session="c")
         harness.generate()
@@ -123,7 +123,7 @@ def test_a_suspended_session_goes_on_where_it_was(kind: Kind) -> None:
         await harness.chunk()
         harness.submit(commands.Suspend("a", 1))
         moved = await harness.next(events.MovedToHost)
-        assert await harness.call(lambda engine: engine.free_slots) == SLOTS
+        assert await harness.call(lambda engine: engine.free_slabs) == SLABS
         assert await harness.call(lambda engine: engine.host_bytes_used) > 0
         harness.submit(commands.Resume("a", 1, 60.0))
         assert (await harness.chunk()).index == moved.next_chunk
@@ -263,8 +263,8 @@ def test_an_evicted_session_leaves_nothing_and_its_commands_mean_nothing(kind: K
             commands.PauseGeneration("a", 1, 0),
         )
         await harness.settled()
-        assert await harness.call(lambda engine: (engine.free_slots, engine.host_bytes_used)) == (
-            SLOTS,
+        assert await harness.call(lambda engine: (engine.free_slabs, engine.host_bytes_used)) == (
+            SLABS,
             0,
         )
         harness.submit(commands.Evict("a", 1), commands.Resume("a", 1, 0.0), commands.Evict("nobody", 7))
@@ -365,7 +365,7 @@ def test_a_session_that_cannot_be_computed_ends_alone(kind: Kind) -> None:
         assert (failed.session, failed.run) == ("fails", 2)
         harness.submit(commands.SetPlayhead("a", 1, 60.0, False))
         assert isinstance(await harness.chunk(), PackagedChunk)
-        assert await harness.call(lambda engine: engine.free_slots) == SLOTS - 1
+        assert await harness.call(lambda engine: engine.free_slabs) == SLABS - 1
 
     kind.play(scenario)
 
@@ -425,7 +425,7 @@ def test_a_state_is_not_taken_where_it_is_no_state_of_the_model_or_one_too_many(
         with pytest.raises(SlabsExhaustedError):
             await there.reserve(on_host=False)
         await there.call(lambda engine: engine.release(second))
-        assert await there.call(lambda engine: engine.free_slots) == SLOTS - 1
+        assert await there.call(lambda engine: engine.free_slabs) == SLABS - 1
 
     kind.play(scenario)
 

@@ -157,7 +157,7 @@ def test_every_part_counts_on_a_cpu_too() -> None:
     assert parameters <= budget.model_bytes <= parameters + 1024
     three = Settings(memory_bytes=budget.expected_bytes(3) + budget.session_bytes // 2, host_memory_bytes=0)
     engine = make_engine(models, three)
-    assert engine.free_slots == 3
+    assert engine.free_slabs == 3
     for number in range(3):
         engine.admit(SessionSpec(str(number), "a red circle"), 0.0)
     with pytest.raises(SlabsExhaustedError):
@@ -167,7 +167,7 @@ def test_every_part_counts_on_a_cpu_too() -> None:
         make_engine(models, short)
 
 
-def test_the_host_pool_holds_as_many_states_as_there_are_slots_by_default(tmp_path: Path) -> None:
+def test_the_host_pool_holds_as_many_states_as_there_are_slabs_by_default(tmp_path: Path) -> None:
     with META:
         transformer = CausalWanTransformer(preset("longlive-1-3b")).to(torch.bfloat16)
         wan = WanDecoder(WanVae(WanVaeConfig()).to(torch.bfloat16), 60, 104)
@@ -216,7 +216,7 @@ def test_a_worker_says_when_its_host_memory_may_hold_no_session(capsys: pytest.C
 
 
 def test_recaches_have_no_more_tokens_than_a_full_batch(make_driver: Callable[..., Any]) -> None:
-    driver = make_driver(slots=4, max_batch=4, max_lead_s=2.0)
+    driver = make_driver(slabs=4, max_batch=4, max_lead_s=2.0)
     for name in "abcd":
         driver.engine.admit(SessionSpec(name, "a red circle"), driver.now)
     assert len([event for event in driver.run() if isinstance(event, ChunkReady)]) == 12
@@ -240,7 +240,7 @@ def test_how_many_recaches_go_together_their_own_profile_says(
     make_driver: Callable[..., Any], doubled: float, sizes: list[int]
 ) -> None:
     # A window of two chunks, and room for two recaches of it; forwards of chunks alone would batch well.
-    driver = make_driver(slots=4, max_batch=4, max_lead_s=2.0, config=short_window())
+    driver = make_driver(slabs=4, max_batch=4, max_lead_s=2.0, config=short_window())
     for name in "abcd":
         driver.engine.admit(SessionSpec(name, "a red circle"), driver.now)
     driver.run()
@@ -311,7 +311,7 @@ def test_host_sessions_count_as_places_and_need_their_memory(monkeypatch: pytest
     size = state_host_bytes(toyworld)
     settings = Settings(worker_max_sessions=2, host_memory_bytes=0, host_sessions=3)
     engine = make_engine(toyworld, settings)
-    assert (engine.slots, engine.places) == (2, 5)
+    assert (engine.slabs, engine.places) == (2, 5)
     assert engine.host_states == 0
     monkeypatch.setattr(models, "free_host_bytes", lambda: 3 * size)
     with pytest.raises(HostSessionsError, match="TURBOSERVE_HOST_SESSIONS: 3 sessions need"):

@@ -27,7 +27,7 @@ def test_sessions_together_make_the_chunks_that_they_make_uncompiled(
     monkeypatch.setattr(models, "COMPILER", "eager")
 
     def chunks(compile: bool) -> list[Any]:
-        driver = make_driver(slots=2, max_lead_s=1.0, compile=compile)
+        driver = make_driver(slabs=2, max_lead_s=1.0, compile=compile)
         for name in "ab":
             driver.engine.admit(SessionSpec(name, f"prompt of {name}", ord(name)), driver.now)
         return [event for event in driver.run() if hasattr(event, "latents")]

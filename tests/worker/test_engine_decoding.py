@@ -136,7 +136,7 @@ def test_how_many_are_decoded_at_once_is_the_policy_s_by_the_profile(
     policy: str,
     sizes: list[int],
 ) -> None:
-    driver = make_driver(slots=5, max_lead_s=0.5, decode_batch=decode_batch, policy=policy)
+    driver = make_driver(slabs=5, max_lead_s=0.5, decode_batch=decode_batch, policy=policy)
     queued(driver, "abcde")
     counted = Counted(driver.engine, monkeypatch)
     driver.engine.decode.profile = LatencyProfile(profile.to_mapping())
@@ -147,7 +147,7 @@ def test_how_many_are_decoded_at_once_is_the_policy_s_by_the_profile(
 def test_only_rows_that_are_alike_are_stacked(
     make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch, tiny_config: ModelConfig
 ) -> None:
-    driver = make_driver(slots=6, max_lead_s=0.5, decode_batch=6)
+    driver = make_driver(slabs=6, max_lead_s=0.5, decode_batch=6)
     queued(driver, "ab")
     two_chunks = torch.randn(6, *tiny_config.latent_shape[1:])
     for name, latents in (("c", two_chunks[:3]), ("d", two_chunks), ("e", two_chunks)):

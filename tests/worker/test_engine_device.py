@@ -166,7 +166,7 @@ def test_what_fails_at_a_boundary_ends_its_session_alone(
     assert failed.session == "b"
     assert "12 tokens exceed the model's text_len of 5" in failed.error
     assert set(driver.engine.sessions) == {"a"}
-    assert driver.engine.free_slots == 3
+    assert driver.engine.free_slabs == 3
 
 
 @pytest.mark.parametrize("harm", [torch.OutOfMemoryError, DEVICE_LOST[0]])

@@ -174,19 +174,19 @@ def test_a_snapshot_keeps_the_configuration_and_continues_bit_for_bit(make_drive
         assert torch.equal(ours.latents, theirs.latents)
 
     for field, wrong in (("floor", 2.0), ("floor", "low"), ("pinned", 1)):
-        other = make_driver(slots=1)
+        other = make_driver(slabs=1)
         with pytest.raises(SnapshotRejectedError, match=field):
             other.engine.admit(
                 spec("a"), other.now, snapshot=Snapshot({**held.header, field: wrong}, held.tensors)
             )
-        assert other.engine.free_slots == 1
+        assert other.engine.free_slabs == 1
     for bad in ({**dataclasses.asdict(CHEAP), "steps": 9}, {"speed": 1}, "fast"):
-        other = make_driver(slots=1)
+        other = make_driver(slabs=1)
         with pytest.raises(SnapshotRejectedError, match="fidelity"):
             other.engine.admit(
                 spec("a"), other.now, snapshot=Snapshot({**held.header, "fidelity": bad}, held.tensors)
             )
-        assert other.engine.free_slots == 1
+        assert other.engine.free_slabs == 1
 
 
 def test_a_sessions_limits_follow_it_into_a_snapshot_and_a_migration(make_driver: MakeDriver) -> None:
@@ -213,7 +213,7 @@ def test_a_sessions_limits_follow_it_into_a_snapshot_and_a_migration(make_driver
 
 @pytest.mark.parametrize("floor", [-0.1, 1.5, float("nan"), True, "low"])
 def test_a_floor_outside_its_range_is_refused(make_driver: MakeDriver, floor: Any) -> None:
-    driver = make_driver(slots=1, max_lead_s=2.0)
+    driver = make_driver(slabs=1, max_lead_s=2.0)
     with pytest.raises(InvalidFidelityError, match=r"floor: .* must be in 0\.\.1"):
         driver.engine.admit(dataclasses.replace(spec("a"), floor=floor), driver.now)
     driver.engine.admit(spec("a"), driver.now)
@@ -261,7 +261,7 @@ def test_a_rebuild_repeats_the_sink_at_the_configuration_of_chunk_0(make_driver:
         source.engine.playhead("a", start(number), now=source.now, playing=False)
         made += [event for event in source.run() if isinstance(event, ChunkReady)]
     state = source.engine.sessions["a"].state
-    assert state.ring.slots == [0, 1, 2, 9, 10, 11, 6, 7, 8]
+    assert state.ring.frames == [0, 1, 2, 9, 10, 11, 6, 7, 8]
     before = {name: getattr(state.slab, name).clone() for name in ("keys", "values", "sink_keys")}
     source.engine.playhead("a", start(4), now=source.now, playing=False)
     [following] = [event for event in source.run() if isinstance(event, ChunkReady)]
@@ -274,7 +274,7 @@ def test_a_rebuild_repeats_the_sink_at_the_configuration_of_chunk_0(make_driver:
         driver.engine.admit(dataclasses.replace(spec("a", kept[-1].fidelity), rebuild=rebuild), driver.now)
         assert not [event for event in driver.run() if isinstance(event, ChunkReady)]
         rebuilt = driver.engine.sessions["a"].state
-        assert rebuilt.ring.slots == [0, 1, 2, 9, 10, 11, 6, 7, 8]
+        assert rebuilt.ring.frames == [0, 1, 2, 9, 10, 11, 6, 7, 8]
         for name, tensor in before.items():
             assert torch.equal(getattr(rebuilt.slab, name), tensor) is same, name
         driver.engine.playhead("a", start(4), now=driver.now, playing=False)
@@ -348,7 +348,7 @@ def test_a_migration_takes_the_configuration_along(make_driver: MakeDriver) -> N
 def test_a_configuration_that_the_model_lacks_is_refused(
     make_driver: MakeDriver, fidelity: Fidelity, field: str
 ) -> None:
-    driver = make_driver(slots=1, max_lead_s=2.0)
+    driver = make_driver(slabs=1, max_lead_s=2.0)
     with pytest.raises(InvalidFidelityError, match=field):
         driver.engine.admit(spec("a", fidelity), driver.now)
     driver.engine.admit(spec("a"), driver.now)

@@ -40,7 +40,7 @@ def crowded(
     make_driver: MakeDriver, ladder: FidelityLadder, policy: str, count: int = 3, **limits: Any
 ) -> Any:
     """A driver with sessions whose viewers play, on a device that is too slow for them."""
-    driver = slow(make_driver(slots=4, profiles=SLOW, ladder=ladder, fidelity=policy, playhead_trust_s=1e9))
+    driver = slow(make_driver(slabs=4, profiles=SLOW, ladder=ladder, fidelity=policy, playhead_trust_s=1e9))
     for number in range(count):
         driver.engine.admit(spec(f"s{number}", **limits), driver.now)
         driver.engine.playhead(f"s{number}", 0.0, now=driver.now)
@@ -112,8 +112,8 @@ def test_the_default_policy_and_a_lone_rung_change_nothing(
         chunks_of(crowded(make_driver, ladder, "best"), 8),
         chunks_of(crowded(make_driver, FidelityLadder.of_best(make_driver().engine.config), "in-time"), 8),
     ]
-    relaxed = make_driver(slots=4, ladder=ladder, fidelity="in-time")
-    plain = make_driver(slots=4)
+    relaxed = make_driver(slabs=4, ladder=ladder, fidelity="in-time")
+    plain = make_driver(slabs=4)
     for driver in (relaxed, plain):
         for name in ("a", "b"):
             driver.engine.admit(spec(name), driver.now)
@@ -133,7 +133,7 @@ def test_a_new_scene_costs_one_chunk_of_quality_on_an_idle_device(
     """Incident: a rise after such a chunk waited for the hold of 10 s. A viewer who prompted every 5 s saw
     half of the video at the floor."""
     driver = slow(
-        make_driver(slots=4, profiles=IDLE, ladder=ladder, fidelity="in-time", max_lead_s=2.0), IDLE
+        make_driver(slabs=4, profiles=IDLE, ladder=ladder, fidelity="in-time", max_lead_s=2.0), IDLE
     )
     driver.engine.admit(spec("a"), driver.now)
     session, config = driver.engine.sessions["a"], driver.engine.config
@@ -169,7 +169,7 @@ def test_a_new_scene_does_not_shorten_the_hold(make_driver: MakeDriver, ladder: 
             chosen.append((stream.held_place, stream.raised_s))
             return 2 if stream.starts else 1
 
-    driver = make_driver(slots=1, ladder=ladder, fidelity="in-time")
+    driver = make_driver(slabs=1, ladder=ladder, fidelity="in-time")
     driver.engine.fidelity._policy = Recorded()
     driver.engine.admit(spec("a"), driver.now)
     driver.chunks("a", 2)
@@ -248,7 +248,7 @@ def test_a_migrated_session_goes_on_bit_for_bit_with_changing_configurations(
     assert {chunk.fidelity for chunk in before} >= {None, ladder.rungs[2].fidelity}
     frozen(source, "s0")
     header, pages = source.engine.export_session("s0")
-    target = slow(make_driver(slots=4, profiles=SLOW, ladder=ladder, fidelity="in-time"))
+    target = slow(make_driver(slabs=4, profiles=SLOW, ladder=ladder, fidelity="in-time"))
     buffer = target.engine.reserve(on_host=False)
     buffer.begin()
     copy(pages, buffer)

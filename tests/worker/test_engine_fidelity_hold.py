@@ -99,7 +99,7 @@ def test_the_engine_keeps_the_bound_on_a_device_whose_speed_changes(
     rungs = (Rung(best, 5.0, 1.0), Rung(replace(best, steps=2), 3.0, 0.95), Rung(Fidelity(1, 1), 2.0, 0.9))
     profiles = {"forward": {1: 0.02}, "decode": {1: 0.001}, "package": {1: 0.001}}
     driver = make_driver(
-        slots=2,
+        slabs=2,
         profiles=profiles,
         ladder=FidelityLadder(rungs, 0.9),
         fidelity="in-time",

@@ -47,7 +47,7 @@ class Guard(TorchDispatchMode):
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_forward_neither_waits_nor_copies_the_cache(make_driver: Callable[..., Any], rows: int) -> None:
-    driver = make_driver(slots=3, max_lead_s=30.0)
+    driver = make_driver(slabs=3, max_lead_s=30.0)
     engine = driver.engine
     for number in range(rows):
         engine.admit(SessionSpec(str(number), "a red circle", number), driver.now)

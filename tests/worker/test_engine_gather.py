@@ -270,18 +270,18 @@ def test_a_pool_hands_out_what_fits_and_no_more(capacity: int, takes: list[bool]
     assert pool.allocated_bytes <= capacity
     held: list[Slab] = []
     for take in takes:
-        if take and len(held) < pool.slots:
+        if take and len(held) < pool.slabs:
             held.append(pool.acquire())
         elif take:
             with pytest.raises(SlabsExhaustedError):
                 pool.acquire()
         elif held:
             pool.release(held.pop())
-        assert pool.free == pool.slots - len(held)
+        assert pool.free == pool.slabs - len(held)
         assert len({slab.index for slab in held}) == len(held)
     for slab in held:
         pool.release(slab)
-    assert pool.free == pool.slots
+    assert pool.free == pool.slabs
 
 
 def test_the_video_that_must_be_whole_first_runs_first() -> None:

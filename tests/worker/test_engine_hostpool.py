@@ -92,7 +92,7 @@ def test_what_is_not_contiguous_is_copied_in_parts_that_are() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_full_pool_refuses_and_its_bytes_return(make_driver: Callable[..., Any], overlap: bool) -> None:
-    driver = make_driver(slots=2, max_lead_s=1.0, overlap=overlap)
+    driver = make_driver(slabs=2, max_lead_s=1.0, overlap=overlap)
     for name in ("a", "b"):
         driver.engine.admit(SessionSpec(name, "a red circle"), driver.now)
     driver.run()
@@ -103,7 +103,7 @@ def test_a_full_pool_refuses_and_its_bytes_return(make_driver: Callable[..., Any
 
     # Room for one, also once its window has grown, and not for two.
     limit = 2 * room - 1
-    tight = make_driver(slots=2, max_lead_s=1.0, overlap=overlap, host_bytes=limit)
+    tight = make_driver(slabs=2, max_lead_s=1.0, overlap=overlap, host_bytes=limit)
     for name in ("a", "b"):
         tight.engine.admit(SessionSpec(name, "a red circle"), tight.now)
     tight.run()
@@ -125,4 +125,4 @@ def test_a_full_pool_refuses_and_its_bytes_return(make_driver: Callable[..., Any
     for name in ("a", "b"):
         tight.engine.evict(name)
     assert tight.engine.host_bytes_used == 0
-    assert tight.engine.free_slots == 2
+    assert tight.engine.free_slabs == 2

@@ -56,7 +56,7 @@ def test_a_forward_waits_for_each_layer_only(
     make_driver: MakeDriver, tiny_config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(tiny_config, num_layers=4)
-    driver = make_driver(slots=1, config=config, overlap=True, max_lead_s=2.0)
+    driver = make_driver(slabs=1, config=config, overlap=True, max_lead_s=2.0)
     driver.engine.admit(spec("a", 0), driver.now)
     made = len(chunks_of(driver.run(), "a"))
     driver.engine.suspend("a")
@@ -73,7 +73,7 @@ def test_a_forward_waits_for_each_layer_only(
         at = first.index(f"copied {layer}")
         assert first.index(f"computes {layer - 1}") < first.index(f"waits {layer}") < at
         assert at < first.index(f"computes {layer}")
-    reference = make_driver(slots=1, config=config)
+    reference = make_driver(slabs=1, config=config)
     reference.engine.admit(spec("a", 0), reference.now)
     reference.engine.playhead("a", 20.0, now=reference.now, playing=False)
     expected = reference.chunks("a", made + 1)[made]
@@ -83,7 +83,7 @@ def test_a_forward_waits_for_each_layer_only(
 def test_a_copy_that_fails_in_the_middle_ends_only_its_session(
     make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = make_driver(slots=2, overlap=True, max_lead_s=2.0)
+    driver = make_driver(slabs=2, overlap=True, max_lead_s=2.0)
     for seed, name in enumerate("ab"):
         driver.engine.admit(spec(name, seed), driver.now)
     driver.run()
@@ -104,13 +104,13 @@ def test_a_copy_that_fails_in_the_middle_ends_only_its_session(
     [failed] = [event for event in events if isinstance(event, SessionFailed)]
     assert failed.session == "a"
     assert chunks_of(events, "b")
-    assert (driver.engine.free_slots, driver.engine.host_bytes_used) == (1, 0)
+    assert (driver.engine.free_slabs, driver.engine.host_bytes_used) == (1, 0)
 
 
 def test_a_chunk_is_decoded_only_with_the_decoder_s_whole_cache(
     make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = make_driver(slots=1, overlap=True, max_lead_s=2.0)
+    driver = make_driver(slabs=1, overlap=True, max_lead_s=2.0)
     engine = driver.engine
     engine.admit(spec("a", 0), driver.now)
     made = len(chunks_of(driver.run(), "a"))
@@ -140,7 +140,7 @@ def test_a_chunk_is_decoded_only_with_the_decoder_s_whole_cache(
     assert held.delivered == made
     decoder.set()
     [chunk] = chunks_of(driver.run(), "a")
-    reference = make_driver(slots=1)
+    reference = make_driver(slabs=1)
     reference.engine.admit(spec("a", 0), reference.now)
     reference.engine.playhead("a", 20.0, now=reference.now, playing=False)
     expected = reference.chunks("a", made + 1)[made]
@@ -151,7 +151,7 @@ def test_a_chunk_is_decoded_only_with_the_decoder_s_whole_cache(
 def test_a_device_lost_in_a_copy_ends_the_engine_and_no_session(
     make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = make_driver(slots=1, overlap=True, max_lead_s=2.0)
+    driver = make_driver(slabs=1, overlap=True, max_lead_s=2.0)
     driver.engine.admit(spec("a", 0), driver.now)
     driver.run()
     driver.engine.suspend("a")

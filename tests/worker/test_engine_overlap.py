@@ -174,17 +174,17 @@ def test_the_end_is_reported_after_the_last_chunk(make_driver: MakeDriver, tiny_
 def test_frames_decoded_for_an_evicted_session_are_dropped(
     make_driver: MakeDriver, gated_decoder: Callable[[Any], Gate]
 ) -> None:
-    driver = make_driver(slots=1, max_lead_s=1.0, overlap=True)
+    driver = make_driver(slabs=1, max_lead_s=1.0, overlap=True)
     gate = gated_decoder(driver)
     driver.engine.admit(spec("a", seed=1), driver.now)
     session = driver.engine.sessions["a"]
     steps_until(driver, lambda: session.in_decode_executor)
     driver.engine.evict("a")
-    assert driver.engine.free_slots == 1
+    assert driver.engine.free_slabs == 1
     driver.engine.admit(spec("a", seed=2), driver.now)
     gate.open.set()
     chunks = of(ChunkReady, driver.run())
-    fresh = make_driver(slots=1, max_lead_s=1.0)
+    fresh = make_driver(slabs=1, max_lead_s=1.0)
     fresh.engine.admit(spec("a", seed=2), fresh.now)
     expected = of(ChunkReady, fresh.run())
     assert [chunk.index for chunk in chunks] == [chunk.index for chunk in expected] == [0, 1]
@@ -211,24 +211,24 @@ def test_a_decoder_that_fails_in_its_lane_fails_its_session_alone(
     bad.chunk._noisy.fill_(float("nan"))
     events = driver.run()
     assert [event.session for event in of(SessionFailed, events)] == ["b"]
-    assert driver.engine.free_slots == 3
+    assert driver.engine.free_slabs == 3
     assert [c.index for c in of(ChunkReady, events) if c.session == "a"][-1] == 2
 
 
 def test_others_compute_while_a_session_leaves_and_returns(
     make_driver: MakeDriver, gated_transfers: Gate
 ) -> None:
-    driver = make_driver(slots=2, max_lead_s=30.0, overlap=True)
+    driver = make_driver(slabs=2, max_lead_s=30.0, overlap=True)
     for name in ("a", "b"):
         driver.engine.admit(spec(name), driver.now)
     driver.chunks("a", 2)
     driver.engine.suspend("a")
     steps_until(driver, lambda: isinstance(driver.engine.sessions["a"].activity, Transferring))
     assert len(driver.chunks("b", 3)) == 3
-    assert driver.engine.free_slots == 0
+    assert driver.engine.free_slabs == 0
     gated_transfers.open.set()
     events = driver.run(lambda e: bool(of(Suspended, e)))
-    assert driver.engine.free_slots == 1
+    assert driver.engine.free_slabs == 1
     left = of(Suspended, events)[0].next_chunk
     before = driver.engine.snapshot("a").digest()
 
@@ -246,7 +246,7 @@ def test_others_compute_while_a_session_leaves_and_returns(
 def test_a_session_can_be_evicted_on_its_way(
     make_driver: MakeDriver, gated_transfers: Gate, way: str
 ) -> None:
-    driver = make_driver(slots=1, max_lead_s=1.0, overlap=True)
+    driver = make_driver(slabs=1, max_lead_s=1.0, overlap=True)
     driver.engine.admit(spec("a"), driver.now)
     driver.run()
     driver.engine.suspend("a")
@@ -259,14 +259,14 @@ def test_a_session_can_be_evicted_on_its_way(
         driver.engine.step(driver.now)
     assert gated_transfers.entered.acquire(timeout=WAIT_S)
     driver.engine.evict("a")
-    assert driver.engine.free_slots == 1
+    assert driver.engine.free_slabs == 1
     assert driver.engine.host_bytes_used == 0
     # The slab and the host memory are reused at once; transfers under way do not touch them.
     driver.engine.admit(spec("b", seed=5), driver.now)
     chunks = of(ChunkReady, driver.run(lambda e: len(of(ChunkReady, e)) == 1))
     gated_transfers.open.set()
     chunks += of(ChunkReady, driver.run())
-    fresh = make_driver(slots=1, max_lead_s=1.0)
+    fresh = make_driver(slabs=1, max_lead_s=1.0)
     fresh.engine.admit(spec("b", seed=5), fresh.now)
     expected = of(ChunkReady, fresh.run())
     assert all(torch.equal(a.latents, b.latents) for a, b in zip(chunks, expected, strict=True))
@@ -275,7 +275,7 @@ def test_a_session_can_be_evicted_on_its_way(
 def test_a_transfer_that_fails_loses_nothing(
     make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = make_driver(slots=1, max_lead_s=30.0, overlap=True)
+    driver = make_driver(slabs=1, max_lead_s=30.0, overlap=True)
     driver.engine.admit(spec("a"), driver.now)
     driver.chunks("a", 2)
     works = Transfer.run
@@ -298,7 +298,7 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
     make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     chance, delays = random.Random(seed), random.Random(seed)
-    driver = make_driver(slots=3, max_lead_s=30.0, overlap=True, host_bytes=150_000)
+    driver = make_driver(slabs=3, max_lead_s=30.0, overlap=True, host_bytes=150_000)
     engine, decoder = driver.engine, driver.engine.backend.decoder
     works = decoder.decode
 
@@ -314,14 +314,14 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
         name = chance.choice("abcd")
         call = chance.choice(("admit", "suspend", "resume", "evict", "control", "step", "step", "step"))
         here = name in engine.sessions
-        if call == "admit" and name not in following and engine.free_slots:
+        if call == "admit" and name not in following and engine.free_slabs:
             engine.admit(spec(name, seed=turn), driver.now)
             following[name] = 0
         elif call == "suspend" and here:
             engine.suspend(name)
         elif call == "control" and here:
             engine.control(name, Control(turn, prompt=f"prompt {turn}"))
-        elif call == "resume" and name in suspended and engine.free_slots:
+        elif call == "resume" and name in suspended and engine.free_slabs:
             engine.resume(name, driver.now)
             suspended.discard(name)
         elif call == "evict" and name in following and chance.random() < 0.3:
@@ -347,7 +347,7 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
     for name in list(following):
         engine.evict(name)
     driver.run()
-    assert engine.free_slots == 3
+    assert engine.free_slabs == 3
     assert engine.host_bytes_used == 0
     assert not engine.executors_busy
 

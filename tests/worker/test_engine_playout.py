@@ -152,7 +152,7 @@ def timed(make_driver: MakeDriver, **options: Any) -> Any:
 @pytest.mark.parametrize("forwards", [0, 1, 2])
 def test_the_forecast_is_what_the_engine_does(make_driver: MakeDriver, sessions: int, forwards: int) -> None:
     # A lead of less than a chunk: each session generates its first chunk only.
-    driver = timed(make_driver, slots=8, max_lead_s=0.5)
+    driver = timed(make_driver, slabs=8, max_lead_s=0.5)
     engine = driver.engine
     for i in range(sessions):
         engine.admit(SessionSpec(f"s{i}", "a red circle", i, waiting_s=i * 0.05), driver.now)

@@ -54,7 +54,7 @@ def made(events: Sequence[Any], session: str) -> bool:
 @pytest.mark.parametrize("others", [0, 2])
 def test_a_prompt_switch_counts_in_the_forecast(make_driver: MakeDriver, others: int) -> None:
     """Incident: a prompt that waited for its embedding and its recache made its chunk late unforeseen."""
-    driver = with_context(make_driver, slots=4, max_lead_s=0.5)
+    driver = with_context(make_driver, slabs=4, max_lead_s=0.5)
     engine = driver.engine
     names = ["s", *(f"o{i}" for i in range(others))]
     for seed, name in enumerate(names):
@@ -80,7 +80,7 @@ def test_a_rebuild_counts_in_the_forecast(make_driver: MakeDriver) -> None:
     lost = make_driver(max_lead_s=30.0)
     lost.engine.admit(SessionSpec("s", "a red circle"), lost.now)
     latents = torch.cat([chunk.latents for chunk in lost.chunks("s", 3)])
-    driver = with_context(make_driver, slots=2, max_lead_s=0.5)
+    driver = with_context(make_driver, slabs=2, max_lead_s=0.5)
     engine = driver.engine
     at_s = engine.config.media_start(3)
     rebuild = Rebuild(3, latents)
@@ -93,7 +93,7 @@ def test_a_rebuild_counts_in_the_forecast(make_driver: MakeDriver) -> None:
 
 
 def test_the_load_of_a_worker_has_its_prompt_switches(make_driver: MakeDriver) -> None:
-    driver = with_context(make_driver, slots=2, max_lead_s=30.0)
+    driver = with_context(make_driver, slabs=2, max_lead_s=30.0)
     engine = driver.engine
     engine.admit(SessionSpec("s", "a red circle"), driver.now)
     driver.chunks("s", 4)

@@ -27,7 +27,7 @@ from turboserve.worker.transfer.errors import TransferAbortedError
 
 def arrived(make_driver: Callable[..., Any]) -> tuple[Any, PagedReceiveBuffer, Mapping[str, Any], list[Page]]:
     """Return a target with all pages of a session that is quiesced at the source."""
-    source, target = make_driver(max_lead_s=FAR), make_driver(slots=1, max_lead_s=FAR, host_bytes=1 << 10)
+    source, target = make_driver(max_lead_s=FAR), make_driver(slabs=1, max_lead_s=FAR, host_bytes=1 << 10)
     source.engine.admit(SPEC, source.now)
     source.chunks("a", 2)
     frozen(source)
@@ -42,7 +42,7 @@ def test_reserved_memory_counts_and_comes_back(make_driver: Callable[..., Any]) 
     with pytest.raises(SlabsExhaustedError):
         target.engine.reserve(on_host=False)
     target.engine.release(buffer)
-    assert target.engine.free_slots == 1
+    assert target.engine.free_slabs == 1
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_reserved_memory_counts_and_comes_back(make_driver: Callable[..., Any]) 
         ({"model": "another"}, "model"),
         ({"version": 99}, "version"),
         ({"next_chunk": 0}, "next_chunk"),
-        ({"ring": {"slots": list(range(10)), "next": 3, "shift": 0}}, "slots"),
-        ({"ring": {"slots": [0, 0], "next": 3, "shift": 0}}, "slots"),
+        ({"ring": {"slots": list(range(10)), "next": 3, "shift": 0}}, "ring frames"),
+        ({"ring": {"slots": [0, 0], "next": 3, "shift": 0}}, "ring frames"),
         ({"ring": {"slots": list(range(9)), "next": 3, "shift": 0}}, "pages"),
     ],
 )

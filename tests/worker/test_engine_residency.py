@@ -60,8 +60,8 @@ def test_the_video_is_equal_bit_for_bit_with_and_without_offloading(make_driver:
             driver.engine.admit(spec(name, seed), driver.now)
         return driver, play(driver, names, 8.0)
 
-    few, offloaded = generate(slots=2, host_sessions=3)
-    _, resident = generate(slots=5)
+    few, offloaded = generate(slabs=2, host_sessions=3)
+    _, resident = generate(slabs=5)
     assert few.engine.residency.counts.returns > 6
     for name in names:
         count = min(len(offloaded[name]), len(resident[name]))
@@ -70,12 +70,12 @@ def test_the_video_is_equal_bit_for_bit_with_and_without_offloading(make_driver:
             assert one.index == other.index
             assert torch.equal(one.latents, other.latents)
             assert torch.equal(one.frames, other.frames)
-    assert few.engine.slots == 2
+    assert few.engine.slabs == 2
     assert few.engine.places == 5
 
 
 def test_admission_counts_slabs_and_host_memory_together(make_driver: MakeDriver) -> None:
-    driver = make_driver(slots=1, host_sessions=2)
+    driver = make_driver(slabs=1, host_sessions=2)
     for seed in range(3):
         driver.engine.admit(spec(f"s{seed}", seed), driver.now)
     with pytest.raises(SessionsExhaustedError, match=r"all 1 slabs of \d+ bytes and 2 places of"):
@@ -87,7 +87,7 @@ def test_admission_counts_slabs_and_host_memory_together(make_driver: MakeDriver
 @pytest.fixture
 def crowded(make_driver: MakeDriver) -> Any:
     """One slab, two sessions: both have chunks up to their lead, and `a` is outside."""
-    driver = make_driver(slots=1, host_sessions=1, profiles=PROFILES, max_batch=1, max_lead_s=2.0)
+    driver = make_driver(slabs=1, host_sessions=1, profiles=PROFILES, max_batch=1, max_lead_s=2.0)
     for seed, name in enumerate("ab"):
         driver.engine.admit(spec(name, seed), driver.now)
     play(driver, ["a", "b"], 3.0)
@@ -111,7 +111,7 @@ def play_on(driver: Any, names: str) -> list[Any]:
 
 def twin(make_driver: MakeDriver, seed: int, prompt_at: tuple[int, str] | None = None) -> list[ChunkReady]:
     """The first chunks of the same session with a slab of its own."""
-    driver = make_driver(slots=1, max_lead_s=100.0)
+    driver = make_driver(slabs=1, max_lead_s=100.0)
     driver.engine.admit(spec("twin", seed), driver.now)
     made: list[ChunkReady] = []
     if prompt_at is not None:
@@ -146,7 +146,7 @@ def test_a_session_outside_ends(crowded: Any) -> None:
     assert host_is_empty(crowded)
     assert chunks_of(run_until(crowded, "b", lambda events: len(chunks_of(events, "b")) > 3), "b")
     crowded.engine.evict("b")
-    assert crowded.engine.free_slots == 1
+    assert crowded.engine.free_slabs == 1
 
 
 def test_a_session_outside_is_suspended_where_it_is_and_resumes(
@@ -169,7 +169,7 @@ def test_a_session_outside_is_suspended_where_it_is_and_resumes(
 
 
 def test_a_suspension_that_does_not_fit_leaves_the_session_outside(make_driver: MakeDriver) -> None:
-    driver = make_driver(slots=1, host_sessions=1, host_bytes=0, profiles=PROFILES, max_batch=1)
+    driver = make_driver(slabs=1, host_sessions=1, host_bytes=0, profiles=PROFILES, max_batch=1)
     for seed, name in enumerate("ab"):
         driver.engine.admit(spec(name, seed), driver.now)
     run_until(driver, "ab", lambda _: driver.engine.residency.counts.offloads > 1)
@@ -203,7 +203,7 @@ def test_a_session_outside_migrates_from_the_host(crowded: Any, make_driver: Mak
     assert engine.residency.counts.returns == returns
     header, pages = engine.export_session("a")
     # At the target, too, sessions wait for slabs: the state arrives in a cell.
-    target = make_driver(slots=1, host_sessions=1, profiles=PROFILES, max_batch=1)
+    target = make_driver(slabs=1, host_sessions=1, profiles=PROFILES, max_batch=1)
     target.engine.admit(spec("c", 7), target.now)
     buffer = target.engine.reserve(on_host=False)
     with pytest.raises(SessionsExhaustedError):
@@ -229,7 +229,7 @@ def test_a_rejected_import_ends_its_reservation_once(crowded: Any, make_driver: 
     header, pages = crowded.engine.export_session("a")
     names = [page.name for page in pages]
     for waits in (True, False):
-        target = make_driver(slots=1, host_sessions=1, profiles=PROFILES, max_batch=1)
+        target = make_driver(slabs=1, host_sessions=1, profiles=PROFILES, max_batch=1)
         if waits:
             target.engine.admit(spec("c", 7), target.now)
         buffer = target.engine.reserve(on_host=False)
@@ -310,7 +310,7 @@ def test_a_session_whose_pages_are_read_stays(crowded: Any) -> None:
 def test_a_session_that_begins_outside_is_rebuilt_and_continues(make_driver: MakeDriver) -> None:
     source = twin(make_driver, 0)
     latents = torch.cat([chunk.latents for chunk in source[:3]])
-    driver = make_driver(slots=1, host_sessions=1, profiles=PROFILES, max_batch=1)
+    driver = make_driver(slabs=1, host_sessions=1, profiles=PROFILES, max_batch=1)
     driver.engine.admit(spec("b", 1), driver.now)
     driver.engine.admit(spec("a", 0, rebuild=Rebuild(3, latents), playhead_s=1.0), driver.now)
     assert driver.engine.sessions["a"].state.next_chunk == 3
@@ -333,7 +333,7 @@ def test_a_quiesced_session_outside_is_suspended_only_when_its_migration_has_end
 def test_a_session_that_is_quiesced_instead_of_offloaded_does_not_stop_the_others(
     make_driver: MakeDriver,
 ) -> None:
-    driver = make_driver(slots=2, host_sessions=1, profiles=PROFILES, max_batch=1, max_lead_s=2.0)
+    driver = make_driver(slabs=2, host_sessions=1, profiles=PROFILES, max_batch=1, max_lead_s=2.0)
     for seed, name in enumerate("abc"):
         driver.engine.admit(spec(name, seed), driver.now)
     engine = driver.engine
@@ -360,7 +360,7 @@ def test_a_return_that_fails_ends_only_its_session(crowded: Any, monkeypatch: py
     monkeypatch.undo()
     assert run_until(crowded, "b", lambda events: chunks_of(events, "b"))
     assert host_is_empty(crowded)
-    assert (crowded.engine.free_slots, set(crowded.engine.sessions)) == (0, {"b"})
+    assert (crowded.engine.free_slabs, set(crowded.engine.sessions)) == (0, {"b"})
 
 
 def test_a_device_lost_in_a_return_ends_the_engine(crowded: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ OUT_S, IN_S = 0.2, 0.3
 def waiting(make_driver: MakeDriver) -> Any:
     """One slab, two sessions, and copies that take a known time. `a` is outside."""
     driver = make_driver(
-        slots=1, host_sessions=1, profiles=PROFILES, max_batch=1, max_lead_s=2.0, playhead_trust_s=1e9
+        slabs=1, host_sessions=1, profiles=PROFILES, max_batch=1, max_lead_s=2.0, playhead_trust_s=1e9
     )
     engine = driver.engine
     for seed, name in enumerate("ab"):

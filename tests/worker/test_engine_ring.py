@@ -111,32 +111,32 @@ def test_any_history_attends_like_a_naive_window(history: tuple[ModelConfig, lis
                 continue
             first, steps = end - count, 1
             placement = ring.resident(first, count, keep_sink=first > 0)
-            lost = set(range(first, end)) - set(ring.slots)
-            skip = frozenset(lost | (set(ring.slots[:sink]) if first > 0 else set()))
+            lost = set(range(first, end)) - set(ring.frames)
+            skip = frozenset(lost | (set(ring.frames[:sink]) if first > 0 else set()))
         for _ in range(steps):
             for layer in range(LAYERS):
                 q, k, v = torch.randn(3, count * TOKENS, HEADS, WIDTH)
                 found = ring.attend(layer, placement, q[None], k[None], v[None])
                 naive[layer].write(first, k, v, skip)
                 assert torch.allclose(found, naive[layer].attend(q, rotation), atol=2e-5)
-        assert sorted(ring.slots) == sorted(naive[0].frames)
+        assert sorted(ring.frames) == sorted(naive[0].frames)
     assert [ring.slab.keys.data_ptr(), ring.slab.values.data_ptr()] == storage
 
 
-def test_a_new_frame_takes_the_slot_of_the_one_it_evicts_and_moves_nothing() -> None:
+def test_a_new_frame_takes_the_position_of_the_one_it_evicts_and_moves_nothing() -> None:
     ring = ring_of(config_of(window=6, sink=2, chunk=2))
     for first in (0, 2, 4):
         ring.place(first, 2)
     keys = ring.slab.keys
     keys.copy_(torch.arange(6.0).view(1, 6, 1, 1, 1).expand_as(keys))
     placement = ring.place(6, 2)
-    assert ring.slots == [0, 1, 6, 7, 4, 5]
+    assert ring.frames == [0, 1, 6, 7, 4, 5]
     assert placement.runs == ((2 * TOKENS, 0, 2 * TOKENS),)
     ring.attend(0, placement, *torch.full((3, 1, 2 * TOKENS, HEADS, WIDTH), 9.0))
     assert keys[0, :, 0, 0, 0].tolist() == [0, 1, 9, 9, 4, 5]
     assert ring.place(6, 2) == placement
     ring.place(8, 2)
-    assert ring.slots == [0, 1, 6, 7, 8, 9]
+    assert ring.frames == [0, 1, 6, 7, 8, 9]
 
 
 def test_a_chunk_may_wrap_around_the_end_of_the_ring() -> None:
@@ -145,7 +145,7 @@ def test_a_chunk_may_wrap_around_the_end_of_the_ring() -> None:
         ring.place(first, 3)
     assert ring.place(6, 3).runs == ((1 * TOKENS, 0, 3 * TOKENS),)
     assert ring.place(9, 3).runs == ((4 * TOKENS, 0, 2 * TOKENS), (1 * TOKENS, 2 * TOKENS, 1 * TOKENS))
-    assert ring.slots == [0, 11, 7, 8, 9, 10]
+    assert ring.frames == [0, 11, 7, 8, 9, 10]
 
 
 def test_a_sink_longer_than_a_chunk_begins_as_zeros_whatever_was_there_before() -> None:
@@ -157,9 +157,9 @@ def test_a_sink_longer_than_a_chunk_begins_as_zeros_whatever_was_there_before() 
     again = ring_of(config_of(window=6, sink=3, chunk=1))
     for tensor in (again.slab.keys, again.slab.values):
         tensor.fill_(float("nan"))
-    again.restore(ring.slots, 3, 0)
+    again.restore(ring.frames, 3, 0)
     for one in (ring, again):
-        assert [bool(one.slab.keys[:, slot].isnan().any()) for slot in (2, 3)] == [False, True]
+        assert [bool(one.slab.keys[:, position].isnan().any()) for position in (2, 3)] == [False, True]
     assert kept["keys"].shape[1] == 2
 
 
@@ -169,7 +169,7 @@ def test_without_a_window_the_end_is_an_error_that_changes_nothing() -> None:
     ring.place(3, 3)
     with pytest.raises(FramesExhaustedError, match="9 wanted, the model's limit is 7"):
         ring.place(6, 3)
-    assert ring.slots == [0, 1, 2, 3, 4, 5]
+    assert ring.frames == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_long_session_in_window_rotation_keeps_its_precision() -> None:
@@ -203,7 +203,7 @@ def test_layouts_count_every_byte() -> None:
     for rotation in ("absolute", "window"):
         layout = SlabLayout.of(config_of(6, 2, 2, rotation), torch.float32)
         pool = SlabPool(layout, 3 * layout.total_bytes + 5, CPU)
-        assert pool.slots == 3
+        assert pool.slabs == 3
         assert pool.allocated_bytes == 3 * layout.total_bytes
         assert layout.sink_bytes == (0 if rotation == "absolute" else 2 * LAYERS * TOKENS * HEADS * WIDTH * 4)
     assert dataclasses.replace(layout, dtype=torch.bfloat16).total_bytes * 2 == layout.total_bytes

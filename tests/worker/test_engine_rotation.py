@@ -45,10 +45,10 @@ def test_absolute_rotation_ends_a_session_before_the_table_does(
     ended = [e for e in events if isinstance(e, SessionEnded)]
     assert ended == [SessionEnded("a", "frames: 1026 wanted, the model's limit is 1024")]
     ring = driver.engine.sessions["a"].state.ring
-    before = list(ring.slots)
+    before = list(ring.frames)
     with pytest.raises(FramesExhaustedError, match="1026 wanted, the model's limit is 1024"):
         ring.place(3 * LAST, 3)
-    assert ring.slots == before
+    assert ring.frames == before
 
 
 def test_window_rotation_passes_the_end_of_the_table(

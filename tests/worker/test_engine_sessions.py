@@ -128,13 +128,13 @@ def test_suspend_and_resume_continue_bit_for_bit(make_driver: MakeDriver) -> Non
     plain.engine.admit(spec("a"), plain.now)
     expected = plain.chunks("a", 8)
 
-    driver = make_driver(max_lead_s=30.0, slots=1)
+    driver = make_driver(max_lead_s=30.0, slabs=1)
     driver.engine.admit(spec("a"), driver.now)
     chunks = driver.chunks("a", 5)
     driver.engine.suspend("a")
     suspended = of(Suspended, driver.run())
     assert [event.next_chunk for event in suspended] == [5]
-    assert driver.engine.free_slots == 1
+    assert driver.engine.free_slabs == 1
 
     # Another session uses and dirties the slab in between.
     driver.engine.admit(spec("b", seed=9), driver.now)
@@ -197,13 +197,13 @@ def test_a_snapshot_of_another_model_is_refused_and_nothing_leaks(
     source.engine.suspend("a")
     source.run()
     snapshot = source.engine.snapshot("a")
-    target = make_driver(slots=1)
+    target = make_driver(slabs=1)
     other = Snapshot({**snapshot.header, "model": "other"}, snapshot.tensors)
     cut = Snapshot(snapshot.header, {**snapshot.tensors, "keys": snapshot.tensors["keys"][:, :1]})
     for bad, field in ((other, "model"), (cut, "keys")):
         with pytest.raises(SnapshotRejectedError, match=field):
             target.engine.admit(spec("a"), target.now, snapshot=bad)
-        assert target.engine.free_slots == 1
+        assert target.engine.free_slabs == 1
 
 
 def test_a_full_host_pool_refuses_and_the_session_goes_on(make_driver: MakeDriver) -> None:
@@ -247,9 +247,9 @@ def test_a_lost_session_beyond_its_window_continues_where_it_was(make_driver: Ma
         chunk = driver.chunks("a", 1)[0]
         assert chunk.index == 8
         assert chunk.frames.shape[0] == 12
-        slots = driver.engine.sessions["a"].state.ring.slots
-        assert slots[:3] == oldest
-        assert sorted(slots[3:]) == list(range(21, 27))
+        frames = driver.engine.sessions["a"].state.ring.frames
+        assert frames[:3] == oldest
+        assert sorted(frames[3:]) == list(range(21, 27))
         errors.append((chunk.latents - made[8].latents).abs().mean())
     assert errors[1] < errors[0]
 
@@ -265,11 +265,11 @@ def test_bad_rebuilds_are_refused(make_driver: MakeDriver) -> None:
     ):
         with pytest.raises(InvalidRebuildError, match=message):
             driver.engine.admit(spec("a", rebuild=rebuild), driver.now)
-    assert driver.engine.free_slots == 4
+    assert driver.engine.free_slabs == 4
 
 
 def test_refusals_are_typed(make_driver: MakeDriver) -> None:
-    driver = make_driver(slots=1)
+    driver = make_driver(slabs=1)
     driver.engine.admit(spec("a"), driver.now)
     with pytest.raises(DuplicateSessionError):
         driver.engine.admit(spec("a"), driver.now)
@@ -298,7 +298,7 @@ def test_one_session_that_fails_harms_no_other(make_driver: MakeDriver) -> None:
     assert [event.session for event in failed] == ["bad"]
     assert "text encoder fails" in failed[0].error
     assert {c.session for c in of(ChunkReady, events)} == {"a", "c"}
-    assert driver.engine.free_slots == 2
+    assert driver.engine.free_slabs == 2
 
 
 def test_a_session_ends_once_however_many_of_its_prompts_cannot_be_encoded(make_driver: MakeDriver) -> None:
@@ -328,7 +328,7 @@ def test_a_session_without_a_window_ends_at_the_models_limit(
 
 
 def test_memory_returns_to_its_baseline(make_driver: MakeDriver) -> None:
-    driver = make_driver(slots=2, max_lead_s=1.0)
+    driver = make_driver(slabs=2, max_lead_s=1.0)
     for round_ in range(3):
         for name in ("a", "b"):
             driver.engine.admit(spec(f"{name}{round_}"), driver.now)
@@ -337,7 +337,7 @@ def test_memory_returns_to_its_baseline(make_driver: MakeDriver) -> None:
         driver.run()
         driver.engine.evict(f"a{round_}")
         driver.engine.evict(f"b{round_}")
-        assert driver.engine.free_slots == 2
+        assert driver.engine.free_slabs == 2
         assert driver.engine.host_bytes_used == 0
     assert not driver.engine.sessions
 

@@ -26,7 +26,7 @@ def test_a_migrated_session_goes_on_bit_for_bit(
     source.engine.admit(SPEC, source.now)
     source.chunks("a", before)
     buffer = target.engine.reserve(on_host=False)
-    # The bulk is sent in the middle of a chunk, whose own slots are left out.
+    # The bulk is sent in the middle of a chunk, whose own ring positions are left out.
     source.run(lambda _: source.engine.sessions["a"].work is not None)
     bulk = source.engine.pages("a")
     copy(bulk, buffer)
@@ -170,9 +170,9 @@ def test_a_suspended_session_migrates_from_host_to_host_and_wakes_there(
     header, pages = source.engine.export_session("a")
     buffer = target.engine.reserve(on_host=True)
     copy(pages, buffer)
-    free = target.engine.free_slots
+    free = target.engine.free_slabs
     target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
-    assert target.engine.free_slots == free
+    assert target.engine.free_slabs == free
     assert target.engine.snapshot("a").digest() == source.engine.snapshot("a").digest()
     target.engine.resume("a", target.now)
     assert equal(target.chunks("a", 8 - next_chunk), wanted[next_chunk:])

@@ -26,7 +26,7 @@ def test_rows_of_different_fill_and_slab_read_their_own_keys(
     make_driver: Callable[..., Any], kind: str
 ) -> None:
     def chunks(attention: str) -> list[Any]:
-        driver = make_driver(slots=3, max_lead_s=2.0, attention=attention)
+        driver = make_driver(slabs=3, max_lead_s=2.0, attention=attention)
         # The rows' slabs, and how full they are, differ: one session is ahead, one slab is elsewhere.
         driver.engine.admit(SessionSpec("gone", "x", 9), driver.now)
         driver.engine.admit(SessionSpec("a", "a red circle", 1), driver.now)

@@ -54,7 +54,7 @@ class EngineHarness:
 
 @pytest.fixture
 def harness(make_driver: Callable[..., Any]) -> Iterator[EngineHarness]:
-    engine = make_driver(slots=2, max_lead_s=2.0).engine
+    engine = make_driver(slabs=2, max_lead_s=2.0).engine
     started: EngineHarness = EngineHarness(
         EngineThread(engine, lambda item: started.delivered.put(item), SystemClock())
     )

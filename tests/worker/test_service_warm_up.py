@@ -47,7 +47,7 @@ def test_sessions_beyond_the_slabs_wait_for_batches_of_as_many_rows_as_slabs(
 
     def capacities(host_sessions: int) -> tuple[int, int]:
         engine = make_driver(
-            slots=2, host_sessions=host_sessions, ladder=ladder, fidelity="in-time", max_batch=2
+            slabs=2, host_sessions=host_sessions, ladder=ladder, fidelity="in-time", max_batch=2
         ).engine
         settings = Settings(real_time_margin=0.9)
         return capacity_of(engine, seconds, settings), floor_capacity_of(engine, seconds, settings)
@@ -67,14 +67,14 @@ def test_a_profile_beyond_the_slabs_is_linear_in_the_number_of_sessions() -> Non
     assert beyond_slabs({}, 2, 8) == {}
 
 
-def test_the_warm_up_measures_what_there_are_slots_for_and_leaves_nothing(
+def test_the_warm_up_measures_what_there_are_slabs_for_and_leaves_nothing(
     make_driver: Callable[..., Any],
 ) -> None:
-    engine = make_driver(slots=3).engine
+    engine = make_driver(slabs=3).engine
     seconds = measure(engine)
     assert seconds.keys() == {1, 2}
     assert all(value > 0 for value in seconds.values())
-    assert engine.free_slots == 3
+    assert engine.free_slabs == 3
     assert engine.sessions == {}
 
 
@@ -97,7 +97,7 @@ def test_every_recache_that_a_prompt_switch_may_need_is_computed_before_anybody_
     chunks: int,
 ) -> None:
     config = dataclasses.replace(tiny_config, **changes)
-    engine = make_driver(slots=2, config=config, overlap=overlap).engine
+    engine = make_driver(slabs=2, config=config, overlap=overlap).engine
     frames, begun = [], set()
     compute = engine.forward.compute
 
@@ -115,14 +115,14 @@ def test_every_recache_that_a_prompt_switch_may_need_is_computed_before_anybody_
     assert set(range(chunks)) <= begun
     # Each of them with a prompt that had to be encoded.
     assert sum(map(len, engine.models.text.calls)) == 1 + len(recaches)
-    assert engine.free_slots == 2
+    assert engine.free_slabs == 2
     assert engine.sessions == {}
 
 
 def test_an_engine_that_cannot_make_a_chunk_is_no_engine(
     make_driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = make_driver(slots=1)
+    driver = make_driver(slabs=1)
 
     def fails(*_: object) -> None:
         raise RuntimeError("no such kernel")
@@ -132,7 +132,7 @@ def test_an_engine_that_cannot_make_a_chunk_is_no_engine(
         measure(driver.engine)
     with pytest.raises(WarmUpError, match="no such kernel"):
         switch_prompts(driver.engine)
-    assert driver.engine.free_slots == 1
+    assert driver.engine.free_slabs == 1
 
 
 def test_settings_come_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ class CalmScale(Scale):
         return DeviceProfile(
             forward_s={size: forward(size) for size in (*sizes, most + 1)},
             load_s=load_s,
-            slots=most,
+            slabs=most,
             host_states=most,
             chunk_at_once=not self.every_forward,
         )

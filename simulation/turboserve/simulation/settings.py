@@ -157,7 +157,7 @@ class Scale:
     def profile(self, load_s: float) -> DeviceProfile:
         """Return the profile of each worker's device."""
         slots = self.most_sessions
-        profile = DeviceProfile(load_s=load_s, slots=slots, host_states=2 * slots, chunk_at_once=True)
+        profile = DeviceProfile(load_s=load_s, slabs=slots, host_states=2 * slots, chunk_at_once=True)
         if self.fidelity == BEST:
             return profile
         forward_s = SLOW_FORWARD_S if slots == self.slots else _forward_of(profile, self.slots)
@@ -182,7 +182,7 @@ def _forward_of(profile: DeviceProfile, capacity: int) -> dict[int, float]:
     """Return latencies of a device that serves `capacity` sessions in real time, and not one more."""
     chunk_s = REAL_TIME_MARGIN**2 * profile.config.chunk_media_s
     forward_s = (chunk_s - profile.decode_s[1]) / (profile.denoising + 1)
-    return {size: forward_s * (0.4 + 0.6 * size / capacity) for size in (1, profile.slots)}
+    return {size: forward_s * (0.4 + 0.6 * size / capacity) for size in (1, profile.slabs)}
 
 
 def _ladder(profile: DeviceProfile) -> FidelityLadder:

@@ -118,7 +118,7 @@ class VirtualWorker:
             return {}
         engine, table = self.worker.engine, self.worker.table
         return {
-            "slabs": engine.slots - engine.free_slots,
+            "slabs": engine.slabs - engine.free_slabs,
             "host bytes": engine.host_bytes_used,
             "sessions": len(table.entries),
             "chunks": table.unpublished,

@@ -16,7 +16,7 @@ import torch
 
 from tests.helpers.waiting import eventually_blocking
 from tests.worker.transfer import transfer_peer
-from tests.worker.transfer.transfer_peer import CHANGED, LAYERS, LONG_S, MIGRATION, SESSION, SLOTS
+from tests.worker.transfer.transfer_peer import CHANGED, LAYERS, LONG_S, MIGRATION, POSITIONS, SESSION
 from turboserve.worker.transfer import nixl
 from turboserve.worker.transfer import source as source_role
 from turboserve.worker.transfer import target as target_role
@@ -162,8 +162,8 @@ def test_a_state_arrives_bit_for_bit_in_rounds_and_only_what_changed_is_sent_twi
     found = fetched(target)
     assert found.backend == pair.backend
     assert found.next_chunk == 4
-    assert found.state_bytes == SLOTS * LAYERS * SIZE
-    assert found.bytes_copied == (SLOTS + CHANGED) * LAYERS * SIZE
+    assert found.state_bytes == POSITIONS * LAYERS * SIZE
+    assert found.bytes_copied == (POSITIONS + CHANGED) * LAYERS * SIZE
     assert found.rounds == 2
 
 
@@ -190,7 +190,7 @@ def test_large_pages_go_in_pieces(pair: Pair) -> None:
     size = 9_000_001
     (_, address), target = pair.source(size=size), pair.target(size=size)
     fetch(target, address)
-    assert fetched(target).state_bytes == SLOTS * LAYERS * size
+    assert fetched(target).state_bytes == POSITIONS * LAYERS * size
 
 
 @pytest.mark.parametrize(("pair", "number", "step"), ENDS, indirect=["pair"])

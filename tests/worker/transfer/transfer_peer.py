@@ -30,7 +30,7 @@ from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.target import Target
 
 MODEL = "0123456789abcdef"
-LAYERS, SLOTS, CHANGED = 3, 8, 2
+LAYERS, POSITIONS, CHANGED = 3, 8, 2
 SESSION, MIGRATION, TARGET = "ses_1", 7, "wrk_target"
 STEPS = ("pages", "rest", "acknowledged", "sending_manifest")
 LONG_S = 1_000.0
@@ -38,9 +38,9 @@ KEY = bytes(range(32))
 """Key of the migration."""
 
 
-def layers(slot: int, size: int, *, changed: bool) -> tuple[Tensor, ...]:
+def layers(position: int, size: int, *, changed: bool) -> tuple[Tensor, ...]:
     """Return one page's bytes as views of one piece of memory, as in a slab."""
-    generator = torch.Generator().manual_seed(2 * slot + changed)
+    generator = torch.Generator().manual_seed(2 * position + changed)
     # Eight bytes are drawn at a time: a test with large pages would otherwise spend its time here.
     words = torch.randint(-(2**63), 2**63 - 1, (-(-LAYERS * size // 8),), generator=generator)
     return tuple(words.view(torch.uint8)[: LAYERS * size].view(LAYERS, size).unbind(0))
@@ -50,13 +50,14 @@ class State:
     """The source's session: its last pages are written again before it is quiesced."""
 
     def __init__(self, size: int) -> None:
-        self.bulk = [self._page(slot, size, changed=False) for slot in range(SLOTS)]
-        again = [self._page(slot, size, changed=True) for slot in range(SLOTS - CHANGED, SLOTS)]
-        self.final = self.bulk[: SLOTS - CHANGED] + again
+        self.bulk = [self._page(position, size, changed=False) for position in range(POSITIONS)]
+        kept = POSITIONS - CHANGED
+        again = [self._page(position, size, changed=True) for position in range(kept, POSITIONS)]
+        self.final = self.bulk[:kept] + again
 
     @staticmethod
-    def _page(slot: int, size: int, *, changed: bool) -> Page:
-        return Page(f"keys/{slot}", layers(slot, size, changed=changed), (slot, changed))
+    def _page(position: int, size: int, *, changed: bool) -> Page:
+        return Page(f"keys/{position}", layers(position, size, changed=changed), (position, changed))
 
 
 class Steps:
@@ -140,19 +141,19 @@ class Room:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.slots = {f"keys/{n}": torch.zeros(LAYERS, size, dtype=torch.uint8) for n in range(SLOTS)}
+        self.memory = {f"keys/{n}": torch.zeros(LAYERS, size, dtype=torch.uint8) for n in range(POSITIONS)}
 
     def begin(self) -> None:
-        for slot in self.slots.values():
-            slot.zero_()
+        for position in self.memory.values():
+            position.zero_()
 
     def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
-        if name not in self.slots or size != LAYERS * self.size:
+        if name not in self.memory or size != LAYERS * self.size:
             raise SnapshotRejectedError(name, size, LAYERS * self.size)
-        return tuple(self.slots[name].unbind(0))
+        return tuple(self.memory[name].unbind(0))
 
     def check(self, header: Mapping[str, Any], names: Iterable[str]) -> None:
-        if header.get("next_chunk") != 4 or set(names) != set(self.slots):
+        if header.get("next_chunk") != 4 or set(names) != set(self.memory):
             raise SnapshotRejectedError("header", header, "that of the session")
 
     def holds(self, state: State) -> bool:
@@ -160,7 +161,7 @@ class Room:
         return all(
             torch.equal(ours, theirs)
             for page in state.final
-            for ours, theirs in zip(self.slots[page.name], page.parts, strict=True)
+            for ours, theirs in zip(self.memory[page.name], page.parts, strict=True)
         )
 
 

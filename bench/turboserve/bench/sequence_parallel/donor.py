@@ -32,11 +32,11 @@ KEY, NAME = bytes(32), "bench"
 
 
 def engine_of(
-    models: Models, slots: int = 2, profiles: Mapping[str, Mapping[int, float]] | None = None
+    models: Models, slabs: int = 2, profiles: Mapping[str, Mapping[int, float]] | None = None
 ) -> Engine:
-    """An engine of these models with `slots` slabs. `profiles`: see `Pipeline`."""
+    """An engine of these models with `slabs` slabs. `profiles`: see `Pipeline`."""
     layout = SlabLayout.of(models.transformer.config, models.transformer.patch_embedding.weight.dtype)
-    return Engine(models, EngineOptions(slots * layout.total_bytes, max_batch=slots), profiles=profiles)
+    return Engine(models, EngineOptions(slabs * layout.total_bytes, max_batch=slabs), profiles=profiles)
 
 
 def parallel_of(engine: Engine) -> ParallelForward:

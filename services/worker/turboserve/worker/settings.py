@@ -15,7 +15,7 @@ from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.replicas.models import MODELS
 
 AUTO_SESSIONS = 16
-"""Largest number of slots where no limit is set."""
+"""Largest number of slabs where no limit is set."""
 
 
 class Settings(Shared):
@@ -57,7 +57,7 @@ class Settings(Shared):
     memory that is then free on a GPU, or plus 2 GiB on a CPU."""
     host_memory_bytes: int | None = Field(default=None, ge=0)
     """Host memory for suspended sessions, page-locked for a GPU. A state that does not fit stays in its slab,
-    and its session is paused. None: as many states as there are slots, at least 1 GiB, and at most half of
+    and its session is paused. None: as many states as there are slabs, at least 1 GiB, and at most half of
     the free memory."""
     host_sessions: int = Field(default=0, ge=0, le=1_000)
     """Number of sessions that may be active beyond the slabs: sessions take turns in the slabs, and the

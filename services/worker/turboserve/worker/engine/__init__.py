@@ -1,1 +1,1 @@
-"""The engine: sessions' state, the ring of KV frame slots, gather policies and the stages that use them."""
+"""The engine: sessions' state, the ring of keys and values, gather policies and the stages that use them."""

@@ -58,7 +58,7 @@ class SessionTable:
     @property
     def places(self) -> int:
         """Number of active sessions that slabs and host memory hold together."""
-        return self.pool.slots + self._options.host_sessions
+        return self.pool.slabs + self._options.host_sessions
 
     def active(self, session: str) -> Session:
         """The active session of this name. Raises `UnknownSessionError`."""
@@ -251,7 +251,7 @@ class SessionTable:
         if self._options.host_sessions and len(self.sessions) + self._reserved >= self.places:
             layout = self.pool.layout
             raise SessionsExhaustedError(
-                self.pool.slots, layout.total_bytes, self._options.host_sessions, self.host.cell_bytes
+                self.pool.slabs, layout.total_bytes, self._options.host_sessions, self.host.cell_bytes
             )
 
     def _outlined(self, snapshot: Snapshot) -> SessionState:

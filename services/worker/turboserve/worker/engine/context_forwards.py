@@ -18,8 +18,9 @@ from turboserve.worker.model.schedule import Schedule
 class RecacheWork:
     """One forward over the newest clean latents under a new prompt (LongLive 1, KV recache).
 
-    It rewrites the rolling frames' keys and values in their slots. The sink keeps those of the old prompt,
-    unless the pass begins at the session's first frame: then it rewrites the sink too, as the reference does.
+    It rewrites the rolling frames' keys and values at their ring positions. The sink keeps those of the old
+    prompt, unless the pass begins at the session's first frame: then it rewrites the sink too, as the
+    reference does.
     """
 
     def __init__(self, state: SessionState, config: ModelConfig, schedule: Schedule) -> None:

@@ -38,14 +38,14 @@ class Engine(Pipeline):
         return self.options.host_bytes // self.backend.state_host_bytes
 
     @property
-    def free_slots(self) -> int:
+    def free_slabs(self) -> int:
         """Number of slabs that are free."""
         return self._table.pool.free
 
     @property
-    def slots(self) -> int:
+    def slabs(self) -> int:
         """Number of sessions that the device holds at once."""
-        return self._table.pool.slots
+        return self._table.pool.slabs
 
     @property
     def places(self) -> int:
@@ -75,7 +75,7 @@ class Engine(Pipeline):
     @property
     def slab_bytes_used(self) -> int:
         """Bytes of the slabs in use."""
-        return (self.slots - self.free_slots) * self._table.pool.layout.total_bytes
+        return (self.slabs - self.free_slabs) * self._table.pool.layout.total_bytes
 
     @property
     def host_bytes_used(self) -> int:

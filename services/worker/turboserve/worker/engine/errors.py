@@ -18,9 +18,9 @@ class SlabsExhaustedError(EngineError):
     code = "slabs_exhausted"
     retryable = True
 
-    def __init__(self, slots: int, slab_bytes: int) -> None:
-        super().__init__(f"slabs: all {slots} of {slab_bytes} bytes each are in use")
-        self.slots = slots
+    def __init__(self, slabs: int, slab_bytes: int) -> None:
+        super().__init__(f"slabs: all {slabs} of {slab_bytes} bytes each are in use")
+        self.slabs = slabs
         self.slab_bytes = slab_bytes
 
 
@@ -29,13 +29,13 @@ class SessionsExhaustedError(SlabsExhaustedError):
 
     code = "sessions_exhausted"
 
-    def __init__(self, slots: int, slab_bytes: int, host_sessions: int, state_bytes: int) -> None:
+    def __init__(self, slabs: int, slab_bytes: int, host_sessions: int, state_bytes: int) -> None:
         EngineError.__init__(
             self,
-            f"sessions: all {slots} slabs of {slab_bytes} bytes and {host_sessions} places of {state_bytes} "
+            f"sessions: all {slabs} slabs of {slab_bytes} bytes and {host_sessions} places of {state_bytes} "
             "bytes in host memory are in use",
         )
-        self.slots, self.slab_bytes = slots, slab_bytes
+        self.slabs, self.slab_bytes = slabs, slab_bytes
         self.host_sessions, self.state_bytes = host_sessions, state_bytes
 
 

@@ -20,7 +20,10 @@ from turboserve.worker.model.rope import Rotation, rotate
 
 
 class KVRing:
-    """Frame slots of one slab. Bookkeeping is on the host; no call waits for the device."""
+    """Ring positions of one slab, and the frames whose keys and values they hold.
+
+    Bookkeeping is on the host; no call waits for the device.
+    """
 
     def __init__(self, slab: Slab, config: ModelConfig, rotation: Rotation) -> None:
         self.slab = slab
@@ -39,11 +42,11 @@ class KVRing:
             for keys, values in zip(slab.text_keys, slab.text_values, strict=True)
         )
         self._views: tuple[Placement, tuple[LayerPlacement, ...]] | None = None
-        self.slots: list[int] = []
-        """Frame index in each filled slot."""
+        self.frames: list[int] = []
+        """Index of the frame at each filled ring position."""
         self.writes = [0] * config.window_frames
-        """Number of forwards that were given each slot to write to. A slot with the same number as when it
-        was read has the same contents."""
+        """Number of forwards that were given each ring position to write to. A position with the same number
+        as when it was read has the same contents."""
         self.text_writes = 0
         """Number of times that the prompt was written."""
         self._next = self._sink
@@ -54,13 +57,13 @@ class KVRing:
     @property
     def end(self) -> int:
         """Index after the newest frame, or 0."""
-        return max(self.slots) + 1 if self.slots else 0
+        return max(self.frames) + 1 if self.frames else 0
 
     def place(self, first: int, count: int) -> Placement:
-        """Choose slots for frames first … first+count−1: their own, or those of the oldest frames.
+        """Choose ring positions for frames first … first+count−1: their own, or those of the oldest frames.
 
         The oldest frames are evicted, never the sink. Raises `FramesExhaustedError` past the model's last
-        frame: there is no window and no slot is left, or no rotation is defined.
+        frame: there is no window and no position is left, or no rotation is defined.
         """
         if first >= self.end:
             if self._limit is not None and first + count > self._limit:
@@ -72,31 +75,32 @@ class KVRing:
         return self.resident(first, count)
 
     def resident(self, first: int, count: int, *, keep_sink: bool = False) -> Placement:
-        """Slots of the frames first … first+count−1 that the ring holds; `keep_sink` leaves out the sink's.
+        """Ring positions of those of the frames first … first+count−1 that the ring holds.
 
-        Keys and values of frames without a slot are not written: no later forward reads them.
+        `keep_sink` leaves out the sink's. Keys and values of frames without a position are not written: no
+        later forward reads them.
         """
         where = {
-            frame: slot
-            for slot, frame in enumerate(self.slots)
-            if first <= frame < first + count and not (keep_sink and slot < self._always_read)
+            frame: position
+            for position, frame in enumerate(self.frames)
+            if first <= frame < first + count and not (keep_sink and position < self._always_read)
         }
         runs: list[tuple[int, int, int]] = []
         for frame in sorted(where):
             self.writes[where[frame]] += 1
-            slot, offset = where[frame] * self._tokens, (frame - first) * self._tokens
-            if runs and runs[-1][0] + runs[-1][2] == slot and runs[-1][1] + runs[-1][2] == offset:
+            start, offset = where[frame] * self._tokens, (frame - first) * self._tokens
+            if runs and runs[-1][0] + runs[-1][2] == start and runs[-1][1] + runs[-1][2] == offset:
                 runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + self._tokens)
             else:
-                runs.append((slot, offset, self._tokens))
-        return Placement(tuple(runs), max(len(self.slots), self._always_read) * self._tokens)
+                runs.append((start, offset, self._tokens))
+        return Placement(tuple(runs), max(len(self.frames), self._always_read) * self._tokens)
 
     def reduced(self, placement: Placement, fidelity: Fidelity, chunk_frames: int) -> Placement:
         """The placement with the reads of this configuration: the sink and the newest frames."""
         oldest = self.end - fidelity.window_chunks * chunk_frames
         visible = placement.visible // self._tokens
         always_read = max(self._sink, self._always_read)
-        reads = reduced_reads(self.slots, visible, always_read, oldest, self._tokens)
+        reads = reduced_reads(self.frames, visible, always_read, oldest, self._tokens)
         return replace(placement, reads=reads, sparsity=fidelity.sparsity)
 
     def attend(
@@ -166,23 +170,23 @@ class KVRing:
             self.slab.text_values[layer] = values[row]
 
     def bookkeeping(self) -> dict[str, object]:
-        """The ring's state outside the tensors, as JSON."""
-        return {"slots": list(self.slots), "next": self._next, "shift": self.shift}
+        """The ring's state outside the tensors, as JSON. `slots`: `frames`, by its name in transfers."""
+        return {"slots": list(self.frames), "next": self._next, "shift": self.shift}
 
-    def restore(self, slots: list[int], next_slot: int, shift: int) -> None:
+    def restore(self, frames: list[int], next_position: int, shift: int) -> None:
         """Restore the result of `bookkeeping`; the caller fills the slab."""
-        self.slots, self._next, self.shift = list(slots), next_slot, shift
+        self.frames, self._next, self.shift = list(frames), next_position, shift
         self._blank(slice(None))
 
-    def follow(self, slots: list[int], next_slot: int, shift: int) -> None:
+    def follow(self, frames: list[int], next_position: int, shift: int) -> None:
         """Repeat the bookkeeping of a ring with the same writes, with its effects on the sink's keys."""
-        self.slots, self._next = list(slots), next_slot
+        self.frames, self._next = list(frames), next_position
         self._blank(slice(None))
         self._turn(shift)
 
     def filled(self) -> dict[str, Tensor]:
         """Views of every filled part of the slab, by name; writing to them restores a ring."""
-        frames = len(self.slots)
+        frames = len(self.frames)
         sink = min(frames, self.slab.sink_keys.shape[1])
         return {
             "keys": self.slab.keys[:, :frames],
@@ -195,24 +199,24 @@ class KVRing:
     def _layer(self, layer: int, placement: Placement) -> LayerPlacement:
         keys, values = self._keys[layer], self._values[layer]
         writes, kept = [], []
-        for position, offset, count in placement.runs:
-            writes.append((keys.narrow(0, position, count), values.narrow(0, position, count), offset, count))
-            if position < self._kept_tokens:
-                part = self._kept[layer][position : position + count]
+        for start, offset, count in placement.runs:
+            writes.append((keys.narrow(0, start, count), values.narrow(0, start, count), offset, count))
+            if start < self._kept_tokens:
+                part = self._kept[layer][start : start + count]
                 kept.append((part, offset, part.shape[0]))
         reads = placement.reads or ((0, placement.visible),)
         return LayerPlacement(
             tuple(writes),
             tuple(kept),
-            tuple(_for_attention(keys.narrow(0, position, count)) for position, count in reads),
-            tuple(_for_attention(values.narrow(0, position, count)) for position, count in reads),
+            tuple(_for_attention(keys.narrow(0, start, count)) for start, count in reads),
+            tuple(_for_attention(values.narrow(0, start, count)) for start, count in reads),
         )
 
     def _insert(self, frame: int) -> None:
-        if len(self.slots) < self._capacity:
-            self.slots.append(frame)
+        if len(self.frames) < self._capacity:
+            self.frames.append(frame)
             return
-        self.slots[self._next] = frame
+        self.frames[self._next] = frame
         self._next = self._next + 1 if self._next + 1 < self._capacity else self._sink
 
     def _change(self, change: Callable[[slice], None]) -> None:
@@ -223,13 +227,13 @@ class KVRing:
             self._arrival.postpone(change)
 
     def _blank(self, layers: slice) -> None:
-        """Zero the sink's slots that have no frame yet, where a chunk is shorter than the sink.
+        """Zero the sink's positions that have no frame yet, where a chunk is shorter than the sink.
 
         LongLive 1 reads its whole sink from the first chunk on. Keys of zero take a share of the attention.
         """
         for tensor in (self.slab.keys, self.slab.values):
-            if len(self.slots) < self._always_read:
-                tensor[layers, len(self.slots) : self._always_read].zero_()
+            if len(self.frames) < self._always_read:
+                tensor[layers, len(self.frames) : self._always_read].zero_()
 
     def _follow(self) -> None:
         """Under window rotation, turn the sink's keys so that the sink directly precedes the rolling frames.
@@ -239,7 +243,7 @@ class KVRing:
         the kept keys each time: turning them in place would accumulate rounding errors over a long session.
         """
         if self.slab.sink_keys.shape[1]:
-            self._turn(max(0, self.end - self._capacity - self.slots[0]))
+            self._turn(max(0, self.end - self._capacity - self.frames[0]))
 
     def _turn(self, shift: int) -> None:
         if shift != self.shift:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SlabLayout:
-    """Sizes of a slab. One frame slot per latent frame of the window, for all layers."""
+    """Sizes of a slab. One ring position per latent frame of the window, for all layers."""
 
     layers: int
     frames: int
@@ -51,7 +51,7 @@ class SlabLayout:
 
     @property
     def self_bytes(self) -> int:
-        """Bytes of the self-attention keys and values of all frame slots."""
+        """Bytes of the self-attention keys and values of all ring positions."""
         return 2 * self.frames * self._frame_bytes
 
     @property
@@ -76,7 +76,7 @@ class SlabLayout:
 
 @dataclass(frozen=True, eq=False)
 class Slab:
-    """Views of one slot of the pool. `index` is the slot."""
+    """Views of one slab of the pool, number `index`."""
 
     index: int
     keys: Tensor
@@ -97,19 +97,19 @@ class SlabPool:
     def __init__(self, layout: SlabLayout, capacity_bytes: int, device: torch.device) -> None:
         """Allocate the slabs. Raises `BudgetTooSmallError` if not even one fits."""
         self.layout = layout
-        self.slots = capacity_bytes // layout.total_bytes
-        if self.slots < 1:
+        self.slabs = capacity_bytes // layout.total_bytes
+        if self.slabs < 1:
             raise BudgetTooSmallError(layout.total_bytes, capacity_bytes)
         frame = (layout.tokens_per_frame, layout.heads, layout.head_dim)
         text = (layout.text_len, layout.heads, layout.head_dim)
 
         def allocate(*shape: int) -> torch.Tensor:
-            return torch.empty(self.slots, *shape, dtype=layout.dtype, device=device)
+            return torch.empty(self.slabs, *shape, dtype=layout.dtype, device=device)
 
         self._frames = allocate(2, layout.layers, layout.frames, *frame)
         self._text = allocate(2, layout.layers, *text)
         self._sink = allocate(layout.layers, layout.kept_sink_frames, *frame)
-        self._free = list(range(self.slots - 1, -1, -1))
+        self._free = list(range(self.slabs - 1, -1, -1))
 
     @property
     def free(self) -> int:
@@ -124,7 +124,7 @@ class SlabPool:
     def acquire(self) -> Slab:
         """Take a slab; its contents are undefined. Raises `SlabsExhaustedError` if none is free."""
         if not self._free:
-            raise SlabsExhaustedError(self.slots, self.layout.total_bytes)
+            raise SlabsExhaustedError(self.slabs, self.layout.total_bytes)
         index = self._free.pop()
         keys, values = self._frames[index].unbind(0)
         text_keys, text_values = self._text[index].unbind(0)

@@ -22,7 +22,7 @@ from turboserve.worker.engine.snapshot import (
     pinned_of,
 )
 from turboserve.worker.engine.state import SessionState
-from turboserve.worker.engine.state_pages import PROMPT, RECENT, SLOTTED, flat_bytes, slot_parts
+from turboserve.worker.engine.state_pages import BY_POSITION, PROMPT, RECENT, flat_bytes, position_parts
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation
 
@@ -130,7 +130,7 @@ class PagedReceiveBuffer:
         self.room = room
         self._config, self._model, self._rotation, self._device = config, model, rotation, device
         self._limit_bytes = own_bytes
-        self._slotted = dict(zip(SLOTTED, (slab.keys, slab.values, slab.sink_keys), strict=True))
+        self._by_position = dict(zip(BY_POSITION, (slab.keys, slab.values, slab.sink_keys), strict=True))
         self._prompt = dict(zip(PROMPT, (slab.text_keys, slab.text_values), strict=True))
         self._own: dict[str, Tensor] = {}
 
@@ -153,7 +153,7 @@ class PagedReceiveBuffer:
     @property
     def most_bytes(self) -> int:
         """Largest size of a state of this model, bytes."""
-        slab = [*self._slotted.values(), *self._prompt.values()]
+        slab = [*self._by_position.values(), *self._prompt.values()]
         return self._limit_bytes + sum(t.numel() * t.element_size() for t in slab)
 
     @property
@@ -163,12 +163,12 @@ class PagedReceiveBuffer:
 
     def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
         """Memory for a page of `size` bytes, uint8 [n] each. Raises `SnapshotRejectedError`."""
-        base, _, slot = name.partition("/")
-        if base in self._slotted:
-            tensor = self._slotted[base]
-            if not (slot.isascii() and slot.isdigit() and int(slot) < tensor.shape[1]):
-                raise SnapshotRejectedError("slot", name[:64], f"below {tensor.shape[1]}")
-            found = slot_parts(tensor, int(slot))
+        base, _, position = name.partition("/")
+        if base in self._by_position:
+            tensor = self._by_position[base]
+            if not (position.isascii() and position.isdigit() and int(position) < tensor.shape[1]):
+                raise SnapshotRejectedError("ring position", name[:64], f"below {tensor.shape[1]}")
+            found = position_parts(tensor, int(position))
         elif name in self._prompt:
             found = (flat_bytes(self._prompt[name]),)
         else:
@@ -179,7 +179,7 @@ class PagedReceiveBuffer:
         return found
 
     def check(self, header: Mapping[str, Any], names: Iterable[str]) -> list[int]:
-        """Check that the pages are those of one state of this model. Returns the frames in its slots.
+        """Check that the pages are those of one state of this model. Returns its frames by ring position.
 
         Pages that are not among `names` are dropped. Raises `SnapshotRejectedError`.
         """
@@ -191,12 +191,13 @@ class PagedReceiveBuffer:
         fixed_of(header)
         floor_of(header)
         pinned_of(header)
-        slots = [int(frame) for frame in header["ring"]["slots"]]
+        frames = [int(frame) for frame in header["ring"]["slots"]]
         self._own = {name: tensor for name, tensor in self._own.items() if name in names}
         limit = self._config.window_frames
-        if len(slots) > limit or len(set(slots)) != len(slots):
-            raise SnapshotRejectedError("slots", slots[: limit + 1], f"at most {limit}, each once")
-        needed = {f"{n}/{s}" for n, t in self._slotted.items() for s in range(min(len(slots), t.shape[1]))}
+        if len(frames) > limit or len(set(frames)) != len(frames):
+            raise SnapshotRejectedError("ring frames", frames[: limit + 1], f"at most {limit}, each once")
+        tensors = self._by_position.items()
+        needed = {f"{n}/{p}" for n, t in tensors for p in range(min(len(frames), t.shape[1]))}
         needed |= set(PROMPT) | {"generator"}
         if missing := needed - names:
             raise SnapshotRejectedError("pages", f"without {sorted(missing)[0]}", f"{len(needed)} pages")
@@ -206,13 +207,13 @@ class PagedReceiveBuffer:
             raise SnapshotRejectedError(RECENT, [tuple(t.shape) for t in recent], self._config.latent_shape)
         if int(header["next_chunk"]) < len(recent):
             raise SnapshotRejectedError("next_chunk", header["next_chunk"], f"at least {len(recent)}")
-        return slots
+        return frames
 
     def state(self, header: Mapping[str, Any], names: Iterable[str]) -> SessionState:
         """The session's state from its pages. Raises `SnapshotRejectedError` unless they are one state's."""
-        slots = self.check(header, names)
+        frames = self.check(header, names)
         ring = KVRing(self.slab, self._config, self._rotation)
-        ring.restore(slots, int(header["ring"]["next"]), int(header["ring"]["shift"]))
+        ring.restore(frames, int(header["ring"]["next"]), int(header["ring"]["shift"]))
         generator = torch.Generator(self._device)
         generator.set_state(self._own["generator"])
         state = SessionState(
@@ -244,7 +245,7 @@ class PagedReceiveBuffer:
         """
         assert self.room is not None
         frames = len(self.check(header, names))
-        tensors = {name: t[:, :frames] for name, t in self._slotted.items()}
+        tensors = {name: t[:, :frames] for name, t in self._by_position.items()}
         recent = self._recent()
         if recent:
             first = recent[0]

@@ -10,13 +10,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one forward's tokens go: runs of (slab position, offset in the forward, count), in tokens."""
+    """Where one forward's tokens go: runs of (start in the slab, offset in the forward, count), in tokens."""
 
     runs: tuple[tuple[int, int, int], ...]
     visible: int
     """Tokens of the filled prefix of the slab. Attention reads all of them, unless `reads` names fewer."""
     reads: tuple[tuple[int, int], ...] = ()
-    """Runs of (slab position, count), in tokens, that attention reads. Empty: the filled prefix."""
+    """Runs of (start in the slab, count), in tokens, that attention reads. Empty: the filled prefix."""
     sparsity: float = 0.0
     """See `fidelity.Fidelity.sparsity`."""
 
@@ -36,20 +36,21 @@ class LayerPlacement:
 
 
 def reduced_reads(
-    slots: Sequence[int], visible: int, always_read: int, oldest: int, tokens: int
+    frames: Sequence[int], visible: int, always_read: int, oldest: int, tokens: int
 ) -> tuple[tuple[int, int], ...]:
-    """Runs of (slab position, count) of the sink and the newest frames, in tokens; empty: all.
+    """Runs of (start in the slab, count) of the sink and the newest frames, in tokens; empty: all.
 
-    `slots`: frame index in each filled slot. `visible`: number of slots that attention could read.
-    `always_read`: number of the sink's slots. `oldest`: oldest frame to read. `tokens`: tokens of a frame.
+    `frames`: frame at each filled ring position. `visible`: number of positions that attention could read.
+    `always_read`: number of positions of the sink. `oldest`: oldest frame to read. `tokens`: tokens of a
+    frame.
 
     Up to three runs: the sink, and the newest frames on both sides of the place where the ring closes.
     """
     runs: list[tuple[int, int]] = []
-    for slot in range(visible):
-        if slot >= always_read and slots[slot] < oldest:
+    for position in range(visible):
+        if position >= always_read and frames[position] < oldest:
             continue
-        start = slot * tokens
+        start = position * tokens
         if runs and sum(runs[-1]) == start:
             runs[-1] = (runs[-1][0], runs[-1][1] + tokens)
         else:

@@ -90,9 +90,9 @@ class ForwardSpec:
     """Latent frames of the forward."""
     first_frame: int
     timestep: float
-    slots: tuple[int, ...]
-    """See `KVRing.bookkeeping`, as are the next two."""
-    next_slot: int
+    ring_frames: tuple[int, ...]
+    """See `KVRing.frames`. `next_position` and `shift` complete the ring's bookkeeping."""
+    next_position: int
     shift: int
     runs: tuple[tuple[int, int, int], ...]
     """See `Placement`, as are the next three."""
@@ -208,7 +208,7 @@ class BorrowedForward:
             row.latents.shape[0],
             row.first_frame,
             row.timestep,
-            tuple(row.ring.slots),
+            tuple(row.ring.frames),
             kept["next"],  # type: ignore[arg-type]
             row.ring.shift,
             placement.runs,
@@ -269,7 +269,7 @@ class LentForward:
         latents = slab.keys.new_empty(spec.frames, *config.latent_shape[1:])
         text = slab.keys.new_empty(spec.text_tokens, config.text_dim)
         self._exchange((), [x for x in (latents, text) if x.numel()])
-        ring.follow(list(spec.slots), spec.next_slot, spec.shift)
+        ring.follow(list(spec.ring_frames), spec.next_position, spec.shift)
         if spec.text_tokens:
             ring.set_text(self._memory.model.project_text(text.unsqueeze(0)), row=0)
         if spec.seeds:

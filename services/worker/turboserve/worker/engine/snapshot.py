@@ -26,7 +26,7 @@ DECODER = "decoder."
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """One session between two chunks. `header` is JSON. `tensors` are on the host; those with frame slots are
+    """One session between two chunks. `header` is JSON. `tensors` are on the host; those by ring position are
     contiguous per layer, the others as a whole."""
 
     header: Mapping[str, Any]

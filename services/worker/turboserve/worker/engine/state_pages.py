@@ -1,8 +1,8 @@
 """A session's state as pages, for migration: read while the session generates, and received by the target.
 
-A page is one frame slot of the KV window over all layers, or one whole tensor. Each page carries a stamp. A
-page that was read under an equal stamp has not changed, so that at the chunk boundary only the other pages
-are sent again. `pages_in_use` and `pages_quiesced` run on the engine's thread.
+A page is one ring position over all layers, or one whole tensor. Each page carries a stamp. A page that was
+read under an equal stamp has not changed, so that at the chunk boundary only the other pages are sent again.
+`pages_in_use` and `pages_quiesced` run on the engine's thread.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from turboserve.worker.engine.snapshot import DECODER, Snapshot, parts
 from turboserve.worker.engine.work import ChunkWork
 from turboserve.worker.model.config import ModelConfig
 
-SLOTTED = ("keys", "values", "sink_keys")
-"""Tensors [layers, frames, …] that are paged by frame slot."""
+BY_POSITION = ("keys", "values", "sink_keys")
+"""Tensors [layers, frames, …] of which each ring position is a page."""
 PROMPT = ("text_keys", "text_values")
 HASHERS = max(1, min(8, (os.cpu_count() or 1) // 4))
 """Number of threads that hash pages."""
@@ -63,7 +63,7 @@ class Page:
     """A part of a session's state that is sent as a unit."""
 
     name: str
-    """`keys/3`, `values/3`, `sink_keys/0` for frame slots; otherwise the tensor's name."""
+    """`keys/3`, `values/3`, `sink_keys/0` for ring positions; otherwise the tensor's name."""
     parts: tuple[Tensor, ...]
     """Flat bytes, uint8 [n] each, views of the session's own memory: one per layer, or one."""
     stamp: object
@@ -84,9 +84,9 @@ def pages_in_use(session: Session, config: ModelConfig) -> list[Page]:
     pages: list[Page] = []
     if session.work is None or isinstance(session.work, ChunkWork):
         written_from = state.first_frame(config) if session.work is not None else ring.end
-        for slot, frame in enumerate(ring.slots):
+        for position, frame in enumerate(ring.frames):
             if frame < written_from:
-                pages += _slot_pages(ring.filled(), slot, _ring_stamp(session, slot))
+                pages += _position_pages(ring.filled(), position, _ring_stamp(session, position))
         if ring.text_writes or state.text is not None:
             stamp = (IdentityStamp(state.slab.text_keys), ring, ring.text_writes)
             pages += [Page(name, _flat(tensor), stamp) for name, tensor in _prompt(ring.filled())]
@@ -117,10 +117,10 @@ def pages_of(snapshot: Snapshot, config: ModelConfig) -> tuple[dict[str, Any], l
             pages += [_whole(f"{RECENT}/{first + n}", t, IdentityStamp(t)) for n, t in enumerate(chunks)]
         elif name in PROMPT:
             pages.append(Page(name, _flat(tensor), IdentityStamp(tensor)))
-        elif name not in SLOTTED:
+        elif name not in BY_POSITION:
             pages.append(_whole(name, tensor, IdentityStamp(tensor)))
-    for slot in range(len(snapshot.header["ring"]["slots"])):
-        pages += _slot_pages(snapshot.tensors, slot, IdentityStamp(snapshot.tensors["keys"]))
+    for position in range(len(snapshot.header["ring"]["slots"])):
+        pages += _position_pages(snapshot.tensors, position, IdentityStamp(snapshot.tensors["keys"]))
     return dict(snapshot.header), sorted(pages, key=lambda page: page.name)
 
 
@@ -165,23 +165,23 @@ def digest_of(header: Mapping[str, Any], fingerprints: Mapping[str, bytes]) -> s
     return hasher.hexdigest()
 
 
-def _ring_stamp(session: Session, slot: int) -> tuple[object, ...]:
+def _ring_stamp(session: Session, position: int) -> tuple[object, ...]:
     ring = session.state.ring
-    turned = ring.shift if slot < session.state.slab.sink_keys.shape[1] else 0
-    return IdentityStamp(session.state.slab.keys), ring, ring.writes[slot], turned
+    turned = ring.shift if position < session.state.slab.sink_keys.shape[1] else 0
+    return IdentityStamp(session.state.slab.keys), ring, ring.writes[position], turned
 
 
-def _slot_pages(tensors: Mapping[str, Tensor], slot: int, stamp: object) -> list[Page]:
+def _position_pages(tensors: Mapping[str, Tensor], position: int, stamp: object) -> list[Page]:
     return [
-        Page(f"{name}/{slot}", slot_parts(tensors[name], slot), stamp)
-        for name in SLOTTED
-        if slot < tensors[name].shape[1]
+        Page(f"{name}/{position}", position_parts(tensors[name], position), stamp)
+        for name in BY_POSITION
+        if position < tensors[name].shape[1]
     ]
 
 
-def slot_parts(tensor: Tensor, slot: int) -> tuple[Tensor, ...]:
-    """One frame slot of [layers, frames, …] as flat bytes per layer."""
-    return tuple(flat_bytes(layer[slot]) for layer in tensor)
+def position_parts(tensor: Tensor, position: int) -> tuple[Tensor, ...]:
+    """One ring position of [layers, frames, …] as flat bytes per layer."""
+    return tuple(flat_bytes(layer[position]) for layer in tensor)
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:

@@ -172,7 +172,7 @@ class ChunkWork:
         schedule: Schedule,
         noise: Noise | None = None,
     ) -> None:
-        """Take the chunk's frame slots, evicting frames. `noise` defaults to the session's generator."""
+        """Take the chunk's ring positions, evicting frames. `noise` defaults to the session's generator."""
         self.index = state.next_chunk
         self.done = 0
         self._steps, self._sigmas = schedule.steps, schedule.step_sigmas

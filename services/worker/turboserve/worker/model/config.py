@@ -79,7 +79,7 @@ class ModelConfig:
         _require(self.freq_dim % 2 == 0, "freq_dim", self.freq_dim, "even")
         _require(len(self.patch_size) == 3, "patch_size", self.patch_size, "three sizes: time, height, width")
         _require(min(self.patch_size) > 0, "patch_size", self.patch_size, "greater than 0")
-        _require(self.patch_size[0] == 1, "patch_size", self.patch_size, "1 in time: a frame is a ring slot")
+        _require(self.patch_size[0] == 1, "patch_size", self.patch_size, "1 in time: the ring holds frames")
         _require(
             self.latent_height % self.patch_size[1] == 0, "latent_height", self.latent_height, "in patches"
         )
@@ -121,7 +121,7 @@ class ModelConfig:
 
     @property
     def window_frames(self) -> int:
-        """Frame slots of one session: the window, or all frames that it may generate where there is none."""
+        """Ring positions of one session: the window, or all frames that it may generate without a window."""
         return self.max_frames if self.local_attn_size == -1 else self.local_attn_size
 
     @property

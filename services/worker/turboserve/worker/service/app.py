@@ -84,7 +84,7 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
         device=str(engine.device),
         capacity=capacity,
         floor_capacity=floor,
-        slabs=engine.slots,
+        slabs=engine.slabs,
         chunk_latency_s={batch: round(value, 4) for batch, value in loaded.seconds.items()},
     )
     return worker
@@ -109,11 +109,11 @@ def worker_id(settings: Settings, user: str) -> str:
 def capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -> int:
     """K: the configured limit, or what the profile keeps in real time; never more than device and host memory
     hold."""
-    slots = engine.places
+    places = engine.places
     if settings.worker_max_sessions is not None:
-        return min(settings.worker_max_sessions, slots)
-    seconds = beyond_slabs(seconds, engine.slots, slots)
-    return sessions_in_real_time(seconds, engine.config.chunk_media_s, settings.real_time_margin, slots)
+        return min(settings.worker_max_sessions, places)
+    seconds = beyond_slabs(seconds, engine.slabs, places)
+    return sessions_in_real_time(seconds, engine.config.chunk_media_s, settings.real_time_margin, places)
 
 
 def floor_capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -> int:
@@ -125,9 +125,9 @@ def floor_capacity_of(engine: Engine, seconds: dict[int, float], settings: Setti
     floor = floor_seconds(seconds, engine.fidelity.ladder) if engine.fidelity.lowers else {}
     if not floor:
         return 0
-    margin, slots = settings.real_time_margin, engine.places
-    floor = beyond_slabs(floor, engine.slots, slots)
-    return sessions_in_real_time(floor, engine.config.chunk_media_s, margin, slots)
+    margin, places = settings.real_time_margin, engine.places
+    floor = beyond_slabs(floor, engine.slabs, places)
+    return sessions_in_real_time(floor, engine.config.chunk_media_s, margin, places)
 
 
 def expose(worker: Worker) -> None:

@@ -39,9 +39,9 @@ def state_host_bytes(models: Models) -> int:
     return host_bytes(layout, own_limit(config, models.decoder.cache_bytes))
 
 
-def default_host_bytes(state_bytes: int, slots: int, free_bytes: int) -> int:
-    """Room for as many states as slots, at least `LEAST_BYTES` and at most half of the free memory."""
-    return min(max(LEAST_BYTES, slots * state_bytes), int(_SHARE * free_bytes))
+def default_host_bytes(state_bytes: int, slabs: int, free_bytes: int) -> int:
+    """Room for as many states as slabs, at least `LEAST_BYTES` and at most half of the free memory."""
+    return min(max(LEAST_BYTES, slabs * state_bytes), int(_SHARE * free_bytes))
 
 
 def offloaded_host_bytes(sessions: int, state_bytes: int) -> int:

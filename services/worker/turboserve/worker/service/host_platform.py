@@ -160,7 +160,7 @@ class HostPlatform:
             engine.package,
             engine.fidelity.ladder,
         )
-        packager = QueuedPackager(convert, deliver_from_thread, limit=PACKAGER_LIMIT * engine.slots)
+        packager = QueuedPackager(convert, deliver_from_thread, limit=PACKAGER_LIMIT * engine.slabs)
         thread = EngineThread(
             engine,
             packager.put,

@@ -97,13 +97,13 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     if settings.sequence_parallel_directory is not None:
         lent = lent_bytes(models.transformer.config, weight.dtype)
     budget = plan(models, total_bytes - lent, decode_batch)
-    slots = min(settings.worker_max_sessions or AUTO_SESSIONS, budget.sessions())
+    slabs = min(settings.worker_max_sessions or AUTO_SESSIONS, budget.sessions())
     options = EngineOptions(
-        slab_bytes=slots * budget.slab_bytes,
+        slab_bytes=slabs * budget.slab_bytes,
         host_bytes=settings.host_memory_bytes or 0,
         host_sessions=settings.host_sessions,
         max_lead_s=settings.max_lead_s,
-        max_batch=slots,
+        max_batch=slabs,
         decode_batch=decode_batch,
         policy=settings.gather_policy,
         tier_alpha=settings.tier_alpha,
@@ -123,7 +123,7 @@ def make_engine(models: Models, settings: Settings) -> Engine:
             Engine(models, options, profiles=profiles, ladder=ladder), state_bytes
         )
     offloaded_bytes = offloaded_host_bytes(settings.host_sessions, state_bytes)
-    wanted = default_host_bytes(state_bytes, slots, free_host_bytes() - offloaded_bytes)
+    wanted = default_host_bytes(state_bytes, slabs, free_host_bytes() - offloaded_bytes)
     for host_bytes in halves(wanted, state_bytes):
         try:
             return _warn_without_host_memory(

@@ -210,15 +210,15 @@ def _bounded(seconds: float) -> float:
     return max(-LARGEST_SLACK_S, min(LARGEST_SLACK_S, seconds))
 
 
-def beyond_slabs(seconds: Mapping[int, float], slots: int, places: int) -> dict[int, float]:
-    """L(n) for more active sessions than slabs: n / slots · L(slots), since a batch has at most `slots` rows.
+def beyond_slabs(seconds: Mapping[int, float], slabs: int, places: int) -> dict[int, float]:
+    """L(n) for more active sessions than slabs: n / slabs · L(slabs), since a batch has at most `slabs` rows.
 
     `places`: number of sessions that slabs and host memory hold. The copies of states overlap computing and
     do not count. Returns `seconds` as it is if no session is beyond the slabs, or nothing is measured.
     """
-    if places <= slots or not seconds:
+    if places <= slabs or not seconds:
         return dict(seconds)
-    full_s = LatencyProfile(seconds)(slots)
-    within = {batch: value for batch, value in seconds.items() if batch < slots}
+    full_s = LatencyProfile(seconds)(slabs)
+    within = {batch: value for batch, value in seconds.items() if batch < slabs}
     # Profiles are linear between two sizes, and are extrapolated in the same direction.
-    return within | {slots: full_s, places: full_s * places / slots}
+    return within | {slabs: full_s, places: full_s * places / slabs}

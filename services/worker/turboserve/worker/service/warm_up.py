@@ -32,7 +32,7 @@ def measure(engine: Engine) -> dict[int, float]:
     clock = time.process_time if engine.device.type == "cpu" else time.monotonic
     seconds: dict[int, float] = {}
     for batch in BATCHES:
-        if batch > engine.free_slots:
+        if batch > engine.free_slabs:
             break
         seconds[batch] = _measure(engine, batch, clock)
     return seconds

@@ -145,7 +145,7 @@ class Worker:
         runs = {entry.session: entry.run for entry in self.table.entries.values()}
         held, now = self.table.held(self._config.media_start), self._clock.monotonic()
         engine, fidelity = self.engine, self.engine.fidelity
-        seconds = quality.beyond_slabs(self._profile.to_mapping(), engine.slots, engine.places)
+        seconds = quality.beyond_slabs(self._profile.to_mapping(), engine.slabs, engine.places)
         return LoadReport(
             worker=self.id,
             model=self._settings.model,

@@ -49,11 +49,11 @@ class VirtualPlatform:
         profile, settings = self.profile, self.settings
         self._clock = DeviceClock(self.clock)
         options = EngineOptions(
-            slab_bytes=profile.slots * SlabLayout.of(profile.config, DTYPE).total_bytes,
+            slab_bytes=profile.slabs * SlabLayout.of(profile.config, DTYPE).total_bytes,
             host_bytes=profile.host_states * state_size(profile),
             host_sessions=settings.host_sessions,
             max_lead_s=settings.max_lead_s,
-            max_batch=profile.slots,
+            max_batch=profile.slabs,
             decode_batch=profile.decode_batch,
             policy=settings.gather_policy,
             tier_alpha=settings.tier_alpha,
@@ -71,7 +71,7 @@ class VirtualPlatform:
         lends = settings.sequence_parallel_directory is not None
         encoder = VirtualEncoder(config, seconds, clock)
         convert = ChunkPackager(encoder, config.fps, clock, engine.package, engine.fidelity.ladder)
-        limit = PACKAGER_LIMIT * engine.slots
+        limit = PACKAGER_LIMIT * engine.slabs
         packager = VirtualPackager(convert, deliver, loop, clock, seconds, limit)
         runner = VirtualEngineRunner(
             engine,

@@ -38,7 +38,7 @@ class DeviceProfile:
     """Digest of the weights. A state continues only on a worker with the same digest."""
     load_s: float = 2.0
     """Time until the worker can serve; infinite if it never can."""
-    slots: int = 4
+    slabs: int = 4
     """Sessions that fit on the device."""
     host_states: int = 8
     """Suspended sessions that fit in host memory."""
@@ -105,5 +105,5 @@ class DeviceProfile:
         forward, decode = LatencyProfile(self.forward_s), LatencyProfile(self.decode_s)
         sizes = sorted({1, *self.forward_s})
         return {
-            size: (self.denoising + 1) * forward(size) + decode(1) for size in sizes if size <= self.slots
+            size: (self.denoising + 1) * forward(size) + decode(1) for size in sizes if size <= self.slabs
         }
