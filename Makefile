@@ -11,6 +11,8 @@ STAMP := $(VENV)/.setup-done
 DEV_STAMP := $(VENV)/.setup-dev-done
 DOCS_STAMP := $(VENV)/.setup-docs-done
 LOG := $(VENV)/setup.log
+# What `make test` prints of the checks that run beside pytest.
+CHECKS := $(VENV)/checks.log
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 PROJECTS := $(sort $(wildcard */pyproject.toml services/*/pyproject.toml sdk/python/pyproject.toml))
@@ -106,11 +108,14 @@ lint-docs:
 compiled-tests:
 	@$(BIN)/python -m pytest --collect-only -qqq >/dev/null || true
 
+# Tests often wait, so types and documents are checked beside them. Their report comes after that of the tests.
 test: setup-dev
-	@$(MAKE) -j2 --output-sync=target lint-types lint-imports lint-style lint-docs compiled-tests
-	@echo "test: pytest, $(TEST_PROCESSES) files at a time"; rm -f .coverage .coverage.*; status=0; \
+	@$(MAKE) -j2 --output-sync=target lint-imports lint-style compiled-tests
+	@echo "test: pytest, $(TEST_PROCESSES) files at a time; beside it mypy and mkdocs"; \
+		rm -f .coverage .coverage.*; status=0; $(MAKE) --keep-going lint-types lint-docs >$(CHECKS) 2>&1 & checks=$$!; \
 		$(BIN)/python -m pytest -p tests.helpers.sampled_coverage -n $(TEST_PROCESSES) --dist loadfile \
-		$(PYTEST_ARGS) || status=$$?; $(BIN)/python -m coverage combine --quiet || exit 1; \
+		$(PYTEST_ARGS) || status=$$?; wait $$checks || status=$$(($$status ? $$status : 1)); cat $(CHECKS); \
+		$(BIN)/python -m coverage combine --quiet || exit 1; \
 		echo "test: these tests execute at least $$($(BIN)/python -m coverage report --format=total) % of the" \
 		"lines and branches"; exit $$status
 
