@@ -27,6 +27,7 @@ from nats.js.errors import NotFoundError
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.helpers.browser import browser_address as browser_address
 from tests.helpers.browser import page as page
 from tests.helpers.pool_harness import Pool
 from tests.helpers.web_server import WebServer, serving
@@ -281,6 +282,12 @@ def postgres_server(layout: Layout, ports: Ports) -> Iterator[PostgresServer]:
 def pool(tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitStack) -> Pool:
     """Servers, state store, scheduler and a drawing worker, for gateways with settings of their own."""
     return until_group_ends.enter_context(Pool(tmp_path_factory.mktemp("pool")).running())
+
+
+@pytest.fixture(scope="session")
+def gateway_url(pool: Pool) -> str:
+    """A gateway of `pool` without API keys, as `make up` starts it."""
+    return pool.gateway()
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.browser import CHROMIUM, chromium
+from tests.helpers.browser import CHROMIUM, chromium, new_page
 from turboserve.cli.stack.background import BackgroundStack
 
-WAIT_MS = 60_000
 LOOKS = {
     "desktop-light": ({"width": 1280, "height": 900}, "light"),
     "desktop-dark": ({"width": 1280, "height": 900}, "dark"),
@@ -27,10 +26,9 @@ LOOKS = {
 }
 
 
-async def shoot(context: Any, url: str, look: str, out: Path) -> None:
+async def shoot(page: Any, url: str, look: str, out: Path) -> None:
     """Go through the states of the page in one look."""
     size, scheme = LOOKS[look]
-    page = await context.new_page()
     await page.set_viewport_size(size)
     await page.emulate_media(color_scheme=scheme)
 
@@ -58,15 +56,13 @@ async def shoot(context: Any, url: str, look: str, out: Path) -> None:
     await page.goto(f"{url}/pool")
     await page.locator("#phase", has_not_text="loading").wait_for()
     await save("6-pool")
-    await page.close()
 
 
-async def run(url: str, out: Path, profile: Path) -> None:
-    autoplay = "--autoplay-policy=no-user-gesture-required"
-    async with chromium(profile, autoplay, wait_ms=WAIT_MS) as context:
-        for look in LOOKS:
-            await shoot(context, url, look, out)
-            print(f"{out}/{look}-*.png", flush=True)
+async def run(browser_address: str, url: str, out: Path) -> None:
+    for look in LOOKS:
+        async with new_page(browser_address) as page:
+            await shoot(page, url, look, out)
+        print(f"{out}/{look}-*.png", flush=True)
 
 
 def main() -> None:
@@ -82,7 +78,8 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = args.url or stack.enter_context(BackgroundStack(folder / "data")).url
-        asyncio.run(run(url.rstrip("/"), args.out, folder / "profile"))
+        browser = stack.enter_context(chromium(folder))
+        asyncio.run(run(browser, url.rstrip("/"), args.out))
 
 
 if __name__ == "__main__":

@@ -22,13 +22,6 @@ from turboserve.config import Settings
 PATIENCE_S = 120.0
 
 
-@pytest.fixture(scope="session")
-def gateway_url(pool: Pool) -> str:
-    """A gateway without API keys."""
-    url: str = pool.gateway()
-    return url
-
-
 @pytest.fixture
 async def api(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=gateway_url, timeout=PATIENCE_S) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,17 +16,24 @@ pytestmark = NEEDS_CHROMIUM
 KEY = "key-of-the-javascript-client-0123456789"
 
 
-@pytest.fixture(scope="session")
-def keyed_url(pool: Pool) -> str:
+@pytest.fixture
+def keyed_url(pool: Pool) -> Iterator[str]:
     """A gateway that needs an API key."""
-    url: str = pool.gateway("javascript_keyed", TURBOSERVE_API_KEYS=f"{KEY}=script", DRAWN_KEY=KEY)
-    return url
+    yield pool.gateway("javascript_keyed", TURBOSERVE_API_KEYS=f"{KEY}=script", DRAWN_KEY=KEY)
+    pool.stop("javascript_keyed")
+
+
+@pytest.fixture(scope="module")
+def stopping_url(pool: Pool) -> Iterator[str]:
+    """The gateway "stopping", which the tests stop and start."""
+    yield pool.gateway("stopping")
+    pool.stop("stopping")
 
 
 async def visit(page: Any, url: str) -> None:
-    """Open a page of the gateway that asks for no session, with the policy of the gateway's pages."""
+    """Open a page of the gateway without a script, with the policy of the gateway's pages."""
     # A page that Playwright itself answers would need a permission to reach this machine.
-    await page.goto(f"{url}/docs")
+    await page.goto(f"{url}/page/player.css")
 
 
 async def test_a_session_from_creation_to_end(gateway_url: str, page: Any) -> None:
@@ -172,10 +180,9 @@ async def test_an_answer_that_got_lost_creates_one_session(gateway_url: str, pag
 
 
 async def test_a_stream_continues_after_its_last_chunk_when_the_gateway_is_back(
-    pool: Pool, page: Any
+    pool: Pool, stopping_url: str, page: Any
 ) -> None:
-    url = pool.gateway("javascript_lost")
-    await visit(page, url)
+    await visit(page, stopping_url)
     await page.evaluate(
         """async (url) => {
           const { Client } = await import("/page/client/index.js");
@@ -188,18 +195,17 @@ async def test_a_stream_continues_after_its_last_chunk_when_the_gateway_is_back(
           })();
           window.session = session;
         }""",
-        url,
+        stopping_url,
     )
     await until(page, "() => window.seen.length > 1")
-    pool.stop("javascript_lost")
+    pool.stop("stopping")
     before = len(await page.evaluate("window.seen"))
-    pool.gateway("javascript_lost")
+    pool.gateway("stopping")
     await until(page, "(before) => window.seen.length > before + 2", arg=before)
     end = await page.evaluate("session.end().then(() => reading)")
     indices = await page.evaluate("window.seen")
     assert indices == list(range(len(indices)))
     assert (end["end"]["phase"], end["end"]["last"]) == ("terminated", indices[-1])
-    pool.stop("javascript_lost")
 
 
 async def test_an_index_that_no_caller_gave_is_forgotten_when_it_is_refused(
@@ -252,8 +258,8 @@ ELEMENT = """async ([url, attributes]) => {
 HAS = "(type) => window.events.some(([each]) => each === type)"
 
 
-async def test_the_element_plays_and_reports(pool: Pool, page: Any) -> None:
-    url = pool.gateway("javascript_element")
+async def test_the_element_plays_and_reports(pool: Pool, stopping_url: str, page: Any) -> None:
+    url = stopping_url
     await visit(page, url)
     await page.evaluate(ELEMENT, [url, {"base-url": url}])
     session = await page.evaluate("player.create('a red circle moving left').then(({ id }) => id)")
@@ -285,11 +291,11 @@ async def test_the_element_plays_and_reports(pool: Pool, page: Any) -> None:
     await until(page, "(s) => window.player.playhead > s", arg=at_s + 0.5)
 
     # Without a gateway, playback ends with the buffer, and continues when the gateway is back.
-    pool.stop("javascript_element")
+    pool.stop("stopping")
     await until(page, "() => window.player.stalled")
     assert await page.evaluate(HAS, "reconnecting")
     at_s = await page.evaluate("player.playhead")
-    pool.gateway("javascript_element")
+    pool.gateway("stopping")
     await until(page, "(s) => window.player.playhead > s", arg=at_s + 0.5)
     await until(page, "() => !window.player.stalled")
     stalls = await page.evaluate("events.filter(([type]) => type === 'stall').map(([, d]) => d.stalled)")
@@ -308,7 +314,6 @@ async def test_the_element_plays_and_reports(pool: Pool, page: Any) -> None:
     assert await page.evaluate("[player.session, player.hasAttribute('src')]") == [None, False]
     with pytest.raises(Exception, match="the player has no session"):
         await page.evaluate("player.prompt('x')")
-    pool.stop("javascript_element")
 
 
 async def test_a_key_that_is_set_after_a_refusal_opens_the_session(keyed_url: str, page: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,11 +21,11 @@ OVERFLOWS = "document.documentElement.scrollWidth - innerWidth"
 SIZES = {"desktop": (1280, 800), "phone": (390, 844), "landscape": (844, 390)}
 
 
-@pytest.fixture(scope="session")
-def keyed_url(pool: Pool) -> str:
+@pytest.fixture
+def keyed_url(pool: Pool) -> Iterator[str]:
     """A gateway that needs an API key."""
-    url: str = pool.gateway("page_keyed", TURBOSERVE_API_KEYS=f"{KEY}=page", DRAWN_KEY=KEY)
-    return url
+    yield pool.gateway("page_keyed", TURBOSERVE_API_KEYS=f"{KEY}=page", DRAWN_KEY=KEY)
+    pool.stop("page_keyed")
 
 
 async def begin(page: Any, prompt: str = "a red circle moving left") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -18,8 +18,8 @@ ORIGIN = "https://friend.example"
 
 
 @pytest.fixture(scope="module")
-def keyed_url(pool: Pool) -> str:
-    return pool.gateway(
+def keyed_url(pool: Pool) -> Iterator[str]:
+    yield pool.gateway(
         "keyed",
         TURBOSERVE_API_KEYS=f"{KEY_A}=alice,{KEY_B}=bob",
         TURBOSERVE_CORS_ORIGINS=ORIGIN,
@@ -27,6 +27,7 @@ def keyed_url(pool: Pool) -> str:
         TURBOSERVE_KEY_FAILURES_PER_MINUTE="1000",
         DRAWN_KEY=KEY_A,
     )
+    pool.stop("keyed")
 
 
 @pytest.fixture

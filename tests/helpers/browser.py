@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+REBOUND = "foe.example"
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -20,6 +23,9 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--autoplay-policy=no-user-gesture-required",
+    # The attacker's name server first returned the attacker's address, and now returns this machine's.
+    f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1",
 ]
 NEEDS_CHROMIUM = [
     pytest.mark.browser,
@@ -40,25 +46,48 @@ async def until(page: Any, test: str, arg: object = None) -> None:
         await asyncio.sleep(0.1)
 
 
-@asynccontextmanager
-async def chromium(profile: Path, *flags: str, wait_ms: float) -> AsyncIterator[Any]:
-    """Open a browser with a new profile.
+@contextmanager
+def chromium(folder: Path) -> Iterator[str]:
+    """Start a Chromium. Yields its address for `new_page`. `folder`: where its options are written."""
+    driver = pytest.importorskip("playwright._impl._driver")
+    options = {"executablePath": CHROMIUM, "args": FLAGS, "headless": True, "host": "127.0.0.1"}
+    config = folder / "launch.json"
+    config.write_text(json.dumps(options))
+    launch = ["launch-server", "--browser", "chromium", "--config", str(config)]
+    command = [*driver.compute_driver_executable(), *launch]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.terminate()
 
-    Yields Playwright's context, whose timeout for everything is `wait_ms`.
+
+@pytest.fixture(scope="session")
+def browser_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Chromium that all tests of this process share.
+
+    To start one takes as much processor time as most of these tests.
     """
+    with chromium(tmp_path_factory.mktemp("browser")) as address:
+        yield address
+
+
+@asynccontextmanager
+async def new_page(browser_address: str) -> AsyncIterator[Any]:
+    """Open a page that may play by itself, with an empty profile of its own."""
     playwright = pytest.importorskip("playwright.async_api")
     async with playwright.async_playwright() as driver:
-        context = await driver.chromium.launch_persistent_context(
-            str(profile), executable_path=CHROMIUM, args=[*FLAGS, *flags], headless=True, timeout=wait_ms
-        )
-        context.set_default_timeout(wait_ms)
-        yield context
-        await context.close()
+        browser = await driver.chromium.connect(browser_address, timeout=WAIT_MS)
+        context = await browser.new_context()
+        context.set_default_timeout(WAIT_MS)
+        yield await context.new_page()
+        await browser.close()
 
 
 @pytest.fixture
-async def page(tmp_path: Path) -> AsyncIterator[Any]:
-    """A page in a new Chromium that may play by itself. An error that the page logs fails the test."""
+async def page(browser_address: str) -> AsyncIterator[Any]:
+    """The same as `new_page`. An error that the page logs fails the test."""
     errors: list[str] = []
 
     def logged(line: Any) -> None:
@@ -66,9 +95,7 @@ async def page(tmp_path: Path) -> AsyncIterator[Any]:
         if line.type == "error" and not line.text.startswith(("Failed to load", "WebSocket connection")):
             errors.append(line.text)
 
-    autoplay = "--autoplay-policy=no-user-gesture-required"
-    async with chromium(tmp_path / "profile", autoplay, wait_ms=WAIT_MS) as context:
-        page = await context.new_page()
+    async with new_page(browser_address) as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", logged)
         yield page

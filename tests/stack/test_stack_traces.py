@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.browser import NEEDS_CHROMIUM, chromium
+from tests.helpers.browser import NEEDS_CHROMIUM
 from tests.helpers.otlp_receiver import OtlpReceiver, ReceivedSpan, outside_scheme
 from tests.helpers.waiting import eventually
 from turboserve.bench.streaming.viewer import Viewer
@@ -326,42 +326,39 @@ async def story_of_migration(receiver: OtlpReceiver, client: Client, session: st
 @NEEDS_CHROMIUM[0]
 @NEEDS_CHROMIUM[1]
 async def test_the_first_frame_that_the_page_shows_is_in_the_trace_of_the_creation(
-    tmp_path: Path, traced: TracedStack
+    traced: TracedStack, page: Any
 ) -> None:
-    autoplay = "--autoplay-policy=no-user-gesture-required"
-    async with chromium(tmp_path / "profile", autoplay, wait_ms=LIMIT_S * 1000) as browser:
-        page = await browser.new_page()
-        await page.goto(traced.url)
-        await page.get_by_label("What should the video show?").fill("a red circle moving left")
-        await page.get_by_role("button", name="Start").click()
-        # `wait_for_function` evaluates its text in the page, which the Content-Security-Policy
-        # refuses unless the first poll is already true.
-        await page.wait_for_url(re.compile("#ses_"))
-        session = page.url.partition("#")[2]
+    await page.goto(traced.url)
+    await page.get_by_label("What should the video show?").fill("a red circle moving left")
+    await page.get_by_role("button", name="Start").click()
+    # `wait_for_function` evaluates its text in the page, which the Content-Security-Policy
+    # refuses unless the first poll is already true.
+    await page.wait_for_url(re.compile("#ses_"))
+    session = page.url.partition("#")[2]
 
-        def of_session() -> list[ReceivedSpan]:
-            shown = named(traced.receiver.spans, "gateway", "show first frame")
-            return [span for span in shown if span.attributes[SESSION] == session]
+    def of_session() -> list[ReceivedSpan]:
+        shown = named(traced.receiver.spans, "gateway", "show first frame")
+        return [span for span in shown if span.attributes[SESSION] == session]
 
-        await eventually(of_session, LIMIT_S)
-        [shown] = of_session()
+    await eventually(of_session, LIMIT_S)
+    [shown] = of_session()
 
-        def complete(spans: Sequence[ReceivedSpan]) -> bool:
-            return ancestors(spans, shown)[-1:] == ["gateway: POST /v1/sessions"]
+    def complete(spans: Sequence[ReceivedSpan]) -> bool:
+        return ancestors(spans, shown)[-1:] == ["gateway: POST /v1/sessions"]
 
-        spans = await traced.receiver.until(complete, LIMIT_S, shown.trace)
-        about(spans, session)
-        above = ancestors(spans, shown)
-        assert above[:3] == [
-            "worker: send chunk",
-            "worker: generate chunk",
-            "state-store: process state.session.place",
-        ]
-        assert "scheduler: decide place" in above
-        [root] = named(spans, "gateway", "POST /v1/sessions")
-        assert root.parent == ""
-        assert root.begins_ns < shown.begins_ns < shown.ends_ns
-        await page.get_by_role("button", name="End session").click()
+    spans = await traced.receiver.until(complete, LIMIT_S, shown.trace)
+    about(spans, session)
+    above = ancestors(spans, shown)
+    assert above[:3] == [
+        "worker: send chunk",
+        "worker: generate chunk",
+        "state-store: process state.session.place",
+    ]
+    assert "scheduler: decide place" in above
+    [root] = named(spans, "gateway", "POST /v1/sessions")
+    assert root.parent == ""
+    assert root.begins_ns < shown.begins_ns < shown.ends_ns
+    await page.get_by_role("button", name="End session").click()
 
 
 async def test_forwards_are_linked_to_the_sessions_batched_with_them(

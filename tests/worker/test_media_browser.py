@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
-import shutil
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.helpers.browser import NEEDS_CHROMIUM
 from turboserve.worker.media import FragmentEncoder
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = NEEDS_CHROMIUM
 
 PLAY = """
 async ({codec, parts}) => {
@@ -56,10 +57,7 @@ async ({codec, parts}) => {
 """
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-async def test_chromium_plays_joined_fragments_in_the_right_colours() -> None:
-    playwright = pytest.importorskip("playwright.async_api")
+async def test_chromium_plays_joined_fragments_in_the_right_colours(page: Any) -> None:
     colours = [(255, 0, 0), (0, 0, 255), (0, 200, 0)]
     chunks = []
     first = 0
@@ -71,12 +69,7 @@ async def test_chromium_plays_joined_fragments_in_the_right_colours() -> None:
     # Each with its init segment, as chunks are sent: a repeated one must not disturb the timeline.
     parts = [base64.b64encode(data).decode() for chunk in chunks for data in (chunk.init, chunk.fragment)]
 
-    async with playwright.async_playwright() as p:
-        browser = await p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=120_000)
-        page = await browser.new_page()
-        seen = await page.evaluate(PLAY, {"codec": chunks[0].codec, "parts": parts})
-        await browser.close()
-
+    seen = await page.evaluate(PLAY, {"codec": chunks[0].codec, "parts": parts})
     assert seen["ranges"] == [[0, pytest.approx(first / 16)]]
     for shown, meant in zip(seen["colours"], colours, strict=True):
         # Chromium's own conversion (libyuv) clips the factor of blue: pure blue comes out as 243.

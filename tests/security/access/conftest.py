@@ -24,11 +24,10 @@ NEW = {"tenant": "acme", "scopes": [Scope.SESSIONS_READ.value, Scope.SESSIONS_WR
 """Body of a request for a key."""
 
 
-@pytest.fixture(scope="session")
-def keyless_url(pool: Pool) -> str:
+@pytest.fixture
+def keyless_url(gateway_url: str) -> str:
     """URL of a gateway as `make up` starts it."""
-    url: str = pool.gateway("keyless")
-    return url
+    return gateway_url
 
 
 Connect = Callable[..., httpx.AsyncClient]

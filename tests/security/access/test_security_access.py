@@ -142,15 +142,15 @@ def test_an_explicit_opt_out_allows_a_gateway_without_keys(monkeypatch: Any) -> 
 
 
 @pytest.fixture(scope="module")
-def keyed_url(pool: Pool) -> str:
-    url: str = pool.gateway(
+def keyed_url(pool: Pool) -> Iterator[str]:
+    yield pool.gateway(
         "guarded",
         TURBOSERVE_API_KEYS=f"{KEY}=acme,{OTHER}=boss",
         TURBOSERVE_OPERATORS="boss",
         TURBOSERVE_KEY_FAILURES_PER_MINUTE=str(FAILURES),
         DRAWN_KEY=KEY,
     )
-    return url
+    pool.stop("guarded")
 
 
 BODIES: list[tuple[str, dict[str, Any]]] = [

@@ -5,20 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.helpers.browser import NEEDS_CHROMIUM, chromium
+from tests.helpers.browser import NEEDS_CHROMIUM, REBOUND, new_page
 from tests.helpers.pool_harness import Pool
 
-# The attacker's name server: first it returns the attacker's address, later this machine's.
-REBOUND = "--host-resolver-rules=MAP foe.example 127.0.0.1"
 KEY = "a-key-for-the-page-0123456789"
-WAIT_MS = 120_000
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -95,9 +91,10 @@ def stranger_port() -> Iterator[int]:
 
 
 @pytest.fixture
-async def page(tmp_path: Path) -> AsyncIterator[Any]:
-    async with chromium(tmp_path / "profile", REBOUND, wait_ms=WAIT_MS) as context:
-        yield await context.new_page()
+async def page(browser_address: str) -> AsyncIterator[Any]:
+    """A page that may log errors: what it attacks refuses it."""
+    async with new_page(browser_address) as page:
+        yield page
 
 
 async def test_a_strangers_page_changes_nothing_and_reads_nothing(
@@ -107,7 +104,7 @@ async def test_a_strangers_page_changes_nothing_and_reads_nothing(
     session = (await api.post("/v1/sessions", json={"prompt": "a red circle"})).json()
     before = {one["id"] for one in (await api.get("/v1/sessions")).json()["sessions"]}
     # From another site, and from another port of this machine, which a browser calls the same site.
-    for origin in (f"http://foe.example:{stranger_port}", f"http://127.0.0.1:{stranger_port}"):
+    for origin in (f"http://{REBOUND}:{stranger_port}", f"http://127.0.0.1:{stranger_port}"):
         await page.goto(origin)
         found = await page.evaluate(ATTACKS, {"url": keyless_url, "session": session["id"]})
         readable = {name: found[name] for name in ("read", "json", "end", "script", "video")}
@@ -127,7 +124,7 @@ async def test_a_strangers_page_changes_nothing_and_reads_nothing(
 
 
 async def test_a_rebound_name_shows_no_page(keyless_url: str, page: Any) -> None:
-    answer = await page.goto(f"http://foe.example:{httpx.URL(keyless_url).port}/")
+    answer = await page.goto(f"http://{REBOUND}:{httpx.URL(keyless_url).port}/")
     assert answer.status == 421
     status = await page.evaluate(
         """() => fetch("/v1/sessions", {method: "POST", body: '{"prompt": "theirs"}',

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -191,8 +191,9 @@ def first(file: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def filed_url(pool: Pool, file: Path, first: str) -> str:
-    return pool.gateway("filed", TURBOSERVE_API_KEYS_FILE=str(file), DRAWN_KEY=first)
+def filed_url(pool: Pool, file: Path, first: str) -> Iterator[str]:
+    yield pool.gateway("filed", TURBOSERVE_API_KEYS_FILE=str(file), DRAWN_KEY=first)
+    pool.stop("filed")
 
 
 @pytest.fixture
