@@ -56,7 +56,7 @@ class PacedPlatform(HostPlatform):
         chunk_s = {
             size: engine.config.chunk_forwards * LatencyProfile(forward)(size)
             for size in BATCHES
-            if size <= engine.slots
+            if size <= engine.slabs
         }
         return Loaded(engine, chunk_s)
 
