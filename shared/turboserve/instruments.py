@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -39,27 +39,44 @@ class SetGauge(Protocol):
         """Set the value that has these attributes."""
 
 
+Observed = float | Mapping[str, float] | None
+"""What a source shows: one value, one value for each value of the gauge's attribute, or none."""
+
+
 class ObservedGauge:
-    """A gauge that is read at every export of metrics: one value per source that still exists.
+    """A gauge that is read at every export of metrics, from the sources that still exist.
 
     A gauge holds weak references to its sources, because an instrument lives as long as the process.
     """
 
-    def __init__(self, meter: metrics.Meter, name: str, unit: str, description: str) -> None:
-        self._sources: weakref.WeakKeyDictionary[Any, Callable[[Any], float | None]]
+    def __init__(
+        self, meter: metrics.Meter, name: str, unit: str, description: str, attribute: str | None = None
+    ) -> None:
+        """`attribute`: distinguishes the values of one source. None: a source has one value."""
+        self._sources: weakref.WeakKeyDictionary[Any, Callable[[Any], Observed]]
         self._sources = weakref.WeakKeyDictionary()
+        self._attribute = attribute
         meter.create_observable_gauge(name, callbacks=[self._observe], unit=unit, description=description)
 
-    def add(self, source: Source, read: Callable[[Source], float | None]) -> None:
-        """Export the value of `source` from now on.
+    def add(self, source: Source, read: Callable[[Source], Observed]) -> None:
+        """Export what `source` shows from now on.
 
-        `read` returns the value, or None while the source has none. It must not refer to the source itself.
+        `read` returns it, or None while the source shows nothing. It must not refer to the source itself. For
+        a gauge with an attribute, it returns a mapping from the attribute's values to the gauge's.
         """
         self._sources[source] = read
 
     def _observe(self, _options: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
-        values = [read(source) for source, read in list(self._sources.items())]
-        return [metrics.Observation(value) for value in values if value is not None]
+        found: list[metrics.Observation] = []
+        for source, read in list(self._sources.items()):
+            shown = read(source)
+            if isinstance(shown, Mapping):
+                assert self._attribute is not None
+                name = self._attribute
+                found += [metrics.Observation(value, {name: key}) for key, value in shown.items()]
+            elif shown is not None:
+                found.append(metrics.Observation(shown))
+        return found
 
 
 class Instruments:
@@ -103,10 +120,12 @@ class Instruments:
         _register("gauge", name, unit, description, attributes)
         return self._meter.create_gauge(name, unit=unit, description=description)
 
-    def observed_gauge(self, name: str, unit: str, description: str) -> ObservedGauge:
-        """Create a value that is read at every export."""
-        _register("gauge", name, unit, description, ())
-        return ObservedGauge(self._meter, name, unit, description)
+    def observed_gauge(
+        self, name: str, unit: str, description: str, attribute: str | None = None
+    ) -> ObservedGauge:
+        """Create a value that is read at every export. `attribute`: see `ObservedGauge`."""
+        _register("gauge", name, unit, description, () if attribute is None else (attribute,))
+        return ObservedGauge(self._meter, name, unit, description, attribute)
 
 
 def _register(kind: str, name: str, unit: str, description: str, attributes: tuple[str, ...]) -> None:

@@ -22,9 +22,23 @@ from turboserve.config import Settings, SettingsError
 from turboserve.contracts.canaries import SpaceLevel
 from turboserve.contracts.errors import UnavailableError
 from turboserve.health import HealthServer
+from turboserve.instruments import Instruments
 from turboserve.tasks import BackgroundTasks
+from turboserve.telemetry_names import CONDITION, WARNING
 
 log = logs.get("service")
+conditions = Instruments("process").observed_gauge(
+    "turboserve.process.condition",
+    "{condition}",
+    "1 while a condition of readiness holds, else 0: the checks of `/readyz`.",
+    CONDITION,
+)
+warnings_given = Instruments("process").observed_gauge(
+    "turboserve.process.warning",
+    "{warning}",
+    "1 for each warning of `/readyz` while it is given.",
+    WARNING,
+)
 
 EXIT_SETTINGS = 78
 """Exit status of a process that refuses its settings (EX_CONFIG of sysexits.h). A restart does not help."""
@@ -152,6 +166,8 @@ async def run_service(runtime: Runtime, start: Callable[[Runtime], Awaitable[Non
 async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> int:
     """Run the service in this process: connect to the broker, handle signals, serve health checks."""
     runtime = Runtime(name, settings, await Bus.connect(name, settings))
+    conditions.add(runtime, Runtime.checks)
+    warnings_given.add(runtime, lambda runtime: dict.fromkeys(runtime.warnings(), 1.0))
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, runtime.stopping.set)

@@ -15,6 +15,7 @@ COMPONENTS = {
     "worker": "worker",
     "state_store": "state-store",
     "bus": "all",
+    "process": "all",
 }
 """Second level of a metric's name → the service that has it."""
 
@@ -22,6 +23,7 @@ SESSION = "turboserve.session.id"
 WORKER = "turboserve.worker.id"
 VIEWER = "turboserve.viewer.id"
 CHUNK_INDEX = "turboserve.chunk.index"
+CONDITION = "turboserve.condition"
 CONTROL_SEQ = "turboserve.control.seq"
 EPOCH = "turboserve.epoch"
 BATCH_SIZE = "turboserve.batch.size"
@@ -37,7 +39,9 @@ MIGRATION_ROUNDS = "turboserve.migration.rounds"
 MIGRATION_STEP = "turboserve.migration.step"
 PERIODIC = "turboserve.periodic"
 POOL_ACTION = "turboserve.pool.action"
+POOL_MEMBER_PHASE = "turboserve.pool.member.phase"
 POOL_TARGET = "turboserve.pool.target"
+PROMPT_OUTCOME = "turboserve.prompt.outcome"
 REASON = "turboserve.reason"
 HEADER = "turboserve.request.header"
 STREAM = "turboserve.log.stream"
@@ -47,6 +51,7 @@ TAKEOVER = "turboserve.takeover.context"
 TIER = "turboserve.session.tier"
 TRANSFER_BACKEND = "turboserve.transfer.backend"
 TRANSFER_ROLE = "turboserve.transfer.role"
+WARNING = "turboserve.warning"
 
 ERROR_TYPE = "error.type"
 DESTINATION = "messaging.destination.name"
@@ -56,6 +61,7 @@ ATTRIBUTES = {
     WORKER: "A worker.",
     VIEWER: "The viewer.",
     CHUNK_INDEX: "The chunk.",
+    CONDITION: "A condition of readiness, as in `/readyz`.",
     CONTROL_SEQ: "The newest prompt that the chunk shows.",
     EPOCH: "The ownership.",
     BATCH_SIZE: "Sessions in the batch.",
@@ -70,7 +76,9 @@ ATTRIBUTES = {
     MIGRATION_ON_HOST: "The state is in the host memory of the source.",
     PERIODIC: "Work that is done at intervals: a heartbeat, a listing, a chunk that follows no request.",
     POOL_ACTION: "Action on the pool.",
+    POOL_MEMBER_PHASE: "Phase of a place in the pool, such as `ready`.",
     POOL_TARGET: "Size of the pool that was decided.",
+    PROMPT_OUTCOME: "What became of a prompt: `applied` or `superseded`.",
     REASON: "Why something was refused or ignored.",
     HEADER: "Header of an HTTP request, in lower case, that made it refused.",
     STREAM: "A stream of the log.",
@@ -80,6 +88,7 @@ ATTRIBUTES = {
     TIER: "Tier of a session by its service credit: `urgent`, `normal` or `relaxed`.",
     TRANSFER_BACKEND: "Backend of a transfer.",
     TRANSFER_ROLE: "Role of this worker in a transfer: `source` or `target`.",
+    WARNING: "A warning of `/readyz`, by name.",
 }
 """Every attribute `turboserve.…` of a span or a metric → its meaning."""
 

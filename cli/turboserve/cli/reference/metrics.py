@@ -19,6 +19,7 @@ DECLARED_IN = (
     "turboserve.worker.metrics",
     "turboserve.state_store.metrics",
     "turboserve.bus.unreadable",
+    "turboserve.service",
 )
 """The modules that declare the instruments of all services."""
 

@@ -27,7 +27,7 @@ from turboserve.autoscaler.messages import (
 )
 from turboserve.autoscaler.providers.base import PoolProvider
 from turboserve.autoscaler.settings import AutoscalerSettings
-from turboserve.autoscaler.status import pool_status, scaling_status
+from turboserve.autoscaler.status import export, pool_status, scaling_status
 from turboserve.autoscaler.store_link import StoreLink, WorkerUsage
 from turboserve.contracts import requests
 from turboserve.contracts.pool import PoolMemberPhase, PoolStatus
@@ -229,8 +229,11 @@ class Shell:
 
     async def _publish(self) -> None:
         while True:
+            status, control = self.status(), self._control
+            feedback = None if control is None else control.controller.advisor.feedback_monitor.feedback
+            export(status, feedback, self._usage.gpus, 0 if control is None else control.maximum)
             try:
-                await self._runtime.bus.publish(subjects.POOL, self.pool.name, self.status())
+                await self._runtime.bus.publish(subjects.POOL, self.pool.name, status)
             except (nats.errors.Error, OSError) as error:
                 log.debug("status not published", error=repr(error))
             try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from turboserve.autoscaler import metrics
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.events import Decision
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.pool_members import STARTING, PoolMember
 from turboserve.contracts.autoscale import ScalingRecord, ScalingStatus
-from turboserve.contracts.pool import PoolAction, PoolMemberPhase, PoolMemberStatus, PoolStatus
+from turboserve.contracts.pool import LoadFeedback, PoolAction, PoolMemberPhase, PoolMemberStatus, PoolStatus
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.telemetry_names import POOL_MEMBER_PHASE
 
 _PHASES = {
     WorkerPhase.STARTING: PoolMemberPhase.LOADING,
@@ -155,3 +157,24 @@ def scaling_record(decision: Decision, now: float, wall: float) -> ScalingRecord
         reason=decision.reason,
         numbers=dict(decision.numbers),
     )
+
+
+def export(status: PoolStatus, feedback: LoadFeedback | None, gpus: float, maximum: int) -> None:
+    """Set the gauges of the pool and of its control, as of `status` and the newest load feedback.
+
+    `gpus`: GPUs of all workers of the pool. `maximum`: workers to which the pool may grow by itself.
+    """
+    for phase in PoolMemberPhase:
+        found = sum(member.phase is phase for member in status.members)
+        metrics.members.set(found, {POOL_MEMBER_PHASE: phase.value})
+    metrics.gpus.set(gpus)
+    if feedback is not None:
+        metrics.sessions_required.set(feedback.required)
+        metrics.sessions_capacity.set(feedback.capacity)
+        metrics.utilization_max.set(feedback.rho_max)
+    if status.scaling is not None:
+        metrics.workers_target.set(status.scaling.target)
+        metrics.workers_maximum.set(maximum)
+        metrics.utilization_target.set(status.scaling.target_utilization)
+        metrics.volatility.set(status.scaling.volatility)
+        metrics.feedback_stale.set(int(status.scaling.stale))

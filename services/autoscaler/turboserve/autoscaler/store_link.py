@@ -73,6 +73,11 @@ class WorkerUsage:
             for worker, usage_record in self._usage.items()
         )
 
+    @property
+    def gpus(self) -> float:
+        """GPUs of all workers that have not ended."""
+        return self._gpus * sum(record.ended_at is None for record in self._usage.values())
+
     def acknowledged(self, rentals: Iterable[Rental]) -> None:
         """Forget ended workers that the store has acknowledged."""
         for rental in rentals:

@@ -8,7 +8,11 @@ from turboserve.telemetry_names import DECISION, ERROR_TYPE, MIGRATION_STEP, SCH
 _scheduler = Instruments("scheduler")
 
 decision_duration = _scheduler.histogram(
-    "turboserve.scheduler.decision.duration", "s", "Time the core takes for one event.", SCHEDULER_EVENT
+    "turboserve.scheduler.decision.duration",
+    "s",
+    "Time the core takes for one event.",
+    SCHEDULER_EVENT,
+    buckets=(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 )
 decisions = _scheduler.counter(
     "turboserve.scheduler.decisions", "{decision}", "Decisions by kind; `wait` changes nothing.", DECISION

@@ -12,12 +12,14 @@ from turboserve.bus import Bus, Entry, Owners, read_headers
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.sessions import PromptReceipt
 from turboserve.state_store import metrics
 from turboserve.state_store.core.sessions import settle_prompts
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import LogProgress
 from turboserve.subjects import ANY_CHUNK, CHUNK, CHUNKS, OWN
+from turboserve.telemetry_names import PROMPT_OUTCOME
 
 CURSOR = "accounting"
 RETRY_S = 0.5
@@ -89,7 +91,7 @@ class Accounting:
             for session, (index, control_seq) in newest.items()
         ]
         now = self._clock.wall()
-        reported = False
+        receipts: list[Sequence[PromptReceipt]] = []
         async with self._database.transaction(durable=False) as db:
             if not await db.progress.move(CURSOR, position, entries[-1].sequence):
                 raise AlreadyCountedError
@@ -105,8 +107,8 @@ class Accounting:
                 rows[chunk.session] = change.record
                 await db.progress.number_events(chunk.session, change.record.event_sequence)
                 await db.outbox.add(change.events)
-                reported = True
-            if reported:
+                receipts.append(settled)
+            if receipts:
                 await db.make_durable()
         for session, row in rows.items():
             self._applied.pop(session, None)
@@ -114,7 +116,8 @@ class Accounting:
         while len(self._applied) > MEMORY:
             self._applied.pop(next(iter(self._applied)))
         metrics.chunks.add(len(chunks))
-        if reported:
+        if receipts:
+            _measure(receipts, now)
             self._wake()
 
     async def _chunk(self, entry: Entry) -> ChunkHeader | None:
@@ -134,3 +137,12 @@ class Accounting:
             except TurboServeError as error:
                 log.warning("chunk accounting delayed", error=error.detail)
                 await asyncio.sleep(RETRY_S)
+
+
+def _measure(receipts: Sequence[Sequence[PromptReceipt]], now: float) -> None:
+    """Count the prompts that chunks settled; the newest of each chunk took effect."""
+    for *superseded, applied in receipts:
+        metrics.prompts.add(1, {PROMPT_OUTCOME: "applied"})
+        metrics.prompt_duration.record(max(0.0, now - applied.accepted_at))
+        if superseded:
+            metrics.prompts.add(len(superseded), {PROMPT_OUTCOME: "superseded"})

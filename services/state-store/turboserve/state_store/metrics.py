@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turboserve.instruments import Instruments
-from turboserve.telemetry_names import DESTINATION, ERROR_TYPE, MIGRATION_STEP, STREAM
+from turboserve.telemetry_names import DESTINATION, ERROR_TYPE, MIGRATION_STEP, PROMPT_OUTCOME, STREAM
 
 _LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -46,6 +46,22 @@ fence_refused = _store.counter(
 )
 migrations = _store.counter(
     "turboserve.state_store.migrations", "{migration}", "Committed steps of migrations.", MIGRATION_STEP
+)
+migration_duration = _store.histogram(
+    "turboserve.state_store.migration.duration",
+    "s",
+    "From the begin of a migration to its commit or abandonment, if one instance saw both.",
+    MIGRATION_STEP,
+    buckets=(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0),
+)
+prompts = _store.counter(
+    "turboserve.state_store.prompts", "{prompt}", "Prompts that a chunk settled, by outcome.", PROMPT_OUTCOME
+)
+prompt_duration = _store.histogram(
+    "turboserve.state_store.prompt.duration",
+    "s",
+    "From the acceptance of a prompt to its receipt `applied`.",
+    buckets=(0.1, 0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0),
 )
 chunks = _store.counter("turboserve.state_store.chunks", "{chunk}", "Chunks counted from the log.")
 foreign_chunks = _store.counter(

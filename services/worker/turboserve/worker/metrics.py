@@ -3,16 +3,56 @@
 from __future__ import annotations
 
 from turboserve.instruments import Instruments
-from turboserve.telemetry_names import ERROR_TYPE, TAKEOVER, TIER, TRANSFER_BACKEND, TRANSFER_ROLE
+from turboserve.telemetry_names import (
+    BATCH_SIZE,
+    ERROR_TYPE,
+    TAKEOVER,
+    TIER,
+    TRANSFER_BACKEND,
+    TRANSFER_ROLE,
+)
+
+_COMPUTE_S = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+_APPEND_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 _worker = Instruments("worker")
 
 chunks = _worker.counter("turboserve.worker.chunks", "{chunk}", "Chunks accepted into the log.")
 compute_duration = _worker.histogram(
-    "turboserve.worker.compute.duration", "s", "First denoising step of a chunk to its packaging."
+    "turboserve.worker.compute.duration",
+    "s",
+    "First denoising step of a chunk to its packaging.",
+    buckets=_COMPUTE_S,
+)
+batch_sessions = _worker.histogram(
+    "turboserve.worker.batch.sessions",
+    "{session}",
+    "Sessions that the worker computed at once, as of each chunk.",
+    buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
+)
+chunk_latency = _worker.observed_gauge(
+    "turboserve.worker.chunk_latency",
+    "s",
+    "L(b): the time of one chunk when b sessions are computed at once, at the best fidelity, as placement "
+    "uses it. Measured at the start, then updated from chunks.",
+    BATCH_SIZE,
+)
+quality = _worker.gauge(
+    "turboserve.worker.quality", "1", "Mean quality of the chunks of the last minute; 1: the best."
+)
+quality_debt = _worker.gauge(
+    "turboserve.worker.quality_debt", "1", "Share of the chunks of the last minute that the load has lowered."
+)
+deficit = _worker.gauge(
+    "turboserve.worker.deficit",
+    "{chunk}",
+    "Chunks that are expected to be late even at their lowest fidelity.",
 )
 publish_duration = _worker.histogram(
-    "turboserve.worker.publish.duration", "s", "Append of a chunk to its acknowledgement."
+    "turboserve.worker.publish.duration",
+    "s",
+    "Append of a chunk to its acknowledgement.",
+    buckets=_APPEND_S,
 )
 publish_retries = _worker.counter(
     "turboserve.worker.publish.retries", "{append}", "Appends whose outcome was not known."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cachetools import LRUCache
+
 from turboserve.clock import Clock
 from turboserve.contracts.requests import AbandonMigration, BeginMigration, CommitMigration, SessionRef
 from turboserve.contracts.sessions import SessionRecord
@@ -18,6 +20,8 @@ from turboserve.telemetry import traceparent
 from turboserve.telemetry_names import MIGRATION_STEP
 
 KEY_BYTES = 32
+REMEMBERED = 10_000
+"""Migrations whose begin is remembered, to measure them at their end."""
 
 
 class SessionMigrations:
@@ -26,6 +30,8 @@ class SessionMigrations:
     def __init__(self, database: Database, post_commit: PostCommit, clock: Clock, settings: Settings) -> None:
         self._database, self._post_commit = database, post_commit
         self._clock, self._settings = clock, settings
+        self._begun: LRUCache[tuple[str, int | None], float] = LRUCache(REMEMBERED)
+        """(session, migration) → monotonic time of its begin at this instance."""
 
     async def begin(self, request: BeginMigration) -> SessionRecord:
         async with self._database.transaction() as db:
@@ -43,6 +49,7 @@ class SessionMigrations:
             change = traced(change, "migration_traceparent", traceparent())
             await db.changes.write(change, migration_key=random_token(KEY_BYTES))
         metrics.migrations.add(1, {MIGRATION_STEP: "begin"})
+        self._begun[change.record.id, change.record.migration] = self._clock.monotonic()
         return await self._post_commit.changed(change.record)
 
     async def commit(self, request: CommitMigration) -> SessionRecord:
@@ -57,7 +64,7 @@ class SessionMigrations:
             if target is None or target.phase is WorkerPhase.GONE:
                 raise gone(request.target)
             await db.changes.write(change)
-        metrics.migrations.add(1, {MIGRATION_STEP: "commit"})
+        self._ended(request, "commit")
         return await self._post_commit.owner_changed(change.record, row.fence_revision, record.worker)
 
     async def abandon(self, request: AbandonMigration) -> SessionRecord:
@@ -70,8 +77,14 @@ class SessionMigrations:
             if change is None:
                 return await self._post_commit.fresh(record)
             await db.changes.write(change)
-        metrics.migrations.add(1, {MIGRATION_STEP: "abandon"})
+        self._ended(request, "abandon")
         if change.record.epoch != record.epoch:
             named = (record.worker, record.target)
             return await self._post_commit.owner_changed(change.record, row.fence_revision, *named)
         return await self._post_commit.changed(change.record, record.target)
+
+    def _ended(self, request: CommitMigration | AbandonMigration, step: str) -> None:
+        metrics.migrations.add(1, {MIGRATION_STEP: step})
+        begun = self._begun.pop((request.session, request.migration), None)
+        if begun is not None:
+            metrics.migration_duration.record(self._clock.monotonic() - begun, {MIGRATION_STEP: step})

@@ -143,6 +143,11 @@ def expose(worker: Worker) -> None:
     metrics.kv.add(worker, lambda worker: worker.engine.slab_bytes_used)
     metrics.host_memory.add(worker, lambda worker: worker.engine.host_bytes_used)
     metrics.host_states.add(worker, lambda worker: worker.engine.host_states)
+    metrics.chunk_latency.add(worker, _chunk_latency)
+
+
+def _chunk_latency(worker: Worker) -> dict[str, float]:
+    return {str(batch): seconds for batch, seconds in worker.profile.to_mapping().items()}
 
 
 def _smallest_lead(worker: Worker) -> float:

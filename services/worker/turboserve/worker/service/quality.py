@@ -83,17 +83,27 @@ class QualityBoard:
         self._newest.pop(session, None)
 
     def mean(self, now: float) -> float | None:
-        """Mean quality of the chunks of the last minute. None: no chunk, or one was not measured."""
+        """Mean quality of the chunks of the last minute. None: no chunk, or one was not measured.
+
+        Sets the gauge, to 1 without a chunk.
+        """
         self._drop(now)
         if not self._not_best:
+            metrics.quality.set(1.0)
             return 1.0 if self._made else None
         known = [each.quality for each in self._made if each.quality is not None]
-        return sum(known) / len(known) if self._made and len(known) == len(self._made) else None
+        if len(known) < len(self._made):
+            return None
+        mean = sum(known) / len(known)
+        metrics.quality.set(mean)
+        return mean
 
     def debt(self, now: float) -> float:
-        """Share of the chunks of the last minute that the load has lowered."""
+        """Share of the chunks of the last minute that the load has lowered. Sets the gauge."""
         self._drop(now)
-        return self._lowered / len(self._made) if self._made else 0.0
+        debt = self._lowered / len(self._made) if self._made else 0.0
+        metrics.quality_debt.set(debt)
+        return debt
 
     def onto(self, held: Iterable[HeldSession], runs: Mapping[str, int]) -> tuple[HeldSession, ...]:
         """Return the sessions with the configurations of their newest chunks, of these runs."""
@@ -166,6 +176,7 @@ class SlackBoard:
         """Keep the measurement."""
         before = {one.tier for _, one in self._newest.sessions.values()}
         self._newest = message
+        metrics.deficit.set(message.late)
         counts = dict.fromkeys([*before, *(one.tier for _, one in message.sessions.values())], 0)
         for _, one in message.sessions.values():
             counts[one.tier] += 1

@@ -59,7 +59,7 @@ class Worker:
         self.id = worker
         self.table = Table(worker, settings.model, capacity, settings.lease_s, floor_capacity)
         self._settings, self._bus, self._clock, self._config = settings, bus, clock, config
-        self._profile = LatencyProfile(loaded.seconds)
+        self.profile = LatencyProfile(loaded.seconds)
         self._slack, self._quality = quality.SlackBoard(), quality.QualityBoard()
         self._started_at = clock.wall() if started_at is None else started_at
         self._host_states = engine.host_states
@@ -145,7 +145,7 @@ class Worker:
         runs = {entry.session: entry.run for entry in self.table.entries.values()}
         held, now = self.table.held(self._config.media_start), self._clock.monotonic()
         engine, fidelity = self.engine, self.engine.fidelity
-        seconds = quality.beyond_slabs(self._profile.to_mapping(), engine.slabs, engine.places)
+        seconds = quality.beyond_slabs(self.profile.to_mapping(), engine.slabs, engine.places)
         return LoadReport(
             worker=self.id,
             model=self._settings.model,
@@ -227,8 +227,9 @@ class Worker:
         # The context lets an exemplar name the chunk's trace.
         context = trace.set_span_in_context(item.span) if tracing() else None
         metrics.compute_duration.record(item.compute_s, context=context)
+        metrics.batch_sessions.record(item.concurrent_sessions, context=context)
         if item.reference:
-            self._profile.observe(item.concurrent_sessions, item.compute_s)
+            self.profile.observe(item.concurrent_sessions, item.compute_s)
         now = self._clock.monotonic()
         self._quality.made(item.session, item.run, item.fidelity, lowered=item.lowered, now=now)
         self.handle(events.ChunkPackaged(item.session, item.run, item.index, item.control_seq))
