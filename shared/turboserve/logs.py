@@ -1,16 +1,55 @@
-"""Structured logs: one line per event, with the service's name, as text or JSON."""
+"""Structured logs, as text or JSON: one line per event.
+
+A line has the service's name, and the ids of the client's request and of the trace, if there are any.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import structlog
+from opentelemetry import trace
 from structlog.types import EventDict, Processor
 
 from turboserve.config import Settings
+
+REQUEST_HEADER = "Ts-Request-Id"
+"""Header of a message on the bus: the id of the client's request that caused it."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
+_request: ContextVar[str | None] = ContextVar("request", default=None)
+
+
+def is_request_id(text: str) -> bool:
+    """Whether `text` may be the id of a request: at most 64 letters, digits, `.`, `_`, `:` and `-`."""
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
+def request_id() -> str | None:
+    """Return the id of the client's request that this code runs for. None: it runs for none, or for many."""
+    return _request.get()
+
+
+@contextmanager
+def for_request(name: str | None) -> Iterator[None]:
+    """Add the id of a client's request to the log lines and the messages of this block and of its tasks."""
+    token = _request.set(name)
+    try:
+        yield
+    finally:
+        _request.reset(token)
+
+
+def request_of(headers: Mapping[str, str] | None) -> str | None:
+    """Return the id of the client's request that a message names. None: it names none that is valid."""
+    name = headers.get(REQUEST_HEADER) if headers else None
+    return name if name is not None and is_request_id(name) else None
 
 
 def setup(service: str, settings: Settings) -> None:
@@ -20,6 +59,7 @@ def setup(service: str, settings: Settings) -> None:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _with(service),
+        _with_ids,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -53,6 +93,15 @@ def _with(service: str) -> Processor:
         return {**event, "service": service}
 
     return add
+
+
+def _with_ids(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    if (name := _request.get()) is not None:
+        event["request_id"] = name
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        event["trace_id"] = f"{context.trace_id:032x}"
+    return event
 
 
 def _foreign_extras(_logger: Any, _method: str, event: EventDict) -> EventDict:

@@ -22,6 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import Attributes
 from prometheus_client import generate_latest
 
+from turboserve import logs
 from turboserve.config import Settings
 from turboserve.sampling import ExportOnError, ParentOrRatio
 from turboserve.telemetry_names import ERROR_TYPE
@@ -252,7 +253,9 @@ def prometheus_text() -> bytes:
 
 
 def inject_context(headers: dict[str, str]) -> dict[str, str]:
-    """Add the current trace context to message headers, if there is one."""
+    """Add the trace context and the id of the client's request to message headers, if there are any."""
+    if (name := logs.request_id()) is not None:
+        headers[logs.REQUEST_HEADER] = name
     if _sends_spans and (text := _traceparent(trace.get_current_span())) is not None:
         headers[_TRACEPARENT] = text
     return headers

@@ -9,12 +9,19 @@ import pytest
 
 from tests.helpers.waiting import eventually
 from tests.shared.conftest import Connect, client_of
-from turboserve import subjects
+from turboserve import logs, subjects
 from turboserve.bus import Bus
 from turboserve.bus.client import NoServerError
 from turboserve.contracts.chunks import LatentsHeader
-from turboserve.contracts.errors import DeadlineError, InvalidInputError, NoCapacityError, TurboServeError
-from turboserve.contracts.requests import Done, DrainWorker, GetLatents, WorkerGone
+from turboserve.contracts.errors import (
+    DeadlineError,
+    InvalidInputError,
+    NoCapacityError,
+    NotFoundError,
+    TurboServeError,
+)
+from turboserve.contracts.requests import Done, DrainWorker, GetLatents, SessionRef, WorkerGone
+from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Playhead
 from turboserve.subject_types import Caller
 
@@ -213,3 +220,33 @@ async def test_messages_of_another_connection_are_distinguished(connect: Connect
     assert connections[:2] == [0, 0]
     assert 0 not in connections[2:]
     assert store.connection == 1
+
+
+async def test_calls_and_topics_carry_the_id_of_the_clients_request(connect: Connect) -> None:
+    store, caller = await connect("state-store"), await connect("gateway")
+    seen: list[str | None] = []
+
+    async def answer(_: SessionRef, __: Caller) -> SessionRecord:
+        # In a task, as a handler's own work is.
+        seen.append(await asyncio.create_task(current()))
+        raise NotFoundError("no session", field="session")
+
+    async def current() -> str | None:
+        return logs.request_id()
+
+    async def moved(_: Playhead, __: bytes) -> None:
+        seen.append(logs.request_id())
+
+    await store.serve(subjects.GET_SESSION, answer)
+    await store.subscribe(subjects.PLAYHEAD, "*", moved)
+    await store.flush()
+    request = SessionRef(session="s", tenant="t")
+    playhead = Playhead(session="s", gateway="g", playhead_s=1.0, viewers=1)
+    for name in ("order-7", None, "no id"):
+        with logs.for_request(name):
+            with pytest.raises(NotFoundError):
+                await caller.call(subjects.GET_SESSION, request)
+            await caller.publish(subjects.PLAYHEAD, "s", playhead)
+    await eventually(lambda: len(seen) == 6)
+    assert sorted(seen, key=str) == [None, None, None, None, "order-7", "order-7"]
+    assert logs.request_id() is None

@@ -157,7 +157,8 @@ class Bus:
                 if topic.author is not None and raw.subject != topic.of(str(getattr(message, topic.author))):
                     log.warning("message author does not match its subject", subject=raw.subject)
                     return
-                await handler(message, raw.data if meta else b"")
+                with logs.for_request(logs.request_of(raw.headers)):
+                    await handler(message, raw.data if meta else b"")
             except UNREADABLE as error:
                 skip(raw.subject, error)
             except Exception:

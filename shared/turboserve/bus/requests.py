@@ -73,13 +73,16 @@ class RequestServer:
             body = b""
             problem: TurboServeError | None = None
             refusal: IncompatibleVersionError | None = None
-            with _trace.start_as_current_span(
-                f"process {endpoint.subject}",
-                context=context_of(raw.headers),
-                kind=trace.SpanKind.SERVER,
-                attributes=span_attributes(endpoint, "process", None) if tracing() else None,
-                **QUIET,
-            ) as span:
+            with (
+                logs.for_request(logs.request_of(raw.headers)),
+                _trace.start_as_current_span(
+                    f"process {endpoint.subject}",
+                    context=context_of(raw.headers),
+                    kind=trace.SpanKind.SERVER,
+                    attributes=span_attributes(endpoint, "process", None) if tracing() else None,
+                    **QUIET,
+                ) as span,
+            ):
                 try:
                     caller = caller_of(endpoint, raw)
                     try:

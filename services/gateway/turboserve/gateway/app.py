@@ -124,7 +124,7 @@ def create_app(gateway: Gateway) -> FastAPI:
             allow_origins=list(gateway.settings.cors_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["Location", "Retry-After"],
+            expose_headers=["Location", "Retry-After", "X-Request-Id"],
         )
     app.add_middleware(
         OriginCheck,

@@ -1,20 +1,23 @@
-"""The services that all endpoints share: one `Gateway` per process, in the application's state."""
+"""What a request is handled with: its id, its line in the access log, and the services of the process."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.clock import Clock
-from turboserve.contracts.errors import TenantLimitError
+from turboserve.contracts.errors import TenantLimitError, TurboServeError
 from turboserve.gateway.auth.access import Keys
-from turboserve.gateway.auth.middleware import Authenticator
+from turboserve.gateway.auth.middleware import Authenticator, admitted
 from turboserve.gateway.chunk_log import ChunkLog
 from turboserve.gateway.keys.service import StoredKeys
 from turboserve.gateway.pools.snapshots import PoolSnapshots
@@ -23,8 +26,14 @@ from turboserve.gateway.prompt_guides import PromptGuide
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
 from turboserve.gateway.timeline.service import TimelineService
+from turboserve.ids import new_id
 
 RETRY_S = 5.0
+SHOWN_METHOD = 16
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths that the access log leaves out."""
+
+log = logs.get("access")
 
 
 class Streams:
@@ -103,3 +112,59 @@ class Gateway:
 def gateway_of(connection: HTTPConnection) -> Gateway:
     found: Gateway = connection.app.state.gateway
     return found
+
+
+class RequestLog:
+    """ASGI middleware: gives each request an id, and writes a line about it with `access_log`.
+
+    The id is the client's `X-Request-Id` if it is well-formed. The response has it, and so have problems and
+    the log lines of every service that works for the request. The line names no path and no query: either
+    may hold a secret.
+    """
+
+    def __init__(self, app: ASGIApp, access_log: bool) -> None:
+        self._app, self._access_log = app, access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).getlist("x-request-id")
+        name = given[0] if len(given) == 1 and logs.is_request_id(given[0]) else new_id("req")
+        status, sent, began = None, 0, asyncio.get_running_loop().time()
+
+        async def marked(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] in (
+                "http.response.start",
+                "websocket.http.response.start",
+                "websocket.accept",
+            ):
+                status = message.get("status", 101)
+                message = {
+                    **message,
+                    "headers": [*message.get("headers", ()), (b"x-request-id", name.encode())],
+                }
+            sent += len(message.get("body") or message.get("bytes") or message.get("text") or b"")
+            await send(message)
+
+        with logs.for_request(name):
+            try:
+                await self._app(scope, receive, marked)
+            finally:
+                if self._access_log and scope["path"] not in PROBES:
+                    duration_s = round(asyncio.get_running_loop().time() - began, 4)
+                    log.info("request", status=status, duration_s=duration_s, bytes=sent, **_described(scope))
+
+
+def _described(scope: Scope) -> dict[str, str | None]:
+    """Return the parts of a request that its line in the access log has. None: not known."""
+    identity, telemetry = None, scope.get("fastapi.telemetry")
+    with suppress(TurboServeError):
+        identity = admitted(scope)
+    return {
+        "method": scope.get("method", "WEBSOCKET")[:SHOWN_METHOD],
+        "route": getattr(telemetry, "route", None),
+        "tenant": identity.tenant if identity else None,
+        "key": identity.key_id if identity else None,
+    }

@@ -15,6 +15,7 @@ from turboserve.contracts.errors import BodyTooLargeError, TurboServeError
 from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Authority, HostRules, OriginRules
 from turboserve.gateway.auth.middleware import QUERY_KEY, refuse
+from turboserve.gateway.context import RequestLog
 from turboserve.gateway.problems.errors import (
     ForbiddenOriginError,
     HostNotAllowedError,
@@ -46,6 +47,11 @@ class HeadAsGet:
 
 class Application(FastAPI):
     """FastAPI that removes the API key from the query first: its telemetry runs before any middleware."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Put the request's id around everything, also around the answer to an exception."""
+        stack = super().build_middleware_stack()
+        return RequestLog(stack, self.state.gateway.settings.access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):

@@ -58,6 +58,9 @@ class Settings(ServerSettings):
     """Other origins whose pages may call the API, separated by commas; `*`: any."""
     body_limit_bytes: int = Field(default=64 * 1024, ge=1024)
     """Maximum size of a request's body and of a WebSocket message, bytes."""
+    access_log: bool = False
+    """Write one log line for each request when it ends: method, route, status, duration, bytes, tenant, id of
+    the API key, id of the request. Probes are left out."""
     stream_limit: int = Field(default=1_000, ge=1)
     """Maximum number of streams (video and events) that this gateway serves at once."""
     tenant_streams: int = Field(default=250, ge=0)

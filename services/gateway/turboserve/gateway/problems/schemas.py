@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
+from turboserve import logs
 from turboserve.contracts.base import Note
 from turboserve.contracts.errors import FieldError, InvalidInputError, TurboServeError
 from turboserve.gateway.public import PublicOutput
@@ -49,6 +50,11 @@ class Problem(PublicOutput):
     retry_after_s: float | None = Field(
         None, description="Seconds until a retry makes sense, as in Retry-After.", examples=[2.0]
     )
+    request_id: str | None = Field(
+        None,
+        description="Id of the request, as in the header X-Request-Id and in the logs of all services.",
+        examples=["req_01j9x0gq7v5m2k3n4p6r8s9t0a"],
+    )
     errors: list[InvalidField] | None = Field(
         None, description="Status 422: all invalid inputs. `field` and `limit` repeat the first of them."
     )
@@ -68,6 +74,7 @@ def problem_of(error: TurboServeError, instance: str) -> Problem:
         field=error.field,
         limit=error.limit,
         retry_after_s=error.retry_after_s,
+        request_id=logs.request_id(),
         errors=[InvalidField(**asdict(one)) for one in errors] or None,
     )
 
