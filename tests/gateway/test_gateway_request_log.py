@@ -21,8 +21,13 @@ SECRET = "a-secret-that-is-no-key-012345"
 @pytest.fixture(scope="module")
 def url(pool: Pool) -> str:
     """A gateway with one key, which writes an access log."""
-    settings = {"TURBOSERVE_API_KEYS": f"{KEY}=acme", "DRAWN_KEY": KEY}
-    return pool.gateway(NAME, TURBOSERVE_ACCESS_LOG="1", TURBOSERVE_LOG_FORMAT="json", **settings)
+    return pool.gateway(
+        NAME,
+        DRAWN_KEY=KEY,
+        TURBOSERVE_API_KEYS=f"{KEY}=acme",
+        TURBOSERVE_ACCESS_LOG="1",
+        TURBOSERVE_LOG_FORMAT="json",
+    )
 
 
 async def lines(pool: Pool, request_id: str) -> list[dict[str, Any]]:
@@ -45,7 +50,7 @@ async def test_a_response_has_the_clients_id_or_a_new_one(pool: Pool, url: str) 
         assert answer.headers.get_list("x-request-id") == ["order-7:a.b"]
         [line] = await lines(pool, "order-7:a.b")
         for given in ("", "with space", "x" * 65, "-first", "ä"):
-            made = (await client.get("/v1/workers", headers=[("X-Request-Id", given.encode())])).headers
+            made = (await client.get("/v1/workers", headers={b"X-Request-Id": given.encode()})).headers
             assert made["x-request-id"].startswith("req_")
         two = [("X-Request-Id", "one"), ("X-Request-Id", "two")]
         assert (await client.get("/v1/workers", headers=two)).headers["x-request-id"].startswith("req_")
