@@ -22,9 +22,11 @@ class BackgroundTasks:
     cancels all others. These tasks start from callbacks, and each handles its own failure.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[asyncio.Task[Any]], None] | None = None) -> None:
+        """`ended` is called with each task that has ended."""
         self._running: dict[asyncio.Task[Any], None] = {}
         """In the order of their start, so that a simulation repeats exactly."""
+        self._ended = ended
 
     def create(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Start `work` as a task."""
@@ -34,8 +36,13 @@ class BackgroundTasks:
         """Keep a task until it ends."""
         if task not in self._running:
             self._running[task] = None
-            task.add_done_callback(self._running.pop)
+            task.add_done_callback(self._running.pop if self._ended is None else self._end)
         return task
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        del self._running[task]
+        assert self._ended is not None
+        self._ended(task)
 
     async def wait(self, timeout_s: float) -> None:
         """Wait until all tasks have ended, at most `timeout_s` seconds."""

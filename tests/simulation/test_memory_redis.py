@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from turboserve.simulation.runtime.hot import MemoryHotStore, MemoryRedis
+from turboserve.simulation.runtime.hot import MemoryHotStore, MemoryRedis, RedisBehavior
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.state_store.ports.hot import DEADLINE_S, RETRIES, HotRefusedError, HotUnavailableError
 
@@ -19,9 +19,9 @@ def loop() -> Iterator[VirtualLoop]:
     loop.close()
 
 
-@pytest.fixture
-def server(loop: VirtualLoop) -> MemoryRedis:
-    return MemoryRedis(loop=loop)
+@pytest.fixture(params=[False, True])
+def server(loop: VirtualLoop, request: pytest.FixtureRequest) -> MemoryRedis:
+    return MemoryRedis(RedisBehavior(immediate=request.param), loop=loop)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_chunks_that_come_together_are_counted_together() -> None:
         clock = HostClock(scene.loop)
         owners = Owners(bus, lambda: foreign.append(1))
         database = MemoryDatabase(postgres)
-        await Accounting(database, bus, owners, playheads, clock, lambda: None).run()  # type: ignore[arg-type]
+        await Accounting(database, bus, owners, playheads, clock, 0.05, lambda: None).run()  # type: ignore[arg-type]
 
     async def send() -> None:
         own = Ownership(session="ses_1", epoch=1, worker="wrk_1")

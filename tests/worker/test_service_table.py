@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,8 +45,7 @@ def test_where_the_log_is_lost_its_owner_goes_on_behind_what_viewers_have_seen()
     publish = bench.last(commands.PublishChunk)
     assert (publish.index, publish.ownership) == (3, (1, 1))
     # Their latents keep their epoch for later owners.
-    assert bench.last(commands.PublishLatents).epoch == 1
-    assert (bench.last(commands.PublishLatents).began, bench.last(commands.PublishLatents).before) == (0, 0)
+    assert (publish.began, publish.before) == (0, 0)
 
 
 @pytest.mark.parametrize("in_slab", [True, False])
@@ -312,7 +312,7 @@ def test_chunks_are_published_one_at_a_time_and_in_order() -> None:
     run = bench.run_from(row()).run
     bench.package("s1", run, 0)
     first = bench.last(commands.PublishChunk)
-    assert bench.last(commands.PublishLatents).index == 0
+    assert (first.index, first.before) == (0, 0)
     bench.package("s1", run, 1)
     bench.none(commands.PublishChunk)
     bench.outcome(first, events.PublishOutcome.ACKED)
@@ -332,8 +332,8 @@ def test_an_unknown_outcome_is_repeated_with_back_off_until_it_is_known() -> Non
         started = bench.now
         while not any(isinstance(command, commands.PublishChunk) for command in bench.said):
             bench.handle(events.Tick(), bench.now + 0.05)
-        assert bench.last(commands.PublishChunk) == publish
-        bench.none(commands.PublishLatents)
+        # The first attempt has sent the latents.
+        assert bench.last(commands.PublishChunk) == replace(publish, before=None)
         waits.append(bench.now - started)
     assert waits == sorted(waits)
     assert waits[0] < 0.2
@@ -418,22 +418,22 @@ def test_latents_say_where_their_epoch_began_and_which_was_before() -> None:
     run = bench.last(commands.Admit).run
     for index in (6, 7):
         bench.package("s1", run, index)
-        sent = bench.last(commands.PublishLatents)
-        assert (sent.index, sent.epoch, sent.began, sent.before) == (index, 4, 6, 2)
+        sent = bench.last(commands.PublishChunk)
+        assert (sent.index, sent.ownership[0], sent.began, sent.before) == (index, 4, 6, 2)
         bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
     # The same worker under the next epoch.
     bench.handle(events.Assigned(row(version=3, epoch=5, own_revision=50)))
     bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 8, True, 4))
     bench.package("s1", run, 8)
-    sent = bench.last(commands.PublishLatents)
-    assert (sent.epoch, sent.began, sent.before) == (5, 8, 4)
+    sent = bench.last(commands.PublishChunk)
+    assert (sent.ownership[0], sent.began, sent.before) == (5, 8, 4)
     # An end that is read again under one epoch does not change where that epoch began.
     bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
     bench.table.entries["s1"].checked = None
     bench.handle(events.Tick())
     bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 9, True, 5))
     bench.package("s1", run, 9)
-    assert bench.last(commands.PublishLatents).began == 8
+    assert bench.last(commands.PublishChunk).began == 8
 
 
 def test_a_report_has_the_lead_of_what_is_made_and_the_next_chunk_of_what_is_in_the_log() -> None:

@@ -42,12 +42,15 @@ PLAYHEAD_S = 1.25
 """Time between two reports of one session's playhead: the longest that the gateway's settings accept."""
 REPORT_S = PLAYHEAD_S
 """Time between two reports of one viewer: what the gateway asks of its viewers."""
-HEARTBEAT_S = 2.0
-"""Time between two heartbeats of a worker: a quarter of the lease."""
+TIMES = {"heartbeat_s": 4.0, "lease_s": 16.0, "worker_timeout_s": 24.0}
+"""Times of workers: twice the shipped lease and timeout, and heartbeats at a quarter of the lease."""
+PROGRESS_S = 0.25
+"""Time of chunks that the state store counts in one transaction."""
+SHIPPED_PROGRESS_S = float(StoreSettings.model_fields["progress_interval_s"].default)
 TICK_S = 2.0
 """Time between two ticks in which a worker retries failed actions. Without faults there are none."""
-TIER_REPORT_S = 2.0
-"""Time between two measurements of a worker's playout slack, with which a heartbeat has a new one."""
+TIER_REPORT_S = 4.0
+"""Time between two measurements of a worker's playout slack, with which each heartbeat has a new one."""
 SHIPPED_TIER_REPORT_S = float(WorkerSettings.model_fields["tier_report_interval_s"].default)
 ARRIVE_WITHIN_S = 60.0
 """Time within which all sessions arrive if no file of arrivals is given."""
@@ -77,6 +80,7 @@ class CalmScale(Scale):
     """Whether the engine takes one step per forward pass; otherwise it takes one per chunk."""
     tick_s: float = TICK_S
     tier_report_s: float = TIER_REPORT_S
+    progress_s: float = PROGRESS_S
 
     def gateway(self) -> GatewaySettings:
         return self._of(GatewaySettings, playhead_interval_s=PLAYHEAD_S, stream_limit=100_000)
@@ -97,14 +101,20 @@ class CalmScale(Scale):
             tenant_sessions=0,
             tenant_suspended=0,
             tenant_creations_per_minute=0,
+            progress_interval_s=self.progress_s,
         )
 
     def autoscaler(self) -> AutoscalerSettings:
         return self._pool()
 
     def worker(self, name: str, slot: str) -> WorkerSettings:
-        intervals = {"worker_tick_s": self.tick_s, "tier_report_interval_s": self.tier_report_s}
-        return super().worker(name, slot).model_copy(update=intervals)
+        chosen = {
+            "worker_tick_s": self.tick_s,
+            "tier_report_interval_s": self.tier_report_s,
+            # No worker fails, so that nobody would read them.
+            "send_latents": False,
+        }
+        return super().worker(name, slot).model_copy(update=chosen)
 
     def profile(self, load_s: float) -> DeviceProfile:
         """Return the profile of a worker's device: real time with all slots taken."""
@@ -183,7 +193,7 @@ def run_calm(
         workers=workers,
         most_workers=workers,
         slots=slots,
-        times={"heartbeat_s": HEARTBEAT_S},
+        times=TIMES,
         every_forward=every_forward,
         placement=placement,
         gather=gather,
@@ -192,9 +202,10 @@ def run_calm(
         # Rescues decide by the tiers.
         tier_report_s=SHIPPED_TIER_REPORT_S if rescue_horizon_s else TIER_REPORT_S,
     )
-    world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S))
+    world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S, immediate=True))
     FaultInjector(world)
     world.postgres.behavior.statement_s = STATEMENT_S
+    world.hot.behavior.immediate = True
     if arrivals is None:
         chance = world.random
         coming = [SessionArrival(chance.uniform(0.0, ARRIVE_WITHIN_S), seconds) for _ in range(sessions)]

@@ -1,6 +1,6 @@
 """Log lines of simulated services: unexpected errors are violations, other lines are dropped.
 
-Also sets the GC.
+Also sets the GC, and shares parsed messages between receivers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import structlog
 
 from turboserve.simulation.runtime.device.faults import is_device_error
 from turboserve.simulation.runtime.process import current
+from turboserve.simulation.shared_parsing import shared_parsing
 from turboserve.simulation.world import World
 
 RARELY = (70_000, 10, 20)
@@ -59,7 +60,8 @@ def quiet(world: World) -> Iterator[None]:
     gc.freeze()
     gc.set_threshold(*RARELY)
     try:
-        yield
+        with shared_parsing():
+            yield
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()

@@ -12,8 +12,8 @@ from turboserve.gateway.auth.access import DEFAULT_TENANT as TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.simulation.calm import (
-    HEARTBEAT_S,
     LATENCY_S,
+    SHIPPED_PROGRESS_S,
     SHIPPED_TIER_REPORT_S,
     STATEMENT_S,
     CalmScale,
@@ -28,6 +28,8 @@ from turboserve.simulation.users import Clients
 from turboserve.simulation.world import World
 from turboserve.worker.settings import Settings as WorkerSettings
 
+STREAM_HEARTBEAT_S = 2.0
+"""Time between two heartbeats of a worker: a quarter of the shipped lease."""
 TICK_S = 0.5
 """Time between two ticks in which a worker retries failed actions."""
 PLAYHEAD_S = float(GatewaySettings.model_fields["playhead_interval_s"].default)
@@ -100,6 +102,7 @@ class StreamScale(CalmScale):
     report_s: float = PLAYHEAD_S
     tick_s: float = TICK_S
     tier_report_s: float = SHIPPED_TIER_REPORT_S
+    progress_s: float = SHIPPED_PROGRESS_S
     device: DeviceProfile = field(default_factory=DeviceProfile)
     worker_settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the workers' settings that differ from calm mode's."""
@@ -189,7 +192,7 @@ def run_streams(
     Returns the streams, and counts and violations of the run.
     """
     device = replace(scale.device, chunks_of={number: plan.chunks for number, plan in enumerate(plans, 1)})
-    chosen = replace(scale, device=device, times={"heartbeat_s": HEARTBEAT_S})
+    chosen = replace(scale, device=device, times={"heartbeat_s": STREAM_HEARTBEAT_S})
     world = World(seed, CALM, chosen, False, Network(LATENCY_S))
     FaultInjector(world)
     world.postgres.behavior.statement_s = STATEMENT_S

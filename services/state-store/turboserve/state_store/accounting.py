@@ -23,8 +23,6 @@ from turboserve.telemetry_names import PROMPT_OUTCOME
 
 CURSOR = "accounting"
 RETRY_S = 0.5
-TOGETHER_S = 0.05
-"""Seconds of chunks that one transaction counts, so that there are at most 20 transactions per second."""
 MANY = 128
 """A batch of at least this many entries is followed by the next one without a pause."""
 MEMORY = 20_000
@@ -52,10 +50,12 @@ class Accounting:
         owners: Owners,
         playheads: Playheads,
         clock: Clock,
+        interval_s: float,
         wake: Callable[[], None],
     ) -> None:
+        """`interval_s`: see `Settings.progress_interval_s`. `wake` is called when there are new events."""
         self._database, self._bus, self._playheads = database, bus, playheads
-        self._clock, self._wake = clock, wake
+        self._clock, self._interval_s, self._wake = clock, interval_s, wake
         self._applied: dict[str, int] = {}
         self._owners = owners
 
@@ -72,7 +72,7 @@ class Accounting:
                     log.warning("overtaken", position=before)
                     return
                 if len(entries) < MANY:
-                    await asyncio.sleep(TOGETHER_S)
+                    await asyncio.sleep(self._interval_s)
 
     async def count(self, entries: Sequence[Entry], position: int) -> None:
         """Count `entries`, which follow `position`, once: position and counts change in one transaction.

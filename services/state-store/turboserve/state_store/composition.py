@@ -67,7 +67,8 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     fence = Fence(database, bus, assignments, canaries)
     post_commit = PostCommit(outbox, fence, assignments, playheads)
     owners = Owners(bus, lambda: metrics.foreign_chunks.add(1))
-    accounting = Accounting(database, bus, owners, playheads, clock, outbox.wake)
+    interval_s = settings.progress_interval_s
+    accounting = Accounting(database, bus, owners, playheads, clock, interval_s, outbox.wake)
 
     runtime.spawn(watch(database), "postgres")
     # The store works without Redis, whose content may be lost. So Redis does not affect readiness.

@@ -117,6 +117,8 @@ class Settings(Shared):
 
     canary_interval_s: Seconds = 2.0
     """Interval between the canaries in each stream. Must be below `canary_timeout_s`, with a margin."""
+    progress_interval_s: Seconds = 0.05
+    """Time of chunks that one transaction counts. A prompt counts as applied at most this much later."""
     sweep_s: Seconds = 1.0
     """Interval at which the store looks for work that another instance or an earlier process left undone."""
     purge_s: Seconds = 30.0

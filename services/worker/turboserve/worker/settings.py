@@ -142,3 +142,6 @@ class Settings(Shared):
     """H.264 effort."""
     chunk_ttl_s: int = Field(default=86_400, ge=60)
     """Time after which the broker drops a chunk."""
+    send_latents: bool = True
+    """Whether the clean latents of each chunk are sent to the hot store. Without them, a session whose worker
+    fails continues from an empty context, as after a loss of the hot store."""

@@ -29,6 +29,8 @@ class RedisBehavior:
     command_s: float = 0.0
     """Time of one round trip: the mean of an exponential distribution if `varied`."""
     varied: bool = True
+    immediate: bool = False
+    """Whether a command without a delay is executed while it is sent, so that its client is not suspended."""
 
     def delay_s(self) -> float:
         """Return the time of one round trip."""
@@ -119,6 +121,14 @@ class MemoryRedis:
             self.loop.call_later(delay_s, self._arrive, command, future, context=self._context)
         else:
             self.loop.call_soon(self._arrive, command, future, context=self._context)
+
+    @property
+    def executes_at_once(self) -> bool:
+        """Whether a command that is sent now is executed now."""
+        behavior = self.behavior
+        if not behavior.immediate or behavior.command_s > 0.0 or self.down:
+            return False
+        return max(self._slow_until, self._frozen_until) <= self.loop.time()
 
     def _limit(self, future: asyncio.Future[T]) -> None:
         """Set the client's deadline for a command that may take long."""
@@ -242,6 +252,8 @@ class MemoryHotStore:
         for _ in range(1 + RETRIES):
             if self._process is not None:
                 self._process.check_alive()
+            if self._server.executes_at_once:
+                return command()
             future: asyncio.Future[T] = self._server.loop.create_future()
             self._server.send(command, future)
             with suppress(_LateError):

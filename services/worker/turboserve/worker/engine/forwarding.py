@@ -51,10 +51,14 @@ class ForwardStage(Stage[Session, Session, Tensor]):
 
     def gather(self, waiting: list[Session], now: float) -> list[Session]:
         """See `Stage.gather`."""
-        candidates = [self._pacing.candidate(session, now) for session in waiting]
-        chosen = self.choose(candidates, self._policy, self.profile, self.recache_profile)
-        by_name = {session.name: session for session in waiting}
-        batch = [by_name[candidate.session] for candidate in chosen]
+        if len(waiting) <= 1:
+            # A policy has nothing to choose.
+            batch = waiting
+        else:
+            candidates = [self._pacing.candidate(session, now) for session in waiting]
+            chosen = self.choose(candidates, self._policy, self.profile, self.recache_profile)
+            by_name = {session.name: session for session in waiting}
+            batch = [by_name[candidate.session] for candidate in chosen]
         for session in batch:
             if session.task is not None and session.task.started_at_s is None:
                 session.task.started_at_s = now

@@ -212,11 +212,14 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
 
     def gather(self, waiting: list[Session], now: float) -> list[Decoding]:
         """See `Stage.gather`. The gathered sessions count as being in the decode executor from then on."""
-        candidates = [self._pacing.decoding(session, now) for session in waiting]
-        chosen = self._policy.gather(candidates, self.profile, self._max_batch)
-        by_name = {session.name: session for session in waiting}
+        chosen = waiting
+        if len(waiting) > 1:
+            candidates = [self._pacing.decoding(session, now) for session in waiting]
+            by_name = {session.name: session for session in waiting}
+            gathered = self._policy.gather(candidates, self.profile, self._max_batch)
+            chosen = [by_name[candidate.session] for candidate in gathered]
         batch = []
-        for session in (by_name[candidate.session] for candidate in chosen):
+        for session in chosen:
             session.in_decode_executor = True
             batch.append(Decoding(session, session.undecoded[0], session.state.decoder_cache))
         return batch

@@ -196,19 +196,9 @@ class PublishChunk:
     """Number of the control of the chunk before it in the log; 0: none."""
     drop_buffer_seq: int = 0
     """See `SessionRecord`."""
-
-
-@dataclass(frozen=True)
-class PublishLatents:
-    """Send the chunk's clean latents to the hot store, for the worker that takes the session over."""
-
-    session: str
-    run: int
-    index: int
-    epoch: int
-    began: int
-    before: int
-    """See `LatentsHeader`."""
+    before: int | None = None
+    """With it, the chunk's clean latents are sent to the hot store first, for the worker that takes the
+    session over: see `LatentsHeader`. None: an earlier attempt sent them."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +258,6 @@ Command = (
     | DropBuffer
     | SetPlayhead
     | PublishChunk
-    | PublishLatents
     | ForgetChunk
     | FailSession
     | StopGenerating

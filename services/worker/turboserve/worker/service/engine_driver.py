@@ -90,9 +90,10 @@ class EngineDriver:
         now = self._now()
         if now >= self.generate_until:
             return []
-        measured = self._slack.measure(now, self._reported_runs)
-        if measured is not None:
-            self._deliver(measured)
+        if self._slack.may_measure(now):
+            measured = self._slack.measure(now, self._reported_runs)
+            if measured is not None:
+                self._deliver(measured)
         return self.engine.step(now)
 
     @property

@@ -145,9 +145,13 @@ class SlackMonitor:
         self._measured_at = self._looked_at = -math.inf
         self._tiers: Mapping[str, TierName] = {}
 
+    def may_measure(self, now: float) -> bool:
+        """Whether the smallest time since the last look at the sessions is over."""
+        return now - self._looked_at >= self._tier_report_s
+
     def measure(self, now: float, runs: Mapping[str, int]) -> SlackMeasured | None:
         """Return a measurement if one is due. `runs`: run of each session to report."""
-        if now - self._looked_at < self._tier_report_s or not (runs or self._tiers):
+        if not self.may_measure(now) or not (runs or self._tiers):
             return None
         self._looked_at = now
         due = now - self._measured_at >= MEASURE_S

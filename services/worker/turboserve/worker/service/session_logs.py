@@ -29,13 +29,7 @@ from turboserve.worker.service.wire import RETRY_S, Wire
 
 log = logs.get("worker")
 
-LogCommand = (
-    commands.ReadLogEnd
-    | commands.FetchLatents
-    | commands.PublishChunk
-    | commands.PublishLatents
-    | commands.FailSession
-)
+LogCommand = commands.ReadLogEnd | commands.FetchLatents | commands.PublishChunk | commands.FailSession
 
 
 class SessionLogs:
@@ -51,15 +45,17 @@ class SessionLogs:
         clock: Clock,
         config: ModelConfig,
         chunk_ttl_s: int,
+        send_latents: bool,
         table: Table,
         deliver: Callable[[events.Input], None],
         check_connection: Callable[[], None],
     ) -> None:
-        """`deliver` takes the outcomes. `check_connection` is called before an answer that may have come over
-        a new connection."""
+        """`send_latents`: see `Settings`. `deliver` takes the outcomes. `check_connection` is called before
+        an answer that may have come over a new connection."""
         self._worker, self._bus, self._clock, self._table = worker, bus, clock, table
         self._deliver, self._check_connection = deliver, check_connection
         self._wire = Wire(bus, clock, worker, config, chunk_ttl_s)
+        self._sends_latents = send_latents
         self._takeover = Takeover(self._wire, config, clock)
         self.chunks: dict[tuple[str, int, int], PackagedChunk] = {}
         """Packaged chunks by session, run and index."""
@@ -82,9 +78,6 @@ class SessionLogs:
                 key = command.session, command.run, command.index
                 self.publishing.add(key)
                 return self._publish(command, self.chunks[key])
-            case commands.PublishLatents():
-                chunk = self.chunks[command.session, command.run, command.index]
-                return self._wire.send_latents(chunk, command.epoch, command.began, command.before)
             case commands.FailSession():
                 return self._fail(command)
 
@@ -119,6 +112,8 @@ class SessionLogs:
         key = command.session, command.run, command.index
         try:
             with self._within(chunk):
+                if command.before is not None and self._sends_latents:
+                    await self._wire.send_latents(chunk, command.ownership[0], command.began, command.before)
                 outcome, sequence, duplicate = await self._wire.publish(
                     chunk,
                     command.ownership,

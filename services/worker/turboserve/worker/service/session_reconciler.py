@@ -249,10 +249,6 @@ class SessionReconciler:
             entry.tried_version = entry.record.version
             if entry.attempts == 0:
                 entry.tried_at = now
-                latents = commands.PublishLatents(
-                    entry.session, entry.run, index, ownership[0], began, entry.before
-                )
-                self.out.append(latents)
             self.out.append(
                 commands.PublishChunk(
                     entry.session,
@@ -263,6 +259,7 @@ class SessionReconciler:
                     entry.contiguous_from,
                     entry.last_control,
                     entry.record.drop_buffer_seq,
+                    entry.before if entry.attempts == 0 else None,
                 )
             )
         elif entry.finished is not None:

@@ -75,13 +75,14 @@ class Worker:
             clock,
             config,
             settings.chunk_ttl_s,
+            settings.send_latents,
             self.table,
             self.handle,
             self._check_connection,
         )
         self.heartbeat = Heartbeat(bus, clock, settings.heartbeat_s, self.load, self.handle, platform.leave)
         self._audiences = AudienceFollower(bus, clock.monotonic, self._audience_changed)
-        self._tasks = BackgroundTasks()
+        self._tasks = BackgroundTasks(_log_failure)
         self._connection = bus.connection
         self._stopping = False
         self._returns = (0, 0)
@@ -249,7 +250,6 @@ class Worker:
                 commands.ReadLogEnd()
                 | commands.FetchLatents()
                 | commands.PublishChunk()
-                | commands.PublishLatents()
                 | commands.FailSession()
             ):
                 self._spawn(self.logs.carry_out(command))
@@ -288,7 +288,7 @@ class Worker:
                 self._engine.submit(command)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.create(work).add_done_callback(_log_failure)
+        self._tasks.create(work)
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import copy_context
 from random import Random
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from turboserve.simulation.runtime.broker.formats import as_received
 from turboserve.simulation.runtime.broker.link import Link
 from turboserve.simulation.runtime.broker.messages import Message
 from turboserve.simulation.runtime.broker.receiver import Receiver
-from turboserve.simulation.runtime.process import Process
+from turboserve.simulation.runtime.process import Process, enter
 
 SERVER_VERSION = "2.15.1"
 """Version of nats-server that the broker imitates and that the tests compare it with."""
@@ -297,7 +298,12 @@ class MemoryClient(Receiver):
     def on_end(self, link: Link) -> None:
         """Handle the end of the connection by the broker."""
         if link is self._link:
-            asyncio.get_running_loop().create_task(self._ended())
+            self.start_task(self._ended())
+
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        context = copy_context()
+        context.run(enter, self.process)
+        asyncio.get_running_loop().create_task(work, context=context)
 
     async def _ended(self) -> None:
         error = UnexpectedEOF()

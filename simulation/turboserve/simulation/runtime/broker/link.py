@@ -78,10 +78,20 @@ class _Pipe:
     dead.
     """
 
-    __slots__ = ("_broker", "_context", "_last_at", "_link", "_queue", "_timer_set", "_to_broker")
+    __slots__ = (
+        "_broker",
+        "_context",
+        "_immediate",
+        "_last_at",
+        "_link",
+        "_queue",
+        "_timer_set",
+        "_to_broker",
+    )
 
     def __init__(self, broker: LinkedBroker, link: Link, context: Context, to_broker: bool) -> None:
         self._broker, self._link, self._context, self._to_broker = broker, link, context, to_broker
+        self._immediate = to_broker or broker.network.immediate
         self._queue: deque[tuple[float, Action, Any]] = deque()
         self._last_at = 0.0
         self._timer_set = False
@@ -93,8 +103,9 @@ class _Pipe:
             at = self._last_at
         else:
             self._last_at = at
-        if self._to_broker and at <= now and not self._queue and self._held_until() <= now:
-            action(argument)
+        if self._immediate and at <= now and not self._queue and self._held_until() <= now:
+            if self._to_broker or self._link.open_at_client:
+                action(argument)
             return
         self._queue.append((at, action, argument))
         if not self._timer_set:

@@ -41,8 +41,16 @@ class Network:
     If so, other messages of the connection may overtake them.
     """
 
-    def __init__(self, latency_s: float = 0.0) -> None:
+    def __init__(self, latency_s: float = 0.0, *, immediate: bool = False) -> None:
+        """Create a network.
+
+        Args:
+            latency_s: Time of a message in one direction.
+            immediate: Whether a message that takes no time is read by its receiver while it is sent. A
+                request that the broker answers then ends without a suspension of the client.
+        """
         self.latency_s = latency_s
+        self.immediate = immediate
 
     def delay(self, client: TimedClient, kind: Kind, to_broker: bool) -> float:
         """Return the seconds for one direction. Messages of one connection and direction keep their order."""

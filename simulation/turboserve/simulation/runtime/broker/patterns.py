@@ -27,13 +27,14 @@ class PatternIndex(Generic[T]):
         self._rest: dict[str, dict[T, list[str]]] = {}
         """Patterns with other wildcards, by first token and value: the pattern's tokens."""
         self._found: dict[str, list[T]] = {}
-        """Results since the last change, by subject."""
+        """Results since the last change that concerns them, by subject."""
         self._found_below: dict[str, list[T]] = {}
-        """Results for inbox subjects since the last change, by the part before the last token."""
+        """Such results for inbox subjects, by the part before the last token."""
+        self._subjects: dict[str, dict[str, None]] = {}
+        """Subjects in `_found`, by the part before the last token."""
 
     def add(self, pattern: str, value: T) -> None:
-        self._changed()
-        place = self._place(pattern)
+        place = self._changed(pattern)
         if place is None:
             tokens = pattern.split(".")
             self._rest.setdefault(tokens[0], {})[value] = tokens
@@ -41,8 +42,7 @@ class PatternIndex(Generic[T]):
             place[0].setdefault(place[1], {})[value] = None
 
     def remove(self, pattern: str, value: T) -> None:
-        self._changed()
-        place = self._place(pattern)
+        place = self._changed(pattern)
         if place is None:
             first, _, _ = pattern.partition(".")
             self._rest.get(first, {}).pop(value, None)
@@ -62,6 +62,7 @@ class PatternIndex(Generic[T]):
         found = self._match(subject)
         if len(self._found) < ANSWERS_KEPT:
             self._found[subject] = found
+            self._subjects.setdefault(subject.rpartition(".")[0], {})[subject] = None
         return found
 
     def _match_inbox(self, subject: str) -> list[T]:
@@ -96,9 +97,20 @@ class PatternIndex(Generic[T]):
                     found += [value for value, pattern in patterns.items() if _matches(pattern, tokens)]
         return found
 
-    def _changed(self) -> None:
-        self._found.clear()
-        self._found_below.clear()
+    def _changed(self, pattern: str) -> tuple[dict[str, dict[T, None]], str] | None:
+        """Drop the results that a change of the pattern concerns. Returns the pattern's place."""
+        place = self._place(pattern)
+        if place is None or place[0] is self._tail:
+            self._found.clear()
+            self._found_below.clear()
+            self._subjects.clear()
+        elif place[0] is self._star:
+            self._found_below.pop(place[1], None)
+            for subject in self._subjects.pop(place[1], ()):
+                self._found.pop(subject, None)
+        else:
+            self._found.pop(pattern, None)
+        return place
 
     def _place(self, pattern: str) -> tuple[dict[str, dict[T, None]], str] | None:
         parent, dot, last = pattern.rpartition(".")

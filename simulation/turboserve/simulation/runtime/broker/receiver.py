@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Coroutine
 from typing import Any
 
 import nats.errors
@@ -51,6 +52,8 @@ class Receiver(Client):
         self._responses[token] = future
         try:
             await self.publish(subject, payload, f"{self._response_prefix}{token}", headers)
+            if future.done():
+                return future.result()
             timer = loop.call_later(timeout, _give_up, future)
             try:
                 return await future
@@ -58,6 +61,10 @@ class Receiver(Client):
                 timer.cancel()
         finally:
             del self._responses[token]
+
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as a task of the client's process, whichever process runs now."""
+        raise NotImplementedError
 
     def _take(self, sid: int, message: Message) -> None:
         """Handle a message for a subscription."""
@@ -95,7 +102,7 @@ class Receiver(Client):
         error = nats.errors.SlowConsumerError(
             subject=message.subject, reply=message.reply, sid=subscription._id, sub=subscription
         )
-        asyncio.get_running_loop().create_task(self._report(error))
+        self.start_task(self._report(error))
 
     async def _report(self, error: Exception) -> None:
         await self._error_cb(error)

@@ -136,7 +136,10 @@ class MemoryBroker:
 
     def listens(self, subject: str) -> bool:
         """Return whether a client subscribes to `subject`."""
-        return any(self._connected(interest.link) for interest in self._interests.match(subject))
+        for interest in self._interests.match(subject):  # noqa: SIM110
+            if self._connected(interest.link):
+                return True
+        return False
 
     def route(self, subject: str, message: Message, kind: Kind) -> bool:
         """Deliver to every subscriber of `subject`, and to one member of each queue group.

@@ -1,0 +1,74 @@
+"""A network on which messages take no time, and the broker's index of subscriptions."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from nats.aio.msg import Msg
+
+from tests.helpers.broker_scene import Scene
+from turboserve.bus import append
+from turboserve.simulation.runtime.broker import Network
+from turboserve.simulation.runtime.broker.patterns import PatternIndex, matches
+from turboserve.subjects import OWN
+
+
+def test_an_append_on_an_immediate_network_ends_without_a_suspension() -> None:
+    scene = Scene(Network(immediate=True))
+    bus = scene.connect("state-store")
+    scene.make_stream()
+
+    async def send() -> None:
+        before = scene.loop.callbacks
+        ack = await append(bus, OWN.of("ses_1"), b"first", message_id="m1")
+        assert (ack.sequence, scene.loop.callbacks) == (1, before)
+
+    scene.run("state-store", send())
+    scene.close()
+
+
+def test_a_frozen_process_reads_an_immediate_message_when_it_continues() -> None:
+    scene = Scene(Network(immediate=True))
+    sender, receiver = scene.connect("autoscaler"), scene.connect("gateway")
+    read_at: list[float] = []
+
+    async def receive(_: Msg) -> None:
+        read_at.append(scene.loop.time())
+
+    async def subscribe() -> None:
+        await receiver.client.subscribe("news", cb=receive)
+        await receiver.flush()
+
+    async def send() -> None:
+        await sender.client.publish("news", b"1")
+
+    scene.run("gateway", subscribe())
+    process = receiver.client.process  # type: ignore[attr-defined]
+    scene.loop.freeze(process, 3.0)
+    frozen_at = scene.loop.time()
+    scene.run("autoscaler", send())
+    assert not read_at
+    scene.run("autoscaler", asyncio.sleep(5.0))
+    assert read_at == [frozen_at + 3.0]
+    scene.close()
+
+
+def test_the_index_of_patterns_finds_what_matches_after_any_change() -> None:
+    chance = random.Random(7)
+    index: PatternIndex[int] = PatternIndex()
+    known: dict[int, str] = {}
+    tokens = ["a", "b", "_INBOX"]
+    for number in range(2_000):
+        if known and chance.random() < 0.4:
+            removed = chance.choice(list(known))
+            index.remove(known.pop(removed), removed)
+        else:
+            ends = [*tokens, "*", ">"] if chance.random() < 0.95 else ["*"]
+            pattern = [chance.choice(tokens) for _ in range(chance.randrange(3))] + [chance.choice(ends)]
+            known[number] = ".".join(pattern)
+            index.add(known[number], number)
+        for _ in range(3):
+            subject = ".".join(chance.choice(tokens) for _ in range(chance.randrange(1, 4)))
+            wanted = {value for value, pattern in known.items() if matches(pattern, subject)}
+            assert set(index.match(subject)) == wanted, (subject, known)
