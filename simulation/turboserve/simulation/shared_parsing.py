@@ -25,4 +25,4 @@ def shared_parsing() -> Iterator[None]:
     try:
         yield
     finally:
-        Contract.from_bytes = classmethod(parse)  # type: ignore[method-assign]
+        Contract.from_bytes = classmethod(parse)  # type: ignore[assignment, method-assign]
