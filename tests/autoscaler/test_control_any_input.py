@@ -107,6 +107,7 @@ POLICIES = st.builds(
     quality_debt_limit=st.one_of(st.just(0.0), st.floats(5e-324, 1)),
     absorb_at_maximum=st.booleans(),
     horizon_s=st.floats(0.1, 60),
+    learns=st.booleans(),
 )
 
 

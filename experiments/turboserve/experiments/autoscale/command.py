@@ -16,7 +16,7 @@ from rich.console import Console, Group
 
 from turboserve.bench.report import BenchError
 from turboserve.contracts.errors import InvalidInputError
-from turboserve.experiments.autoscale import absorption, cases, demand
+from turboserve.experiments.autoscale import absorption, cases, demand, unseen
 from turboserve.experiments.autoscale.agreement import agreement
 from turboserve.experiments.autoscale.coverage import coverage_case
 from turboserve.experiments.autoscale.forecasts import forecast_case, kinds
@@ -28,7 +28,7 @@ from turboserve.experiments.autoscale.result_tables import TABLES
 from turboserve.experiments.autoscale.trace import WorkloadTrace
 
 CASES = (
-    "windows", "absorption", "coverage", "real", "production", "profiling", "sweep", "agreement",
+    "unseen", "windows", "absorption", "coverage", "real", "production", "profiling", "sweep", "agreement",
     "oscillation", "forecast",
 )  # fmt: skip
 """Cases in the order in which they begin, the longest first."""
@@ -105,7 +105,8 @@ def run(
 
 
 def _units(segments: int, training: int, lasts_s: float, files: Sequence[WorkloadTrace] = ()) -> list[Unit]:
-    units = [Unit("windows", f"start_up_{delay:g}_s", windows, (delay, training)) for delay in WINDOW_DELAYS]
+    units = [Unit("unseen", name, unseen_trace, (name, 10.0)) for name in unseen.UNSEEN]
+    units += [Unit("windows", f"start_up_{delay:g}_s", windows, (delay, training)) for delay in WINDOW_DELAYS]
     measured = {**absorption.traces(lasts_s), **{one.name: one for one in files}}
     units += [Unit("absorption", name, absorbs, (one,)) for name, one in measured.items()]
     units += [
@@ -129,6 +130,10 @@ def windows(delay: float, training: int) -> dict[str, Any]:
 
 def real(lasts_s: float) -> dict[str, Any]:
     return demand.real_case(SCALES, lasts_s, _progress)
+
+
+def unseen_trace(name: str, delay: float) -> dict[str, Any]:
+    return unseen.unseen_case(name, delay, _progress)
 
 
 def production_traces(names: tuple[str, ...], delay: float) -> dict[str, Any]:
@@ -176,6 +181,9 @@ DEFINITIONS = {
     "the front, a lower convex hull; `against` it: late at the run's cost, cost at the run's late. "
     "quality_debt: share of chunks below the best configuration. A worker lowers the fewest chunks to the "
     "floor, which takes half the time, so K_floor is 10.",
+    "unseen": "`learned` is the default controller, `shipped_table` the one of Appendix A. "
+    "dearer_than_…_percent: cost above the lower convex hull of the best constants ρ̂, or of utilization "
+    "autoscaling, for this trace at the same number of late activations; null where no run has so few.",
     "oracle": "Workers for each minute's peak at the named utilization, in the cheapest schedule (dynamic "
     "program). Each start costs start_up_s.",
     "gaps": "Cost divided by the oracle's cost, minus one. oracle_gap_percent is the mean of absolute "

@@ -191,15 +191,18 @@ def arrivals() -> list[tuple[float, int]]:
     return [(float(row["time_s"]), int(row["generated_tokens"])) for row in rows]
 
 
-def azure(stretch: int, lasts_s: float = 3600.0) -> WorkloadTrace:
+def azure(stretch: int, lasts_s: float = 3600.0, seed: int = 0) -> WorkloadTrace:
     """Return the first `lasts_s` of the arrivals, `stretch` times slower, every (16 / stretch)-th kept.
 
     A session stays in proportion to the request's generated tokens, times a log-normal factor (σ 1), which is
     heavy tailed. A session that stays longer than a minute idles once, for a fifth of its stay. The first two
-    mean stays are left out, so that the system is not empty at 0.
+    mean stays are left out, so that the system is not empty at 0. `seed`: of the factors; beside 0, other
+    requests are kept as well.
     """
     every = KEPT_PER_STRETCH // stretch
-    return sessions_of(arrivals(), f"azure x{stretch}", every, lasts_s, stretch, f"azure {stretch}")
+    name = f"azure x{stretch}" + (f" seed {seed}" if seed else "")
+    drawn = f"azure {stretch}" + (f" {seed}" if seed else "")
+    return sessions_of(arrivals()[seed % every :], name, every, lasts_s, stretch, drawn)
 
 
 def sessions_of(

@@ -124,7 +124,21 @@ def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{row[name]:g}" for name in names)
 
 
+def _unseen(found: Mapping[str, Any]) -> Table:
+    shown = Table("unseen trace", "controller", "cost/oracle", "late", "to constants", "to utilization",
+                  box=box.SIMPLE)  # fmt: skip
+    for trace, row in found.items():
+        for system in ("learned", "shipped_table"):
+            its = row[system]
+            fronts = (its["dearer_than_constant_percent"], its["dearer_than_utilization_percent"])
+            texts = ["no run" if value is None else f"{value:+.1f} %" for value in fronts]
+            late = f"{its['late_activations']} of {its['activations']}"
+            shown.add_row(trace, system, f"{its['cost_of_oracle']:.2f}", late, *texts)
+    return shown
+
+
 TABLES: dict[str, Callable[[Mapping[str, Any]], Table]] = {
+    "unseen": _unseen,
     "profiling": _profiling,
     "windows": _windows,
     "production": _production,

@@ -1,4 +1,4 @@
-"""TurboServe's evaluation, replayed: each table and figure beside the published numbers."""
+"""The evaluation of TurboServe, NeuStream and SlackServe, replayed beside the published numbers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from rich.table import Table
 
 from turboserve.bench.report import BenchError
 from turboserve.experiments.paper import (
+    batching,
     figure4,
     figure7,
     figure8,
     figure9,
+    sensitivity,
+    slackserve,
     table2,
     table3,
+    table4,
     table5_6,
     table7_10,
 )
@@ -34,10 +38,14 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     table5_6.NAME: table5_6,
     table7_10.NAME: table7_10,
     table3.NAME: table3,
+    table4.NAME: table4,
     figure9.NAME: figure9,
     figure4.NAME: figure4,
     figure7.NAME: figure7,
     figure8.NAME: figure8,
+    sensitivity.NAME: sensitivity,
+    batching.NAME: batching,
+    slackserve.NAME: slackserve,
 }
 DEFINITIONS = {
     "engine": "The product's controller, placement and rebalancer on a virtual clock (`bench autoscale`): "

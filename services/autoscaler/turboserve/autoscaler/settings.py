@@ -110,8 +110,17 @@ class AutoscalerSettings(Settings):
     """The pool does not shrink if the last load feedback is older than this."""
     scale_zero_after_s: float = Field(default=300.0, ge=0)
     """With `pool_min` 0, all workers end after this long without a session."""
+    scale_headroom: Literal["learned", "profiled"] = "learned"
+    """Where the target utilization, the forecast and the peak's window come from: learned from this pool's
+    own demand, or from a table of profiled parameters by volatility. A table that is set over the API, and a
+    `quality_debt_limit`, take precedence over what is learned."""
+    scale_lateness_price_s: float = Field(default=60.0, ge=0)
+    """Price of lateness: worker-seconds that the pool pays to spare one session a late first chunk. The
+    learned headroom has the least sum of cost and priced lateness."""
+    scale_late_after_s: Seconds = 0.5
+    """A session that waits longer than this for a slot counts as late in what is learned."""
     scale_predictive: Literal["profiled", "on", "off"] = "profiled"
-    """Whether a forecast of the demand is a lower bound of the pool's size. `profiled`: only at the
+    """Whether a forecast of the demand is a lower bound of the pool's size. `profiled`: as learned, or at the
     volatility levels at which the table of profiled parameters says that it pays."""
     quality_debt_limit: float = Field(default=0.0, ge=0, le=1)
     """Price of quality: mean share of chunks lowered by load that the pool accepts to save
@@ -176,6 +185,10 @@ class AutoscalerSettings(Settings):
             window=table.provenance.window,
             predictive=None if self.scale_predictive == "profiled" else self.scale_predictive == "on",
             horizon_s=self.scale_horizon_s,
+            # A pool of fixed size has nothing to learn.
+            learns=self.scale_headroom == "learned" and least != most,
+            lateness_price_s=self.scale_lateness_price_s,
+            late_after_s=self.scale_late_after_s,
             quality_debt_limit=self.quality_debt_limit,
             absorb_at_maximum=self.absorb_at_maximum,
             dry_run=self.scale_dry_run,

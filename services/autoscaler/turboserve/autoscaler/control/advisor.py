@@ -32,15 +32,10 @@ from turboserve.autoscaler.control.absorption import (
     peak_slots,
     priced,
 )
-from turboserve.autoscaler.control.budget import (
-    EPSILON,
-    LatencyOf,
-    budget,
-    fullest,
-    would_hold,
-)
+from turboserve.autoscaler.control.budget import EPSILON, LatencyOf, budget, fullest, would_hold
 from turboserve.autoscaler.control.events import PoolObserved, ScalingAction
 from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
+from turboserve.autoscaler.control.headroom import Headroom
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control.scale_in import FARTHEST, Peak, ScaleInBackoff
 from turboserve.autoscaler.control.workload import Forecast
@@ -61,10 +56,18 @@ class Advice:
 class Advisor:
     """Keeps the feedback and past actions, and advises under the parameters in force."""
 
-    def __init__(self, policy: ControlPolicy, row: LevelParameters, latency: LatencyOf) -> None:
+    def __init__(
+        self,
+        policy: ControlPolicy,
+        row: LevelParameters,
+        latency: LatencyOf,
+        longest_peak_window_s: float = 0.0,
+    ) -> None:
+        """`longest_peak_window_s`: the longest window that `use` will ask for, if above the policy's."""
         self.policy = policy
         self.row = row
         """The table's parameters at the present volatility."""
+        self._basis = f"at level {row.level}"
         self.pool = PoolObserved(ready=0)
         self.capacity = policy.capacity
         """K as last reported."""
@@ -76,7 +79,8 @@ class Advisor:
         self._latency = latency
         self._scale_in_backoff = ScaleInBackoff(policy.horizon_s)
         self._needed = Peak(FARTHEST * policy.in_window_s)
-        self._required = Peak(policy.peak_window_s)
+        self.peak_window_s = policy.peak_window_s
+        self._required = Peak(max(policy.peak_window_s, longest_peak_window_s))
         self._changed_at: float | None = None
         self._busy_at: float | None = None
 
@@ -92,6 +96,12 @@ class Advisor:
             self._busy_at = now
         self.forecast.observe(feedback.required, now)
         return True
+
+    def use(self, headroom: Headroom) -> None:
+        """Replace the parameters in force."""
+        self.row, self._basis = headroom.row, headroom.basis
+        self.peak_window_s = headroom.peak_window_s
+        self.forecast.quantile = headroom.quantile
 
     def done(self, action: ScalingAction, changes: bool, now: float) -> None:
         """Note a decision. `changes`: it changed the target."""
@@ -163,7 +173,7 @@ class Advisor:
         if ahead > now_needed:
             return ahead, f"{self.forecast.value:.1f} sessions are expected in {self.policy.horizon_s:g} s"
         sum_ = f"⌈{feedback.required} / ({self.capacity} × {row.target_utilization:g})⌉ = {now_needed}"
-        return now_needed, f"{feedback.required} sessions need {sum_} workers at level {row.level}"
+        return now_needed, f"{feedback.required} sessions need {sum_} workers {self._basis}"
 
     def _is_short(self, feedback: LoadFeedback, now: float) -> bool:
         """Whether quality or lateness shows too few workers although counts do not.
@@ -236,7 +246,8 @@ class Advisor:
         mean = feedback.required / feedback.capacity if feedback.capacity else 0.0
         floor = self._floor(now)
         # A pool that may shrink to zero keeps no slots for an earlier peak.
-        recent = math.ceil(self._required.value / self._peak_slots(feedback)) if floor else 0
+        peak = self._required.over(self.peak_window_s, now)
+        recent = math.ceil(peak / self._peak_slots(feedback)) if floor else 0
         window_s = self._scale_in_backoff.factor * policy.in_window_s
         lowest = max(self._needed.over(window_s, now), recent, floor)
         if lowest >= size or (mean >= edge - EPSILON and feedback.required > 0):
@@ -254,11 +265,9 @@ class Advisor:
             if would_hold(feedback.required, self.capacity, min(feedback.workers, rest), upper):
                 reason = f"mean load {mean:.2f} is below the target "
                 reason += f"{row.target_utilization:.2f} − {policy.hysteresis:.2f}; "
-                reason += f"{rest} workers hold {feedback.required} sessions at level {row.level}"
+                reason += f"{rest} workers hold {feedback.required} sessions {self._basis}"
                 if rest == recent:
-                    reason += (
-                        f" and the peak of {self._required.value} in the last {policy.peak_window_s:g} s"
-                    )
+                    reason += f" and the peak of {peak} in the last {self.peak_window_s:g} s"
                 return Advice(ScalingAction.IN, rest, "in", reason)
         return Advice(
             ScalingAction.HOLD, size, "packed", f"fewer workers would not hold {feedback.required} sessions"

@@ -10,6 +10,9 @@ A decision has these steps, of which 1 to 4 are those of Appendix A:
 4. *Replace* the parameters in force.
 5. Find the right size under these parameters (`Advisor`).
 6. Change the target. In a dry run or under an override, only record the advice.
+
+With `ControlPolicy.learns`, steps 1 to 4 are replaced by `HeadroomLearner`, unless an operator has given a
+table or quality may be lowered (`quality_debt_limit`).
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ from turboserve.autoscaler.control.events import (
     SizeOverridden,
     TableReplaced,
 )
+from turboserve.autoscaler.control.headroom import Headroom
+from turboserve.autoscaler.control.learner import HeadroomLearner
 from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.start_up import StartUpMeter
 from turboserve.autoscaler.control.workload import ACTIVE, WorkloadDetector
 from turboserve.contracts.autoscale import ProfileTable
 
@@ -56,7 +62,11 @@ class Controller:
         self.override: int | None = None
         self.dry_run = policy.dry_run
         self.detector = WorkloadDetector(policy.epoch_s, policy.window)
-        self.advisor = Advisor(policy, table.row(0.0), latency)
+        self.learner = HeadroomLearner(policy, target, latency) if policy.learns else None
+        self.start_up = StartUpMeter(policy.horizon_s)
+        longest_s = self.learner.longest_peak_window_s if self.learner is not None else 0.0
+        self.advisor = Advisor(policy, table.row(0.0), latency, longest_s)
+        self._shipped = table
         self.decisions: deque[Decision] = deque(maxlen=KEPT)
         self._cause = ""
 
@@ -67,6 +77,7 @@ class Controller:
             case FeedbackReceived(feedback):
                 if not self.advisor.update(feedback, now):
                     return None
+                self._learn(feedback.required, now)
             case SessionChanged(kind, sessions):
                 self.detector.add(kind, sessions, now)
                 wakes = kind in ACTIVE and self.target == 0 and self.policy.scale_to_zero
@@ -74,6 +85,7 @@ class Controller:
                     return None
             case PoolObserved():
                 self.advisor.pool = event
+                self.start_up.observe(event, now)
                 return None
             case SizeOverridden(size, who):
                 return self._ordered(size, who, now)
@@ -87,8 +99,27 @@ class Controller:
             case ControlTick():
                 pass
         self.detector.advance(now)
-        self.advisor.row = self.table.row(self.detector.volatility)
+        self.advisor.use(self._headroom())
         return self._decide(wakes, now)
+
+    @property
+    def learning(self) -> bool:
+        """Whether the learned headroom is in force, and not a table."""
+        own = self.table == self._shipped and self.policy.quality_debt_limit <= 0
+        return self.learner is not None and own
+
+    def _headroom(self) -> Headroom:
+        if self.learner is not None and self.learning:
+            return self.learner.headroom
+        row = self.table.row(self.detector.volatility)
+        return Headroom(row, self.policy.peak_window_s, self.policy.quantile)
+
+    def _learn(self, required: int, now: float) -> None:
+        learner = self.learner
+        if learner is None or not self.learning:
+            return
+        if learner.observe(required, self.advisor.capacity, self.start_up.value_s, now):
+            self._note(ScalingAction.TABLE, self.target, learner.reason, now)
 
     @property
     def mode(self) -> str:
@@ -172,6 +203,8 @@ class Controller:
                     "floor_sessions_per_worker": advisor.floor,
                     "table_target_utilization": advisor.row.target_utilization,
                 }
+        if self.learner is not None and self.learning:
+            numbers |= self.learner.numbers() | {"start_up_s": self.start_up.value_s}
         if advisor.predictive and advisor.forecast.value is not None:
             numbers["forecast"] = advisor.forecast.value
         return numbers

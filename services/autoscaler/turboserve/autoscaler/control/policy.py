@@ -54,6 +54,12 @@ class ControlPolicy:
     deficit change no decision."""
     absorb_at_maximum: bool = False
     """Whether workers also hold more than K sessions while the pool cannot grow."""
+    learns: bool = False
+    """Whether the headroom is learned from this deployment's demand (`learner`). False: the table decides."""
+    lateness_price_s: float = 60.0
+    """Worker-seconds that the operator pays to spare one session a late first chunk. `learner` uses it."""
+    late_after_s: float = 0.5
+    """Time after which a session that waits for a slot counts as late, for the headroom that is learned."""
     dry_run: bool = False
     """Whether decisions leave the target as it is; `advice` is then what the target would be."""
 
@@ -80,10 +86,17 @@ class ControlPolicy:
             raise ValueError(f"quantile: {self.quantile} is not within 0 to 1")
         if self.window < 2:
             raise ValueError(f"window: {self.window} is less than 2 epochs")
-        for name in ("stale_s", "epoch_s", "horizon_s"):
+        for name in ("stale_s", "epoch_s", "horizon_s", "late_after_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
-        for name in ("out_cooldown_s", "in_cooldown_s", "in_window_s", "peak_window_s", "zero_after_s"):
+        for name in (
+            "out_cooldown_s",
+            "in_cooldown_s",
+            "in_window_s",
+            "peak_window_s",
+            "zero_after_s",
+            "lateness_price_s",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is below 0")
 

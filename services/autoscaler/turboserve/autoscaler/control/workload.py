@@ -118,7 +118,7 @@ class Forecast:
     def __init__(self, horizon_s: float, quantile: float) -> None:
         self._steps = max(math.ceil(horizon_s / STEP_S), 1)
         self._reach = sum(DAMPING**step for step in range(1, self._steps + 1))
-        self._quantile = quantile
+        self.quantile = quantile
         self._demand: float | None = None
         self._expected = 0.0
         self._trend = 0.0
@@ -189,5 +189,5 @@ class Forecast:
         if not self._sorted:
             return 0.0
         count = len(self._sorted)
-        place = count - 1 if count < ERRORS_NEEDED else math.ceil(self._quantile * count) - 1
+        place = count - 1 if count < ERRORS_NEEDED else math.ceil(self.quantile * count) - 1
         return max(self._sorted[place], 0.0)

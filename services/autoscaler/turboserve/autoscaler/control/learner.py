@@ -1,0 +1,192 @@
+"""Learns how much headroom pays, from the demand that this deployment has seen.
+
+Every candidate of headroom sizes a virtual pool (`virtual_pool`) under the real demand, with the controller's
+own rules. The learner sums what each would have cost, and adds the operator's price of each late session. It
+follows the candidate with the least sum (follow the leader): all candidates see the whole demand, so nothing
+has to be tried on real sessions.
+
+- Older sums fade (`MEMORY_S`), so that the choice follows a change of the workload within hours.
+- Until enough has been seen, the first candidate is in force.
+- The choice changes only for a gain above the price of `MARGIN_LATE` sessions and a share of the cost. So one
+  unlucky session decides nothing, and equal candidates do not alternate.
+
+The candidates, the first of them and the margins were chosen by replays (`docs/performance.md`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turboserve.autoscaler.control.budget import LatencyOf, compute_bound
+from turboserve.autoscaler.control.headroom import Headroom
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.virtual_pool import Shadow
+from turboserve.contracts.autoscale import LevelParameters
+
+STEP_S = 0.2
+"""Least time between two steps of the virtual pools. The highest demand in between counts."""
+CHECK_S = 10.0
+"""Time between two choices."""
+MEMORY_S = 7200.0
+"""Time constant with which sums fade."""
+LEARNS_AFTER_S = 120.0
+"""Time of which the first candidate is in force."""
+MARGIN = 0.01
+"""Gain that a change needs, as a share of the cost of the candidate in force."""
+MARGIN_LATE = 2.0
+"""Gain that a change needs besides, in prices of a late session."""
+LONGEST_STEP_S = 60.0
+"""A longer silence is not learned from."""
+
+QUANTILES = (0.98, 0.8, 0.9, 0.95, 0.995)
+"""Coverage of the forecast's margin at a target utilization of 1: the margin is then the only headroom."""
+AHEAD_RHOS = (0.7, 0.5)
+"""Further target utilizations with the forecast."""
+RHOS = (1.0, 0.8, 0.6)
+"""Target utilizations without the forecast."""
+SHORT, LONG = 0.25, 2.5
+"""Windows of the peak, relative to the policy's."""
+
+
+@dataclass
+class Sums:
+    """What a candidate would have cost, and how many sessions it would have delayed; both fade."""
+
+    cost_s: float = 0.0
+    late: float = 0.0
+    paid_s: float = 0.0
+    """Cost of the virtual pool when it was read last."""
+    counted: int = 0
+    """Late sessions of the virtual pool when it was read last."""
+
+    def total_s(self, price_s: float) -> float:
+        return self.cost_s + price_s * self.late
+
+
+def candidates(policy: ControlPolicy) -> tuple[Headroom, ...]:
+    """Return the candidates; the first is in force until enough has been seen."""
+    window_s, usual = policy.peak_window_s, policy.quantile
+    short_s, long_s = SHORT * window_s, LONG * window_s
+    rows = [
+        *(Headroom(_row(1.0, True), each_s, one, True) for each_s in (long_s, short_s) for one in QUANTILES),
+        *(Headroom(_row(rho, True), long_s, usual, True) for rho in AHEAD_RHOS),
+        *(Headroom(_row(rho, False), window_s, usual, True) for rho in RHOS),
+    ]
+    ordered = policy.predictive
+    kept = [row for row in rows if ordered is None or row.row.predictive == ordered]
+    return tuple(dict.fromkeys(kept))
+
+
+def _row(rho: float, predictive: bool) -> LevelParameters:
+    return LevelParameters(
+        level=1, volatility_from=0.0, latency_weight=0.2, target_utilization=rho, predictive=predictive
+    )
+
+
+class HeadroomLearner:
+    """Chooses among the candidates of headroom. A pure core: demand and time in, a choice out."""
+
+    def __init__(
+        self,
+        policy: ControlPolicy,
+        size: int,
+        latency: LatencyOf = compute_bound,
+        given: Sequence[Headroom] = (),
+    ) -> None:
+        self._policy = policy
+        self.candidates = tuple(given) or candidates(policy)
+        self.sums = [Sums() for _ in self.candidates]
+        self.chosen = 0
+        """Index of the candidate in force."""
+        self._before = 0
+        self.seen_s = 0.0
+        """Time that was learned from, seconds."""
+        self._shadows: list[Shadow] = []
+        self._size, self._latency = size, latency
+        self._stepped_at = self._checked_at = -math.inf
+        self._highest = 0
+
+    @property
+    def headroom(self) -> Headroom:
+        """The parameters in force."""
+        return self.candidates[self.chosen]
+
+    @property
+    def longest_peak_window_s(self) -> float:
+        return max(each.peak_window_s for each in self.candidates)
+
+    @property
+    def reason(self) -> str:
+        """Explain the last choice."""
+        new, old = self.sums[self.chosen], self.sums[self._before]
+        return (
+            f"learned from {self.seen_s / 60:.0f} min of this pool's demand: {self.headroom} would have cost "
+            f"{new.cost_s:.0f} worker-seconds with {new.late:.0f} late sessions; before, "
+            f"{old.cost_s:.0f} with {old.late:.0f}; a late session is priced at "
+            f"{self._policy.lateness_price_s:g} worker-seconds"
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """Return the measurements behind the choice."""
+        own = self.sums[self.chosen]
+        return {
+            "learned_from_s": round(self.seen_s, 1),
+            "learned_cost_worker_s": round(own.cost_s, 1),
+            "learned_late_sessions": round(own.late, 1),
+            "lateness_price_s": self._policy.lateness_price_s,
+            "peak_window_s": self.headroom.peak_window_s,
+        }
+
+    def observe(self, required: int, capacity: int, start_up_s: float, now: float) -> bool:
+        """Note the demand at monotonic time `now`. Returns whether another candidate is in force from now on.
+
+        `capacity`: K. `start_up_s`: the time that a worker takes to start, as measured.
+        """
+        self._highest = max(self._highest, required)
+        elapsed_s = now - self._stepped_at
+        if elapsed_s < STEP_S:
+            return False
+        if not 0 <= elapsed_s <= LONGEST_STEP_S:
+            self._begin(now)
+            elapsed_s = 0.0
+        for shadow in self._shadows:
+            shadow.pool.start_up_s = start_up_s
+            shadow.step(self._highest, capacity, now)
+        self.seen_s += elapsed_s
+        self._stepped_at, self._highest = now, required
+        if now - self._checked_at < CHECK_S:
+            return False
+        self._read(now)
+        return self._choose()
+
+    def _begin(self, now: float) -> None:
+        """Begin new virtual pools: there was no demand before, or nothing was heard for long."""
+        self._shadows = [
+            Shadow(self._policy, headroom, self._size, now, self._latency) for headroom in self.candidates
+        ]
+        for sums in self.sums:
+            sums.paid_s, sums.counted = 0.0, 0
+        self._checked_at = now
+
+    def _read(self, now: float) -> None:
+        fades = math.exp(-(now - self._checked_at) / MEMORY_S)
+        for sums, shadow in zip(self.sums, self._shadows, strict=True):
+            pool = shadow.pool
+            sums.cost_s = sums.cost_s * fades + pool.cost_s - sums.paid_s
+            sums.late = sums.late * fades + pool.late - sums.counted
+            sums.paid_s, sums.counted = pool.cost_s, pool.late
+        self._checked_at = now
+
+    def _choose(self) -> bool:
+        if self.seen_s < LEARNS_AFTER_S:
+            return False
+        price_s = self._policy.lateness_price_s
+        totals = [sums.total_s(price_s) for sums in self.sums]
+        best = min(range(len(totals)), key=totals.__getitem__)
+        own = self.sums[self.chosen]
+        if totals[self.chosen] - totals[best] <= MARGIN * own.cost_s + MARGIN_LATE * price_s:
+            return False
+        self._before, self.chosen = self.chosen, best
+        return True
