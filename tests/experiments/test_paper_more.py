@@ -89,4 +89,3 @@ def test_slackserve() -> None:
     assert report.keys() == KEYS
     assert report["ratio"] == {"steady": pytest.approx(found["cpr"] / 0.932, abs=1e-3)}
     assert len(slackserve.rows(report)) == 4
-    assert "ts" in report["declared"]["not_built"]

@@ -18,12 +18,18 @@ from turboserve.experiments.slack.workloads import WORKLOADS
 NAME = "slackserve"
 PROFILE, RATE, WORKERS = "graded", 1.0, 16
 STREAMS, QUICK_STREAMS = 120, 40
-OURS, REBUILT = "ours", "rehoming"
-ROWS = ("ours", "rehoming", "ts_chunk_without_sp", "sdv2")
+OURS = "ours"
+ROWS = ("ours", "slackserve", "ts", "ts_chunk", "sdv2")
 QUICK_ROWS, QUICK_WORKLOADS = ("ours", "sdv2"), ("steady", "burst")
 PAPER = {
     "cpr": {"steady": 0.932, "switch": 0.90, "pause": 0.98, "trace": 0.95},
-    "ablations": {"credit_only": 0.59, "bmpr": 0.81, "rehoming": 0.88, "fixed_level": 0.86},
+    "ablations": {
+        "credit_only": 0.59,
+        "bmpr": 0.81,
+        "rehoming": 0.88,
+        "slackserve": 0.93,
+        "fixed_level": 0.86,
+    },
     "ttfc_s": {"steady": 1.82},
     "note": "Causal-Forcing on 16 H100. The cell of `burst` is lost.",
 }
