@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from turboserve.autoscaler import app as autoscaler
+from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.shell import Shell as AutoscalerShell
 from turboserve.bus import Bus
 from turboserve.contracts.workers import WorkerPhase
@@ -88,6 +89,12 @@ class World(Servers):
         """Number of processes that each service has had."""
         self.on_begin: Callable[[ServiceProcess], None] = lambda service: None
         """Called with each process that starts."""
+        self.on_scheduler: Callable[[Scheduler, SchedulerSettings], Scheduler] = lambda core, settings: core
+        """Called with each scheduler's core. Returns the core to run."""
+        self.on_autoscaler: Callable[[AutoscalerShell, AutoscalerSettings], None] = lambda shell, settings: (
+            None
+        )
+        """Called with each autoscaler before any of its tasks runs."""
         self.kills = 0
         """Number of processes that faults have killed."""
 
@@ -151,14 +158,17 @@ class World(Servers):
 
     async def _scheduler(self, service: ServiceProcess, runtime: Runtime) -> None:
         def core(settings: SchedulerSettings) -> Scheduler:
-            return observe.scheduler(scheduler.core_of(settings), service.process.name, self.checker)
+            core = observe.scheduler(scheduler.core_of(settings), service.process.name, self.checker)
+            return self.on_scheduler(core, settings)
 
         self._leads[service] = await scheduler.start(runtime, self.scale.scheduler(), core)
 
     async def _autoscaler(self, service: ServiceProcess, runtime: Runtime) -> None:
-        shell = await autoscaler.start(runtime, self.scale.autoscaler(), SimulatedProvider(self))
+        settings = self.scale.autoscaler()
+        shell = await autoscaler.start(runtime, settings, SimulatedProvider(self))
         self.autoscaler = shell
         observe.autoscaler(shell, self.checker)
+        self.on_autoscaler(shell, settings)
 
     async def _gateway(self, service: ServiceProcess, runtime: Runtime) -> None:
         gateway = await start_gateway(runtime, self.scale.gateway())

@@ -26,6 +26,8 @@ class Received:
     """The fragment. As `init`, it is empty unless the viewer keeps video."""
     fidelity: dict[str, Any] | None = None
     """Configuration of the chunk: steps, window_chunks, sparsity and quality. None: the best."""
+    compute_s: float = 0.0
+    """Time from the chunk's first denoising step to its packaging, seconds."""
 
 
 @dataclass(frozen=True)

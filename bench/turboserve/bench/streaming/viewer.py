@@ -48,6 +48,8 @@ class Viewer:
     """Errors that the gateway reported on the WebSocket."""
     skips: list[tuple[int, int]] = field(default_factory=list)
     """For each `skip`: the chunk that it names, and the chunk that came after it."""
+    report_s: float = REPORT_INTERVAL_S
+    """Time between two reports of the playhead."""
     connections: int = 0
     greeted_at: float = math.inf
     """Wall time of the first connection's greeting. Later chunks arrive as they are made."""
@@ -262,6 +264,7 @@ class Viewer:
             init=self._init if self.keep_video else b"",
             fragment=data if self.keep_video else b"",
             fidelity=announced.get("fidelity"),
+            compute_s=announced["compute_s"],
         )
         self.chunks.append(received)
         if self.on_chunk is not None:
@@ -281,7 +284,7 @@ class Viewer:
                     "buffered_s": round(self.player.buffered_s, 3),
                 }
                 await socket.send(json.dumps(report))
-                await asyncio.sleep(REPORT_INTERVAL_S)
+                await asyncio.sleep(self.report_s)
 
 
 async def request(api: httpx.AsyncClient, method: str, path: str, **more: Any) -> dict[str, Any]:

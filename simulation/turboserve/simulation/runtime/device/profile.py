@@ -49,6 +49,8 @@ class DeviceProfile:
     decode_batch: int = 1
     denoising: int = 4
     """Forwards of a chunk before its latents are clean; one more follows."""
+    fps: int = 16
+    """Video frames per second. A chunk has 12 frames."""
     chunks_of: Mapping[int, int] = field(default_factory=dict)
     """Seed of a session → number of its chunks, after which its video ends. Other sessions have no end."""
     forward_shares: Mapping[tuple[int, float], float] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class DeviceProfile:
             patch_size=(1, 1, 1),
             local_attn_size=9,
             rotation="window",
+            fps=self.fps,
             denoising_steps=tuple(1000 - step for step in range(self.denoising)),
         )
 

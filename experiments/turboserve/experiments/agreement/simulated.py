@@ -1,0 +1,190 @@
+"""The simulated side: the services' own code on virtual time, in calm mode, with the real side's settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from turboserve.autoscaler.control.events import SessionChange
+from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.bench.paced.model import CONFIG
+from turboserve.bench.streaming.player import Player
+from turboserve.experiments.agreement.declared import (
+    CAPACITY,
+    REPORT_S,
+    SETTINGS,
+    STATE_BYTES,
+    WARM_UP_S,
+    Constants,
+    Declared,
+)
+from turboserve.experiments.agreement.outcome import SeenChunk, figures
+from turboserve.experiments.agreement.recording import Recorder
+from turboserve.experiments.autoscale.trace import Step, WorkloadTrace
+from turboserve.gateway.auth.access import DEFAULT_TENANT as TENANT
+from turboserve.gateway.settings import Settings as GatewaySettings
+from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.simulation.calm import LATENCY_S, STATEMENT_S, CalmScale
+from turboserve.simulation.faults import CALM
+from turboserve.simulation.injector import FaultInjector
+from turboserve.simulation.null_logging import quiet
+from turboserve.simulation.player import Player as SimulatedPlayer
+from turboserve.simulation.runtime.broker import Network
+from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.simulation.users import Clients
+from turboserve.simulation.world import World
+from turboserve.state_store.settings import Settings as StoreSettings
+from turboserve.worker.engine.gather import LatencyProfile
+from turboserve.worker.settings import Settings as WorkerSettings
+
+SETTLE_S = 15.0
+"""Virtual time from the start of the first workers until the trace begins, at least."""
+HOST_BYTES_PER_S = 2e9
+"""Pace of copies of states in the memory of one machine."""
+
+
+@dataclass(frozen=True)
+class AgreementScale(CalmScale):
+    """One process of each service, an elastic pool, and shipped settings but for `given`."""
+
+    gateways: int = 1
+    schedulers: int = 1
+    times: dict[str, float] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=lambda: dict(SETTINGS))
+    device: DeviceProfile = field(default_factory=DeviceProfile)
+    least_workers: int = 1
+
+    def gateway(self) -> GatewaySettings:
+        return self._of(GatewaySettings, **self._declared(GatewaySettings))
+
+    def scheduler(self) -> SchedulerSettings:
+        return self._of(SchedulerSettings, placement=self.placement, **self._declared(SchedulerSettings))
+
+    def store(self) -> StoreSettings:
+        return self._of(StoreSettings, **self._declared(StoreSettings))
+
+    def autoscaler(self) -> AutoscalerSettings:
+        sizes = {"pool_size": self.least_workers, "pool_min": self.least_workers}
+        return super().autoscaler().model_copy(update=sizes)
+
+    def worker(self, name: str, slot: str) -> WorkerSettings:
+        shipped = WorkerSettings.model_fields["real_time_margin"].default
+        changed = {**self._declared(WorkerSettings), "real_time_margin": shipped}
+        return super().worker(name, slot).model_copy(update=changed)
+
+    def profile(self, load_s: float) -> DeviceProfile:
+        return self.device
+
+    def _declared(self, kind: type[Any]) -> dict[str, Any]:
+        return {name: value for name, value in self.given.items() if name in kind.model_fields}
+
+
+class _BenchPlayer:
+    """The benchmarks' player, as the simulation's viewers report it."""
+
+    def __init__(self) -> None:
+        self.player = Player()
+
+    def advance(self, now: float) -> float:
+        """See `simulation.player.Player.advance`."""
+        self.player.tick(now)
+        return self.player.position_s
+
+
+class TraceUsers(Clients):
+    """Clients that make each session's changes at the times of a trace, and watch."""
+
+    def __init__(self, world: World, trace: WorkloadTrace, begins_s: float) -> None:
+        super().__init__(world)
+        self.chunks: list[SeenChunk] = []
+        self.players: list[Player] = []
+        self.refused = 0
+        self._begins_s = begins_s
+        for number, name in enumerate(trace.sessions, 1):
+            steps = [step for step in trace.steps if step.session == name]
+            self._spawn(self._plays(number, name, steps))
+
+    async def _plays(self, number: int, name: str, steps: Sequence[Step]) -> None:
+        world, loop = self._world, self._world.loop
+        await asyncio.sleep(self._begins_s + steps[0].at - loop.time())
+        record = await self.create(number, attempts=10)
+        if record is None:
+            self.refused += 1
+            return
+        log, shown = world.checker.log.of(record.id), _BenchPlayer()
+        player = shown.player
+        self.players.append(player)
+        viewer = self.watch(record.id)
+        viewer.player = cast(SimulatedPlayer, shown)
+
+        def received(index: int, end_s: float) -> None:
+            header = log.chunks[index].header
+            player.arrived(index, header.start_s, end_s, loop.time())
+            at_s = loop.time() - self._begins_s
+            self.chunks.append(SeenChunk(name, index, header.worker, header.compute_s, at_s))
+
+        viewer.on_chunk = received
+        for step in steps[1:]:
+            await asyncio.sleep(max(0.0, self._begins_s + step.at - loop.time()))
+            if step.kind is SessionChange.IDLING:
+                await self.ask(lambda g: g.sessions.pause(TENANT, record.id))
+                player.pause(True, loop.time())
+            elif step.kind is SessionChange.ACTIVATION:
+                await self.ask(lambda g: g.sessions.resume(TENANT, record.id))
+                player.pause(False, loop.time())
+            else:
+                await self.ask(lambda g: g.sessions.end(TENANT, record.id))
+                player.pause(True, loop.time())
+                self.leave(viewer)
+                self.forget(viewer)
+
+
+def play(
+    scale: AgreementScale, trace: WorkloadTrace, seed: int, begins_s: float = WARM_UP_S
+) -> tuple[dict[str, Any], list[SeenChunk]]:
+    """Play a trace in virtual time. Returns the figures and the chunks."""
+    world, recorder = World(seed, CALM, scale, False, Network(LATENCY_S)), Recorder()
+    FaultInjector(world)
+    world.postgres.behavior.statement_s = STATEMENT_S
+    world.fabric.bytes_per_s = HOST_BYTES_PER_S
+    world.on_scheduler, world.on_autoscaler = recorder.scheduler, recorder.autoscaler
+    with quiet(world):
+        users = TraceUsers(world, trace, begins_s)
+        world.begin()
+        world.loop.advance(begins_s + trace.ends_s)
+        for player in users.players:
+            player.tick(world.loop.time())
+        found = figures(recorder.recordings, users.chunks, users.players, begins_s, trace.ends_s)
+        found |= {"refused": users.refused, "violations": dict(world.checker.violations)}
+        world.close()
+    return found, users.chunks
+
+
+def simulate(declared: Declared, constants: Constants) -> dict[str, Any]:
+    """Simulate a run with the constants of the real stack."""
+    size, forward = declared.size, LatencyProfile(declared.forward_s)
+    device = DeviceProfile(
+        forward_s={b: forward(b) + constants.forward_extra_s for b in range(1, CAPACITY + 1)},
+        decode_s={1: 1e-3},
+        package_s=1e-3,
+        host_bytes_per_s=HOST_BYTES_PER_S,
+        state_bytes=STATE_BYTES,
+        load_s=constants.start_s,
+        slots=CAPACITY,
+        host_states=2 * CAPACITY,
+        fps=CONFIG.fps,
+    )
+    scale = AgreementScale(
+        workers=size.workers,
+        most_workers=size.workers,
+        least_workers=size.least,
+        slots=CAPACITY,
+        placement=declared.policy,
+        report_s=REPORT_S,
+        device=device,
+        every_forward=True,
+    )
+    begins_s = max(WARM_UP_S, constants.start_s + SETTLE_S)
+    return play(scale, size.trace(declared.draw), declared.draw, begins_s)[0]

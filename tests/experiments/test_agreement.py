@@ -1,0 +1,159 @@
+"""`turboserve bench agreement`: recorded decisions, figures of both sides, the fit, and what counts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turboserve.autoscaler import messages as pool
+from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.bench.streaming.player import Player
+from turboserve.experiments.agreement import outcome, recording, summary, toyworld
+from turboserve.experiments.agreement.declared import POLICIES, Constants, Declared, Size
+from turboserve.experiments.agreement.fit import fitted
+from turboserve.experiments.agreement.outcome import SeenChunk, compared, matched
+from turboserve.experiments.agreement.real import void_reason
+from turboserve.experiments.agreement.recording import POOL, SCHEDULER, Handled, Recorder, Recording
+from turboserve.experiments.agreement.simulated import simulate
+from turboserve.scheduler.app import core_of
+from turboserve.scheduler.messages import AllListed, Tick
+from turboserve.scheduler.settings import SchedulerSettings
+
+TINY = Size(workers=2, minutes=0.4, sessions=6)
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Any]:
+    """A run with constants that no fit has seen."""
+    return simulate(Declared(TINY, POLICIES[0], 1), Constants(9.0, 0.015))
+
+
+def test_a_trace_is_cut_to_its_size() -> None:
+    trace = TINY.trace(0)
+    assert trace.ends_s == pytest.approx(24.0)
+    assert 3 <= trace.peak <= TINY.sessions
+    assert Size().trace(0).peak <= 48
+    assert Size().trace(0) != Size().trace(1)
+
+
+def test_a_simulated_run_has_all_figures(known: dict[str, Any]) -> None:
+    assert known["chunks"] > 50
+    assert known["refused"] == 0
+    assert known["violations"] == {}
+    # A chunk has five forwards; beside others they are slower.
+    assert 5 * (0.06 + 0.015) <= known["p50_s"] <= known["p95_s"]
+    assert known["cost_worker_s"] >= TINY.least * 24.0 * 0.99
+    assert set(known["decisions"]) == {"scheduler", "pool", "controller"}
+    assert summary.identical([{"real": known}])
+
+
+def test_the_fit_finds_the_constants_of_a_run(known: dict[str, Any]) -> None:
+    run = Declared(TINY, POLICIES[0], 1)
+    found = fitted(known, lambda constants: simulate(run, constants), run.title)
+    assert found.start_s == pytest.approx(9.0, abs=1.5)
+    assert found.forward_extra_s == pytest.approx(0.015, rel=0.1)
+    errors = compared(known, simulate(run, found))
+    assert abs(errors["p50_error_percent"]) <= 10.0
+
+
+def test_a_changed_decision_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.pickle"
+    settings = SchedulerSettings()
+    core = Recorder(file).scheduler(core_of(settings), settings)
+    [listing] = core.handle(Tick(), 0.0)
+    core.handle(AllListed(listing.ticket, (), ()), 0.1)
+    with file.open("ab") as end:
+        # As an entry that is cut off by the end of its process.
+        end.write(b"\x80\x05\x95")
+    read = recording.read(tmp_path)
+    assert recording.decisions(read) == {SCHEDULER: {"events": 2, "different": 0}}
+    first, second = read[SCHEDULER].handled
+    changed = replace(read[SCHEDULER], handled=[Handled(first.now, first.event, []), second])
+    assert changed.differences() == 1
+    assert not summary.identical([{"real": {"decisions": {SCHEDULER: {"events": 2, "different": 1}}}}])
+    assert not summary.identical([{"real": {"decisions": {SCHEDULER: {"events": 0, "different": 0}}}}])
+
+
+def test_cost_and_actions_come_from_the_pools_events() -> None:
+    def handled(now: float, event: Any, *commands: Any) -> Handled:
+        return Handled(now, event, list(commands))
+
+    pool_ = Recording(POOL, AutoscalerSettings(), handled=[
+        handled(2.0, pool.Tick(), pool.Launch(1, "local-0", "wk0_a")),
+        handled(14.0, pool.SizeWanted(2, "busy"), pool.Launch(2, "local-1", "wk1_b")),
+        handled(20.0, pool.SizeWanted(1, "idle"), pool.Release(3, "local-1", "wk1_b", "idle")),
+        handled(21.5, pool.Done(3)),
+        handled(31.0, pool.SizeWanted(3, "after the trace")),
+    ])  # fmt: skip
+    scheduler = Recording(SCHEDULER, SchedulerSettings())
+    player = Player(stalls=1, stall_s=0.5)
+    chunks = [SeenChunk("s0", index, "wk0_a", 0.1 * index, 1.0) for index in range(1, 5)]
+    found = outcome.figures({POOL: pool_, SCHEDULER: scheduler}, chunks, [player], 10.0, 20.0)
+    assert found["cost_worker_s"] == pytest.approx(20.0 + 7.5)
+    assert found["actions"] == [[4.0, 2], [10.0, 1]]
+    assert found["late_percent"] == pytest.approx(25.0)
+    assert found["p50_s"] == pytest.approx(0.25)
+    assert found["release_s"] == pytest.approx(1.5)
+
+
+def test_actions_are_matched_in_order() -> None:
+    real = [[1.0, 3], [20.0, 4], [60.0, 3]]
+    simulated = [[1.5, 3], [2.0, 5], [23.0, 4], [60.5, 3]]
+    assert matched(real, simulated) == pytest.approx([0.5, 3.0, 0.5])
+    assert matched([], simulated) == []
+
+
+def test_void_runs_do_not_count() -> None:
+    assert void_reason(0.7) is None
+    assert "0.71" in str(void_reason(0.71))
+
+    def run(policy: str, void: str | None, error: float, p95_s: float) -> dict[str, Any]:
+        side = {"p95_s": p95_s, "decisions": {"scheduler": {"events": 3, "different": 0}}}
+        errors = dict.fromkeys(summary.WANTED, error)
+        counts = {"actions_real": 2, "actions_within": 1}
+        return {"void": void, "real": side, "simulated": side, **errors, **counts, "policy": policy}
+
+    runs = {"a": [run("a", None, -1.5, 0.4), run("a", "busy", 90.0, 9.0)], "b": [run("b", None, 1.0, 0.3)]}
+    found = summary.summed(runs, [])
+    assert found["cost_error_percent"] == -1.5
+    assert found["met"]["cost_error_percent"] is True
+    assert found["met"]["late_points"] is False
+    assert found["void_runs"] == 1
+    assert found["ranking"]["real"] == ["b", "a"]
+    assert found["ranking_equal"] is True
+    nothing = summary.summed({"a": [run("a", "busy", 90.0, 9.0)]}, [])
+    assert nothing["cost_error_percent"] is nothing["met"]["cost_error_percent"] is None
+    assert nothing["ranking_equal"] is None
+    assert nothing["decisions_identical"] is True
+
+
+def test_toyworlds_chunks_count_at_their_number_of_sessions() -> None:
+    trace = toyworld.staircase(10.0)
+    assert trace.active()[::10] == [1, 2, 3, 4, 5, 6, 7, 8]
+    chunks = [
+        SeenChunk("s0", 0, "w", 0.1, 2.0),
+        SeenChunk("s0", 1, "w", 0.2, 5.0),
+        SeenChunk("s1", 0, "w", 0.4, 19.0),
+    ]
+    found = toyworld.by_sessions(chunks, 10.0)
+    assert [found[n]["chunks"] for n in ("1", "2", "3")] == [1, 1, 0]
+    assert found["1"]["p50_s"] == 0.2
+    assert toyworld.compared({"by_sessions": found}, {"by_sessions": found})["2"]["p95_error_percent"] == 0.0
+
+
+def test_toyworld_is_predicted_from_its_stages() -> None:
+    stages = {
+        "text": {"1": 0.002},
+        "recache": {"1": 0.02},
+        "forward": {"1": 0.006, "2": 0.011, "4": 0.02},
+        "decode": {"1": 0.01},
+        "package": {"1": 0.004},
+    }
+    found = toyworld.simulated(json.dumps(stages), 5.0)["by_sessions"]
+    # The last of the five forwards, which only writes the context, is beside the decoding.
+    assert found["1"]["p50_s"] == pytest.approx(4 * 0.006 + 0.01 + 0.004, abs=1e-4)
+    assert found["8"]["p95_s"] >= found["1"]["p50_s"] - 1e-6
