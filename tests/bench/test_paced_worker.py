@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from turboserve.bench.paced.device import PacedBackend, PacedDevice, PacedModels, paced
-from turboserve.bench.paced.fragments import moved
+from turboserve.bench.paced.fragments import shifted
 from turboserve.bench.paced.model import CONFIG, load
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.worker.engine.engine import Engine
@@ -67,14 +67,14 @@ def test_a_state_has_the_declared_bytes() -> None:
     assert torch.equal(first[0]["padding"], second[0]["padding"])
 
 
-def test_a_moved_fragment_is_what_the_encoder_makes_there() -> None:
+def test_a_shifted_fragment_is_what_the_encoder_makes_there() -> None:
     frames = np.full((12, 16, 16, 3), 128, np.uint8)
     encoder = FragmentEncoder()
     at_zero = encoder.encode(frames, index=0, first_frame=0, fps=8).fragment
     for index, first_frame in ((1, 9), (70_000, 840_009)):
         wanted = encoder.encode(frames, index=index, first_frame=first_frame, fps=8).fragment
-        assert moved(at_zero, index, first_frame, 8) == wanted
-    assert moved(wanted, 0, 0, 8) == at_zero
+        assert shifted(at_zero, index, first_frame, 8) == wanted
+    assert shifted(wanted, 0, 0, 8) == at_zero
 
 
 def test_a_device_survives_its_command() -> None:

@@ -13,7 +13,7 @@ _HEADER = 8
 
 
 class RepeatingEncoder:
-    """Encodes the first chunk of each length, and moves its fragment to the place of every later one."""
+    """Encodes the first chunk of each length, and shifts its fragment to the place of every later one."""
 
     def __init__(self, encoder: ChunkEncoder) -> None:
         self._encoder, self.latents_dtype = encoder, encoder.latents_dtype
@@ -25,14 +25,14 @@ class RepeatingEncoder:
         if frames not in self._encoded:
             self._encoded[frames] = self._encoder.encode(ready, first_frame, fps)
         chunk = self._encoded[frames]
-        return replace(chunk, fragment=moved(chunk.fragment, ready.index, first_frame, fps))
+        return replace(chunk, fragment=shifted(chunk.fragment, ready.index, first_frame, fps))
 
     def latents(self, ready: ChunkReady) -> tuple[bytes, tuple[int, ...]]:
         """See `ChunkEncoder.latents`."""
         return self._encoder.latents(ready)
 
 
-def moved(fragment: bytes, index: int, first_frame: int, fps: float) -> bytes:
+def shifted(fragment: bytes, index: int, first_frame: int, fps: float) -> bytes:
     """Return a fragment of `FragmentEncoder` as it is for the same frames at another place.
 
     `index`, `first_frame`, `fps`: see `FragmentEncoder.encode`. Raises ValueError if it is no fragment.

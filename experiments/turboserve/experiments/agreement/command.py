@@ -75,7 +75,7 @@ def run(
     size = QUICK if quick else Size(workers, minutes, sessions)
     predicted = range(FIT_DRAW + 1, FIT_DRAW + 1 + (1 if quick else draws))
     names = names[:1] if quick else names
-    began_s, folder = time.monotonic(), _Runs(cells)
+    began_s, folder = time.monotonic(), _KeptRuns(cells)
     with progress_bar(3 + 2 * len(names) * len(predicted) + 3 * toys) as done:
         constants, fit = _fit(folder, size, names[0], done)
         runs: dict[str, list[dict[str, Any]]] = {}
@@ -103,7 +103,7 @@ def run(
     }
 
 
-class _Runs:
+class _KeptRuns:
     """Results of finished runs. Void runs are not kept, so that they are repeated."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -129,20 +129,20 @@ def _simulated(
     return simulated.simulate(declared, Constants(start_s, extra_s))
 
 
-def _run_real(folder: _Runs, run: Declared) -> Any:
+def _run_real(folder: _KeptRuns, run: Declared) -> Any:
     size = run.size
     arguments = (size.workers, size.minutes, size.sessions, run.policy, run.draw)
     return folder.get(f"real, {run.title}", _real, *arguments)
 
 
-def _run_simulated(folder: _Runs, run: Declared, constants: Constants) -> Any:
+def _run_simulated(folder: _KeptRuns, run: Declared, constants: Constants) -> Any:
     size = run.size
     arguments = (size.workers, size.minutes, size.sessions, run.policy, run.draw)
     times = (constants.start_s, constants.forward_extra_s)
     return folder.get(f"simulated, {run.title}", _simulated, *arguments, *times)
 
 
-def _fit(folder: _Runs, size: Size, policy: str, done: Any) -> tuple[Constants, dict[str, Any]]:
+def _fit(folder: _KeptRuns, size: Size, policy: str, done: Any) -> tuple[Constants, dict[str, Any]]:
     """Fit the constants on one draw. Returns them, and both sides with them."""
     run = Declared(size, policy, FIT_DRAW)
     measured = _run_real(folder, run)
@@ -154,7 +154,7 @@ def _fit(folder: _Runs, size: Size, policy: str, done: Any) -> tuple[Constants, 
     return constants, summary.pair(run, measured, after)
 
 
-def _pair(folder: _Runs, run: Declared, constants: Constants, done: Any) -> dict[str, Any]:
+def _pair(folder: _KeptRuns, run: Declared, constants: Constants, done: Any) -> dict[str, Any]:
     measured = _run_real(folder, run)
     done(f"real, {run.title}")
     predicted = _run_simulated(folder, run, constants)
@@ -162,7 +162,7 @@ def _pair(folder: _Runs, run: Declared, constants: Constants, done: Any) -> dict
     return summary.pair(run, measured, predicted)
 
 
-def _toyworld(folder: _Runs, stage_s: float, done: Any) -> dict[str, Any]:
+def _toyworld(folder: _KeptRuns, stage_s: float, done: Any) -> dict[str, Any]:
     stages = folder.get("toyworld's profile", toyworld.measured_stages)
     done("toyworld's profile")
     measured = folder.get("real toyworld", toyworld.real, stage_s)

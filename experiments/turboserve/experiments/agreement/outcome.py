@@ -40,15 +40,15 @@ def figures(
     """Return the figures of a run, for JSON. `begins_s`: beginning of the trace on the cores' clock."""
     ends_s = begins_s + lasts_s
     pool, latencies = recordings[POOL], [chunk.compute_s for chunk in chunks]
-    lives = _lives(pool)
+    times = _times(pool)
     cost = sum(
-        max(0.0, min(life.ended_s, ends_s) - max(life.launched_s, begins_s)) for life in lives.values()
+        max(0.0, min(time.ended_s, ends_s) - max(time.launched_s, begins_s)) for time in times.values()
     )
     stalls = sum(player.stalls for player in players)
     ready = _ready(recordings[SCHEDULER])
-    starts = [ready[name] - life.launched_s for name, life in lives.items() if name in ready]
+    starts = [ready[name] - time.launched_s for name, time in times.items() if name in ready]
     releases = [
-        life.ended_s - life.released_s for life in lives.values() if life.released_s < life.ended_s < math.inf
+        time.ended_s - time.released_s for time in times.values() if time.released_s < time.ended_s < math.inf
     ]
     migrations = sum(
         begins_s <= each.now < ends_s and isinstance(command, CommitMigration)
@@ -72,21 +72,21 @@ def figures(
         ],
         "start_s": round(statistics.median(starts), 3) if starts else None,
         "release_s": round(statistics.median(releases), 3) if releases else None,
-        "workers_launched": len(lives),
+        "workers_launched": len(times),
         "decisions": decisions(dict(recordings)),
     }
 
 
 @dataclass
-class _Life:
+class _WorkerTime:
     launched_s: float
     released_s: float = math.inf
     ended_s: float = math.inf
 
 
-def _lives(pool: Recording) -> dict[str, _Life]:
+def _times(pool: Recording) -> dict[str, _WorkerTime]:
     """Return, by worker, when the pool launched it, requested its end, and learned of it."""
-    lives: dict[str, _Life] = {}
+    times: dict[str, _WorkerTime] = {}
     tickets: dict[int, str] = {}
     for each in pool.handled:
         ended = None
@@ -94,16 +94,16 @@ def _lives(pool: Recording) -> dict[str, _Life]:
             ended = each.event.worker
         elif isinstance(each.event, Done):
             ended = tickets.pop(each.event.ticket, None)
-        if ended in lives:
-            lives[ended].ended_s = min(lives[ended].ended_s, each.now)
+        if ended in times:
+            times[ended].ended_s = min(times[ended].ended_s, each.now)
         for command in each.returned:
             if isinstance(command, Launch):
-                lives[command.worker] = _Life(each.now)
+                times[command.worker] = _WorkerTime(each.now)
             elif isinstance(command, Release) and command.worker is not None:
                 tickets[command.ticket] = command.worker
-                if command.worker in lives:
-                    lives[command.worker].released_s = each.now
-    return lives
+                if command.worker in times:
+                    times[command.worker].released_s = each.now
+    return times
 
 
 def _ready(scheduler: Recording) -> dict[str, float]:

@@ -40,7 +40,7 @@ class TraceViewers:
         self.begins_s = time.monotonic()
         self._api, self._trace, self._report_s = api, trace, report_s
 
-    async def play(self) -> float:
+    async def follow(self) -> float:
         """Play the whole trace. Returns the share of the machine's processor time that was busy."""
         by_session: dict[str, list[Step]] = {}
         for step in self._trace.steps:
@@ -134,7 +134,7 @@ def played(
         )
         try:
             with stack:
-                viewers, share = asyncio.run(_play(stack.url, least, trace, report_s))
+                viewers, share = asyncio.run(_follow(stack.url, least, trace, report_s))
         except StackStartError as error:
             raise BenchError(f"the stack did not start:\n{error}") from None
         except (httpx.HTTPError, ProblemError, TimeoutError, OSError) as error:
@@ -145,7 +145,7 @@ def played(
     return {**found, "cpu_busy": round(share, 3), "void": void_reason(share)}, viewers.chunks
 
 
-async def _play(url: str, least: int, trace: WorkloadTrace, report_s: float) -> tuple[TraceViewers, float]:
+async def _follow(url: str, least: int, trace: WorkloadTrace, report_s: float) -> tuple[TraceViewers, float]:
     limits = httpx.Limits(max_connections=200)
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(
@@ -153,7 +153,7 @@ async def _play(url: str, least: int, trace: WorkloadTrace, report_s: float) -> 
         )
         await _until_ready(api, least)
         viewers = TraceViewers(api, trace, report_s)
-        return viewers, await viewers.play()
+        return viewers, await viewers.follow()
 
 
 async def _until_ready(api: httpx.AsyncClient, workers: int) -> None:

@@ -141,7 +141,7 @@ class TraceUsers(Clients):
                 self.forget(viewer)
 
 
-def play(
+def simulate_trace(
     scale: AgreementScale, trace: WorkloadTrace, seed: int, begins_s: float = WARM_UP_S
 ) -> tuple[dict[str, Any], list[SeenChunk]]:
     """Play a trace in virtual time. Returns the figures and the chunks."""
@@ -187,4 +187,4 @@ def simulate(declared: Declared, constants: Constants) -> dict[str, Any]:
         every_forward=True,
     )
     begins_s = max(WARM_UP_S, constants.start_s + SETTLE_S)
-    return play(scale, size.trace(declared.draw), declared.draw, begins_s)[0]
+    return simulate_trace(scale, size.trace(declared.draw), declared.draw, begins_s)[0]

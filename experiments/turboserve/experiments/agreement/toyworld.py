@@ -18,7 +18,7 @@ from turboserve.bench.streaming.viewer import REPORT_INTERVAL_S
 from turboserve.experiments.agreement.declared import WARM_UP_S
 from turboserve.experiments.agreement.outcome import SeenChunk, error_percent
 from turboserve.experiments.agreement.real import played
-from turboserve.experiments.agreement.simulated import AgreementScale, play
+from turboserve.experiments.agreement.simulated import AgreementScale, simulate_trace
 from turboserve.experiments.autoscale.trace import Step, WorkloadTrace
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.worker.settings import Settings as WorkerSettings
@@ -88,7 +88,7 @@ def simulated(profile: str, stage_s: float) -> dict[str, Any]:
         device=device,
         every_forward=True,
     )
-    found, chunks = play(scale, staircase(stage_s), 0, WARM_UP_S)
+    found, chunks = simulate_trace(scale, staircase(stage_s), 0, WARM_UP_S)
     return {**found, "by_sessions": by_sessions(chunks, stage_s)}
 
 
