@@ -20,7 +20,7 @@ from turboserve.experiments.agreement.real import void_reason
 from turboserve.experiments.agreement.recording import POOL, SCHEDULER, Handled, Recorder, Recording
 from turboserve.experiments.agreement.simulated import simulate
 from turboserve.scheduler.app import core_of
-from turboserve.scheduler.messages import AllListed, Tick
+from turboserve.scheduler.messages import AllListed, ListAll, Tick
 from turboserve.scheduler.settings import SchedulerSettings
 
 TINY = Size(workers=2, minutes=0.4, sessions=6)
@@ -65,6 +65,7 @@ def test_a_changed_decision_is_found(tmp_path: Path) -> None:
     settings = SchedulerSettings()
     core = Recorder(file).scheduler(core_of(settings), settings)
     [listing] = core.handle(Tick(), 0.0)
+    assert isinstance(listing, ListAll)
     core.handle(AllListed(listing.ticket, (), ()), 0.1)
     with file.open("ab") as end:
         # As an entry that is cut off by the end of its process.

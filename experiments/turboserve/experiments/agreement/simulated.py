@@ -172,7 +172,7 @@ def simulate(declared: Declared, constants: Constants) -> dict[str, Any]:
         host_bytes_per_s=HOST_BYTES_PER_S,
         state_bytes=STATE_BYTES,
         load_s=constants.start_s,
-        slots=CAPACITY,
+        slabs=CAPACITY,
         host_states=2 * CAPACITY,
         fps=CONFIG.fps,
     )

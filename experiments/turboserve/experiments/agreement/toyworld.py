@@ -75,7 +75,7 @@ def simulated(profile: str, stage_s: float) -> dict[str, Any]:
         text_s=times["text"],
         recache_s=times["recache"],
         package_s=times["package"][1],
-        slots=CAPACITY,
+        slabs=CAPACITY,
         host_states=2 * CAPACITY,
     )
     scale = AgreementScale(
