@@ -180,6 +180,27 @@ def test_the_command_line_leads_a_session_from_creation_to_end(
     assert "no session" in turboserve("show", "ses_unknown", status=1)
 
 
+def test_the_command_line_shows_a_chunk_from_the_request_to_its_delivery(stack: BackgroundStack) -> None:
+    with Client(stack.url) as client:
+        session = client.create("a red circle", seed=3)
+        try:
+            with session.watch(after=-1) as stream:
+                next(iter(stream))
+            done = RUNNER.invoke(app, ["session", "timeline", session.id, "--url", stack.url, "--json"])
+        finally:
+            session.end()
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    names = ["created", "decided", "placed", "fenced", "due", "started", "denoised", "decoded", "packaged"]
+    assert [hop["name"] for hop in found["hops"]] == [*names, "published", "appended", "delivered"]
+    # One clock measured the stages of the worker.
+    steps = {hop["name"]: hop["since_s"] for hop in found["hops"]}
+    assert all(steps[name] >= 0 for name in names[5:])
+    computed = steps["denoised"] + steps["decoded"] + steps["packaged"]
+    assert computed == pytest.approx(found["compute_s"], abs=1e-3)
+    assert found["decision"]["worker"] == found["worker"]
+
+
 def test_a_command_without_a_stack_names_what_to_do(tmp_path: Path) -> None:
     result = RUNNER.invoke(app, ["session", "list", "--data", str(tmp_path)])
     assert result.exit_code == 1

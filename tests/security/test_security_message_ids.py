@@ -26,6 +26,7 @@ from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import LoadReport
 from turboserve.ids import new_id
 from turboserve.subjects import CANARY_CHUNKS, CHUNK, CHUNKS
+from turboserve.worker.engine.interface import ChunkTimings
 from turboserve.worker.media import EncodedChunk
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.events import PublishOutcome
@@ -128,6 +129,8 @@ def chunk(session: str, index: int) -> PackagedChunk:
         latents_dtype="float32",
         latents_shape=(),
         compute_s=0.1,
+        timings=ChunkTimings(0.0, 0.0, 0.0, 0.0),
+        packaged_at_s=0.0,
         concurrent_sessions=1,
         span=INVALID_SPAN,
     )

@@ -25,6 +25,26 @@ ChunkIndex = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """Index of a chunk, a frame or a latent frame. The limit allows years of video and keeps the index exact in
 every reader's arithmetic (Redis counts in floats and prints 14 digits)."""
 
+StageAge = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class ChunkStages(Contract):
+    """When a chunk passed the stages at its worker: ages at `published_at`, seconds.
+
+    The worker's monotonic clock measures them. A stage that is older has the larger age.
+    """
+
+    due_s: StageAge
+    """Age of the time at which the session was allowed to generate the chunk."""
+    started_s: StageAge
+    """Age of its first forward's gathering."""
+    denoised_s: StageAge
+    """Age of its clean latents."""
+    decoded_s: StageAge
+    """Age of its frames."""
+    packaged_s: StageAge
+    """Age of its video."""
+
 
 class ChunkHeader(Contract):
     """Describes a chunk. Sent in the message's headers, so that a reader need not load the video.
@@ -67,6 +87,8 @@ class ChunkHeader(Contract):
     tier: Tier | None = None
     """Tier of the session when the chunk was published."""
     published_at: UnixSeconds = 0.0
+    stages: ChunkStages | None = None
+    """None: the chunk comes from an earlier version."""
 
     @property
     def start_s(self) -> float:

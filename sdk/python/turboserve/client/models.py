@@ -88,6 +88,39 @@ class Decision(_Answer):
     at: datetime
 
 
+class Hop(_Answer):
+    """One step of a chunk from the request to the screen."""
+
+    name: str
+    """The step, such as `denoised`. The API's description lists them."""
+    at: datetime
+    by: str
+    """Whose clock `at` is of."""
+    since_s: float | None = None
+    """Seconds since the hop before. Between two clocks it may be below 0. None: the first hop."""
+
+
+class ChunkHistory(_Answer):
+    """How one chunk came about, step by step."""
+
+    session: str
+    index: int
+    epoch: int
+    worker: str
+    control_seq: int
+    """Number of the prompt that the chunk shows."""
+    bytes: int
+    compute_s: float
+    """From the first forward to the packaging, seconds."""
+    slack_s: float | None = None
+    """Video that the viewer had left when it was published, seconds. None: not known."""
+    decision: Decision | None = None
+    """Why this worker. None: not the first chunk of its ownership, or no longer known."""
+    total_s: float
+    """From the first hop to the last, seconds."""
+    hops: list[Hop]
+
+
 class Migration(_Answer):
     """A migration that has begun. `session.migrated` or `session.migration_abandoned` ends it."""
 

@@ -19,7 +19,16 @@ from turboserve.client.errors import (
     PromptSupersededError,
     SessionEndedError,
 )
-from turboserve.client.models import Chunk, Decision, Event, Migration, Quality, Receipt, SessionInfo
+from turboserve.client.models import (
+    Chunk,
+    ChunkHistory,
+    Decision,
+    Event,
+    Migration,
+    Quality,
+    Receipt,
+    SessionInfo,
+)
 from turboserve.client.stream import RECONNECT_WITHIN_S, VideoStream
 from turboserve.client.transport import Transport, asked_wait_s, raise_for_problem, worth_repeating
 
@@ -122,6 +131,15 @@ class AsyncSession:
         """List what the scheduler decided about the session, oldest first."""
         answer = await self._transport.request("GET", f"{self._path}/decisions")
         return [Decision.model_validate(each) for each in answer["decisions"]]
+
+    async def chunk(self, index: int) -> ChunkHistory:
+        """Read how chunk `index` came about, from the request to the screen. This does not count as watching.
+
+        Raises `NotFoundError` if it is not generated yet, and `ChunkGoneError` if the log no longer keeps it.
+        """
+        return ChunkHistory.model_validate(
+            await self._transport.request("GET", f"{self._path}/chunks/{index}")
+        )
 
     def watch(
         self,

@@ -15,6 +15,7 @@ from turboserve.client import video
 from turboserve.client.client import DEFAULT_URL, AsyncClient
 from turboserve.client.models import (
     Chunk,
+    ChunkHistory,
     Decision,
     End,
     Event,
@@ -164,6 +165,10 @@ class Session:
     def decisions(self) -> list[Decision]:
         """See `AsyncSession.decisions`."""
         return self._portal.call(self._session.decisions)
+
+    def chunk(self, index: int) -> ChunkHistory:
+        """See `AsyncSession.chunk`."""
+        return self._portal.call(self._session.chunk, index)
 
     def events(self, after: int = 0) -> Iterator[Event]:
         """See `AsyncSession.events`."""

@@ -14,6 +14,7 @@ from turboserve.gateway.auth.access import HostRules, Keys, OriginRules
 from turboserve.gateway.auth.middleware import Authenticate, Authenticator
 from turboserve.gateway.auth.stored import KeyFollower
 from turboserve.gateway.chunk_log import ChunkLog
+from turboserve.gateway.chunks.endpoints import router as chunks
 from turboserve.gateway.context import Gateway, Streams
 from turboserve.gateway.cost.endpoints import router as cost
 from turboserve.gateway.events.endpoints import router as events
@@ -111,7 +112,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     handlers.install(app)
-    for router in (sessions, stream, events, workers, pools, cost, keys_router, health):
+    for router in (sessions, chunks, stream, events, workers, pools, cost, keys_router, health):
         app.include_router(router)
     page_endpoints.install(app)
     # The middleware added last sees a request first: it checks Host and Origin, then the key, then the body.

@@ -246,7 +246,7 @@ class Connection:
             case client_messages.ResumeRequest():
                 await self._gateway.sessions.resume(tenant, session)
             case client_messages.FirstFrame():
-                self._watch.spans.shown(session)
+                self._watch.shown()
             case client_messages.Ping():
                 await self._send(protocol.Pong(id=message.id))
 

@@ -64,6 +64,11 @@ class DeliverySpans:
             **QUIET,
         )
 
+    @property
+    def first(self) -> int | None:
+        """Index of the first chunk that was sent. None: none yet."""
+        return None if self._first is None else self._first[0]
+
     def shown(self, session: str) -> None:
         """The viewer shows its first frame. Later calls do nothing."""
         if self._first is None:
@@ -189,6 +194,12 @@ class Watch:
         if header.index == 0:
             self._gateway.sessions.first_chunk_sent(header.session)
         await self._gateway.timeline.delivered(self.viewer, header)
+
+    def shown(self) -> None:
+        """Note that the viewer shows its first frame."""
+        self.spans.shown(self.record.id)
+        if self.spans.first is not None:
+            self._gateway.timeline.shown(self.record.id, self.spans.first)
 
     async def skipped(self, start_s: float) -> None:
         """Note that the viewer discards the video before media time `start_s`."""

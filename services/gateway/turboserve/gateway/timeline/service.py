@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import nats.errors
+from cachetools import FIFOCache
 
 from turboserve import logs
 from turboserve.bus import Bus
@@ -18,6 +19,9 @@ from turboserve.gateway.timeline.playback import Command, Publish, Recovered, St
 from turboserve.gateway.timeline.timeline import Timeline
 from turboserve.ids import new_id
 from turboserve.subjects import PLAYHEAD
+
+REMEMBERED = 20_000
+"""Chunks whose first delivery is remembered."""
 
 log = logs.get("timeline")
 
@@ -32,6 +36,9 @@ class TimelineService:
         """Id that distinguishes this process from other gateways and from its own predecessor."""
         self._interval_s = interval_s
         self._timeline = Timeline(interval_s, timeout_s)
+        self._first_sent: FIFOCache[tuple[str, int], float] = FIFOCache(REMEMBERED)
+        self._first_shown: FIFOCache[tuple[str, int], float] = FIFOCache(REMEMBERED)
+        """(session, chunk) → when a viewer here was first sent, and first showed, the chunk, Unix seconds."""
         metrics.slack_min.add(self, TimelineService.smallest_slack)
 
     async def joined(
@@ -62,6 +69,7 @@ class TimelineService:
         await self._do(self._timeline.left(session, viewer, self._clock.monotonic()))
 
     async def delivered(self, viewer: str, header: ChunkHeader) -> None:
+        self._first_sent.setdefault((header.session, header.index), self._clock.wall())
         await self._do(
             self._timeline.delivered(
                 header.session,
@@ -80,6 +88,14 @@ class TimelineService:
         await self._do(
             self._timeline.reported(session, viewer, playhead_s, buffered_s, self._clock.monotonic())
         )
+
+    def shown(self, session: str, index: int) -> None:
+        """Note that a viewer shows the first frame of its first chunk, `index`."""
+        self._first_shown.setdefault((session, index), self._clock.wall())
+
+    def first_viewer(self, session: str, index: int) -> tuple[float | None, float | None]:
+        """Return when a viewer here was first sent a chunk, and first showed it, Unix seconds, or None."""
+        return self._first_sent.get((session, index)), self._first_shown.get((session, index))
 
     async def playing(self, session: str, playing: bool) -> None:
         await self._do(self._timeline.playing(session, playing, self._clock.monotonic()))

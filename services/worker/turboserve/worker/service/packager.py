@@ -19,7 +19,7 @@ from turboserve.contracts.fidelity import ChunkFidelity
 from turboserve.telemetry import tracing
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.gather import LatencyProfile
-from turboserve.worker.engine.interface import ChunkReady
+from turboserve.worker.engine.interface import ChunkReady, ChunkTimings
 from turboserve.worker.engine.playout import Playout
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
 from turboserve.worker.service import events
@@ -58,6 +58,9 @@ class PackagedChunk:
     latents_shape: tuple[int, ...]
     compute_s: float
     """Time from the first denoising step to packaging, seconds."""
+    timings: ChunkTimings
+    packaged_at_s: float
+    """When the video was packaged, monotonic seconds, as in `timings`."""
     concurrent_sessions: int
     span: Span
     playout: tuple[float, Playout] | None = None
@@ -165,6 +168,8 @@ class ChunkPackager:
             latents_dtype=self._encoder.latents_dtype,
             latents_shape=shape,
             compute_s=compute_s,
+            timings=ready.timings,
+            packaged_at_s=now,
             concurrent_sessions=made.concurrent_sessions,
             span=span,
             playout=made.playout,

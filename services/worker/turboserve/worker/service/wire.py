@@ -15,7 +15,7 @@ from torch import Tensor
 from turboserve import logs
 from turboserve.bus import Bus, Owners, append
 from turboserve.clock import Clock
-from turboserve.contracts.chunks import ChunkHeader, LatentsHeader
+from turboserve.contracts.chunks import ChunkHeader, ChunkStages, LatentsHeader
 from turboserve.contracts.errors import FencedError, TurboServeError, UnavailableError
 from turboserve.contracts.requests import GetLatents
 from turboserve.ids import random_token
@@ -106,6 +106,7 @@ class Wire:
             credit_s=None if slack is None else slack.credit_s,
             tier=None if slack is None else slack.tier,
             published_at=self._clock.wall(),
+            stages=stages_of(chunk, self._clock.monotonic()),
         )
         try:
             ack = await append(
@@ -211,3 +212,19 @@ class Wire:
         """
         name = f"{session}:{index}:{self._worker}:{epoch}"
         return f"{name}:{blake2b(name.encode(), key=self._secret, digest_size=16).hexdigest()}"
+
+
+def stages_of(chunk: PackagedChunk, now_s: float) -> ChunkStages:
+    """Return the ages of a chunk's stages at `now_s`, monotonic seconds."""
+    timings = chunk.timings
+
+    def age(at_s: float) -> float:
+        return round(max(0.0, now_s - at_s), 6)
+
+    return ChunkStages(
+        due_s=age(timings.due_s),
+        started_s=age(timings.started_s),
+        denoised_s=age(timings.denoised_s),
+        decoded_s=age(timings.ready_s),
+        packaged_s=age(chunk.packaged_at_s),
+    )

@@ -1,0 +1,1 @@
+"""How single chunks came about: `/v1/sessions/{session}/chunks/{index}`."""
