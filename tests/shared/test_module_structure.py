@@ -12,14 +12,8 @@ from tests.shared.test_names import DISTRIBUTIONS, ROOT, trees
 
 LINES = 300
 YET_TO_BE_SPLIT = {
-    "services/scheduler/turboserve/scheduler/core.py",
-    "services/scheduler/turboserve/scheduler/placement/pool.py",
-    "services/scheduler/turboserve/scheduler/view.py",
-    "simulation/turboserve/simulation/runtime/broker/client.py",
     "simulation/turboserve/simulation/runtime/broker/stream.py",
-    "simulation/turboserve/simulation/runtime/device/backend.py",
     "simulation/turboserve/simulation/runtime/loop.py",
-    "simulation/turboserve/simulation/runtime/rows/server.py",
     "simulation/turboserve/simulation/world.py",
 }
 OUTSIDE_DISTRIBUTIONS = ("bench/gpu", "deploy", "tools", "training")

@@ -17,11 +17,12 @@ from typing import cast
 
 from torch import Tensor
 
-from turboserve.simulation.runtime.device.backend import DTYPE, VirtualChunk, VirtualReplica
+from turboserve.simulation.runtime.device.backend import DTYPE, VirtualReplica
 from turboserve.simulation.runtime.device.clock import DeviceClock
 from turboserve.simulation.runtime.device.contents import Embedding
 from turboserve.simulation.runtime.device.faults import DeviceFaults
 from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.simulation.runtime.device.work import VirtualChunk
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.service import HostClock
 from turboserve.worker.engine.engine import Engine

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from turboserve.service import Runtime
 from turboserve.simulation.faults import Faults
-from turboserve.simulation.runtime.device.backend import VirtualBackend, VirtualChunk, VirtualPass
+from turboserve.simulation.runtime.device.backend import VirtualBackend
 from turboserve.simulation.runtime.device.contents import number_of
 from turboserve.simulation.runtime.device.fabric import TransferFabric
 from turboserve.simulation.runtime.device.platform import VirtualPlatform
 from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.simulation.runtime.device.work import VirtualChunk, VirtualPass
 from turboserve.simulation.service import ServiceProcess
 from turboserve.worker.engine.work import Work
 from turboserve.worker.service import app

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.contracts.workers import LoadReport, WorkerRecord
-from turboserve.scheduler import deciding
+from turboserve.contracts.workers import LoadReport
+from turboserve.scheduler import deciding, listings
 from turboserve.scheduler.deciding import PendingQuery, note_refusals, settle_declaration, settle_session
 from turboserve.scheduler.messages import (
     AllListed,
@@ -100,7 +100,7 @@ class Scheduler:
             case SessionChanged(record):
                 self._session_changed(record)
             case WorkerChanged(record):
-                self._row_of_worker(record)
+                self.view.put_worker(record, self.listening.now)
             case LoadReported(report):
                 self._load_reported(report, now)
             case PoolReported(status):
@@ -113,10 +113,11 @@ class Scheduler:
                 return []
             case WorkersListed(ticket, workers):
                 if (asked_at := self._answer(self._look, ticket)) is not None:
-                    self._workers_listed(ticket, asked_at, workers)
+                    listings.apply_workers(self.view, ticket, asked_at, workers, self.listening.now)
             case AllListed(ticket):
                 if (asked_at := self._answer(self._listing, ticket)) is not None:
-                    self._all_listed(event, asked_at)
+                    listings.apply_all(self.view, event, asked_at, self.listening.now)
+                    self.synced = True
             case MigrationRequested() if not self.synced:
                 self._send(Reply(event.request, error=not_ready()))
             case MigrationRequested():
@@ -163,7 +164,7 @@ class Scheduler:
         for release in hand_over(self.view, now, self.policy.migrations_per_worker, self._take):
             self._send(release)
 
-    # Reports and listings
+    # Rows and reports
 
     def _session_changed(self, record: SessionRecord) -> None:
         session = self.view.put_session(record, self.listening.now)
@@ -173,13 +174,6 @@ class Scheduler:
             self._listing.wanted = True
         self.view.settle(session)
 
-    def _row_of_worker(self, record: WorkerRecord) -> None:
-        new = record.id not in self.view.workers
-        worker = self.view.put_worker(record, self.listening.now)
-        if worker is not None and new:
-            for name in [*worker.used, *worker.holding]:
-                self.view.settle(self.view.sessions.get(name))
-
     def _load_reported(self, report: LoadReport, now: float) -> None:
         worker = self.view.put_report(report, self.listening.now, now)
         if worker is None:
@@ -187,35 +181,6 @@ class Scheduler:
             self._listing.wanted = self._listing.wanted or not self.view.is_gone(report.worker)
             return
         note_refusals(self.view, self.policy, worker, report, now)
-
-    def _workers_listed(self, ticket: int, asked_at: float, records: tuple[WorkerRecord, ...]) -> None:
-        for record in records:
-            known = self.view.workers.get(record.id)
-            if known is not None:
-                known.looked(record.renewed_at, asked_at, self.listening.now)
-            self._row_of_worker(record)
-        listed = {record.id for record in records}
-        for worker in list(self.view.workers.values()):
-            # The view had the worker before the request, so a listing without it means that it is gone.
-            if worker.id not in listed and worker.known_since < ticket:
-                self.view.drop_worker(worker.id)
-
-    def _all_listed(self, event: AllListed, asked_at: float) -> None:
-        self._workers_listed(event.ticket, asked_at, event.workers)
-        for record in event.sessions:
-            session = self.view.put_session(record, self.listening.now)
-            if session is None:
-                continue
-            owner = session.record.worker
-            # The executor lists workers after sessions, so an owner that is not listed is gone.
-            if owner is not None and session.record.version == record.version and not self.view.knows(owner):
-                self.view.drop_worker(owner)
-            self.view.settle(session)
-        listed = {record.id for record in event.sessions}
-        for session in list(self.view.sessions.values()):
-            if session.id not in listed and session.touched < event.ticket and session.ticket is None:
-                self.view.forget_session(session.id)
-        self.synced = True
 
     def _answered(self, event: Answered, now: float) -> None:
         command = self._under_way.pop(event.ticket, None)

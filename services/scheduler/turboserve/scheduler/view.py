@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import assert_never
 
 from cachetools import FIFOCache
 
@@ -42,8 +41,7 @@ class View:
         self.migrating: set[str] = set()
         """Sessions whose rows name a migration target."""
         self.ended_migrations: list[tuple[SessionView, SessionRecord]] = []
-        """Sessions whose migration has ended, with the row before the end. `Migrations.drive` empties the
-        list."""
+        """Sessions whose migration has ended, with the row before the end. `Migrations.drive` empties it."""
         self._slots = TenantSlots()
         self.state_bytes: dict[str, int] = {}
         """Model → bytes that the last migration of one of its sessions transferred."""
@@ -97,6 +95,7 @@ class View:
             for session in self.sessions.values():
                 if record.id in (session.record.worker, session.record.target):
                     self._count(session.record)
+                    self.settle(session)
         speed = worker.speed
         worker.reported(record.phase, record.started_at)
         worker.capacity = record.capacity
@@ -132,11 +131,7 @@ class View:
             if session is None or (session.record.worker, session.record.epoch) != (worker.id, held.epoch):
                 continue
             if held.slack is not None or session.slack is not None:
-                session.slack = (
-                    None
-                    if (slack := held.slack) is None
-                    else ReportedSlack(slack.slack_s, slack.credit_s, now, slack.tier, slack.playing)
-                )
+                session.slack = None if held.slack is None else ReportedSlack.of(held.slack, now)
                 self.changed_slacks.add(session.id)
             if held.slack is not None and session.acted(held.epoch, held.control_seq, held.slack.playing):
                 self.changed_outside(worker.id)
@@ -177,8 +172,7 @@ class View:
         """
         if record.id in self._ended:
             return None
-        session = self.sessions.get(record.id)
-        touched = self.stamp()
+        session, touched = self.sessions.get(record.id), self.stamp()
         if session is not None and record.unwatched_s is not None:
             session.watched_at = max(session.watched_at, listened - record.unwatched_s)
         if session is not None and record.version <= session.record.version:
@@ -210,9 +204,8 @@ class View:
         if record.epoch != before.epoch:
             session.refused_epoch = None
         became_active = record.phase is Phase.ACTIVE and not before.phase.holds_slot
-        if became_active or (
-            record.activity is Activity.WATCHING and before.activity is not Activity.WATCHING
-        ):
+        watched = record.activity is Activity.WATCHING and before.activity is not Activity.WATCHING
+        if became_active or watched:
             session.watched_at = listened
         return session
 
@@ -250,16 +243,11 @@ class View:
 
     def release(self, session: SessionView) -> None:
         """Drop the session's unconfirmed decision, if there is one, with its reservation."""
-        match session.pending:
-            case None:
-                return
-            case Placing(worker) | Migrating(worker):
-                if worker in self.workers:
-                    self.workers[worker].reserved.discard(session.id)
-            case MigratingSuspended():
-                pass
-            case _:
-                assert_never(session.pending)
+        if session.pending is None:
+            return
+        worker = self.workers.get(session.reserved_on or "")
+        if worker is not None:
+            worker.reserved.discard(session.id)
         session.pending = None
         self.beginning.discard(session.id)
 

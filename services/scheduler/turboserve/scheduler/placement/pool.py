@@ -11,7 +11,6 @@ from turboserve.scheduler.placement.types import WorkerState
 CHUNK_S = 0.75
 """Playing time of a chunk in seconds; also the assumed chunk latency of a full worker without a profile."""
 
-
 GAIN = 0.8
 LEAST_GAIN = 0.05
 """Part of a row's throughput that a further row of a batch must add: `GAIN` divided by the ready sessions, at
@@ -61,9 +60,8 @@ class LatencyCurve:
             for size in range(2, count + 1):
                 smaller_s, larger_s = self(chosen), self(size)
                 # The worker's formula, literally: ties must be broken in the same way.
-                if smaller_s <= 0 or size / larger_s >= chosen / smaller_s * (
-                    1 + gain * (size - chosen) / size
-                ):
+                wanted = 1 + gain * (size - chosen) / size
+                if smaller_s <= 0 or size / larger_s >= chosen / smaller_s * wanted:
                     chosen = size
             best.append(chosen)
         return best[ready]
@@ -264,34 +262,25 @@ class Pool:
 
     def rank(self, entry: PoolEntry) -> None:
         """Update the worker's place in all rankings."""
-        name, state, serves = entry.id, entry.state, entry.serves
+        name, serves = entry.id, entry.serves
         item = entry.target_item()
         self.targets.put(name, item)
-        if state.host:
-            local = item if serves else None
-            self._near(LinkKind.HOST, state.host).put(name, local)
-            self._near(LinkKind.NODE, entry.node).put(name, local)
+        self._rank_near(entry, item if serves else None)
         staying = entry.staying
         self.tops.put(name, (-entry.curve(staying), name) if serves and staying > 0 else None)
         spare = serves and staying > 1
         self.spare.put(name, (-entry.curve(staying - 1), name) if spare else None)
-        takes = serves and entry.slots > 0
-        self.suspended_ranking.put(
-            name, ((entry.held + len(entry.suspended)) / entry.slots, name) if takes else None
-        )
-        if state.draining:
+        load = (entry.held + len(entry.suspended)) / entry.slots if serves and entry.slots else None
+        self.suspended_ranking.put(name, None if load is None else (load, name))
+        self.draining.discard(name)
+        if entry.state.draining:
             self.draining.add(name)
-        else:
-            self.draining.discard(name)
 
     def forget(self, entry: PoolEntry) -> None:
         """Remove the worker from all rankings."""
-        state = entry.state
         for ranking in (self.targets, self.tops, self.spare, self.suspended_ranking, self.late, self.relaxed):
             ranking.put(entry.id, None)
-        if state.host:
-            self._near(LinkKind.HOST, state.host).put(entry.id, None)
-            self._near(LinkKind.NODE, entry.node).put(entry.id, None)
+        self._rank_near(entry, None)
         self.draining.discard(entry.id)
 
     def neighbours(self, kind: LinkKind, host: str) -> Ranking | None:
@@ -300,5 +289,8 @@ class Pool:
             return self.targets
         return self.near.get((kind, host if kind is LinkKind.HOST else node_of(host))) if host else None
 
-    def _near(self, kind: LinkKind, name: str) -> Ranking:
-        return self.near.setdefault((kind, name), Ranking())
+    def _rank_near(self, entry: PoolEntry, item: Item | None) -> None:
+        """Rank the worker in `near` of its host and node."""
+        if entry.state.host:
+            for place in ((LinkKind.HOST, entry.state.host), (LinkKind.NODE, entry.node)):
+                self.near.setdefault(place, Ranking()).put(entry.id, item)

@@ -97,9 +97,8 @@ class MemoryClient(Receiver):
         self._error_cb = error_cb or self._error_cb
         self._disconnected_cb, self._reconnected_cb = disconnected_cb, reconnected_cb
         self._closed_cb = closed_cb
-        self._inbox_prefix = bytearray(
-            inbox_prefix.encode() if isinstance(inbox_prefix, str) else inbox_prefix
-        )
+        prefix = inbox_prefix.encode() if isinstance(inbox_prefix, str) else inbox_prefix
+        self._inbox_prefix = bytearray(prefix)
         self._max_pending_size = pending_size
         self._max_payload = self._broker.max_payload
         self.options = {
@@ -183,11 +182,7 @@ class MemoryClient(Receiver):
     # Sending
 
     async def publish(
-        self,
-        subject: str,
-        payload: bytes = b"",
-        reply: str = "",
-        headers: dict[str, str] | None = None,
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
         self._check_alive()
         if subject not in self._known_subjects:

@@ -15,9 +15,10 @@ from turboserve.simulation.runtime.device.fabric import TransferFabric
 from turboserve.simulation.runtime.device.faults import DeviceFaults
 from turboserve.simulation.runtime.device.loans import VirtualPeers
 from turboserve.simulation.runtime.device.network import MemoryNetwork
+from turboserve.simulation.runtime.device.packager import VirtualEncoder, VirtualPackager
 from turboserve.simulation.runtime.device.pages import state_size
 from turboserve.simulation.runtime.device.profile import DeviceProfile
-from turboserve.simulation.runtime.device.runner import VirtualEncoder, VirtualEngineRunner, VirtualPackager
+from turboserve.simulation.runtime.device.runner import VirtualEngineRunner
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.memory import SlabLayout

@@ -236,10 +236,8 @@ class MemoryPostgres:
     def _apply(self, session: Session) -> None:
         if not session.writes:
             return
-        undo: _Undo = []
-        for table, written in session.writes.items():
-            for key, row in written.items():
-                undo.append((table, key, table.set(key, row)))
+        writes = [(table, key, row) for table, rows in session.writes.items() for key, row in rows.items()]
+        undo: _Undo = [(table, key, table.set(key, row)) for table, key, row in writes]
         session.writes = {}
         self.transactions += 1
         if session.durable:
