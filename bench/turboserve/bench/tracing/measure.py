@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ _trace = telemetry.tracer("bench")
 EXPORT_INTERVAL_S = 5.0
 """Interval at which `BatchSpanProcessor` sends what it has."""
 SPAN_BLOCKS = 40
+NEVER_MS = 10**9
 
 
 class _CountingExporter(OTLPSpanExporter):
@@ -63,7 +65,11 @@ _sampler = _Switched(1.0, 0.0)
 
 
 def begin_tracing(endpoint: str) -> None:
-    """Install the provider of traces, which sends spans to `endpoint`. Call it once in a process."""
+    """Install the provider of traces, which sends spans to `endpoint`. Call it once in a process.
+
+    Spans are sent by `TracedWorker.export` only, so that no block pays for the spans of another one.
+    """
+    os.environ["OTEL_BSP_SCHEDULE_DELAY"] = str(NEVER_MS)
     exporter = _CountingExporter(endpoint=endpoint)
     telemetry.export_spans(exporter, _sampler, Resource.create({"service.name": "bench"}))
 
@@ -90,6 +96,7 @@ class TracedWorker:
             encoder, engine.config.fps, clock, engine.package, engine.fidelity.ladder
         )
         self._packaged = 0
+        self._not_exported = 0
         self._last: GeneratedChunk | None = None
         for number in range(sessions):
             admit = commands.Admit(
@@ -101,15 +108,36 @@ class TracedWorker:
         """Spans of a chunk whose spans are all exported, measured by `span_seconds`."""
 
     def block(self, mode: str, chunks: int) -> float:
-        """Generate `chunks` chunks of each session. Returns the processor's seconds of one chunk."""
+        """Generate `chunks` chunks of each session. Returns the processor's seconds of one chunk.
+
+        The spans wait for `export`.
+        """
         self._switch(mode)
         until, began = self._packaged + chunks * self._sessions, time.process_time()
         while self._packaged < until:
             for event in self._driver.step():
                 self._driver.stamp(event)
-        provider = trace.get_tracer_provider()
-        provider.force_flush()  # type: ignore[attr-defined]
+        if mode == "sampled":
+            self._not_exported += chunks * self._sessions
         return (time.process_time() - began) / (chunks * self._sessions)
+
+    def export(self) -> float | None:
+        """Send the spans of the blocks if they are as many as a worker sends at once.
+
+        Returns the processor's seconds of one chunk's spans, or None: they wait.
+        """
+        if self._not_exported < self._request_chunks():
+            return None
+        began, chunks, self._not_exported = time.process_time(), self._not_exported, 0
+        trace.get_tracer_provider().force_flush()  # type: ignore[attr-defined]
+        return (time.process_time() - began) / chunks
+
+    def _request_chunks(self) -> int:
+        """Number of chunks that the sessions play in `EXPORT_INTERVAL_S`."""
+        if self._last is None:
+            return 1
+        chunk_s = len(self._last.ready.frames) / self._driver.engine.config.fps
+        return max(1, round(self._sessions * EXPORT_INTERVAL_S / chunk_s))
 
     def span_seconds(self, mode: str) -> float:
         """Measure the processor's seconds that one chunk's spans take, encoding and sending included.
@@ -120,8 +148,7 @@ class TracedWorker:
         self._switch(mode)
         made = self._last
         assert made is not None
-        chunk_s = len(made.ready.frames) / self._driver.engine.config.fps
-        rounds = max(1, round(self._sessions * EXPORT_INTERVAL_S / chunk_s))
+        rounds = self._request_chunks()
         provider, seconds = trace.get_tracer_provider(), []
         for _ in range(SPAN_BLOCKS):
             count, began = _CountingExporter.count, time.process_time()
