@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
         say(f"no API keys: {reach} may do everything")
     else:
         say(f"reachable by {reach}; a key is needed, and stands in .env:")
-        say(f"  page:  http://{host}:{port}/?access_token={key}")
+        say(f"  page:  http://{host}:{port}/ asks for it: {key}")
         say(f"  curl:  curl -H 'Authorization: Bearer {key}' http://{host}:{port}/v1/sessions")
     return 0
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from turboserve.contracts import chunks, cost, keys, leading, pool, requests, sessions, workers
+from turboserve.contracts import chunks, cost, keys, leading, links, pool, requests, sessions, workers
 from turboserve.contracts.base import Contract
 from turboserve.subject_types import Endpoint, Log, Topic
 
@@ -83,7 +83,9 @@ POOL = Topic("pool.{id}", pool.PoolStatus, ("autoscaler",), ("gateway", "schedul
 """`id` is the pool."""
 KEY = Topic("key.{id}", keys.KeyChange, ("state-store",), ("gateway",), author="key")
 """`id` is the API key's id."""
-TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS, FEEDBACK, POOL, KEY)  # type: ignore[assignment]
+LINK = Topic("link.{id}", links.LinkChange, ("state-store",), ("gateway",), author="link")
+"""`id` is the link's id."""
+TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS, FEEDBACK, POOL, KEY, LINK)  # type: ignore[assignment]
 
 _STORE = "state-store"
 CREATE_SESSION = Endpoint(
@@ -190,6 +192,12 @@ GET_VALID_KEYS = Endpoint(
 NOTE_KEY_USES = Endpoint(
     "state.key.used", keys.NoteKeyUses, requests.Done, _STORE, ("gateway",), periodic=True
 )
+CREATE_LINK = Endpoint("state.link.create", links.CreateLink, links.LinkRecord, _STORE, ("gateway",))
+LIST_LINKS = Endpoint("state.link.list", links.ListLinks, links.LinkList, _STORE, ("gateway",))
+REVOKE_LINK = Endpoint("state.link.revoke", links.LinkRef, links.LinkRecord, _STORE, ("gateway",))
+GET_SIGNING = Endpoint(
+    "state.link.signing", links.GetSigning, links.Signing, _STORE, ("gateway",), periodic=True
+)
 
 ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignment]
     CREATE_SESSION,
@@ -229,6 +237,10 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
     REVOKE_KEY,
     GET_VALID_KEYS,
     NOTE_KEY_USES,
+    CREATE_LINK,
+    LIST_LINKS,
+    REVOKE_LINK,
+    GET_SIGNING,
 )
 
 

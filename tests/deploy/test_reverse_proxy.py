@@ -111,7 +111,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
         finally:
             nginx.terminate()
             nginx.wait(PATIENCE_S)
-        assert "access_token" not in (folder / "access.log").read_text()
+        assert "ticket=" not in (folder / "access.log").read_text()
 
 
 async def _session(api: httpx.AsyncClient) -> dict[str, Any]:
@@ -145,7 +145,8 @@ async def test_a_session_plays_through_it_in_every_form(proxied: Proxied) -> Non
                         indices.append(message["index"])
                         await stream.send(json.dumps({"type": "playhead", "playhead_s": message["start_s"]}))
             assert indices == list(range(6))
-            async with api.stream("GET", links["video"], params={"after": -1, "access_token": "x"}) as video:
+            ticket = (await api.post(f"{links['self']}/tickets")).json()["ticket"]
+            async with api.stream("GET", links["video"], params={"after": -1, "ticket": ticket}) as video:
                 assert video.status_code == 200
                 seen = b""
                 async for part in video.aiter_bytes():

@@ -124,12 +124,17 @@ async def watch(gateway_url: str) -> AsyncIterator[Watch]:
     """`await watch(session, after=3)` opens a stream."""
     opened: list[ClientConnection] = []
 
-    async def connect(session: str, url: str = gateway_url, **query: Any) -> Viewer:
+    async def connect(session: str, url: str = gateway_url, key: str | None = None, **query: Any) -> Viewer:
         address = httpx.URL(url.replace("http", "ws", 1) + f"/v1/sessions/{session}/stream", params=query)
         # All messages are received at once, read or not: the gateway disconnects clients that do not answer
         # its pings.
         socket = await websockets.connect(
-            str(address), max_size=None, max_queue=None, open_timeout=PATIENCE_S, ping_interval=None
+            str(address),
+            additional_headers={} if key is None else {"Authorization": f"Bearer {key}"},
+            max_size=None,
+            max_queue=None,
+            open_timeout=PATIENCE_S,
+            ping_interval=None,
         )
         opened.append(socket)
         return Viewer(socket)

@@ -84,7 +84,9 @@ async def test_a_refused_order_stays_on_the_page_and_a_laptop_has_no_price(
     key = "key-of-no-operator-0123456789"
     url = pool.gateway("no_operator", TURBOSERVE_API_KEYS=f"{key}=viewer", DRAWN_KEY=key)
     await autoscaler.publish("refusing")
-    await page.goto(f"{url}/pool?access_token={key}#refusing")
+    await page.goto(f"{url}/pool#refusing")
+    await page.get_by_label("API key").fill(key)
+    await page.keyboard.press("Enter")
     await page.locator("#r-limits", has_text="1–4").wait_for()
     await page.get_by_label("Dry run").click()
     refusal = page.locator("#refusal", has_text="pool:write")

@@ -14,6 +14,7 @@ from tests.helpers.virtual_clock import VirtualClock
 from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.auth.hashing import KeySet, StoredKey
 from turboserve.gateway.auth.middleware import Authenticate, Authenticator
+from turboserve.gateway.auth.signing import GrantSigner
 
 KEY = "secret-1-0123456789"
 VIDEO, EVENTS, SOCKET = (f"/v1/sessions/ses_1/{name}" for name in ("stream.mp4", "events", "stream"))
@@ -51,7 +52,7 @@ class Client:
 
     async def serve(self, app: ASGIApp) -> None:
         """Let `app` answer. Returns when it has, although the client never disconnects."""
-        authenticator = Authenticator(self.keys, VirtualClock(), 30)
+        authenticator = Authenticator(self.keys, GrantSigner(object(), VirtualClock()), VirtualClock(), 30)  # type: ignore[arg-type]
         async with asyncio.timeout(60.0):
             await Authenticate(app, authenticator, self.keys)(self.scope, self._receive, self._send)
 

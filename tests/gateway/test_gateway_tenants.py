@@ -127,28 +127,30 @@ async def first_answer(
             await asyncio.sleep(0.05)
 
 
-async def test_streams_take_the_key_in_the_address(
+async def test_streams_take_the_key_in_the_header_alone(
     keyed_url: str, keyed: httpx.AsyncClient, session: dict[str, Any], watch: Watch
 ) -> None:
-    viewer, hello = await first_answer(watch, session, url=keyed_url, access_token=KEY_A)
+    viewer, hello = await first_answer(watch, session, url=keyed_url, key=KEY_A)
     assert hello["type"] == "hello"
     await viewer.socket.close()
-    _, refusal = await first_answer(watch, session, url=keyed_url, access_token=KEY_B)
+    _, refusal = await first_answer(watch, session, url=keyed_url, key=KEY_B)
     assert refusal["code"] == "session_not_found"
     nobody, refusal = await first_answer(watch, session, url=keyed_url)
     assert refusal["code"] == "unauthorized"
     assert await nobody.closed() == 4401
-    # A key in an address ends up in logs, so calls that can send a header must send it there.
+    # A key in an address ends up in logs.
+    _, refusal = await first_answer(watch, session, url=keyed_url, access_token=KEY_A)
+    assert refusal["code"] == "key_in_address"
     answer = await keyed.get(f"{session['links']['self']}?access_token={KEY_A}")
-    assert answer.status_code == 401
+    assert (answer.status_code, answer.json()["code"]) == (401, "key_in_address")
 
 
 async def test_no_more_streams_than_the_limit(
     keyed_url: str, keyed: httpx.AsyncClient, session: dict[str, Any], watch: Watch
 ) -> None:
-    _, hello = await first_answer(watch, session, url=keyed_url, access_token=KEY_A)
+    _, hello = await first_answer(watch, session, url=keyed_url, key=KEY_A)
     assert hello["type"] == "hello"
-    late = await watch(session["id"], url=keyed_url, access_token=KEY_A)
+    late = await watch(session["id"], url=keyed_url, key=KEY_A)
     error = await late.next()
     assert (error["code"], error["limit"]) == ("too_many_streams", 1)
     assert await late.closed() == 1013

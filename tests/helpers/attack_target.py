@@ -44,6 +44,8 @@ class Target:
             TURBOSERVE_API_KEYS_STORE="1",
             # Thousands of wrong keys come from one address. The throttle has tests of its own.
             TURBOSERVE_KEY_FAILURES_PER_MINUTE="10000",
+            # Attacks open thousands of streams with one ticket.
+            TURBOSERVE_TICKET_LIFETIME_S="600",
             DRAWN_KEY=KEYS["alice"],
         )
         self.services = ("attacked", "state-store", "scheduler", "autoscaler")

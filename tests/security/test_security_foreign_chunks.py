@@ -58,8 +58,13 @@ class Viewer:
 def viewing(target: Target, session: str, after: int = -1) -> Iterator[Viewer]:
     """Connect a viewer by one WebSocket, from the chunk behind `after`."""
     address = f"{target.url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream"
-    query = f"access_token={KEYS['alice']}&after={after}"
-    with connect(f"{address}?{query}", max_size=None, open_timeout=PATIENCE_S, ping_interval=None) as socket:
+    with connect(
+        f"{address}?after={after}",
+        additional_headers={"Authorization": f"Bearer {KEYS['alice']}"},
+        max_size=None,
+        open_timeout=PATIENCE_S,
+        ping_interval=None,
+    ) as socket:
         yield Viewer(socket, after)
 
 

@@ -114,8 +114,13 @@ class Tenant:
 
     def stream(self, session: str) -> Any:
         address = self.url.replace("http", "ws", 1)
-        path = f"/v1/sessions/{session}/stream?access_token={self.key}"
-        return websockets.connect(f"{address}{path}", max_size=None, open_timeout=60, ping_interval=None)
+        return websockets.connect(
+            f"{address}/v1/sessions/{session}/stream",
+            additional_headers={"Authorization": f"Bearer {self.key}"},
+            max_size=None,
+            open_timeout=60,
+            ping_interval=None,
+        )
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ export const DEFAULT_URL = "http://127.0.0.1:8080";
 export class Client {
   /**
    * @param {string | URL} baseUrl Address of the gateway. A path in front of `/v1` is kept.
-   * @param {{key?: string, attempts?: number, timeoutS?: number}} options `key`: API key; empty: the gateway has
-   *   no keys. `attempts`: of a request that got no answer, or that may be repeated. `timeoutS`: longest time
+   * @param {{key?: string, attempts?: number, timeoutS?: number}} options `key`: API key, or the token of a
+   *   link, which allows one session; empty: the gateway has no keys. `attempts`: of a request that got no answer, or that may be repeated. `timeoutS`: longest time
    *   for one request, seconds.
    */
   constructor(baseUrl = DEFAULT_URL, { key = "", attempts = 5, timeoutS = 30 } = {}) {

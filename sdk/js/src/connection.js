@@ -1,6 +1,6 @@
 // The WebSocket of one session: pairs JSON with the binary behind it, and reconnects after the last chunk.
 
-import { ChunkGoneError, GatewayUnreachableError, ProtocolError, problemError } from "./errors.js";
+import { ChunkGoneError, GatewayUnreachableError, ProblemError, ProtocolError, problemError } from "./errors.js";
 
 const PROTOCOL_VERSION = 1;
 const FIRST_WAIT_MS = 250;
@@ -70,15 +70,32 @@ export class StreamConnection {
   }
 
   #open() {
+    this.#key = this.session.client.key;
+    this.#announced = this.#problem = null;
+    if (!this.#key) return this.#connect(null);
+    // Browsers set no header here, and a key does not belong into an address.
+    this.session.ticket().then(
+      ({ ticket }) => this.#closed || this.#connect(ticket),
+      (error) => this.#closed || this.#refused(error),
+    );
+  }
+
+  // There is no ticket. Nothing was received, so the stream begins where it would have begun.
+  #refused(error) {
+    const isFinal = error instanceof ProblemError ? error.retryAfterS === null && error.status < 500 : error instanceof ProtocolError;
+    if (isFinal) return this.#giveUp(error);
+    this.#problem = error;
+    this.#reconnect(TRY_LATER);
+  }
+
+  #connect(ticket) {
     const { client, id } = this.session;
-    this.#key = client.key;
-    const query = { after: this.lastIndex, events_after: this.#eventsAfter, access_token: client.key || null };
+    const query = { after: this.lastIndex, events_after: this.#eventsAfter, ticket };
     const url = client.url(`v1/sessions/${encodeURIComponent(id)}/stream`, query);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const socket = new WebSocket(url);
     socket.binaryType = "arraybuffer";
     this.#socket = socket;
-    this.#announced = this.#problem = null;
     socket.onmessage = ({ data }) => {
       if (this.#closed || socket !== this.#socket) return;
       if (typeof data === "string") this.#json(JSON.parse(data));
@@ -182,7 +199,7 @@ export class StreamConnection {
 
   #giveUp(error) {
     this.#closed = true;
-    this.#socket.close();
+    this.#socket?.close();
     this.#on.gone?.(error);
   }
 }

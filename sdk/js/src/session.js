@@ -60,6 +60,33 @@ export class Session {
     return (await this.client.request("GET", `${this.#path}/decisions`)).decisions;
   }
 
+  /**
+   * Create a ticket for the session's streams. It opens streams for about a minute: `?ticket=` in the address of
+   * the WebSocket, `stream.mp4` or `events`. `role`: `viewer` or `controller`; by default what the key allows.
+   */
+  ticket({ role } = {}) {
+    return this.client.request("POST", `${this.#path}/tickets`, { body: { role } });
+  }
+
+  /**
+   * Create a link to the session. Its `token` is the `key` of a client that may use this session only.
+   * `expiresAt`: a Date; by default after the gateway's lifetime of links.
+   */
+  share({ role = "viewer", expiresAt, label } = {}) {
+    const body = { role, label, expires_at: expiresAt?.toISOString() };
+    return this.client.request("POST", `${this.#path}/links`, { body, idempotent: false });
+  }
+
+  /** List the session's links that have not expired, newest first, without their tokens. */
+  async links() {
+    return (await this.client.request("GET", `${this.#path}/links`)).links;
+  }
+
+  /** Revoke a link. The streams that it has opened end within a few seconds. A repeat gets the same answer. */
+  revokeLink(link) {
+    return this.client.request("DELETE", `${this.#path}/links/${encodeURIComponent(link)}`);
+  }
+
   /** Return the session's chunks, events and skips, to be read with `for await`. See `VideoStream`. */
   watch(options = {}) {
     return new VideoStream(this, options);

@@ -1,6 +1,6 @@
 import type {
-  ChunkMessage, Decision, End, Hello, Init, Migration, Model, Phase, Quality, Receipt, SessionEvent, SessionInfo,
-  Skip, Worker,
+  ChunkMessage, Decision, End, Hello, Init, Link, Migration, Model, NewLink, Phase, Quality, Receipt, Role,
+  SessionEvent, SessionInfo, Skip, Ticket, Worker,
 } from "./models.js";
 
 export type * from "./models.js";
@@ -8,7 +8,7 @@ export type * from "./models.js";
 export const DEFAULT_URL: string;
 
 export interface ClientOptions {
-  /** API key. Empty: the gateway has no keys. */
+  /** API key, or the token of a link, which allows one session. Empty: the gateway has no keys. */
   key?: string;
   /** Attempts of a request that got no answer, or that may be repeated. 5 by default. */
   attempts?: number;
@@ -65,6 +65,10 @@ export class Session {
   end(): Promise<SessionInfo>;
   migrate(worker?: string): Promise<Migration>;
   decisions(): Promise<Decision[]>;
+  ticket(options?: { role?: Role }): Promise<Ticket>;
+  share(options?: { role?: Role; expiresAt?: Date; label?: string }): Promise<NewLink>;
+  links(): Promise<Link[]>;
+  revokeLink(link: string): Promise<Link>;
   watch(options?: WatchOptions): VideoStream;
 }
 

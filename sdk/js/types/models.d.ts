@@ -56,6 +56,38 @@ export interface Receipt {
   accepted_at: string;
 }
 
+/** What the holder of a link or ticket may do. A `viewer` watches, a `controller` also controls. */
+export type Role = "viewer" | "controller" | (string & {});
+
+/** Opens streams of one session for about a minute. */
+export interface Ticket {
+  ticket: string;
+  role: Role;
+  expires_at: string;
+}
+
+/** A link to one session. */
+export interface Link {
+  id: string;
+  session: string;
+  role: Role;
+  label: string;
+  created_at: string;
+  /** Id of the API key that created the link. Null: the gateway needs no keys. */
+  created_by: string | null;
+  expires_at: string;
+  revoked_at: string | null;
+}
+
+/** A created link. Only this answer has its token. */
+export interface NewLink extends Link {
+  token: string;
+  /** Path of the page that plays the session. */
+  url: string;
+  /** Path of the player for frames of other pages. */
+  embed_url: string;
+}
+
 /** One decision of the scheduler about a session. */
 export interface Decision {
   epoch: number;
@@ -121,6 +153,8 @@ export interface Hello {
   newest_event: number;
   max_message_bytes: number;
   report_interval_s: number;
+  /** What this client may do. A viewer's controls are refused. */
+  role: Role;
 }
 
 /** The format of the chunks that follow. */

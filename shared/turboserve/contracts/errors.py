@@ -189,6 +189,12 @@ class KeyLimitError(TurboServeError):
     code, status, title = "key_limit", 409, "Key limit reached"
 
 
+class LinkLimitError(TurboServeError):
+    """There are as many links as there may be. `field` says of what, `limit` is their maximum number."""
+
+    code, status, title = "link_limit", 409, "Link limit reached"
+
+
 class UnavailableError(TurboServeError):
     """A service or server does not answer at the moment."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.browser import NEEDS_CHROMIUM, REBOUND, new_page
+from tests.helpers.browser import NEEDS_CHROMIUM, REBOUND, new_page, until
 from tests.helpers.pool_harness import Pool
 
 KEY = "a-key-for-the-page-0123456789"
@@ -146,7 +146,13 @@ async def test_the_page_keeps_its_key_out_of_the_address_and_forgets_a_wrong_one
     pool: Pool, client: Any, page: Any
 ) -> None:
     url = pool.gateway("paged", TURBOSERVE_API_KEYS=f"{KEY}=default", DRAWN_KEY=KEY)
+    # A key in the address is not taken, and goes out of it.
     await page.goto(f"{url}/?access_token={KEY}")
+    await page.get_by_label("API key").wait_for()
+    assert KEY not in page.url
+    await page.get_by_label("API key").fill(KEY)
+    await page.keyboard.press("Enter")
+    await page.get_by_label("API key").wait_for(state="hidden")
     await page.get_by_label("What should the video show?").fill("a red circle")
     await page.get_by_role("button", name="Start").click()
     await page.get_by_text("Placed on a worker").first.wait_for()
@@ -155,7 +161,8 @@ async def test_the_page_keeps_its_key_out_of_the_address_and_forgets_a_wrong_one
     await page.get_by_role("button", name="End session").click()
     await page.locator("#phase", has_text="terminated").wait_for()
     # The operator's page in the same tab has the key. With a wrong key it asks once.
-    await page.goto(f"{url}/pool?access_token=wrong-0123456789")
+    await page.evaluate("sessionStorage.setItem('turboserve.key', 'wrong-0123456789')")
+    await page.goto(f"{url}/pool")
     await page.get_by_label("API key").wait_for()
     # It asks nothing with the wrong key meanwhile, and shows the pools with the right one.
     await page.get_by_label("API key").fill(KEY)
@@ -164,3 +171,56 @@ async def test_the_page_keeps_its_key_out_of_the_address_and_forgets_a_wrong_one
     await page.locator("#summary").filter(has_text=re.compile(r"\w")).wait_for()
     assert 1 <= (await refused(client(url)))["unknown"] <= 2
     pool.stop("paged")
+
+
+FRAME = """([address]) => {
+    const frame = document.createElement("iframe");
+    frame.src = address;
+    document.body.replaceChildren(frame);
+}"""
+PLAYS = "document.querySelector('video')?.currentTime > 0"
+
+
+async def test_only_a_listed_page_frames_the_player(
+    pool: Pool, stranger_port: int, client: Any, page: Any
+) -> None:
+    listed, other = f"http://127.0.0.1:{stranger_port}", f"http://foe.example:{stranger_port}"
+    url = pool.gateway(
+        "framed", TURBOSERVE_API_KEYS=f"{KEY}=default", DRAWN_KEY=KEY, TURBOSERVE_FRAME_ANCESTORS=listed
+    )
+    api: httpx.AsyncClient = client(url, KEY)
+    session = (await api.post("/v1/sessions", json={"prompt": "a red circle"})).json()
+    link = (await api.post(f"{session['links']['self']}/links", json={})).json()
+    head = (await api.get(link["embed_url"])).headers
+    assert f"frame-ancestors {listed};" in f"{head['content-security-policy']};"
+    assert "x-frame-options" not in head
+    # Every other page of the gateway is shown in no frame.
+    for path in ("/", "/pool", "/docs", session["links"]["self"]):
+        assert (await api.get(path)).headers["x-frame-options"] == "DENY"
+    assert "frame-ancestors 'none'" in (await api.get("/")).headers["content-security-policy"]
+
+    async def framed(origin: str, address: str) -> Any:
+        await page.goto(origin)
+        await page.evaluate(FRAME, [address])
+        frame = page.frames[-1]
+        await frame.wait_for_load_state()
+        return frame
+
+    player = await framed(listed, url + link["embed_url"])
+    await until(player, PLAYS)
+    assert await player.locator("button, textarea, input").count() == 0
+    for origin, path in ((other, link["embed_url"]), (listed, f"/#session={session['id']}")):
+        refused_frame = await framed(origin, url + path)
+        assert refused_frame.url.startswith("chrome-error:"), (origin, path)
+    await api.delete(f"{session['links']['self']}/links/{link['id']}")
+    # The player in the frame says so, and the link opens no stream again.
+    ended = await framed(listed, url + link["embed_url"])
+    await ended.locator("#state", has_text="was revoked").wait_for()
+    await api.delete(session["links"]["self"])
+    pool.stop("framed")
+
+
+async def test_without_listed_origins_nothing_is_framed(keyless_url: str, client: Any) -> None:
+    answer = await client(keyless_url).get("/embed/ses_1")
+    assert (answer.status_code, answer.headers["x-frame-options"]) == (200, "DENY")
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -21,6 +21,7 @@ from websockets.sync.client import connect
 
 from tests.helpers.attack_target import KEYS, PATIENCE_S, SPARE_KEY, Target
 from turboserve.contracts.keys import Scope
+from turboserve.contracts.links import Role
 from turboserve.gateway.app import create_app, create_gateway
 from turboserve.gateway.settings import Settings
 
@@ -54,6 +55,7 @@ TABLE: dict[tuple[str, str], Access] = {
     ("GET", "/openapi.json"): P,
     ("GET", "/asyncapi.json"): P,
     ("GET", "/docs"): P,
+    ("GET", "/embed/{session}"): P,
     ("GET", "/docs/swagger-ui"): P,
     ("GET", "/healthz"): P,
     ("GET", "/readyz"): P,
@@ -85,6 +87,10 @@ TABLE: dict[tuple[str, str], Access] = {
     ("POST", f"{SESSION}/resume"): S,
     ("POST", f"{SESSION}/migrate"): SO,
     ("GET", f"{SESSION}/decisions"): S,
+    ("POST", f"{SESSION}/tickets"): S,
+    ("GET", f"{SESSION}/links"): S,
+    ("POST", f"{SESSION}/links"): S,
+    ("DELETE", f"{SESSION}/links/{{link}}"): S,
     ("GET", f"{SESSION}/events"): S,
     ("GET", f"{SESSION}/stream.mp4"): S,
     ("GET", f"{SESSION}/stream"): U,
@@ -93,7 +99,6 @@ TABLE: dict[tuple[str, str], Access] = {
 FILES = {"/page": "/pool.css", "/page/client": "/index.js", "/docs/swagger-ui": "/swagger-ui.css"}
 """Folder of static files → one of them."""
 LASTING = {f"{SESSION}/events", f"{SESSION}/stream.mp4"}
-KEY_IN_ADDRESS = LASTING | {f"{SESSION}/stream"}
 BODIES: dict[str, Any] = {
     "/v1/sessions": {"prompt": "a blue square"},
     f"{SESSION}/prompts": {"prompt": "a green square"},
@@ -103,6 +108,7 @@ BODIES: dict[str, Any] = {
     "/v1/cost/corrections": {"gpu_seconds": 1.0, "reason": "a test"},
     "/v1/keys": {"tenant": "acme", "scopes": ["sessions:read"]},
 }
+REQUEST_ID = "x-request-id"
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
 NOT_A_KEY = {
     "no key": {},
@@ -163,7 +169,12 @@ def ask(
     elif path == f"{POOL}/profile" and verb == "PUT":
         options.setdefault("json", profile())
     address = path + FILES.get(path, "")
-    for name, value in (("{session}", session), ("{pool}", "local"), ("{key}", SPARE_KEY)):
+    for name, value in (
+        ("{session}", session),
+        ("{pool}", "local"),
+        ("{key}", SPARE_KEY),
+        ("{link}", "lnk_none"),
+    ):
         address = address.replace(name, value)
     request = client.build_request(verb, address, headers=dict(headers), **options)
     answer = client.send(request, stream=True)
@@ -182,9 +193,9 @@ def profile() -> Any:
 
 
 def shown(answer: httpx.Response, *names: str) -> tuple[int, dict[str, str], str]:
-    """Return everything that a client sees of an answer but the time, without the session's id."""
-    headers = {name: value for name, value in answer.headers.items() if name != "date"}
-    text = answer.text
+    """Return everything that a client sees of an answer but the time and the ids of session and request."""
+    headers = {name: value for name, value in answer.headers.items() if name not in ("date", REQUEST_ID)}
+    text = answer.text.replace(answer.headers[REQUEST_ID], "REQUEST")
     for name in names:
         text = text.replace(name, "ID")
     return answer.status_code, headers, text
@@ -307,7 +318,9 @@ def test_the_owner_may(target: Target) -> None:
             of(Access.SESSION), key=lambda one: (one[0] == "DELETE", "resume" in one[1])
         ):
             answer = ask(client, verb, path, name)
-            assert answer.status_code in (200, 202), (verb, path, answer.text)
+            # There is no such link.
+            expected = (404,) if "{link}" in path else (200, 201, 202)
+            assert answer.status_code in expected, (verb, path, answer.text)
         answer = ask(client, "POST", "/v1/sessions", name)
         assert answer.status_code == 201
         target.end(answer.json()["id"])
@@ -346,27 +359,110 @@ def test_only_operators_order(target: Target, session: str) -> None:
         assert answer.status_code in (202, 409, 429), answer.text
 
 
-def test_keys_in_the_address_are_for_streams_alone(target: Target, session: str) -> None:
-    """Addresses end up in logs, so a call that can set a header must use it."""
+def test_no_route_takes_a_key_in_the_address(target: Target, session: str) -> None:
+    """Addresses end up in logs."""
     with target.client() as client:
         for (verb, path), access in TABLE.items():
             if access is Access.PUBLIC or verb == "WEBSOCKET":
                 continue
-            own = ask(client, verb, path, session, params={"access_token": KEYS["alice"]})
-            foreign = ask(client, verb, path, session, params={"access_token": KEYS["bob"]})
-            expected = (401, 401)
-            if path in KEY_IN_ADDRESS:
-                expected = (426, 426) if access is Access.UPGRADE else (200, 404)
-            assert (own.status_code, foreign.status_code) == expected, (verb, path)
-            both = ask(
-                client,
-                verb,
-                path,
-                session,
-                {"Authorization": "Bearer wrong"},
-                params={"access_token": KEYS["alice"]},
-            )
-            assert both.status_code == 401, (verb, path)
+            for headers in ({}, {"Authorization": "Bearer wrong"}, of_tenant("alice")):
+                answer = ask(client, verb, path, session, headers, params={"access_token": KEYS["alice"]})
+                assert (answer.status_code, answer.json()["code"]) == (401, "key_in_address"), (verb, path)
+            # What is no ticket opens nothing, and a ticket only streams.
+            answer = ask(client, verb, path, session, params={"ticket": KEYS["alice"]})
+            assert answer.status_code == 401, (verb, path)
+
+
+def of_tenant(tenant: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {KEYS[tenant]}"}
+
+
+class Grants(NamedTuple):
+    """Texts for the session of alice, by role, and for another session of hers."""
+
+    links: dict[str, str]
+    tickets: dict[str, str]
+    elsewhere: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def grants(target: Target, session: str) -> Iterator[Grants]:
+    other = target.session()
+    with target.client("alice") as alice:
+
+        def link(name: str, role: str) -> str:
+            return str(alice.post(f"/v1/sessions/{name}/links", json={"role": role}).json()["token"])
+
+        def ticket(role: str) -> str:
+            body = {"role": role}
+            return str(alice.post(f"/v1/sessions/{session}/tickets", json=body).json()["ticket"])
+
+        roles = [role.value for role in Role]
+        yield Grants(
+            {role: link(session, role) for role in roles},
+            {role: ticket(role) for role in roles},
+            {role: link(other, role) for role in roles},
+        )
+    target.end(other)
+
+
+VIEWER_MAY = {
+    ("GET", SESSION),
+    ("POST", f"{SESSION}/tickets"),
+    ("GET", f"{SESSION}/events"),
+    ("GET", f"{SESSION}/stream.mp4"),
+    ("GET", f"{SESSION}/stream"),
+}
+CONTROLLER_MAY = VIEWER_MAY | {
+    ("PATCH", SESSION),
+    ("POST", f"{SESSION}/prompts"),
+    ("POST", f"{SESSION}/pause"),
+    ("POST", f"{SESSION}/resume"),
+}
+
+
+@pytest.mark.parametrize(("role", "may"), [("viewer", VIEWER_MAY), ("controller", CONTROLLER_MAY)])
+def test_a_link_opens_what_its_role_allows_for_its_session(
+    target: Target, session: str, unknown: str, grants: Grants, role: str, may: set[tuple[str, str]]
+) -> None:
+    own = {"Authorization": f"Bearer {grants.links[role]}"}
+    elsewhere = {"Authorization": f"Bearer {grants.elsewhere[role]}"}
+    with target.client() as client:
+        for (verb, path), access in sorted(TABLE.items(), key=lambda item: item[0]):
+            if access is Access.PUBLIC or verb == "WEBSOCKET":
+                continue
+            answer = ask(client, verb, path, session, own)
+            # The link of another session: as for a session that does not exist.
+            foreign = ask(client, verb, path, session, elsewhere)
+            nothing = ask(client, verb, path, unknown, own)
+            if (verb, path) in may:
+                assert answer.status_code in (200, 201, 202, 409, 426), (verb, path, answer.text)
+                assert foreign.status_code == 404, (verb, path, foreign.text)
+                assert shown(foreign, session) == shown(nothing, unknown)
+            else:
+                for one in (answer, foreign, nothing):
+                    assert (one.status_code, one.json()["code"]) == (403, "link_role"), (verb, path)
+
+
+def test_a_ticket_opens_streams_alone(target: Target, session: str, unknown: str, grants: Grants) -> None:
+    with target.client() as client:
+        for (verb, path), access in TABLE.items():
+            if access is Access.PUBLIC or verb == "WEBSOCKET":
+                continue
+            for ticket in grants.tickets.values():
+                own = ask(client, verb, path, session, params={"ticket": ticket})
+                foreign = ask(client, verb, path, unknown, params={"ticket": ticket})
+                expected = (401, 401)
+                if path in LASTING:
+                    expected = (200, 404)
+                elif path == f"{SESSION}/stream":
+                    expected = (426, 404)
+                assert (own.status_code, foreign.status_code) == expected, (verb, path)
+    for role, ticket in grants.tickets.items():
+        first, _ = socket_answer(target, session, ticket=ticket)
+        assert (first["type"], first["role"]) == ("hello", role)
+        first, closed = socket_answer(target, unknown, ticket=ticket)
+        assert (first["code"], closed[0]) == ("session_not_found", 4404)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -398,7 +494,7 @@ def test_head_is_get_without_a_body(target: Target, session: str) -> None:
             assert head.headers.get("content-type") == got.headers.get("content-type"), path
 
 
-def socket_answer(target: Target, session: str, headers: Any = None, **query: str) -> tuple[list[Any], Any]:
+def socket_answer(target: Target, session: str, headers: Any = None, **query: str) -> tuple[Any, Any]:
     """Return the first message of a stream, and how it closed if it did."""
     address = str(
         httpx.URL(target.url.replace("http", "ws", 1) + f"/v1/sessions/{session}/stream", params=query)
@@ -418,19 +514,17 @@ def test_streams_are_for_the_owner_alone(target: Target, session: str, unknown: 
         first, closed = socket_answer(target, name, headers, **query)
         return json.loads(json.dumps(first).replace(name, "ID")), closed
 
-    refused = [{}, {"access_token": "key-of-nobody"}, {"access_token": ""}, {"access_token": "\0"}]
+    refused = [{}, {"ticket": "key-of-nobody"}, {"ticket": ""}, {"ticket": "\0"}, {"ticket": KEYS["alice"]}]
     for query in refused:
         first, closed = told(session, **query)
         assert (first["code"], closed[0]) == ("unauthorized", 4401)
         assert (first, closed) == told(unknown, **query)
     for tenant in ("bob", "operator"):
-        for query, headers in (
-            ({"access_token": KEYS[tenant]}, None),
-            ({}, {"Authorization": f"Bearer {KEYS[tenant]}"}),
-        ):
-            for more in ({}, {"after": "-1"}, {"after": "5", "events_after": "0"}):
-                first, closed = told(session, headers, **query, **more)
-                assert (first["code"], closed[0]) == ("session_not_found", 4404)
-                assert (first, closed) == told(unknown, headers, **query, **more)
-    assert told(session, access_token=KEYS["alice"])[0]["type"] == "hello"
-    assert told(session, {"Authorization": "Bearer wrong"}, access_token=KEYS["alice"])[1][0] == 4401
+        for more in ({}, {"after": "-1"}, {"after": "5", "events_after": "0"}):
+            first, closed = told(session, of_tenant(tenant), **more)
+            assert (first["code"], closed[0]) == ("session_not_found", 4404)
+            assert (first, closed) == told(unknown, of_tenant(tenant), **more)
+    assert told(session, of_tenant("alice"))[0]["type"] == "hello"
+    for headers in (None, of_tenant("alice")):
+        first, closed = told(session, headers, access_token=KEYS["alice"])
+        assert (first["code"], closed[0]) == ("key_in_address", 4401)

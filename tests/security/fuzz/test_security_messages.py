@@ -95,7 +95,8 @@ def chunks(target: Target, session: str, after: int, count: int) -> int:
 
     address = f"{target.url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream"
     with connect(
-        f"{address}?access_token={KEYS['alice']}&after={after}",
+        f"{address}?after={after}",
+        additional_headers={"Authorization": f"Bearer {KEYS['alice']}"},
         max_size=None,
         open_timeout=PATIENCE_S,
         ping_interval=None,

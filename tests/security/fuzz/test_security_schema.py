@@ -242,5 +242,5 @@ def test_addresses_and_headers_that_no_schema_describes(target: Target) -> None:
 
 PARAMETERS = "&".join(
     f"{name}=VALUE"
-    for name in ("limit", "after", "phase", "session", "include_gone", "access_token", "tenant")
+    for name in ("limit", "after", "phase", "session", "include_gone", "ticket", "access_token", "tenant")
 )

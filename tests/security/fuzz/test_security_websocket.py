@@ -37,14 +37,20 @@ class Viewer(threading.Thread):
     def __init__(self, target: Target, session: str) -> None:
         super().__init__(daemon=True)
         address = f"{target.url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream"
-        self._address = f"{address}?access_token={KEYS['alice']}&after=-1"
+        self._address = f"{address}?after=-1"
         self._leaving = threading.Event()
         self.indices: list[int] = []
         self.failure: BaseException | None = None
 
     def run(self) -> None:
         try:
-            with connect(self._address, max_size=None, open_timeout=PATIENCE_S, ping_interval=None) as socket:
+            with connect(
+                self._address,
+                additional_headers={"Authorization": f"Bearer {KEYS['alice']}"},
+                max_size=None,
+                open_timeout=PATIENCE_S,
+                ping_interval=None,
+            ) as socket:
                 while not self._leaving.is_set():
                     said = socket.recv(timeout=PATIENCE_S)
                     if isinstance(said, str) and (chunk := json.loads(said))["type"] == "chunk":
@@ -118,7 +124,9 @@ def other(target: Target) -> Iterator[str]:
 
 
 def address(target: Target, session: str, tenant: str) -> str:
-    return f"{target.url}/v1/sessions/{session}/stream?access_token={KEYS[tenant]}&after=-1"
+    with target.client(tenant) as client:
+        ticket = client.post(f"/v1/sessions/{session}/tickets").json()["ticket"]
+    return f"{target.url}/v1/sessions/{session}/stream?ticket={ticket}&after=-1"
 
 
 async def break_rules(where: str, source: random.Random, breach: bytes) -> int:

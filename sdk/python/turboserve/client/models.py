@@ -14,6 +14,10 @@ Activity = Literal["watching", "paused", "idle", "ended"] | str
 """What the user wants of a session. A newer gateway may have further values."""
 
 
+Role = Literal["viewer", "controller"] | str
+"""What the holder of a link or ticket may do. A `viewer` watches, a `controller` also controls."""
+
+
 class _Answer(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -75,6 +79,39 @@ class Receipt(_Answer):
     control_seq: int
     """Number of the prompt in its session. Chunks carry the number of their prompt."""
     accepted_at: datetime
+
+
+class Ticket(_Answer):
+    """Opens streams of one session for about a minute, with `?ticket=` in the address."""
+
+    ticket: str
+    role: Role
+    expires_at: datetime
+
+
+class Link(_Answer):
+    """A link to one session."""
+
+    id: str
+    session: str
+    role: Role
+    label: str
+    created_at: datetime
+    created_by: str | None
+    """Id of the API key that created the link. None: the gateway needs no keys."""
+    expires_at: datetime
+    revoked_at: datetime | None
+
+
+class NewLink(Link):
+    """A created link. Only this answer has its token."""
+
+    token: str
+    """The `key` of a client that may use this session only."""
+    url: str
+    """Path of the page that plays the session."""
+    embed_url: str
+    """Path of the player for frames of other pages."""
 
 
 class Decision(_Answer):
@@ -197,6 +234,8 @@ class Hello(_Answer):
     newest_event: int
     max_message_bytes: int
     report_interval_s: float
+    role: Role = "controller"
+    """What this client may do."""
 
 
 class End(_Answer):

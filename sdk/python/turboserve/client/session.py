@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from io import BufferedWriter
 from pathlib import Path
@@ -24,10 +25,14 @@ from turboserve.client.models import (
     ChunkHistory,
     Decision,
     Event,
+    Link,
     Migration,
+    NewLink,
     Quality,
     Receipt,
+    Role,
     SessionInfo,
+    Ticket,
 )
 from turboserve.client.stream import RECONNECT_WITHIN_S, VideoStream
 from turboserve.client.transport import Transport, asked_wait_s, raise_for_problem, worth_repeating
@@ -140,6 +145,32 @@ class AsyncSession:
         return ChunkHistory.model_validate(
             await self._transport.request("GET", f"{self._path}/chunks/{index}")
         )
+
+    async def ticket(self, role: Role | None = None) -> Ticket:
+        """Create a ticket, for players that cannot set the header with the key. None: what the key allows."""
+        body = {} if role is None else {"role": role}
+        return Ticket.model_validate(
+            await self._transport.request("POST", f"{self._path}/tickets", json=body)
+        )
+
+    async def share(
+        self, role: Role = "viewer", *, expires_at: datetime | None = None, label: str = ""
+    ) -> NewLink:
+        """Create a link to the session. `expires_at` None: after the gateway's lifetime of links."""
+        body: dict[str, Any] = {"role": role, "label": label}
+        if expires_at is not None:
+            body["expires_at"] = expires_at.isoformat()
+        answer = await self._transport.request("POST", f"{self._path}/links", json=body, idempotent=False)
+        return NewLink.model_validate(answer)
+
+    async def links(self) -> list[Link]:
+        """List the session's links that have not expired, newest first, without their tokens."""
+        answer = await self._transport.request("GET", f"{self._path}/links")
+        return [Link.model_validate(each) for each in answer["links"]]
+
+    async def revoke_link(self, link: str) -> Link:
+        """Revoke a link. Its streams end within a few seconds. A repeat gets the same answer."""
+        return Link.model_validate(await self._transport.request("DELETE", f"{self._path}/links/{link}"))
 
     def watch(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,13 +21,17 @@ from turboserve.client.models import (
     End,
     Event,
     Hello,
+    Link,
     Migration,
     Model,
+    NewLink,
     Phase,
     Quality,
     Receipt,
+    Role,
     SessionInfo,
     Skip,
+    Ticket,
     Worker,
 )
 from turboserve.client.session import UNCHANGED, AsyncSession, Recording, Unchanged
@@ -169,6 +174,22 @@ class Session:
     def chunk(self, index: int) -> ChunkHistory:
         """See `AsyncSession.chunk`."""
         return self._portal.call(self._session.chunk, index)
+
+    def ticket(self, role: Role | None = None) -> Ticket:
+        """See `AsyncSession.ticket`."""
+        return self._portal.call(self._session.ticket, role)
+
+    def share(self, role: Role = "viewer", *, expires_at: datetime | None = None, label: str = "") -> NewLink:
+        """See `AsyncSession.share`."""
+        return self._portal.call(partial(self._session.share, role, expires_at=expires_at, label=label))
+
+    def links(self) -> list[Link]:
+        """See `AsyncSession.links`."""
+        return self._portal.call(self._session.links)
+
+    def revoke_link(self, link: str) -> Link:
+        """See `AsyncSession.revoke_link`."""
+        return self._portal.call(self._session.revoke_link, link)
 
     def events(self, after: int = 0) -> Iterator[Event]:
         """See `AsyncSession.events`."""

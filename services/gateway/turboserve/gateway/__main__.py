@@ -22,6 +22,8 @@ async def start(runtime: service.Runtime) -> None:
     runtime.check("http", lambda: server.started and not server.should_exit)
     if settings.api_keys_file is not None:
         runtime.spawn(reload.follow(gateway.keys, settings.api_keys_file), "api keys")
+    await gateway.signer.listen()
+    runtime.spawn(gateway.signer.run(), "signing keys")
     await server.start()
     runtime.spawn(server.wait(), "http server")
     # Stop callbacks run in reverse order: viewers are asked to reconnect before the server stops listening.

@@ -12,6 +12,7 @@ from turboserve.clock import Clock
 from turboserve.gateway import openapi
 from turboserve.gateway.auth.access import HostRules, Keys, OriginRules
 from turboserve.gateway.auth.middleware import Authenticate, Authenticator
+from turboserve.gateway.auth.signing import GrantSigner
 from turboserve.gateway.auth.stored import KeyFollower
 from turboserve.gateway.chunk_log import ChunkLog
 from turboserve.gateway.chunks.endpoints import router as chunks
@@ -37,6 +38,8 @@ from turboserve.gateway.prompt_guides import read_prompt_guides
 from turboserve.gateway.sessions.endpoints import router as sessions
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
+from turboserve.gateway.sharing.endpoints import router as sharing
+from turboserve.gateway.sharing.service import Sharing
 from turboserve.gateway.stream.endpoints import router as stream
 from turboserve.gateway.timeline.service import TimelineService
 from turboserve.gateway.workers.endpoints import router as workers
@@ -58,6 +61,8 @@ def create_gateway(
     Raises KeyFileError.
     """
     keys = Keys(settings.key_set(), settings.operators, clock, stored=settings.api_keys_store)
+    signer = GrantSigner(bus, clock)
+    sessions = Sessions(bus, clock, settings.default_model)
     return Gateway(
         settings=settings,
         bus=bus,
@@ -65,8 +70,8 @@ def create_gateway(
         checks=checks,
         warnings=warnings,
         keys=keys,
-        authenticator=Authenticator(keys, clock, settings.key_failures_per_minute),
-        sessions=Sessions(bus, clock, settings.default_model),
+        authenticator=Authenticator(keys, signer, clock, settings.key_failures_per_minute),
+        sessions=sessions,
         chunks=ChunkLog(bus),
         timeline=TimelineService(bus, clock, settings.playhead_interval_s, settings.report_timeout_s),
         # Without keys all callers are one tenant.
@@ -74,6 +79,8 @@ def create_gateway(
         pools=PoolSnapshots(bus, clock),
         prompt_guides=read_prompt_guides(),
         stored_keys=StoredKeys(bus, keys),
+        signer=signer,
+        sharing=Sharing(bus, clock, sessions, signer, settings.ticket_lifetime_s),
     )
 
 
@@ -112,7 +119,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     handlers.install(app)
-    for router in (sessions, chunks, stream, events, workers, pools, cost, keys_router, health):
+    for router in (sessions, sharing, stream, events, chunks, workers, pools, cost, keys_router, health):
         app.include_router(router)
     page_endpoints.install(app)
     # The middleware added last sees a request first: it checks Host and Origin, then the key, then the body.
@@ -132,7 +139,11 @@ def create_app(gateway: Gateway) -> FastAPI:
         hosts=HostRules(gateway.settings.allowed_hosts, gateway.settings.gateway_host),
         origins=OriginRules(gateway.settings.cors_origins),
     )
-    app.add_middleware(BrowserHeaders, embeddable=bool(gateway.settings.cors_origins))
+    app.add_middleware(
+        BrowserHeaders,
+        embeddable=bool(gateway.settings.cors_origins),
+        framed=bool(gateway.settings.frame_ancestors),
+    )
     app.add_middleware(HeadAsGet)
     openapi.install(app, keys_needed=bool(gateway.keys))
     return app

@@ -18,6 +18,7 @@ from turboserve.clock import Clock
 from turboserve.contracts.errors import TenantLimitError, TurboServeError
 from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.auth.middleware import Authenticator, admitted
+from turboserve.gateway.auth.signing import GrantSigner
 from turboserve.gateway.chunk_log import ChunkLog
 from turboserve.gateway.keys.service import StoredKeys
 from turboserve.gateway.pools.snapshots import PoolSnapshots
@@ -25,6 +26,7 @@ from turboserve.gateway.problems.errors import TooManyStreamsError
 from turboserve.gateway.prompt_guides import PromptGuide
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
+from turboserve.gateway.sharing.service import Sharing
 from turboserve.gateway.timeline.service import TimelineService
 from turboserve.ids import new_id
 
@@ -107,6 +109,8 @@ class Gateway:
     prompt_guides: Mapping[str, PromptGuide]
     """What a model understands of a prompt, by the model's name. A model without a guide reads any text."""
     stored_keys: StoredKeys
+    signer: GrantSigner
+    sharing: Sharing
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:

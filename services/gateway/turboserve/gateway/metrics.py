@@ -48,7 +48,7 @@ foreign_chunks = _gateway.counter(
 keys_refused = _gateway.counter(
     "turboserve.gateway.keys.refused",
     "{request}",
-    "Requests without a known API key, by reason: `missing`, `unknown`, `throttled`.",
+    "Requests without a known API key, by reason: `missing`, `unknown`, `throttled`, `in_address`.",
     REASON,
 )
 foreign_requests = _gateway.counter(

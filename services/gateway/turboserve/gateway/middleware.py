@@ -14,7 +14,8 @@ from starlette.websockets import WebSocket
 from turboserve.contracts.errors import BodyTooLargeError, TurboServeError
 from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Authority, HostRules, OriginRules
-from turboserve.gateway.auth.middleware import QUERY_KEY, refuse
+from turboserve.gateway.auth.grants import QueryCredentials
+from turboserve.gateway.auth.middleware import QUERY_CREDENTIALS, refuse
 from turboserve.gateway.context import RequestLog
 from turboserve.gateway.problems.errors import (
     ForbiddenOriginError,
@@ -28,6 +29,7 @@ from turboserve.telemetry_names import HEADER
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SHOWN = 200
+EMBED = "/embed/"
 JSON = "application/json"
 DISCARD_BYTES = 8 << 20
 DISCARD_S = 2.0
@@ -46,7 +48,7 @@ class HeadAsGet:
 
 
 class Application(FastAPI):
-    """FastAPI that removes the API key from the query first: its telemetry runs before any middleware."""
+    """FastAPI that removes credentials from the query first: its telemetry runs before any middleware."""
 
     def build_middleware_stack(self) -> ASGIApp:
         """Put the request's id around everything, also around the answer to an exception."""
@@ -55,34 +57,39 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            scope = _without_query_key(scope)
+            scope = _without_credentials(scope)
         await super().__call__(scope, receive, send)
 
 
-def _without_query_key(scope: Scope) -> Scope:
-    """Return the scope with `access_token` moved from its query to a key that only authentication reads.
+def _without_credentials(scope: Scope) -> Scope:
+    """Return the scope with `ticket` and `access_token` moved from its query to what authentication reads.
 
     Other code may record the URL of a request: FastAPI puts the query into every span.
     """
-    kept, found = [], None
+    kept, ticket, has_key = [], None, False
     for part in scope.get("query_string", b"").split(b"&"):
         name, _, value = part.decode("latin-1").partition("=")
-        if unquote_plus(name) == "access_token":
-            found = unquote_plus(value) or found
-        else:
-            kept.append(part)
-    return {**scope, "query_string": b"&".join(kept), QUERY_KEY: found}
+        match unquote_plus(name):
+            case "ticket":
+                ticket = unquote_plus(value) or ticket
+            case "access_token":
+                has_key = True
+            case _:
+                kept.append(part)
+    found = QueryCredentials(ticket, has_key)
+    return {**scope, "query_string": b"&".join(kept), QUERY_CREDENTIALS: found}
 
 
 class BrowserHeaders:
     """ASGI middleware: adds security headers for browsers to every HTTP response.
 
     Browsers then trust the Content-Type, show no response in a frame, and give no response to a page of
-    another origin, not even as an image or a video, unless responses are `embeddable`.
+    another origin, not even as an image or a video, unless responses are `embeddable`. With `framed`, the
+    policy of the player `/embed/…` alone decides about its frames.
     """
 
-    def __init__(self, app: ASGIApp, embeddable: bool) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, embeddable: bool, framed: bool = False) -> None:
+        self._app, self._framed = app, framed
         self._headers = [
             (b"x-content-type-options", b"nosniff"),
             (b"x-frame-options", b"DENY"),
@@ -92,7 +99,11 @@ class BrowserHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
+                headers = self._headers
+                if self._framed and scope["path"].startswith(EMBED):
+                    # The header names no origins. Browsers would obey it although there is the policy.
+                    headers = [header for header in headers if header[0] != b"x-frame-options"]
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
             await send(message)
 
         await self._app(scope, receive, marked if scope["type"] == "http" else send)

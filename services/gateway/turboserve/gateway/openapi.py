@@ -16,6 +16,7 @@ DESCRIPTION = (
 )
 TAGS = [
     {"name": "sessions", "description": "A session is one user's video: a prompt, a seed and a model."},
+    {"name": "sharing", "description": "Links to one session, and tickets that open its streams."},
     {"name": "video", "description": "The video of a session, while it is generated."},
     {"name": "events", "description": "What happens to a session."},
     {"name": "models", "description": "Models that sessions can use."},

@@ -49,6 +49,8 @@ class Settings(ServerSettings):
     allow_keyless: bool = False
     """Start without API keys even if other machines can reach the address, `api_keys` is set and lists none,
     or `operators` is set."""
+    ticket_lifetime_s: Annotated[float, Field(ge=1, le=600)] = 60.0
+    """Time in which a ticket can open a stream, seconds. The stream itself lasts longer."""
     key_failures_per_minute: int = Field(default=30, ge=1, le=10_000)
     """Wrong API keys per minute from one address that are answered 401; further ones are answered 429."""
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
@@ -56,6 +58,9 @@ class Settings(ServerSettings):
     commas: `video.example.com`, `*.example.com`; `*`: any. Requests for other names are answered 421."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Other origins whose pages may call the API, separated by commas; `*`: any."""
+    frame_ancestors: Annotated[tuple[str, ...], NoDecode] = ()
+    """Origins whose pages may show the player `/embed/…` in a frame, separated by commas; `*`: any. No other
+    page of the gateway is ever shown in a frame."""
     body_limit_bytes: int = Field(default=64 * 1024, ge=1024)
     """Maximum size of a request's body and of a WebSocket message, bytes."""
     access_log: bool = False
@@ -92,7 +97,7 @@ class Settings(ServerSettings):
             key_file.read(value)
         return value
 
-    @field_validator("cors_origins", "operators", "allowed_hosts", mode="before")
+    @field_validator("cors_origins", "frame_ancestors", "operators", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if not isinstance(value, str):
@@ -102,7 +107,7 @@ class Settings(ServerSettings):
             raise ValueError("is set and empty: list at least one, or unset it")
         return parts
 
-    @field_validator("cors_origins")
+    @field_validator("cors_origins", "frame_ancestors")
     @classmethod
     def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(parse_origin(origin) for origin in value)

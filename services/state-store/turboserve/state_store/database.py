@@ -22,6 +22,7 @@ from turboserve.state_store.repository.admission import SqlAdmission, SqlTenants
 from turboserve.state_store.repository.cost import SqlCorrections, SqlRentals
 from turboserve.state_store.repository.deployment import SqlClocks, SqlLeaders, SqlPools, SqlWorkers
 from turboserve.state_store.repository.keys import SqlKeys
+from turboserve.state_store.repository.links import SqlLinks
 from turboserve.state_store.repository.progress import SqlFence, SqlOutbox, SqlProgress
 from turboserve.state_store.repository.sessions import SqlChanges, SqlControls, SqlSessions
 from turboserve.state_store.session_lock import PostgresSessionLock
@@ -61,7 +62,7 @@ class SqlUnitOfWork:
         self.tenants = SqlTenants(connection)
         self.workers = SqlWorkers(connection)
 
-    # Sessions do not need the repositories of cost and keys.
+    # Sessions do not need the repositories of cost, keys and links.
     @cached_property
     def corrections(self) -> SqlCorrections:
         return SqlCorrections(self.connection)
@@ -73,6 +74,10 @@ class SqlUnitOfWork:
     @cached_property
     def keys(self) -> SqlKeys:
         return SqlKeys(self.connection)
+
+    @cached_property
+    def links(self) -> SqlLinks:
+        return SqlLinks(self.connection)
 
     async def make_durable(self) -> None:
         await self.connection.execute(text("set local synchronous_commit = on"))

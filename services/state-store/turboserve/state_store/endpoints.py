@@ -14,6 +14,7 @@ from turboserve.contracts.requests import FailSession, GetLatents, Renew, Worker
 from turboserve.state_store import metrics
 from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
+from turboserve.state_store.service.links import Links
 from turboserve.state_store.service.pools import Pools
 from turboserve.state_store.service.session_migrations import SessionMigrations
 from turboserve.state_store.service.sessions import Sessions
@@ -136,3 +137,11 @@ async def serve_keys(bus: Bus, clock: Clock, keys: Keys) -> None:
     await bus.serve(subjects.REVOKE_KEY, answering(clock, subjects.REVOKE_KEY, keys.revoke))
     await bus.serve(subjects.GET_VALID_KEYS, answering(clock, subjects.GET_VALID_KEYS, keys.valid))
     await bus.serve(subjects.NOTE_KEY_USES, answering(clock, subjects.NOTE_KEY_USES, keys.note_uses))
+
+
+async def serve_links(bus: Bus, clock: Clock, links: Links) -> None:
+    """Answer all endpoints of links."""
+    await bus.serve(subjects.CREATE_LINK, answering(clock, subjects.CREATE_LINK, links.create))
+    await bus.serve(subjects.LIST_LINKS, answering(clock, subjects.LIST_LINKS, links.list))
+    await bus.serve(subjects.REVOKE_LINK, answering(clock, subjects.REVOKE_LINK, links.revoke))
+    await bus.serve(subjects.GET_SIGNING, answering(clock, subjects.GET_SIGNING, links.signing))

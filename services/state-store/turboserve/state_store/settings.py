@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr, model_validator
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
 from turboserve.state_store.core.device_errors import PoisonLimits
+from turboserve.state_store.core.links import LinkRules
 from turboserve.state_store.core.tenants import TenantLimits
 
 
@@ -107,6 +108,13 @@ class Settings(Shared):
     latents_ttl_s: Seconds = 6 * 3_600.0
     """Latents of a session are dropped this long after its last ones."""
 
+    link_lifetime_s: Seconds = 86_400.0
+    """Lifetime of a link to a session whose creator names no expiry, seconds."""
+    link_lifetime_max_s: Seconds = 30 * 86_400.0
+    """Maximum lifetime of a link, seconds. A signing key verifies for as long after its replacement."""
+    signing_key_lifetime_s: Seconds = 30 * 86_400.0
+    """The key that signs links and tickets is replaced after this time, seconds."""
+
     prices: dict[str, Annotated[float, Field(ge=0)]] = {}
     """Money per GPU and hour by kind of worker, as a JSON object: `{"h100": 3.99, "*": 2.5}`. `*` is for the
     other kinds; without it, they cost nothing. A worker keeps the price that its kind had at its launch."""
@@ -134,6 +142,8 @@ class Settings(Shared):
             raise ValueError(f"log_chunks_floor: at most chunks_kept, {self.chunks_kept}")
         if self.transaction_deadline_s >= self.request_deadline_s:
             raise ValueError(f"transaction_deadline_s: below request_deadline_s, {self.request_deadline_s}")
+        if self.link_lifetime_s > self.link_lifetime_max_s:
+            raise ValueError(f"link_lifetime_s: at most link_lifetime_max_s, {self.link_lifetime_max_s:g}")
         if self.canary_interval_s >= self.canary_timeout_s:
             raise ValueError(f"canary_interval_s: below canary_timeout_s, {self.canary_timeout_s}")
         return self
@@ -141,6 +151,10 @@ class Settings(Shared):
     @property
     def poison(self) -> PoisonLimits:
         return PoisonLimits(self.poison_workers, self.poison_window_s, self.poison_chunks)
+
+    @property
+    def link_rules(self) -> LinkRules:
+        return LinkRules(self.link_lifetime_s, self.link_lifetime_max_s, self.signing_key_lifetime_s)
 
     @property
     def tenant_limits(self) -> TenantLimits:

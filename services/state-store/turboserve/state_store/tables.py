@@ -1,4 +1,4 @@
-"""The tables. The records in `turboserve.contracts` document the meaning of the columns."""
+"""The tables, but those of `access_tables`. The records in `turboserve.contracts` document the columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
-    MetaData,
     Table,
     Text,
     UniqueConstraint,
@@ -20,7 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-metadata = MetaData()
+from turboserve.state_store.access_tables import metadata as metadata
 
 sessions = Table(
     "sessions",
@@ -251,32 +250,6 @@ pools = Table(
     # The process that reports, and the processes that it has replaced.
     Column("process", Text),
     Column("former", JSONB, nullable=False, server_default=text("'[]'")),
-)
-
-api_keys = Table(
-    "api_keys",
-    metadata,
-    # `turboserve.contracts.keys` documents the columns. No row has the text of a key.
-    Column("id", Text, primary_key=True),
-    Column("number", BigInteger, Identity(always=True), nullable=False, unique=True),
-    Column("tenant", Text, nullable=False),
-    Column("hash", Text, nullable=False),
-    Column("scopes", JSONB, nullable=False),
-    Column("label", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("expires_at", Double),
-    Column("revoked_at", Double),
-    Column("last_used_at", Double),
-    UniqueConstraint("hash", name="api_keys_hash"),
-)
-
-key_editions = Table(
-    "key_editions",
-    metadata,
-    # One row: the salt of all hashes, and a number that every creation and revocation raises.
-    Column("name", Text, primary_key=True),
-    Column("salt", Text, nullable=False),
-    Column("version", BigInteger, nullable=False),
 )
 
 outbox = Table(

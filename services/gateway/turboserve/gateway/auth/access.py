@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from turboserve.clock import Clock, SystemClock
 from turboserve.contracts.keys import Scope
+from turboserve.gateway.auth.grants import Grant
 from turboserve.gateway.auth.hashing import OPERATOR_SCOPES, TENANT_SCOPES, KeySet, StoredKey
 from turboserve.gateway.problems.errors import KeysUnreadError, MissingScopeError
 
@@ -36,7 +37,9 @@ class Identity:
     tenant: str
     scopes: frozenset[str]
     key_id: str | None = None
-    """Id of the sender's key. None: this gateway needs no key."""
+    """Id of the sender's key. None: this gateway needs no key, or the sender has a link."""
+    grant: Grant | None = None
+    """The sender's link or ticket, which bounds the sender to one session. None: the sender has a key."""
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
@@ -44,7 +47,10 @@ class Identity:
     def require(self, scope: Scope) -> None:
         """Raise MissingScopeError if the sender's key lacks the scope."""
         if not self.may(scope):
-            raise MissingScopeError(f"this API key lacks the scope {scope}", field="scope", limit=scope.value)
+            holder = "API key" if self.grant is None else f"{self.grant.role.value}'s link or ticket"
+            raise MissingScopeError(
+                f"this {holder} lacks the scope {scope}", field="scope", limit=scope.value
+            )
 
     @property
     def operator(self) -> bool:
@@ -132,6 +138,14 @@ class Keys:
             return True
         found = self._by_id.get(identity.key_id or "")
         return found is not None and found[1] == identity and not self._expired(found[0])
+
+    def allows(self, key_id: str, tenant: str, scopes: Collection[str]) -> bool:
+        """Return whether the key with this id is valid, the tenant's, and has the scopes."""
+        found = self._by_id.get(key_id)
+        if found is None or self._expired(found[0]):
+            return False
+        identity = found[1]
+        return identity.tenant == tenant and all(identity.may(Scope(scope)) for scope in scopes)
 
     def _expired(self, key: StoredKey) -> bool:
         return key.expires_at is not None and key.expires_at <= self._clock.wall()

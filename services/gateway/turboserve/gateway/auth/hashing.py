@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 
 from turboserve.contracts.base import Id
 from turboserve.contracts.keys import Scope, ScopeName
+from turboserve.gateway.auth.grants import GrantKind, kind_of
 
 PREFIX = "ts_"
 """Prefix of every key made here, so that scanners find a key that was published by mistake."""
@@ -100,5 +101,7 @@ def check_key(key: str) -> None:
             f"a key has {len(key)} characters: it must have {least} to {most} "
             f"(`openssl rand -hex 24` makes one)"
         )
+    if kind_of(key) is not None:
+        raise ValueError(f"a key must not begin as a link or ticket does: {', '.join(GrantKind)}")
     if not _TEXT.fullmatch(key):
         raise ValueError("a key has characters that a header cannot carry: use visible ASCII")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Query, Security
@@ -11,63 +11,78 @@ from fastapi.params import Security as SecurityParameter
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocketDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turboserve import logs
 from turboserve.clock import Clock
-from turboserve.contracts.errors import TurboServeError, UnauthorizedError
+from turboserve.contracts.errors import SessionNotFoundError, TurboServeError, UnauthorizedError
 from turboserve.contracts.keys import Scope as KeyScope
+from turboserve.contracts.links import Role
 from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Identity, Keys, bearer
+from turboserve.gateway.auth.grants import ROLE_SCOPES, Grant, GrantKind, QueryCredentials, kind_of
+from turboserve.gateway.auth.revocable import ENDED, RevocableStream
+from turboserve.gateway.auth.signing import GrantSigner
 from turboserve.gateway.auth.throttle import FailureThrottle, LogBudget, network_of
-from turboserve.gateway.problems.errors import MissingScopeError, TooManyWrongKeysError
+from turboserve.gateway.problems.errors import (
+    KeyInAddressError,
+    LinkRoleError,
+    MissingScopeError,
+    TooManyWrongKeysError,
+)
 from turboserve.gateway.problems.handlers import problem_response
 from turboserve.gateway.public import takes_head
 from turboserve.telemetry_names import REASON
 
-REVOKED_CODE = 4401
 CHECK_EVERY_S = 0.5
-CLOSE_S = 1.0
 LOG_LINES_PER_MINUTE = 20
 
 log = logs.get("auth")
-ENDED = "the API key was revoked or has expired"
-_CLOSE = {"type": "websocket.close", "code": REVOKED_CODE, "reason": ENDED}
 _ADMISSION = "turboserve.admission"
 """Key of the ASGI scope. The value is an Identity, or the error that a WebSocket's endpoint sends."""
-QUERY_KEY = "turboserve.access_token"
-"""Key of the ASGI scope. The value is the API key that the query contained, or None."""
+QUERY_CREDENTIALS = "turboserve.query_credentials"
+"""Key of the ASGI scope. The value is a QueryCredentials."""
 _scheme = HTTPBearer(
-    auto_error=False, scheme_name="apiKey", description="An API key. Required if the gateway has keys."
+    auto_error=False,
+    scheme_name="apiKey",
+    description="An API key, or a link to one session. Required if the gateway has keys.",
 )
 
 
 class Authenticator:
-    """Identifies requests by their key. Answers `failures_per_minute` wrong keys of one address with 401."""
+    """Identifies requests by their key, link or ticket.
 
-    def __init__(self, keys: Keys, clock: Clock, failures_per_minute: int) -> None:
-        self._keys = keys
+    Answers `failures_per_minute` wrong ones of one address with 401, and further ones with 429.
+    """
+
+    def __init__(self, keys: Keys, signer: GrantSigner, clock: Clock, failures_per_minute: int) -> None:
+        self._keys, self._signer = keys, signer
         self._clock = clock
         self._limit = failures_per_minute
         self._throttle = FailureThrottle(failures_per_minute)
         self._log_budget = LogBudget(LOG_LINES_PER_MINUTE)
 
-    def identify(self, key: str | None, address: str | None) -> Identity:
-        """Return the identity that `key` belongs to.
+    async def identify(self, key: str | None, ticket: str | None, address: str | None) -> Identity:
+        """Return the identity that `key`, an API key or a link, or without one `ticket` belongs to.
 
         Raises:
-            UnauthorizedError: There is no key, or the key is unknown.
+            UnauthorizedError: There is no key, the key is unknown, or the link or ticket has ended.
             TooManyWrongKeysError: The address has sent too many wrong keys. A known key still passes.
+            KeysUnreadError: The keys or signing keys are not read yet.
         """
-        identity = self._keys.identify(key)
+        if key is None and ticket is not None:
+            identity = self._granted(await self._signer.check(GrantKind.TICKET, ticket))
+        elif key is not None and kind_of(key) is GrantKind.LINK:
+            identity = self._granted(await self._signer.check(GrantKind.LINK, key))
+        else:
+            identity = self._keys.identify(key)
         if identity is not None:
             return identity
-        if not key:
+        if not key and not ticket:
             # Counted, not throttled: a missing key is no guess. A page sends none before its user enters one.
             metrics.keys_refused.add(1, {REASON: "missing"})
             raise UnauthorizedError(
-                "an API key is needed: Authorization: Bearer KEY, or for streams ?access_token=KEY",
+                "an API key is needed: Authorization: Bearer KEY, or for streams ?ticket=TICKET",
                 field="Authorization",
             )
         network = network_of(address)
@@ -79,13 +94,35 @@ class Authenticator:
         if left_out is not None:
             log.warning("api key refused", address=network, reason=reason, others_not_logged=left_out)
         if wait_s is None:
-            raise UnauthorizedError("unknown API key", field="Authorization")
+            raise UnauthorizedError("unknown API key, link or ticket", field="Authorization")
         raise TooManyWrongKeysError(
             f"more than {self._limit} wrong API keys a minute came from this address",
             field="Authorization",
             limit=self._limit,
             retry_after_s=round(wait_s, 1),
         )
+
+    def holds(self, identity: Identity) -> bool:
+        """Return whether the key or link of `identity` is still valid and has the same rights."""
+        grant = identity.grant
+        if grant is None:
+            return self._keys.holds(identity)
+        return self._signer.holds(grant) and self._has_key(grant)
+
+    def _granted(self, grant: Grant | None) -> Identity | None:
+        if grant is None:
+            return None
+        if not self._has_key(grant):
+            raise UnauthorizedError(ENDED, field="Authorization")
+        return Identity(grant.tenant, ROLE_SCOPES[grant.role], grant.key, grant)
+
+    def _has_key(self, grant: Grant) -> bool:
+        """Whether the API key with which a ticket was made is valid. A link outlasts its creator's key."""
+        if grant.link is not None:
+            return True
+        if grant.key is None:
+            return not self._keys
+        return self._keys.allows(grant.key, grant.tenant, ROLE_SCOPES[grant.role])
 
 
 class Authenticate:
@@ -99,7 +136,7 @@ class Authenticate:
         self._app = app
         self._authenticator = authenticator
         self._keys = keys
-        self._streams: dict[_RevocableStream, None] = {}
+        self._streams: dict[RevocableStream, None] = {}
         self._checking: asyncio.Task[None] | None = None
         """Checks all streams: a task for each of them would cost more."""
 
@@ -109,7 +146,8 @@ class Authenticate:
             return
         try:
             client = scope.get("client")
-            identity = self._authenticator.identify(_key(scope), str(client[0]) if client else None)
+            key, ticket = _credentials(scope)
+            identity = await self._authenticator.identify(key, ticket, str(client[0]) if client else None)
         except TurboServeError as error:
             if scope["type"] == "http":
                 await problem_response(error, scope["path"])(scope, receive, send)
@@ -121,10 +159,10 @@ class Authenticate:
         if takes_head(scope["path"]):
             await self._app(scope, receive, send)
             return
-        if not self._keys:
+        if not self._keys and identity.grant is None:
             await self._app(scope, receive, send)
             return
-        stream = _RevocableStream(self._keys, identity, scope, receive, send)
+        stream = RevocableStream(self._authenticator.holds, identity, scope, receive, send)
         self._streams[stream] = None
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check(), name="keys of streams")
@@ -156,82 +194,19 @@ def admitted(scope: Scope) -> Identity:
     return found
 
 
-class _RevocableStream:
-    """The channel of a stream. When its key ends, the application gets a disconnect and cannot send.
-
-    Once the application has returned, the client gets the end of the body, or the close code 4401.
-    """
-
-    def __init__(self, keys: Keys, identity: Identity, scope: Scope, receive: Receive, send: Send) -> None:
-        self._keys, self._identity = keys, identity
-        self._scope, self._receive, self._send = scope, receive, send
-        self._websocket = scope["type"] == "websocket"
-        self._waiting: asyncio.Timeout | None = None
-        self._revoked = False
-        self._begun, self._over = False, False
-        """Whether the response or handshake was answered. Whether the client has left, or has everything."""
-
-    async def run(self, app: ASGIApp) -> None:
-        try:
-            await app(self._scope, self._next, self._pass)
-        except (OSError, WebSocketDisconnect):
-            if not self._revoked:
-                raise
-        if self._revoked and not self._over:
-            # uvicorn raises RuntimeError for a close after the other side's.
-            with suppress(OSError, RuntimeError):
-                await self._close()
-
-    def check(self) -> bool:
-        """Return whether the key is still valid. If not, end the stream."""
-        if not self._revoked and not self._keys.holds(self._identity):
-            self._revoked = True
-            if self._waiting is not None:
-                self._waiting.reschedule(asyncio.get_running_loop().time())
-        return not self._revoked
-
-    async def _next(self) -> Message:
-        if not self._begun or self.check():
-            try:
-                async with asyncio.timeout(None) as self._waiting:
-                    try:
-                        message = await self._receive()
-                    finally:
-                        self._waiting = None
-                self._over |= message["type"] in ("http.disconnect", "websocket.disconnect")
-                if self.check() or not self._begun:
-                    return message
-            except TimeoutError:
-                if not self._revoked:
-                    raise
-        return _CLOSE | {"type": "websocket.disconnect"} if self._websocket else {"type": "http.disconnect"}
-
-    async def _pass(self, message: Message) -> None:
-        # Browsers do not show a refused handshake, so it is accepted and then closed.
-        if message["type"] != "websocket.accept" and not self.check():
-            raise WebSocketDisconnect(REVOKED_CODE, ENDED) if self._websocket else OSError(ENDED)
-        self._begun = True
-        if message["type"] in ("websocket.close", "http.response.body"):
-            self._over = not message.get("more_body", False)
-        await self._send(message)
-
-    async def _close(self) -> None:
-        if self._websocket:
-            async with asyncio.timeout(CLOSE_S):
-                await self._send({**_CLOSE})
-        elif self._begun:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-        else:
-            error = UnauthorizedError(ENDED, field="Authorization")
-            await problem_response(error, self._scope["path"])(self._scope, self._receive, self._send)
-
-
-def _key(scope: Scope) -> str | None:
+def _credentials(scope: Scope) -> tuple[str | None, str | None]:
+    """Return the key of the header, and the ticket of the query. Raises KeyInAddressError."""
+    in_query = scope.get(QUERY_CREDENTIALS, QueryCredentials())
+    if in_query.has_key:
+        metrics.keys_refused.add(1, {REASON: "in_address"})
+        raise KeyInAddressError(
+            "an API key in an address ends up in logs and histories: send Authorization: Bearer KEY, or for "
+            "streams ?ticket=TICKET of POST /v1/sessions/{session}/tickets",
+            field="access_token",
+        )
     key = bearer(Headers(scope=scope).get("authorization"))
-    # Only for streams, where browsers cannot set headers: URLs end up in histories and in logs of proxies.
-    if key is None and not takes_head(scope["path"]):
-        key = scope.get(QUERY_KEY)
-    return key
+    # Only for streams, where browsers cannot set headers.
+    return key, None if takes_head(scope["path"]) else in_query.ticket
 
 
 def _identity(
@@ -241,34 +216,59 @@ def _identity(
     return admitted(connection.scope)
 
 
-def check_scope(
-    needed: SecurityScopes,
-    connection: HTTPConnection,
-    _credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_scheme)],
-) -> None:
-    """Check that the sender's key has the scopes that the route declares.
+@dataclass(frozen=True)
+class AccessCheck:
+    """The dependency that checks a sender's rights to a route."""
 
-    Raises MissingScopeError. A WebSocket passes with the error, as without a key.
-    """
-    scope = connection.scope
-    if scope["type"] == "websocket" and isinstance(scope.get(_ADMISSION), TurboServeError):
-        return
-    identity = admitted(scope)
-    try:
-        for name in needed.scopes:
-            identity.require(KeyScope(name))
-    except MissingScopeError as error:
-        if scope["type"] != "websocket":
-            raise
-        scope[_ADMISSION] = error
+    shared: Role | None = None
+    """The role with which the holder of a link may use the route for its session. None: no holder may."""
+
+    def __call__(
+        self,
+        needed: SecurityScopes,
+        connection: HTTPConnection,
+        _credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_scheme)],
+    ) -> None:
+        """Check that the sender's key has the scopes that the route declares, or its link the role.
+
+        Raises MissingScopeError, LinkRoleError, and SessionNotFoundError for a link to another session. A
+        WebSocket passes with the error, as without a key.
+        """
+        scope = connection.scope
+        if scope["type"] == "websocket" and isinstance(scope.get(_ADMISSION), TurboServeError):
+            return
+        identity = admitted(scope)
+        try:
+            if identity.grant is not None:
+                self._check_grant(identity.grant, connection.path_params.get("session"))
+            for name in needed.scopes:
+                identity.require(KeyScope(name))
+        except (MissingScopeError, LinkRoleError, SessionNotFoundError) as error:
+            if scope["type"] != "websocket":
+                raise
+            scope[_ADMISSION] = error
+
+    def _check_grant(self, grant: Grant, session: str | None) -> None:
+        if self.shared is None:
+            raise LinkRoleError("a link does not allow this: an API key is needed", field="role")
+        if not grant.role.includes(self.shared):
+            raise LinkRoleError(
+                f"the link's role is {grant.role.value}, and this needs {self.shared.value}",
+                field="role",
+                limit=self.shared.value,
+            )
+        if session != grant.session:
+            # As for a session that does not exist.
+            raise SessionNotFoundError(f"there is no session {session}", field="session")
 
 
-def needs(scope: KeyScope) -> SecurityParameter:
+def needs(scope: KeyScope, shared: Role | None = None) -> SecurityParameter:
     """Return the dependency by which a route declares the scope that it needs. Every route has one.
 
-    A sender without the scope gets 403 before its body is validated.
+    With `shared`, holders of a link with this role may use the route for the link's session, the route's path
+    parameter `session`. A sender without the scope gets 403 before its body is validated.
     """
-    found: SecurityParameter = Security(check_scope, scopes=[scope.value])
+    found: SecurityParameter = Security(AccessCheck(shared), scopes=[scope.value])
     return found
 
 
@@ -279,12 +279,12 @@ def _tenant(identity: Annotated[Identity, Depends(_identity)]) -> str:
 def _stream_tenant(
     identity: Annotated[Identity, Depends(_identity)],
     # The middleware reads this parameter. It is declared here for OpenAPI.
-    _access_token: Annotated[
+    _ticket: Annotated[
         str | None,
         Query(
-            alias="access_token",
-            description="The API key, for clients that cannot set the header Authorization.",
-            examples=["KEY"],
+            alias="ticket",
+            description="A ticket for the session, for clients that cannot set the header Authorization.",
+            examples=["tst_…"],
         ),
     ] = None,
 ) -> str:
@@ -296,4 +296,4 @@ Caller = Annotated[Identity, Depends(_identity)]
 Tenant = Annotated[str, Depends(_tenant)]
 """The sender's tenant, from the Authorization header."""
 StreamTenant = Annotated[str, Depends(_stream_tenant)]
-"""The sender's tenant, from the Authorization header or `?access_token=`."""
+"""The sender's tenant, from the Authorization header or `?ticket=`."""

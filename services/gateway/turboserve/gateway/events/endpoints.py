@@ -11,6 +11,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.responses import Response
 
 from turboserve.contracts.keys import Scope
+from turboserve.contracts.links import Role
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.auth.middleware import StreamTenant, needs
 from turboserve.gateway.context import Gateway, gateway_of
@@ -34,7 +35,7 @@ _EXAMPLE = (
 
 @router.get(
     "/{session}/events",
-    dependencies=[needs(Scope.SESSIONS_READ)],
+    dependencies=[needs(Scope.SESSIONS_READ, Role.VIEWER)],
     operation_id="follow_session_events",
     summary="Follow the events of a session",
     description="Server-sent events from the session's beginning on, until it ends. Browsers that reconnect "

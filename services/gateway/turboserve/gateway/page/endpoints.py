@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI
+from starlette.requests import HTTPConnection
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -15,17 +17,26 @@ from starlette.types import Scope
 from turboserve.gateway.stream import asyncapi
 
 STATIC = Path(__file__).parent / "static"
+NO_ONE = "'none'"
 SECURITY = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
         "media-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
+        f"frame-ancestors {NO_ONE}"
     ),
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
 
 router = APIRouter(include_in_schema=False)
+
+
+def frame_security(ancestors: Sequence[str]) -> dict[str, str]:
+    """Return the headers of the player for frames, which pages of the origins `ancestors` may show."""
+    policy = SECURITY["Content-Security-Policy"].replace(
+        "frame-ancestors 'none'", f"frame-ancestors {' '.join(ancestors) or NO_ONE}"
+    )
+    return {**SECURITY, "Content-Security-Policy": policy}
 
 
 class _PageFiles(StaticFiles):
@@ -48,6 +59,13 @@ async def pool() -> Response:
 @router.get("/docs")
 async def docs() -> Response:
     return FileResponse(STATIC / "docs.html", headers=SECURITY)
+
+
+@router.get("/embed/{session}")
+async def embed(session: str, connection: HTTPConnection) -> Response:
+    # The page reads the session and the link from its own address, so that no server sees the link.
+    ancestors = connection.app.state.gateway.settings.frame_ancestors
+    return FileResponse(STATIC / "embed.html", headers=frame_security(ancestors))
 
 
 @router.get("/asyncapi.json")

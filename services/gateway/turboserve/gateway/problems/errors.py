@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from turboserve.contracts.errors import InvalidInputError, NoCapacityError, TurboServeError, UnavailableError
+from turboserve.contracts.errors import (
+    InvalidInputError,
+    NoCapacityError,
+    TurboServeError,
+    UnauthorizedError,
+    UnavailableError,
+)
 
 
 class MalformedRequestError(TurboServeError):
@@ -81,6 +87,30 @@ class KeysNotStoredError(TurboServeError):
     """The API keys of this gateway are not in the database, so no request can change them."""
 
     code, status, title = "keys_not_stored", 409, "API keys not in the database"
+
+
+class KeyInAddressError(UnauthorizedError):
+    """The request has an API key in its address, where logs and histories keep it."""
+
+    code, title = "key_in_address", "API key in the address"
+
+
+class LinkEndedError(UnauthorizedError):
+    """The link was revoked or has expired."""
+
+    code, title = "link_ended", "Link ended"
+
+
+class TicketExpiredError(UnauthorizedError):
+    """The ticket has expired. A new one opens the stream."""
+
+    code, title = "ticket_expired", "Ticket expired"
+
+
+class LinkRoleError(TurboServeError):
+    """A link's role does not allow the operation. `limit` is the role that does; None: no role does."""
+
+    code, status, title = "link_role", 403, "Not allowed by the link"
 
 
 class MissingScopeError(TurboServeError):

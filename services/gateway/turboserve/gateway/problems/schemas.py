@@ -80,8 +80,9 @@ def problem_of(error: TurboServeError, instance: str) -> Problem:
 
 
 _MEANING = {
-    401: "No API key, or an unknown one.",
-    403: "The API key lacks the scope, or a page of this origin may not send the request.",
+    401: "No API key, an unknown one or one in the address; a link or ticket that has ended.",
+    403: "The API key lacks the scope, the link's role does not suffice, or a page of this origin may not "
+    "send the request.",
     404: "Not found, or it belongs to another tenant.",
     409: "The present state does not allow the request.",
     410: "The log no longer keeps this chunk. `limit` is the index of the oldest chunk that it keeps.",

@@ -9,7 +9,9 @@ from starlette.requests import HTTPConnection
 
 from turboserve.contracts.base import Text
 from turboserve.contracts.keys import Scope
-from turboserve.contracts.sessions import Phase
+from turboserve.contracts.links import Role
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.middleware import Caller, Tenant, needs
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.sessions.migration_schemas import (
@@ -42,6 +44,12 @@ def _service_of(connection: HTTPConnection) -> Sessions:
 def _timeline_of(connection: HTTPConnection) -> TimelineService:
     found: TimelineService = connection.app.state.gateway.timeline
     return found
+
+
+def _shown(record: SessionRecord, caller: Identity, playout: Playout | None = None) -> Session:
+    """Return the session as the caller may see it: the metadata is its tenant's."""
+    session = Session.of(record, playout)
+    return session if caller.grant is None else session.model_copy(update={"metadata": {}})
 
 
 Service = Annotated[Sessions, Depends(_service_of)]
@@ -103,32 +111,34 @@ async def list_sessions(
 
 @router.get(
     "/{session}",
-    dependencies=[needs(Scope.SESSIONS_READ)],
+    dependencies=[needs(Scope.SESSIONS_READ, Role.VIEWER)],
     operation_id="get_session",
     summary="Read a session",
     description="The session's state now. The playhead is that of its viewers; `playout` says how urgent the "
     "session is.",
     responses=problems(401, 404),
 )
-async def read(session: SessionId, tenant: Tenant, sessions: Service, timeline: Playbacks) -> Session:
-    record = await sessions.get(tenant, session)
+async def read(session: SessionId, caller: Caller, sessions: Service, timeline: Playbacks) -> Session:
+    record = await sessions.get(caller.tenant, session)
     view = timeline.view(record.id)
     if view is None:
-        return Session.of(record)
-    return Session.of(record, Playout(slack_s=view.slack_s, credit_s=view.worker_credit_s, tier=view.tier))
+        return _shown(record, caller)
+    return _shown(
+        record, caller, Playout(slack_s=view.slack_s, credit_s=view.worker_credit_s, tier=view.tier)
+    )
 
 
 @router.patch(
     "/{session}",
-    dependencies=[needs(Scope.SESSIONS_WRITE)],
+    dependencies=[needs(Scope.SESSIONS_WRITE, Role.CONTROLLER)],
     operation_id="change_session",
     summary="Change a session",
     description="Sets what the request has, from the next chunk on; what it leaves out stays. The event "
     "`session.changed` follows. A repeat gets the same answer.",
     responses=problems(*BODY, 401, 404, 409, 429),
 )
-async def change(session: SessionId, body: SessionChange, tenant: Tenant, sessions: Service) -> Session:
-    return Session.of(await sessions.change(tenant, session, body))
+async def change(session: SessionId, body: SessionChange, caller: Caller, sessions: Service) -> Session:
+    return _shown(await sessions.change(caller.tenant, session, body), caller)
 
 
 @router.delete(
@@ -145,7 +155,7 @@ async def end(session: SessionId, tenant: Tenant, sessions: Service) -> Session:
 
 @router.post(
     "/{session}/prompts",
-    dependencies=[needs(Scope.SESSIONS_WRITE)],
+    dependencies=[needs(Scope.SESSIONS_WRITE, Role.CONTROLLER)],
     operation_id="submit_prompt",
     status_code=202,
     summary="Change the prompt",
@@ -169,20 +179,20 @@ async def prompt(
 
 @router.post(
     "/{session}/pause",
-    dependencies=[needs(Scope.SESSIONS_WRITE)],
+    dependencies=[needs(Scope.SESSIONS_WRITE, Role.CONTROLLER)],
     operation_id="pause_session",
     status_code=202,
     summary="Pause a session",
     description="Stops generation, frees the slot, and keeps the state. A repeat gets the same answer.",
     responses=problems(401, 404, 409),
 )
-async def pause(session: SessionId, tenant: Tenant, sessions: Service) -> Session:
-    return Session.of(await sessions.pause(tenant, session))
+async def pause(session: SessionId, caller: Caller, sessions: Service) -> Session:
+    return _shown(await sessions.pause(caller.tenant, session), caller)
 
 
 @router.post(
     "/{session}/resume",
-    dependencies=[needs(Scope.SESSIONS_WRITE)],
+    dependencies=[needs(Scope.SESSIONS_WRITE, Role.CONTROLLER)],
     operation_id="resume_session",
     status_code=202,
     summary="Resume a session",
@@ -190,8 +200,8 @@ async def pause(session: SessionId, tenant: Tenant, sessions: Service) -> Sessio
     "request for a session that runs, gets the same answer.",
     responses=problems(401, 404, 409, 429),
 )
-async def resume(session: SessionId, tenant: Tenant, sessions: Service) -> Session:
-    return Session.of(await sessions.resume(tenant, session))
+async def resume(session: SessionId, caller: Caller, sessions: Service) -> Session:
+    return _shown(await sessions.resume(caller.tenant, session), caller)
 
 
 @router.post(

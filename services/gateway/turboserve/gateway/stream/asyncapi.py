@@ -32,10 +32,10 @@ _QUERY = {
         "description": "Begin with the event after this `sequence`. Without it: new events only.",
         "examples": [4],
     },
-    "access_token": {
+    "ticket": {
         "type": "string",
-        "description": "The API key, for clients that cannot set the header Authorization.",
-        "examples": ["KEY"],
+        "description": "A ticket for the session, for clients that cannot set the header Authorization.",
+        "examples": ["tst_…"],
     },
 }
 

@@ -10,6 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.keys import Scope
+from turboserve.contracts.links import Role
 from turboserve.gateway.auth.middleware import StreamTenant, admitted, needs
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.events.session_events import known_position
@@ -28,7 +29,7 @@ INDEX_LIMIT = 2**53
 
 @router.get(
     "/{session}/stream.mp4",
-    dependencies=[needs(Scope.SESSIONS_READ)],
+    dependencies=[needs(Scope.SESSIONS_READ, Role.VIEWER)],
     operation_id="get_session_video",
     summary="Watch the video as one MP4 file",
     description="One fragmented MP4 that lasts as long as the session, for players of plain HTTP. Such a "
@@ -63,7 +64,9 @@ async def stream_mp4(
     return LiveResponse(video(gateway, record, start), gateway.streams, tenant, "video/mp4")
 
 
-@router.get("/{session}/stream", dependencies=[needs(Scope.SESSIONS_READ)], include_in_schema=False)
+@router.get(
+    "/{session}/stream", dependencies=[needs(Scope.SESSIONS_READ, Role.VIEWER)], include_in_schema=False
+)
 async def not_a_socket(session: str) -> Response:
     raise UpgradeRequiredError(
         "this is a WebSocket, and the request did not arrive as one: see that proxies pass Upgrade on",
@@ -72,7 +75,7 @@ async def not_a_socket(session: str) -> Response:
     )
 
 
-@router.websocket("/{session}/stream", dependencies=[needs(Scope.SESSIONS_READ)])
+@router.websocket("/{session}/stream", dependencies=[needs(Scope.SESSIONS_READ, Role.VIEWER)])
 async def stream(socket: WebSocket, session: str) -> None:
     """Send the video and the events of the session. See docs/reference/api.md for the messages."""
     gateway = gateway_of(socket)

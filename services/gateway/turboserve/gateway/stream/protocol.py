@@ -8,6 +8,7 @@ from pydantic import Field
 
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.fidelity import Tier
+from turboserve.contracts.links import Role
 from turboserve.contracts.sessions import Phase
 from turboserve.gateway.problems.schemas import Problem
 from turboserve.gateway.public import PublicActivity, PublicOutput, Timestamp, timestamp
@@ -60,6 +61,9 @@ class Hello(_ServerMessage):
     max_message_bytes: int = Field(description="Maximum size of a client's message.", examples=[65536])
     report_interval_s: float = Field(
         description="Interval at which the client should report its playhead, seconds.", examples=[0.25]
+    )
+    role: Role = Field(
+        description="What this client may do. A `viewer`'s controls are refused.", examples=["controller"]
     )
 
 

@@ -13,6 +13,7 @@ from turboserve import logs
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.keys import Scope
+from turboserve.contracts.links import Role
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Identity
@@ -271,6 +272,7 @@ class Connection:
             newest_event=record.event_sequence,
             max_message_bytes=self._limit_bytes,
             report_interval_s=self._gateway.settings.playhead_interval_s,
+            role=Role.CONTROLLER if self._identity.may(Scope.SESSIONS_WRITE) else Role.VIEWER,
         )
 
     async def _problem(self, error: TurboServeError, message_id: str | None = None) -> None:

@@ -16,6 +16,7 @@ from turboserve.state_store.ports.deployment import (
     WorkerRepository,
 )
 from turboserve.state_store.ports.keys import KeyRepository
+from turboserve.state_store.ports.links import LinkRepository
 from turboserve.state_store.ports.sessions import (
     AdmissionRepository,
     ChangeRepository,
@@ -61,6 +62,8 @@ class UnitOfWork(Protocol):
     def keys(self) -> KeyRepository: ...
     @property
     def leaders(self) -> LeaderRepository: ...
+    @property
+    def links(self) -> LinkRepository: ...
     @property
     def outbox(self) -> OutboxRepository: ...
     @property

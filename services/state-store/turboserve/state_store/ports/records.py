@@ -93,6 +93,14 @@ class KeyEdition:
     version: int
 
 
+@dataclass(frozen=True)
+class SigningEdition:
+    """The version of what gateways need to check links, and the database that it is of."""
+
+    database: str
+    version: int
+
+
 def pool_orders(values: Mapping[str, Any]) -> PoolOrders:
     """Return the orders in a pool's row. A profile table that cannot be read counts as none."""
     try:

@@ -9,8 +9,8 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.keys import KeyPage, KeyRecord, ListKeys, ValidKey
+from turboserve.state_store.access_tables import api_keys, key_editions
 from turboserve.state_store.ports.records import KeyEdition
-from turboserve.state_store.tables import api_keys, key_editions
 
 NAME = "api_keys"
 """Name of the only row of `key_editions`."""

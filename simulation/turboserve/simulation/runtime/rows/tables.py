@@ -9,12 +9,13 @@ from typing import Any, Generic, TypeVar
 from turboserve.contracts.cost import Correction, Cost
 from turboserve.contracts.keys import KeyRecord
 from turboserve.contracts.leading import LeaderRecord
+from turboserve.contracts.links import LinkRecord, SigningKey
 from turboserve.contracts.sessions import Decision, Phase, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.core.tenants import Tenant
-from turboserve.state_store.ports.records import KeyEdition, PendingEvent
+from turboserve.state_store.ports.records import KeyEdition, PendingEvent, SigningEdition
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -208,6 +209,11 @@ class Tables:
         self.clocks: Table[str, Aging] = Table("clocks")
         self.api_keys: Table[str, KeyEntry] = Table("api_keys", {"hash": lambda entry: entry.hash}, ("hash",))
         self.key_editions: Table[str, KeyEdition] = Table("key_editions")
+        self.session_links: Table[str, LinkRecord] = Table(
+            "session_links", {"session": lambda record: record.session}
+        )
+        self.signing_keys: Table[str, SigningKey] = Table("signing_keys")
+        self.signing_editions: Table[str, SigningEdition] = Table("signing_editions")
         self._numbers: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Table[Any, Any]]:

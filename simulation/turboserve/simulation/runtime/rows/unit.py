@@ -15,6 +15,7 @@ from turboserve.simulation.runtime.rows.deployment import (
     MemoryPools,
 )
 from turboserve.simulation.runtime.rows.keys import MemoryKeys
+from turboserve.simulation.runtime.rows.links import MemorySessionLinks
 from turboserve.simulation.runtime.rows.progress import MemoryProgress
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.sessions import MemorySessions
@@ -65,6 +66,10 @@ class MemoryUnitOfWork:
     @cached_property
     def leaders(self) -> MemoryLeaders:
         return MemoryLeaders(self.session)
+
+    @cached_property
+    def links(self) -> MemorySessionLinks:
+        return MemorySessionLinks(self.session)
 
     @cached_property
     def outbox(self) -> MemoryOutbox:

@@ -1,5 +1,7 @@
 // Which session this page shows survives a reload: in the address, and in the browser for the bare address.
 
+import { sharedLink } from "./sharing.js";
+
 const SESSION = "turboserve.session";
 const KEY = "turboserve.key";
 const LEAD = "turboserve.lead";
@@ -12,6 +14,8 @@ export function rememberedSession() {
 }
 
 export function rememberSession(id) {
+  // The address of a shared page stays, and its session is not the user's own.
+  if (sharedLink()) return;
   const url = new URL(location.href);
   url.hash = id ?? "";
   history.replaceState(null, "", url.hash ? url : url.pathname + url.search);
@@ -20,13 +24,12 @@ export function rememberSession(id) {
 
 export function rememberedKey() {
   const url = new URL(location.href);
-  const key = url.searchParams.get("access_token");
-  if (key === null) return read(sessionStorage, KEY);
-  // Out of the address, so that it stays neither in the history nor in a link that is passed on.
-  rememberKey(key);
-  url.searchParams.delete("access_token");
-  history.replaceState(null, "", url);
-  return key;
+  if (url.searchParams.has("access_token")) {
+    // No key is taken from an address. It goes out of it, so that it is not passed on with a link.
+    url.searchParams.delete("access_token");
+    history.replaceState(null, "", url);
+  }
+  return read(sessionStorage, KEY);
 }
 
 export function rememberKey(key) {

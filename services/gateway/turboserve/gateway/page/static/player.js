@@ -11,9 +11,10 @@ import { DefaultModel } from "./model.js";
 import { pageClient } from "./page_client.js";
 import { Readouts } from "./readouts.js";
 import { SessionList } from "./sessions.js";
+import { ShareDialog, sharedLink } from "./sharing.js";
 import { Strip } from "./strip.js";
 import { quiet, say, show as showPage, showPrompt } from "./view.js";
-import { inWords, seconds } from "./words.js";
+import { inWords, inWordsOfLink, seconds } from "./words.js";
 
 const BUFFER_MS = 250;
 const PIXELATED_BELOW = 256;
@@ -45,6 +46,9 @@ const sessions = new SessionList(client, at("sessions"), {
   refused: complain,
   attempt: (action) => attempt(action),
 });
+const share = new ShareDialog(client, at("share-dialog"), (action) => attempt(action));
+/** The link with which this page was opened; null: the page is its user's own. */
+const shared = sharedLink();
 const migrationForm = new MigrationForm(client, at("migration"), at("r-worker"), (action) => attempt(action));
 
 let isBusy = false;
@@ -54,8 +58,7 @@ let running = Promise.resolve();
 let session = null;
 /** Why the session ended; empty: it has not. */
 let ended = "";
-let askedAt = null;
-let greetedAt = 0;
+let askedAt = null, greetedAt = 0;
 
 // Shows a session that exists already.
 function open(id) {
@@ -81,6 +84,7 @@ function begin(id, sinceMs) {
 const ON = {
   hello(message) {
     quiet();
+    document.body.dataset.role = message.role;
     greetedAt = Date.now();
     if (message.control_seq === 0) strip.mark(0, message.prompt);
     if (!at("prompt").value) at("prompt").value = message.prompt;
@@ -117,7 +121,7 @@ const ON = {
   },
   statechange(state) {
     if (state.epoch) readouts.write("epoch", state.epoch);
-    migrationForm.learn(ended ? null : session, state);
+    migrationForm.learn(ended || shared ? null : session, state);
     show();
   },
   playback: show,
@@ -160,6 +164,7 @@ function clear() {
   readouts.reset();
   migrationForm.learn(null);
   for (const name of ["chunk", "worker", "applied", "skipped", "shown"]) delete document.body.dataset[name];
+  if (!shared) delete document.body.dataset.role;
 }
 
 // Buttons
@@ -193,6 +198,7 @@ function togglePause() {
 
 at("pause").addEventListener("click", togglePause);
 at("veil-resume").addEventListener("click", togglePause);
+at("share").addEventListener("click", () => attempt(() => share.open(session)));
 at("end").addEventListener("click", () => {
   // The button goes away with the session.
   at("new").focus();
@@ -252,7 +258,7 @@ function admitted() {
 }
 
 function complain(problem) {
-  if (problem.status !== 401) return say(inWords(problem), false);
+  if (problem.status !== 401 || shared) return say(shared ? inWordsOfLink(problem) : inWords(problem), false);
   // Not for a late answer to a request with an earlier key.
   if (problem.wasSentWith(client.key)) sessions.pause(true);
   keyForm.ask(problem);
@@ -275,15 +281,23 @@ setInterval(() => {
 }, BUFFER_MS);
 
 function restore() {
-  const remembered = rememberedSession();
+  if (sharedLink()?.token !== shared?.token) return location.reload();
+  const remembered = shared?.session ?? rememberedSession();
   if (!remembered || remembered === session) return;
   open(remembered);
 }
 
-client.key = rememberedKey();
+client.key = shared?.token ?? rememberedKey();
 addEventListener("hashchange", restore);
+if (shared) {
+  document.body.dataset.shared = "";
+  document.body.dataset.role = "viewer";
+  // The link allows one session, and no list.
+  sessions.pause(true);
+} else {
+  model.find();
+}
 restore();
-model.find();
 sessions.look();
 show();
 requestAnimationFrame(animate);

@@ -20,7 +20,7 @@ export function show(page) {
   // Not `disabled`: the keyboard's focus would be lost.
   for (const name of ["start", "pause", "veil-resume", "end"]) at(name).setAttribute("aria-disabled", String(isBusy));
   at("controls").hidden = at("elsewhere").hidden = !hasSession;
-  at("pause").hidden = at("end").hidden = Boolean(ended);
+  at("pause").hidden = at("end").hidden = at("share").hidden = Boolean(ended);
   at("pause").textContent = activity === "paused" ? "Resume" : "Pause";
   at("start").textContent = hasSession && !ended ? "Change" : "Start";
   at("happened").hidden = !hasSession;

@@ -13,6 +13,13 @@ export function inWords(problem) {
       return problem.hadKey
         ? "The server does not know this API key. Check it and enter it again."
         : "This server needs an API key.";
+    case "link_ended":
+      return "This link has ended: it was revoked or has expired. Ask its sender for a new one.";
+    case "link_role":
+    case "missing_scope":
+      return "This link or key does not allow that.";
+    case "link_limit":
+      return "This session has as many links as it may have. Revoke one, or wait until one expires.";
     case "too_many_wrong_keys":
       return `Too many wrong API keys came from here.${wait}`;
     case "session_not_found":
@@ -36,6 +43,11 @@ export function inWords(problem) {
     default:
       return problem.detail ?? "Something went wrong.";
   }
+}
+
+/** As `inWords`, where a link takes the place of the key. */
+export function inWordsOfLink(problem) {
+  return inWords(problem.status === 401 ? { code: "link_ended" } : problem);
 }
 
 export function seconds(value) {

@@ -1,0 +1,1 @@
+"""REST resources for links to one session, and for tickets that open its streams."""

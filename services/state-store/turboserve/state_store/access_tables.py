@@ -1,0 +1,63 @@
+"""Tables of who may do what: API keys, links to sessions, signing keys. `tables` has the others."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Double, Identity, Index, MetaData, Table, Text, UniqueConstraint
+from sqlalchemy.dialects.postgresql import JSONB
+
+metadata = MetaData()
+"""Of all tables, also those of `tables`."""
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    # `turboserve.contracts.keys` documents the columns. No row has the text of a key.
+    Column("id", Text, primary_key=True),
+    Column("number", BigInteger, Identity(always=True), nullable=False, unique=True),
+    Column("tenant", Text, nullable=False),
+    Column("hash", Text, nullable=False),
+    Column("scopes", JSONB, nullable=False),
+    Column("label", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+    Column("last_used_at", Double),
+    UniqueConstraint("hash", name="api_keys_hash"),
+)
+
+key_editions = Table(
+    "key_editions",
+    metadata,
+    # `api_keys`: the salt of all hashes, and a number that every creation and revocation raises.
+    # `links`: a random name of the database, and a number that every revocation and new signing key raises.
+    Column("name", Text, primary_key=True),
+    Column("salt", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+)
+
+session_links = Table(
+    "session_links",
+    metadata,
+    # `turboserve.contracts.links` documents the columns. No row has the text of a link.
+    Column("id", Text, primary_key=True),
+    Column("number", BigInteger, Identity(always=True), nullable=False),
+    Column("session", Text, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("label", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("created_by", Text),
+    Column("expires_at", Double, nullable=False),
+    Column("revoked_at", Double),
+    Index("session_links_session", "session"),
+    Index("session_links_expiry", "expires_at"),
+)
+
+signing_keys = Table(
+    "signing_keys",
+    metadata,
+    # The newest key signs links and tickets. Who reads this table can sign some.
+    Column("id", Text, primary_key=True),
+    Column("secret", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
