@@ -32,6 +32,20 @@ REGISTRY: dict[str, Instrument] = {}
 """Name → every instrument of the modules that this process has imported."""
 
 
+_PLAIN_COUNTERS: list[metrics.Counter] = []
+"""The counters without attributes."""
+
+
+def export_zeros() -> None:
+    """Export the counters without attributes from now on, also those that have counted nothing yet.
+
+    A series that begins with its first event shows no increase to Prometheus. Call this once, when the
+    provider of metrics is installed.
+    """
+    for counter in _PLAIN_COUNTERS:
+        counter.add(0)
+
+
 class SetGauge(Protocol):
     """A gauge that keeps the value that was set last."""
 
@@ -92,7 +106,10 @@ class Instruments:
     def counter(self, name: str, unit: str, description: str, *attributes: str) -> metrics.Counter:
         """Create a sum that only grows."""
         _register("counter", name, unit, description, attributes)
-        return self._meter.create_counter(name, unit=unit, description=description)
+        counter = self._meter.create_counter(name, unit=unit, description=description)
+        if not attributes:
+            _PLAIN_COUNTERS.append(counter)
+        return counter
 
     def up_down_counter(
         self, name: str, unit: str, description: str, *attributes: str

@@ -24,6 +24,7 @@ from prometheus_client import generate_latest
 
 from turboserve import logs
 from turboserve.config import Settings
+from turboserve.instruments import export_zeros
 from turboserve.sampling import ExportOnError, ParentOrRatio
 from turboserve.telemetry_names import ERROR_TYPE
 
@@ -63,6 +64,7 @@ def setup(service: str, settings: Settings) -> None:
     metrics.set_meter_provider(
         MeterProvider(resource=resource, metric_readers=readers, exemplar_filter=exemplars)
     )
+    export_zeros()
 
 
 def export_spans(exporter: SpanExporter, sampler: Sampler, resource: Resource) -> None:

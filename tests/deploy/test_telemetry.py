@@ -318,10 +318,13 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {HTTP % "200": "0+100x80", HTTP % "404": "0+5x80"},
     ),
     "KeysGuessed": (
-        {'turboserve_gateway_keys_refused_total{turboserve_reason="throttled"}': "0+1x80"},
+        {'turboserve_gateway_keys_refused_total{turboserve_reason="throttled"}': "_x70 1x10"},
         {'turboserve_gateway_keys_refused_total{turboserve_reason="unknown"}': "0+1x80"},
     ),
-    "SchemaVersionsDiffer": ({SKIPPED % "version": "0+1x80"}, {SKIPPED % "content": "0+1x80"}),
+    "SchemaVersionsDiffer": (
+        {SKIPPED % "version": "_x70 1x10"},
+        {SKIPPED % "version": "1x80", SKIPPED % "content": "0+1x80"},
+    ),
 }
 
 

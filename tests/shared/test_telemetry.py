@@ -73,6 +73,24 @@ metrics.get_meter_provider().shutdown()
 """Records one value within an exported span, one within another span, and one outside of any."""
 
 
+ZEROS = """
+from turboserve import telemetry
+from turboserve.config import Settings
+from turboserve.gateway import metrics
+
+telemetry.setup("test", Settings())
+print(telemetry.prometheus_text().decode())
+"""
+
+
+def test_counters_without_attributes_are_exported_before_they_count() -> None:
+    """Otherwise Prometheus sees no increase with the first event."""
+    text = subprocess.run([sys.executable, "-c", ZEROS], capture_output=True, text=True, check=True).stdout
+    values = {line.split("{")[0].split(" ")[0]: line.split(" ")[-1] for line in text.splitlines()}
+    assert values["turboserve_gateway_stalls_total"] == "0.0"
+    assert "turboserve_gateway_keys_refused_total" not in values
+
+
 class Pool:
     def __init__(self, size: int | None) -> None:
         self.size = size

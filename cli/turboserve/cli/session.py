@@ -192,7 +192,7 @@ def timeline(
         "step", Column("after, s", justify="right"), Column("step, ms", justify="right"), "clock of"
     )
     for hop in found.hops:
-        step = "" if hop.since_s is None else f"{1000 * hop.since_s:.1f}"
+        step = "" if hop.since_s is None else f"{round(1000 * hop.since_s, 1) + 0.0:.1f}"
         table.add_row(hop.name, f"{(hop.at - first).total_seconds():.3f}", step, escape(hop.by))
     Console().print(table)
 
