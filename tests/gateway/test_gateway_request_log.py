@@ -90,8 +90,9 @@ async def test_a_problem_names_the_request_wherever_it_arises(pool: Pool, url: s
 
 
 async def test_a_stream_has_its_line_when_it_ends_and_probes_have_none(pool: Pool, url: str) -> None:
-    address = url.replace("http", "ws", 1) + f"/v1/sessions/ses_absent/stream?access_token={KEY}"
-    async with websockets.connect(address, additional_headers={"X-Request-Id": "stream-1"}) as socket:
+    address = url.replace("http", "ws", 1) + f"/v1/sessions/ses_absent/stream?ticket={SECRET}"
+    headers = {"X-Request-Id": "stream-1", "Authorization": f"Bearer {KEY}"}
+    async with websockets.connect(address, additional_headers=headers) as socket:
         assert socket.response is not None
         assert socket.response.headers["x-request-id"] == "stream-1"
         with suppress(websockets.ConnectionClosed):
@@ -101,6 +102,7 @@ async def test_a_stream_has_its_line_when_it_ends_and_probes_have_none(pool: Poo
     assert (line["method"], line["status"]) == ("WEBSOCKET", 101)
     assert line["bytes"] > 0
     assert KEY not in pool.log(NAME)
+    assert SECRET not in pool.log(NAME)
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         await client.get("/healthz", headers={"X-Request-Id": "probe"})
         await client.get("/v1/sessions", headers={"X-Request-Id": "after"})

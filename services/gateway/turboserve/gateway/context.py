@@ -171,4 +171,5 @@ def _described(scope: Scope) -> dict[str, str | None]:
         "route": getattr(telemetry, "route", None),
         "tenant": identity.tenant if identity else None,
         "key": identity.key_id if identity else None,
+        "link": identity.grant.link if identity and identity.grant else None,
     }
