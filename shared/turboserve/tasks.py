@@ -79,29 +79,34 @@ async def stop(*tasks: asyncio.Future[Any]) -> None:
 
 async def until(source: AsyncGenerator[T, None], over: asyncio.Event) -> AsyncGenerator[T, None]:
     """Yield items of `source` until `over` is set, which cancels a pending wait for the next item."""
-    scope: asyncio.Timeout | None = None
+    waiting: asyncio.Task[Any] | None = None
+    """The task that waits for the next item."""
+    canceled = False
 
     async def end() -> None:
+        nonlocal canceled
         await over.wait()
-        if scope is not None:
-            scope.reschedule(asyncio.get_running_loop().time())
+        if waiting is not None:
+            canceled = waiting.cancel()
 
     ending = asyncio.ensure_future(end())
     try:
         async with aclosing(source):
             while not over.is_set():
+                # One task ends all waits: a task, or a timeout, for each item would cost more than the item.
+                waiting = task = asyncio.current_task()
+                assert task is not None
+                others = task.cancelling()
                 try:
-                    # One task serves all items: a task for each item would cost more than the item.
-                    async with asyncio.timeout(None) as scope:
-                        item = await anext(source)
+                    item = await anext(source)
                 except StopAsyncIteration:
                     return
-                except TimeoutError:
-                    if scope is None or not scope.expired():
-                        raise
-                    return
+                except asyncio.CancelledError:
+                    if canceled and task.uncancel() <= others:
+                        return
+                    raise
                 finally:
-                    scope = None
+                    waiting = None
                 yield item
     finally:
         ending.cancel()

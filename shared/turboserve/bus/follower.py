@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import nats
@@ -56,18 +57,11 @@ async def follow(
     awaited, and an exception from it ends the iteration. Afterwards the stream is read from its beginning,
     with sequences that start again. Messages stored before the replacement was noticed may come twice.
     """
-    queue: asyncio.Queue[Entry] = asyncio.Queue(BACKLOG)
-    dropped = False
+    backlog = _Backlog()
 
     async def receive(raw: NatsMsg) -> None:
-        nonlocal dropped
         headers = raw.headers or {}
-        if queue.full():
-            dropped = True
-            return
-        queue.put_nowait(
-            Entry(raw.subject.removeprefix(LIVE), int(headers["Nats-Sequence"]), raw.data, headers)
-        )
+        backlog.put(Entry(raw.subject.removeprefix(LIVE), int(headers["Nats-Sequence"]), raw.data, headers))
 
     subscription = await bus.client.subscribe(live, cb=receive)
     place = StreamPosition(bus.incarnations, stream, after_sequence)
@@ -95,8 +89,7 @@ async def follow(
                 log.warning("stream replaced: reading from its beginning", stream=stream, subject=subject)
                 place.reach(0)
                 last, announced, caught_up = None, 0, False
-                while not queue.empty():
-                    queue.get_nowait()
+                backlog.clear()
                 if on_lost is not None:
                     await on_lost()
             if not caught_up:
@@ -116,14 +109,11 @@ async def follow(
                 caught_up = entry.sequence == announced
                 yield entry
                 continue
-            if dropped and queue.empty():
-                dropped = caught_up = False
+            if backlog.dropped and not backlog:
+                backlog.dropped = caught_up = False
                 continue
-            try:
-                # Not wait_for: before Python 3.12 it can swallow a cancellation.
-                async with asyncio.timeout(quiet_s):
-                    entry = await queue.get()
-            except TimeoutError:
+            entry = await backlog.get(quiet_s)
+            if entry is None:
                 caught_up, quiet_s = False, min(2 * quiet_s, QUIET_LIMIT_S)
                 continue
             quiet_s = QUIET_S
@@ -142,8 +132,75 @@ async def follow(
             last = _stamp(entry)
             yield entry
     finally:
+        backlog.close()
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()
+
+
+class _Backlog:
+    """Live messages that wait for their reader, at most `BACKLOG`.
+
+    Costs less than `asyncio.Queue` with a timeout for each message: one timer serves many messages, and
+    looks at its time whether the reader waits for longer.
+    """
+
+    def __init__(self) -> None:
+        self._entries: deque[Entry] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._deadline = 0.0
+        """End of the reader's wait."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.dropped = False
+        """Whether there was no room for a message."""
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def clear(self) -> None:
+        """Drop all messages."""
+        self._entries.clear()
+
+    def put(self, entry: Entry) -> None:
+        """Add a message, if there is room."""
+        if len(self._entries) >= BACKLOG:
+            self.dropped = True
+            return
+        self._entries.append(entry)
+        self._wake()
+
+    async def get(self, limit_s: float) -> Entry | None:
+        """Return the oldest message; None if none comes within `limit_s` seconds."""
+        if not self._entries:
+            self._deadline = self._loop.time() + limit_s
+            if self._timer is None or self._timer.when() > self._deadline:
+                self.close()
+                self._timer = self._loop.call_at(self._deadline, self._look)
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._entries.popleft() if self._entries else None
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._look)
+        else:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 def _stamp(entry: Entry) -> str:

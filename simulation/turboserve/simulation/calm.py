@@ -44,7 +44,7 @@ REPORT_S = PLAYHEAD_S
 """Time between two reports of one viewer: what the gateway asks of its viewers."""
 TIMES = {"heartbeat_s": 4.0, "lease_s": 16.0, "worker_timeout_s": 24.0}
 """Times of workers: twice the shipped lease and timeout, and heartbeats at a quarter of the lease."""
-PROGRESS_S = 0.25
+PROGRESS_S = 1.0
 """Time of chunks that the state store counts in one transaction."""
 SHIPPED_PROGRESS_S = float(StoreSettings.model_fields["progress_interval_s"].default)
 TICK_S = 2.0

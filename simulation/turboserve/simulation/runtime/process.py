@@ -51,22 +51,18 @@ class Process:
         return f"Process({self.name!r}, {'alive' if self.alive else 'dead'})"
 
 
-_current: ContextVar[Process | None] = ContextVar("process", default=None)
+CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
+"""The process of a context; None for the simulation's own contexts."""
 
 
 def current() -> Process | None:
     """Return the process whose code runs now; None for the simulation's own code."""
-    return _current.get()
-
-
-def process_of(context: Context) -> Process | None:
-    """Return the process that the context belongs to; None for the simulation's own contexts."""
-    return context.get(_current)
+    return CURRENT.get()
 
 
 def enter(process: Process | None) -> None:
     """Make the current context the process's. Tasks and callbacks created from now on inherit it."""
-    _current.set(process)
+    CURRENT.set(process)
 
 
 def unwind(coroutine: Coroutine[Any, Any, object] | Generator[Any, Any, object], process: Process) -> None:

@@ -134,7 +134,8 @@ class Pipeline:
             return events
         events += self.residency.exchange(now, self._fail) if self._exchanges else []
         for session in list(self._table.sessions.values()):
-            events += self._cross(session, now)
+            if not session.forwarding:
+                events += self._cross(session, now)
         events += self._collect()
         self._step_of = ()
         for run in (self._run_decode, self._run_text, self._run_forward):
@@ -232,6 +233,8 @@ class Pipeline:
     def _run_decode(self, now: float) -> list[Event] | None:
         while self._decodes.load < DECODE_EXECUTOR_DEPTH and not self._held_back(now):
             waiting = self.decode.waiting(self._table.sessions.values())
+            if not waiting:
+                return None
             batch = self.decode.gather(self._isolation.choose(waiting, lambda each: each), now)
             if not batch:
                 return None
@@ -242,6 +245,8 @@ class Pipeline:
 
     def _run_text(self, now: float) -> list[Event] | None:
         waiting = self.text.waiting(self._table.sessions.values())
+        if not waiting:
+            return None
         batch = self.text.gather(self._isolation.choose(waiting, lambda each: each.session), now)
         self._step_of = tuple(each.session.name for each in batch)
         began = self._clock() if self.records_steps else 0.0
@@ -257,6 +262,8 @@ class Pipeline:
 
     def _run_forward(self, now: float) -> list[Event] | None:
         waiting = self.forward.waiting(self._table.sessions.values())
+        if not waiting:
+            return None
         batch = self.forward.gather(self._isolation.choose(waiting, lambda each: each), now)
         self._step_of = tuple(session.name for session in batch)
         began = self._clock() if self.records_steps else 0.0

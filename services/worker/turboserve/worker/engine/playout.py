@@ -8,7 +8,7 @@ counts the turns of others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
@@ -53,7 +53,8 @@ class Playout:
         """The same session later, if it has got no chunk meanwhile."""
         if not self.playing or seconds <= 0:
             return self
-        return replace(self, slack_s=self.slack_s - seconds)
+        slack_s = self.slack_s - seconds
+        return Playout(slack_s, self.rest_s, self.next_s, self.lateness_s, self.playing, self.alpha)
 
 
 def tier_of(credit_s: float, next_s: float, alpha: float = ALPHA) -> Tier:

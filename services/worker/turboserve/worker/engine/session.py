@@ -220,6 +220,8 @@ class Session:
     @property
     def dropped_at(self) -> float | None:
         """When viewers requested to discard what they have, if the control for it waits for a boundary."""
+        if not self.controls:
+            return None
         waiting = [pending.control.drops_buffer_since_s for pending in self.controls]
         return max((since_s for since_s in waiting if since_s is not None), default=None)
 

@@ -183,6 +183,12 @@ class SessionEntry:
         """The row's limits."""
         return Limits(self.record.quality, self.record.max_lead_s)
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether the engine has the row's limits."""
+        sent, record = self.limits_sent, self.record
+        return sent is not None and (sent.quality, sent.max_lead_s) == (record.quality, record.max_lead_s)
+
     def waiting_s(self, now: float) -> float | None:
         """Age of the request that the next chunk is the first to answer, seconds. None: it answers none."""
         record = self.record
@@ -192,15 +198,16 @@ class SessionEntry:
 
     @property
     def wanted(self) -> DesiredState:
-        if self.record.own_revision is None or not (
-            self.record.phase.holds_slot or self.record.phase is Phase.SUSPENDED
-        ):
+        record = self.record
+        if record.own_revision is None:
             return DesiredState.WAIT
-        return DesiredState.RUN if self.record.phase.holds_slot else DesiredState.HOST
+        if record.phase.holds_slot:
+            return DesiredState.RUN
+        return DesiredState.HOST if record.phase is Phase.SUSPENDED else DesiredState.WAIT
 
     @property
     def is_fenced(self) -> bool:
-        return self.fenced == (self.ownership, self.record.version)
+        return self.fenced is not None and self.fenced == (self.ownership, self.record.version)
 
     @property
     def takes_slot(self) -> bool:

@@ -151,7 +151,7 @@ class SessionReconciler:
                 entry.drop_sent = entry.record.drop_buffer_seq
                 waiting_s = entry.waiting_s(now) or 0.0
                 self.out.append(commands.DropBuffer(entry.session, entry.run, entry.control_sent, waiting_s))
-            if entry.limits_sent != entry.limits:
+            if not entry.has_limits:
                 entry.limits_sent = entry.limits
                 self.out.append(
                     commands.SetLimits(entry.session, entry.run, entry.control_sent, entry.limits)

@@ -23,7 +23,7 @@ from nats.errors import StaleConnectionError, UnexpectedEOF
 from turboserve.simulation.runtime.broker.formats import as_received
 from turboserve.simulation.runtime.broker.link import Link
 from turboserve.simulation.runtime.broker.messages import Message
-from turboserve.simulation.runtime.broker.receiver import Receiver
+from turboserve.simulation.runtime.broker.receiver import MemoryJetStream, Receiver
 from turboserve.simulation.runtime.process import Process, enter
 
 SERVER_VERSION = "2.15.1"
@@ -178,6 +178,9 @@ class MemoryClient(Receiver):
     @property
     def connected_server_version(self) -> ServerVersion:
         return ServerVersion(SERVER_VERSION)
+
+    def jetstream(self, **options: Any) -> MemoryJetStream:
+        return MemoryJetStream(self, **options)
 
     # Sending
 

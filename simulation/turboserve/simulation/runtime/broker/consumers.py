@@ -132,9 +132,24 @@ class Consumer:
             self._pending -= 1
 
     def appended(self, stored: Stored) -> None:
+        """Note that the stream has a new message."""
         if stored.sequence >= self._next and self._takes(stored.subject):
             self._pending += 1
-            self.deliver()
+            if self._pulls and not self._delivered_at_once(stored):
+                self.deliver()
+
+    def _delivered_at_once(self, stored: Stored) -> bool:
+        """Deliver a message that nothing precedes to the first waiting request. Returns whether it was."""
+        pull = self._pulls[0]
+        now = self._broker.loop.time()
+        over = pull.expires_at is not None and pull.expires_at <= now
+        if self._pending > 1 or over or pull.no_wait or not self._broker.listens(pull.reply):
+            return False
+        self._next, self._pending = stored.sequence + 1, 0
+        self._send(pull, stored)
+        if pull.left == 0:
+            self._pulls.popleft()
+        return True
 
     def end(self) -> None:
         """End the waiting requests, because the consumer was deleted."""

@@ -11,6 +11,10 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext
+from nats.js.api import PubAck
+from nats.js.errors import APIError, NoStreamResponseError
+from pydantic_core import from_json
 
 from turboserve.simulation.runtime.broker.messages import Message
 
@@ -106,6 +110,32 @@ class Receiver(Client):
 
     async def _report(self, error: Exception) -> None:
         await self._error_cb(error)
+
+
+class MemoryJetStream(JetStreamContext):
+    """nats-py's JetStream client, with less work for each acknowledgement."""
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float | None = None,
+        stream: str | None = None,
+        headers: dict[str, Any] | None = None,
+        msg_ttl: float | None = None,
+    ) -> PubAck:
+        if stream is not None or msg_ttl is not None:
+            return await super().publish(subject, payload, timeout, stream, headers, msg_ttl)
+        try:
+            answer = await self._nc.request(
+                subject, payload, timeout=self._timeout if timeout is None else timeout, headers=headers
+            )
+        except nats.errors.NoRespondersError:
+            raise NoStreamResponseError from None
+        body = from_json(answer.data)
+        if "error" in body:
+            raise APIError.from_error(body["error"])
+        return PubAck(body["stream"], body["seq"], body.get("domain"), body.get("duplicate"))
 
 
 class _Nuid:
