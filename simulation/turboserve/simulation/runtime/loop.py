@@ -87,7 +87,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         if context is None:
             context = copy_context()
-        process: Process = context.get(CURRENT) or self.world
+        process = context.get(CURRENT) or self.world
         handle = VirtualHandle(callback, args, self, context, process)
         if process.alive:
             if not process.ready:
@@ -104,7 +104,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         context = copy_context() if context is None else context
-        process: Process = context.get(CURRENT) or self.world
+        process = context.get(CURRENT) or self.world
         timer = VirtualTimer(when, callback, args, self, context, process)
         if process.alive:
             heapq.heappush(self._timers, (when, next(self._order), timer))
@@ -115,7 +115,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         if context is None:
             context = copy_context()
-        process: Process = context.get(CURRENT) or self.world
+        process = context.get(CURRENT) or self.world
         timer = VirtualTimer(self._now + delay, callback, args, self, context, process)
         if process.alive:
             heapq.heappush(self._timers, (timer._when, next(self._order), timer))
@@ -278,7 +278,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Task[Any]:
         context = options.pop("context", None) or copy_context()
-        process: Process = context.get(CURRENT) or self.world
+        process = context.get(CURRENT) or self.world
         task = VirtualTask(next(self._order), work, loop=self, context=context, **options)
         if not process.alive:
             # The task was created while a killed process unwinds. It never runs.
