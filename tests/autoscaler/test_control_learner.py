@@ -19,7 +19,7 @@ from turboserve.autoscaler.control.events import (
 from turboserve.autoscaler.control.learner import HeadroomLearner, candidates
 from turboserve.autoscaler.control.policy import ControlPolicy, default_table
 from turboserve.autoscaler.control.start_up import StartUpMeter
-from turboserve.autoscaler.control.virtual_pool import Shadow, VirtualPool
+from turboserve.autoscaler.control.virtual_pool import VirtualController, VirtualPool
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.experiments.autoscale.bursts import clustered
 from turboserve.experiments.autoscale.plant import Plant, policy_for
@@ -51,12 +51,12 @@ def test_a_virtual_pool_costs_what_the_simulation_costs(number: int) -> None:
     policy = policy_for(plant, peak_window_s=headroom.peak_window_s, quantile=headroom.quantile)
     table = default_table().model_copy(update={"levels": (headroom.row,)})
     run = Simulation(trace, plant, Controlled(policy, table, 8)).run()
-    shadow = Shadow(policy, headroom, 8, 0.0)
+    controller = VirtualController(policy, headroom, 8, 0.0)
     for at, required in demand(trace):
-        shadow.step(required, plant.capacity, at)
-    shadow.pool.advance(trace.ends_s)
-    assert shadow.pool.cost_s == pytest.approx(run.cost_s, rel=0.01)
-    assert shadow.pool.late == pytest.approx(run.late_first, abs=max(2, 0.05 * run.placed))
+        controller.step(required, plant.capacity, at)
+    controller.pool.advance(trace.ends_s)
+    assert controller.pool.cost_s == pytest.approx(run.cost_s, rel=0.01)
+    assert controller.pool.late == pytest.approx(run.late_first, abs=max(2, 0.05 * run.placed))
 
 
 def test_a_virtual_pool_counts_workers_and_waits() -> None:
@@ -187,5 +187,5 @@ def test_no_demand_ends_the_learner_and_its_choice_is_repeatable(
         assert again.observe(required, capacity, start_up_s, now) == first
         assert again.chosen == ours.chosen
         assert all(math.isfinite(value) for value in ours.numbers().values())
-        assert all(shadow.pool.target <= policy.most for shadow in ours._shadows)
+        assert all(controller.pool.target <= policy.most for controller in ours._controllers)
         assert all(sums.cost_s >= 0 and sums.late >= 0 for sums in ours.sums)

@@ -12,7 +12,7 @@ from rich.console import Console
 from turboserve.bench.report import BenchError
 from turboserve.bench.stream import Target, prompts, table
 from turboserve.bench.streaming.measurement import Measurement, SessionMeasurement, summary
-from turboserve.bench.streaming.received import Received, Switch
+from turboserve.bench.streaming.received import PromptSwitch, Received
 from turboserve.bench.streaming.viewer import Viewer
 
 
@@ -37,7 +37,7 @@ def watched(session: str, delays_s: list[float], greeted_at: float) -> SessionMe
                 index, 1, "w", 0, start_s, start_s + 0.75, 100 + start_s, 100 + start_s + delay_s, 9, b"", b""
             )
         )
-    switch = Switch("event", 1, 11.0, 11.1, 2)
+    switch = PromptSwitch("event", 1, 11.0, 11.1, 2)
     return SessionMeasurement(viewer, 9.5, switch, applied_s=12.0, applied_chunk=4, visible_s=13.0)
 
 

@@ -145,24 +145,23 @@ async def test_a_new_session_ends_the_old_one_or_keeps_it_in_the_list(
     assert (await api.get(f"/v1/sessions/{paused}")).json()["phase"] == "terminated"
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_nothing_is_wider_than_the_window(gateway_url: str, page: Any, size: str) -> None:
-    width, height = SIZES[size]
-    await page.set_viewport_size({"width": width, "height": height})
-    await page.emulate_media(color_scheme="dark" if size == "phone" else "light")
+async def test_nothing_is_wider_than_the_window(gateway_url: str, page: Any) -> None:
     await page.goto(gateway_url)
     await page.locator("#chips").wait_for()
     await begin(page)
     for summary in ("Play it elsewhere", "Measurements"):
         await page.get_by_text(summary).click()
     await page.locator("#ffplay").wait_for()
-    assert await page.evaluate(OVERFLOWS) <= 0
-    video = await page.locator("#video").bounding_box()
-    prompt = await page.locator("#prompt").bounding_box()
-    beside = video["x"] + video["width"] <= prompt["x"]
-    assert beside == (size != "phone")
-    if size == "landscape":
-        assert video["height"] <= height
+    for size, (width, height) in SIZES.items():
+        await page.set_viewport_size({"width": width, "height": height})
+        await page.emulate_media(color_scheme="dark" if size == "phone" else "light")
+        assert await page.evaluate(OVERFLOWS) <= 0, size
+        video = await page.locator("#video").bounding_box()
+        prompt = await page.locator("#prompt").bounding_box()
+        beside = video["x"] + video["width"] <= prompt["x"]
+        assert beside == (size != "phone"), size
+        if size == "landscape":
+            assert video["height"] <= height
     await page.get_by_role("button", name="End session").click()
 
 
@@ -257,10 +256,8 @@ async def test_a_lost_server_is_no_active_session(pool: Pool, page: Any) -> None
     assert await page.locator("#phase").inner_text() == "no session"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_no_serious_violation(gateway_url: str, page: Any, scheme: str) -> None:
+async def test_axe_finds_no_serious_violation(gateway_url: str, page: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.async_playwright").Axe()
-    await page.emulate_media(color_scheme=scheme)
     await page.goto(gateway_url)
     await page.locator("#chips").wait_for()
     states = ["empty", "live", "dialog", "pool"]
@@ -274,10 +271,12 @@ async def test_axe_finds_no_serious_violation(gateway_url: str, page: Any, schem
             await page.locator("body[data-mode=empty]").wait_for()
             await page.goto(f"{gateway_url}/pool")
             await page.locator("#phase", has_not_text="loading").wait_for()
-        found = (await axe.run(page)).response["violations"]
-        serious = [
-            (each["id"], [node["target"] for node in each["nodes"]])
-            for each in found
-            if each["impact"] in ("serious", "critical")
-        ]
-        assert serious == [], state
+        for scheme in ("light", "dark"):
+            await page.emulate_media(color_scheme=scheme)
+            found = (await axe.run(page)).response["violations"]
+            serious = [
+                (each["id"], [node["target"] for node in each["nodes"]])
+                for each in found
+                if each["impact"] in ("serious", "critical")
+            ]
+            assert serious == [], (state, scheme)

@@ -111,7 +111,7 @@ class CalmScale(Scale):
         chosen = {
             "worker_tick_s": self.tick_s,
             "tier_report_interval_s": self.tier_report_s,
-            # No worker fails, so that nobody would read them.
+            # No worker fails, so no process would read them.
             "send_latents": False,
         }
         return super().worker(name, slot).model_copy(update=chosen)

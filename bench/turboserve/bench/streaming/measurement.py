@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from turboserve.bench.report import percentile
-from turboserve.bench.streaming.received import Received, Switch
+from turboserve.bench.streaming.received import PromptSwitch, Received
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.subjects import CHUNK
@@ -34,7 +34,7 @@ class SessionMeasurement:
 
     viewer: Viewer
     asked_s: float
-    switch: Switch | None = None
+    switch: PromptSwitch | None = None
     applied_s: float | None = None
     applied_chunk: int | None = None
     visible_s: float | None = None

@@ -31,7 +31,7 @@ class Received:
 
 
 @dataclass(frozen=True)
-class Switch:
+class PromptSwitch:
     """A prompt from its submission until it is seen. Times are monotonic seconds."""
 
     prompt_id: str

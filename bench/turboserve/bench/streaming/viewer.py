@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from turboserve.bench.streaming.player import Player
 from turboserve.bench.streaming.problems import ProblemError, json_of
-from turboserve.bench.streaming.received import Received, Switch
+from turboserve.bench.streaming.received import PromptSwitch, Received
 from turboserve.tasks import stop
 
 MESSAGE_LIMIT_BYTES = 16 * 2**20
@@ -167,7 +167,7 @@ class Viewer:
     async def get(self) -> dict[str, Any]:
         return await request(self.api, "GET", f"/v1/sessions/{self.session}")
 
-    async def submit(self, prompt: str, *, drop_buffer: bool = False) -> Switch:
+    async def submit(self, prompt: str, *, drop_buffer: bool = False) -> PromptSwitch:
         """Submit another prompt; `prompt.applied` follows as an event with the same prompt id.
 
         With `drop_buffer`, the viewer skips to the first chunk that shows it.
@@ -179,7 +179,9 @@ class Viewer:
             f"/v1/sessions/{self.session}/prompts",
             json={"prompt": prompt, **({"drop_buffer": True} if drop_buffer else {})},
         )
-        return Switch(receipt["prompt_id"], receipt["control_seq"], submitted_s, time.monotonic(), next_chunk)
+        return PromptSwitch(
+            receipt["prompt_id"], receipt["control_seq"], submitted_s, time.monotonic(), next_chunk
+        )
 
     async def pause(self) -> dict[str, Any]:
         answer = await request(self.api, "POST", f"/v1/sessions/{self.session}/pause")

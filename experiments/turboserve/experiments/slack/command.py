@@ -103,7 +103,7 @@ def run(
         "not_built": {name: reason for name, reason in lacking.items() if reason is not None},
         "meaning": {name: POLICIES[name].meaning for name in lacking},
     }
-    chosen = Chosen(rows, ablated, swept, compared)
+    chosen = SelectedRows(rows, ablated, swept, compared)
     most = len(numbers) * _most_cells(parts, len(loads), chosen)
     with progress_bar(most) as done:
         # A bisection that ends early leaves some of the cells out.
@@ -124,7 +124,7 @@ def _describe(cell: Cell) -> str:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedRows:
     """The rows of each part."""
 
     rows: Sequence[str]
@@ -141,7 +141,7 @@ def _parts(
     base: Cell,
     parts: Sequence[str],
     loads: Sequence[str],
-    chosen: Chosen,
+    chosen: SelectedRows,
     lacking: Mapping[str, str | None],
     first_seed: int,
 ) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _parts(
     return result
 
 
-def _most_cells(parts: Sequence[str], loads: int, chosen: Chosen) -> int:
+def _most_cells(parts: Sequence[str], loads: int, chosen: SelectedRows) -> int:
     """Return the largest number of cells of one seed."""
     rows = len(chosen.rows)
     by_part = {

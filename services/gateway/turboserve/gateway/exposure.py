@@ -28,18 +28,18 @@ def fields(settings: Settings, keys: Keys, port: int) -> dict[str, Any]:
 
 def sentences(settings: Settings, keys: Keys, port: int) -> list[str]:
     """Return the exposure as sentences for the user who starts a stack."""
-    told = fields(settings, keys, port)
+    shown = fields(settings, keys, port)
     reach = (
         "this machine's users and programs"
         if is_loopback(settings.gateway_host)
-        else f"every client that can connect to {told['address']}; without TLS, so put a proxy in front"
+        else f"every client that can connect to {shown['address']}; without TLS, so put a proxy in front"
     )
     found = [f"Reachable by {reach}."]
     if keys.in_database:
         found.append("API keys: in the database; /v1/keys creates and revokes them. " + _WITHOUT)
     elif keys:
         found.append(
-            f"API keys: {told['keys']}; tenants: {told['tenants']}; operators: {told['operators']}. "
+            f"API keys: {shown['keys']}; tenants: {shown['tenants']}; operators: {shown['operators']}. "
             + _WITHOUT
         )
     else:
@@ -47,7 +47,7 @@ def sentences(settings: Settings, keys: Keys, port: int) -> list[str]:
     if ANY in settings.allowed_hosts:
         found.append("TURBOSERVE_ALLOWED_HOSTS is *: no protection against DNS rebinding.")
     if settings.cors_origins:
-        found.append(f"Pages of these origins may call it: {told['origins']}.")
+        found.append(f"Pages of these origins may call it: {shown['origins']}.")
     return found
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from turboserve.autoscaler.control.budget import LatencyOf, compute_bound
 from turboserve.autoscaler.control.headroom import Headroom
 from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.autoscaler.control.virtual_pool import Shadow
+from turboserve.autoscaler.control.virtual_pool import VirtualController
 from turboserve.contracts.autoscale import LevelParameters
 
 STEP_S = 0.2
@@ -51,7 +51,7 @@ SHORT, LONG = 0.25, 2.5
 
 
 @dataclass
-class Sums:
+class FadingSums:
     """What a candidate would have cost, and how many sessions it would have delayed; both fade."""
 
     cost_s: float = 0.0
@@ -97,13 +97,13 @@ class HeadroomLearner:
     ) -> None:
         self._policy = policy
         self.candidates = tuple(given) or candidates(policy)
-        self.sums = [Sums() for _ in self.candidates]
+        self.sums = [FadingSums() for _ in self.candidates]
         self.chosen = 0
         """Index of the candidate in force."""
         self._before = 0
         self.seen_s = 0.0
         """Time that was learned from, seconds."""
-        self._shadows: list[Shadow] = []
+        self._controllers: list[VirtualController] = []
         self._size, self._latency = size, latency
         self._stepped_at = self._checked_at = -math.inf
         self._highest = 0
@@ -151,9 +151,9 @@ class HeadroomLearner:
         if not 0 <= elapsed_s <= LONGEST_STEP_S:
             self._begin(now)
             elapsed_s = 0.0
-        for shadow in self._shadows:
-            shadow.pool.start_up_s = start_up_s
-            shadow.step(self._highest, capacity, now)
+        for controller in self._controllers:
+            controller.pool.start_up_s = start_up_s
+            controller.step(self._highest, capacity, now)
         self.seen_s += elapsed_s
         self._stepped_at, self._highest = now, required
         if now - self._checked_at < CHECK_S:
@@ -163,8 +163,9 @@ class HeadroomLearner:
 
     def _begin(self, now: float) -> None:
         """Begin new virtual pools: there was no demand before, or nothing was heard for long."""
-        self._shadows = [
-            Shadow(self._policy, headroom, self._size, now, self._latency) for headroom in self.candidates
+        self._controllers = [
+            VirtualController(self._policy, headroom, self._size, now, self._latency)
+            for headroom in self.candidates
         ]
         for sums in self.sums:
             sums.paid_s, sums.counted = 0.0, 0
@@ -172,8 +173,8 @@ class HeadroomLearner:
 
     def _read(self, now: float) -> None:
         fades = math.exp(-(now - self._checked_at) / MEMORY_S)
-        for sums, shadow in zip(self.sums, self._shadows, strict=True):
-            pool = shadow.pool
+        for sums, controller in zip(self.sums, self._controllers, strict=True):
+            pool = controller.pool
             sums.cost_s = sums.cost_s * fades + pool.cost_s - sums.paid_s
             sums.late = sums.late * fades + pool.late - sums.counted
             sums.paid_s, sums.counted = pool.cost_s, pool.late

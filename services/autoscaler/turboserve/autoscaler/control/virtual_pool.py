@@ -110,8 +110,8 @@ class VirtualPool:
         self.waiting = waiting
 
 
-class Shadow:
-    """An advisor with fixed parameters that sizes a virtual pool."""
+class VirtualController:
+    """Sizes a virtual pool as the controller would, with fixed parameters."""
 
     def __init__(
         self,
