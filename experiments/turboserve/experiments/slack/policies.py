@@ -14,6 +14,8 @@ from turboserve.worker.settings import Settings as WorkerSettings
 
 HOST_WORKERS = 8
 """Workers of one host, which may lend each other their devices: the GPUs of the paper's nodes."""
+BOUNDARY_S = 0.01
+"""Time for which a migrating session waits for a boundary after which its next chunk is not due."""
 UNLIMITED_S = 1e6
 """Lead of a policy that lets sessions generate ahead without limit."""
 
@@ -51,10 +53,17 @@ class SlackPolicy:
         return None
 
 
-_AHEAD = {"max_lead_s": UNLIMITED_S}
+_AHEAD = {
+    "max_lead_s": UNLIMITED_S,
+    # A session migrates at its next chunk boundary, as in SlackServe. As shipped, a worker looks up to 2 s for
+    # a boundary after which the session can wait.
+    "migration_idle_window_s": BOUNDARY_S,
+    "migration_idle_window_timeout_s": BOUNDARY_S,
+}
 _FIXED = {"rebalance": False}
 _REHOMING = {"rebalancer": "algorithm-1", "migration_cooldown_s": 60.0}
-_RESCUE = {"rescue_horizon_s": 5.0}
+_RESCUE = {"rescue_horizon_s": 5.0, "migration_cooldown_s": 1.0}
+"""Streams last 13 s on average: with the shipped rest of 30 s, each would migrate once."""
 POLICIES: dict[str, SlackPolicy] = {
     "sdv2": SlackPolicy(
         "StreamDiffusionV2: first come, first served; fixed home; static configuration",

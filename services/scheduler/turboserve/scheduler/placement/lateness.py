@@ -1,7 +1,7 @@
 """Expected late chunks of one worker: its L(b), its sessions' slacks, and the order of its own gather policy.
 
-The count uses L(b) at the best configuration. So a chunk that its worker could save only by lowering its
-quality counts as late.
+The count uses L(b) at the fastest configuration that the worker may choose. So a chunk that its worker saves
+by lowering its quality is not late.
 """
 
 from __future__ import annotations

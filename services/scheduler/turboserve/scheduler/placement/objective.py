@@ -97,6 +97,6 @@ class Objective:
         sessions = urgency.playing(entry, without, coming)
         lasting = self._lasting.get((entry.id, sessions))
         if lasting is None:
-            lasting = lasting_late_chunks(entry.curve, sessions, horizon_s)
+            lasting = lasting_late_chunks(entry.floor_curve, sessions, horizon_s)
             self._lasting[entry.id, sessions] = lasting
         return LateChunks(soon, lasting, sessions)

@@ -137,6 +137,7 @@ class PoolEntry:
     __slots__ = (
         "coming",
         "curve",
+        "floor_curve",
         "floor_slots",
         "going",
         "here",
@@ -152,7 +153,8 @@ class PoolEntry:
         self.state = NO_WORKER
         self.node = ""
         """The node of the worker's host: see `node_of`."""
-        self.curve = LatencyCurve({}, 0)
+        self.floor_curve = self.curve = LatencyCurve({}, 0)
+        """`floor_curve`: L(n) at the fastest configuration that the worker may choose."""
         self.slots = 0
         """K: number of slots."""
         self.floor_slots = 0
@@ -174,8 +176,9 @@ class PoolEntry:
             self.curve = LatencyCurve(state.chunk_latency_s, state.capacity)
             self.slots = slots(self.curve, state.capacity, target_s)
         self.floor_slots = self.slots
+        self.floor_curve = self.curve
         if min(state.floor_capacity, self.slots) > 0:
-            floor = LatencyCurve(state.floor_chunk_latency_s, state.floor_capacity)
+            self.floor_curve = floor = LatencyCurve(state.floor_chunk_latency_s, state.floor_capacity)
             self.floor_slots = max(slots(floor, state.floor_capacity, target_s), self.slots)
 
     @property

@@ -61,8 +61,9 @@ class Rescuer:
     saves most is taken, if the objective agrees; of equal ones that with the least L′ + η κ. L′ is taken over
     source and target.
 
-    Slacks also change by the migrations themselves. So a worker with a session that rests gives none away: a
-    pool makes at most one rescue per worker and rest.
+    Slacks also change by the migrations themselves. So a worker with a session that rests gives none away,
+    unless that lowers the late chunks with all slack used up: these fall by each such rescue, and nothing but
+    a change from outside raises them.
     """
 
     def __init__(
@@ -102,17 +103,15 @@ class Rescuer:
         return found
 
     def _worst(self, useless: set[str]) -> Item | None:
-        """Return the rank of the worker with most late chunks. Adds those that rest to `useless`."""
+        """Return the rank of the worker with most late chunks."""
         for item in self._planner.pool.late.items:
             name = str(item[-1])
             if name not in useless:
-                if not self._rests(self._cluster.entries[name]):
-                    return item
-                useless.add(name)
+                return item
         return None
 
     def _best(self, source: PoolEntry) -> Rescue | None:
-        objective = self._objective
+        objective, rests = self._objective, self._rests(source)
         late = objective.late_on(source)
         leaving = []
         for session in self._planner.movable(source):
@@ -136,13 +135,14 @@ class Rescuer:
                 rescue = Rescue(
                     step, late + there, left + with_it, slack_s, _latency_s(step, 0), _latency_s(step, 1)
                 )
-                if objective.saves(rescue.late, rescue.late_after, step.cost_s):
+                lasts = rescue.late_after.lasting < rescue.late.lasting
+                if (lasts or not rests) and objective.saves(rescue.late, rescue.late_after, step.cost_s):
                     cost = rescue.latency_after_s + self._weights.eta * step.cost_s
                     found.append((-rescue.saved, cost, session.id, target.id, rescue))
         return min(found, key=lambda one: one[:4])[-1] if found else None
 
     def _rests(self, worker: PoolEntry) -> bool:
-        """Whether a session that has lately migrated is on the worker, so that the worker gives none away."""
+        """Whether a session that has lately migrated is on the worker."""
         sessions = self._cluster.sessions
         return any(sessions[name].rests_until > self._now for name in worker.here)
 

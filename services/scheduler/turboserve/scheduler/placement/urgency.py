@@ -126,7 +126,7 @@ class Urgency:
         slacks = self._slacks_s(entry, _staying(entry).difference(without), now)
         for name, delay_s in (coming or {}).items():
             slacks += [slack_s - delay_s for slack_s in self._slacks_s(entry, (name,), now)]
-        return late_chunks(entry.curve, slacks, horizon_s)
+        return late_chunks(entry.floor_curve, slacks, horizon_s)
 
     def playing(self, entry: PoolEntry, without: Collection[str] = (), coming: Collection[str] = ()) -> int:
         """Return the number of sessions on a worker whose viewers need chunks. See `late`."""
@@ -140,11 +140,11 @@ class Urgency:
         staying = _staying(entry)
         now = max((self.slacks[name].at for name in staying if name in self.slacks), default=0.0)
         slacks = self._slacks_s(entry, staying, now)
-        late = late_chunks(entry.curve, slacks, horizon_s)
+        late = late_chunks(entry.floor_curve, slacks, horizon_s)
         pool.late.put(entry.id, (-late, entry.id) if late and entry.here else None)
         item = None
         if entry.held < entry.slots:
-            more = late_chunks(entry.curve, [*slacks, URGENT * entry.curve(1)], horizon_s) - late
+            more = late_chunks(entry.floor_curve, [*slacks, URGENT * entry.curve(1)], horizon_s) - late
             item = (more, entry.curve(entry.held + 1), entry.id)
         pool.relaxed.put(entry.id, item)
 
