@@ -245,3 +245,42 @@ def test_a_session_is_rescued_once_within_its_rest() -> None:
     assert MigrationKind.RESCUE not in kinds
     [migration] = rescuing().propose(cluster, 30.0)
     assert migration.kind is MigrationKind.RESCUE
+
+
+def lowering(name: str) -> WorkerState:
+    """A worker on which a chunk takes longer than it plays, unless its quality is lowered."""
+    return WorkerState(
+        name,
+        "m",
+        4,
+        chunk_latency_s={n: 1.0 * n for n in range(1, 5)},
+        floor_capacity=4,
+        floor_chunk_latency_s={n: 0.6 * n for n in range(1, 5)},
+    )
+
+
+def test_a_chunk_that_lower_quality_saves_is_not_late() -> None:
+    """At the best configuration, all chunks of a lone session are late as well, on whatever worker."""
+    cluster = Cluster()
+    for name in "ab":
+        cluster.put_worker(lowering(name))
+    for index in range(2):
+        cluster.put_session(SessionState(f"s{index}", "m", "a"))
+        cluster.put_slack(f"s{index}", ReportedSlack(0.8, -0.2, 0.0))
+    [migration] = rescuing().propose(cluster, 0.0)
+    assert (migration.kind, migration.source, migration.target) == (MigrationKind.RESCUE, "a", "b")
+    finish(cluster, migration, rests_until=30.0)
+    assert rescuing().propose(cluster, 0.0) == []
+
+
+def test_a_rest_keeps_no_worker_from_a_rescue_that_lasts() -> None:
+    """Two sessions are on a worker that keeps up with one. The one that has just come rests."""
+    cluster = Cluster()
+    for name in "ab":
+        cluster.put_worker(lowering(name))
+    cluster.put_session(SessionState("came", "m", "a", rests_until=30.0))
+    cluster.put_session(SessionState("stays", "m", "a"))
+    for name in ("came", "stays"):
+        cluster.put_slack(name, ReportedSlack(0.8, -0.2, 0.0))
+    [migration] = rescuing().propose(cluster, 1.0)
+    assert (migration.kind, migration.session) == (MigrationKind.RESCUE, "stays")

@@ -36,6 +36,8 @@ BEST = "best"
 """The policy that lowers nothing."""
 SLOW_FORWARD_S = {1: 0.1, 4: 0.35}
 """Latencies of a device that is too slow for the best configuration of more than one session."""
+SLOWER_FORWARD_S = {1: 0.25, 4: 0.9}
+"""Latencies of a device that is too slow for more than one session at the floor, too: rescues take place."""
 REAL_TIME_MARGIN = 0.95
 """Share of a chunk's playing time that K sessions' chunks take on a device that absorbs, about."""
 ABSORBED = 2
@@ -160,7 +162,8 @@ class Scale:
         profile = DeviceProfile(load_s=load_s, slabs=slots, host_states=2 * slots, chunk_at_once=True)
         if self.fidelity == BEST:
             return profile
-        forward_s = SLOW_FORWARD_S if slots == self.slots else _forward_of(profile, self.slots)
+        slow_s = SLOWER_FORWARD_S if self.rescue_horizon_s > 0 else SLOW_FORWARD_S
+        forward_s = slow_s if slots == self.slots else _forward_of(profile, self.slots)
         return replace(profile, forward_s=forward_s, ladder=_ladder(profile))
 
     def _pool(self, **more: Any) -> AutoscalerSettings:
