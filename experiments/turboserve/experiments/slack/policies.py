@@ -55,8 +55,8 @@ class SlackPolicy:
 
 _AHEAD = {
     "max_lead_s": UNLIMITED_S,
-    # A session migrates at its next chunk boundary, as in SlackServe. As shipped, a worker looks up to 2 s for
-    # a boundary after which the session can wait.
+    # A session migrates at its next chunk boundary, as in SlackServe. As shipped, a worker looks up to 2 s
+    # for a boundary after which the session can wait.
     "migration_idle_window_s": BOUNDARY_S,
     "migration_idle_window_timeout_s": BOUNDARY_S,
 }
