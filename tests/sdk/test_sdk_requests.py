@@ -112,11 +112,12 @@ async def test_a_full_pool_is_tried_again_after_the_time_that_it_names() -> None
             await client.create("a red circle")
     assert len(answers.requests) == 2
     # A wait of an hour is the caller's decision.
-    answers = Answers(problem(429, "tenant_limit", retry_after_s=3600))
+    answers = Answers(problem(429, "tenant_limit", retry_after_s=3600, request_id="req_1"))
     async with AsyncClient(transport=answers) as client:
         with pytest.raises(NoCapacityError) as later:
             await client.create("a red circle")
     assert later.value.retry_after_s == 3600
+    assert later.value.request_id == "req_1"
     assert len(answers.requests) == 1
 
 

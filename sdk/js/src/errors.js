@@ -42,6 +42,7 @@ export class ProblemError extends TurboServeError {
     this.limit = problem.limit ?? null;
     this.errors = problem.errors ?? [];
     this.retryAfterS = problem.retry_after_s ?? null;
+    this.requestId = problem.request_id ?? null;
     this.#key = key;
   }
 

@@ -160,6 +160,8 @@ export class ProblemError extends TurboServeError {
   readonly errors: { field: string; message: string; limit?: unknown }[];
   /** Time after which a retry may succeed, seconds. Null: a retry does not help. */
   readonly retryAfterS: number | null;
+  /** Id of the request in the logs of the services. Null: an earlier gateway, or a refused connection. */
+  readonly requestId: string | null;
   readonly hadKey: boolean;
   wasSentWith(key: string): boolean;
 }

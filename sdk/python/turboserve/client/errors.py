@@ -30,6 +30,8 @@ class ProblemError(TurboServeError):
         """All invalid inputs, each with `field`, `message` and `limit`."""
         self.retry_after_s: float | None = problem.get("retry_after_s")
         """Time after which a retry may succeed, seconds. None: a retry does not help."""
+        self.request_id: str | None = problem.get("request_id")
+        """Id of the request in the logs of the services. None: it is not known."""
         super().__init__(f"{self.code}: {self.detail}")
 
 
