@@ -87,7 +87,8 @@ class ObservedGauge:
             if isinstance(shown, Mapping):
                 assert self._attribute is not None
                 name = self._attribute
-                found += [metrics.Observation(value, {name: key}) for key, value in shown.items()]
+                # A condition is a bool, which the exporter of OTLP does not take.
+                found += [metrics.Observation(float(value), {name: key}) for key, value in shown.items()]
             elif shown is not None:
                 found.append(metrics.Observation(shown))
         return found

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
@@ -139,6 +140,22 @@ def test_a_gauge_has_the_newest_value_of_a_source_while_the_source_exists(
     del pool
     gc.collect()
     assert values(reader) == []
+
+
+def test_conditions_are_exported_over_otlp_as_numbers(reader: InMemoryMetricReader) -> None:
+    meter = MeterProvider([reader]).get_meter("test")
+    gauge = ObservedGauge(meter, "pool.condition", "1", "", "condition")
+    pool = Pool(3)
+    gauge.add(pool, lambda pool: {"full": pool.size == 3, "empty": pool.size == 0})
+    data = reader.get_metrics_data()
+    assert data is not None
+    # The exporter refuses all metrics of an export for one value that it does not take.
+    [scope] = encode_metrics(data).resource_metrics[0].scope_metrics
+    points = scope.metrics[0].gauge.data_points
+    assert {point.attributes[0].value.string_value: point.as_double for point in points} == {
+        "full": 1.0,
+        "empty": 0.0,
+    }
 
 
 @pytest.mark.parametrize(
