@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 DEPLOY = HERE.parent
 FILE = HERE / "base" / "files.yaml"
 SCRIPTS = ("watchdog.sh", "postgres_probe.sh", "postgres_role.sh")
-SERVICES = ("gateway", "scheduler", "autoscaler", "state-store")
+SERVICES = ("gateway", "scheduler", "autoscaler", "state-store", "recorder")
 MOST_WORKERS = 96
 HEAD = "# Made by deploy/kubernetes/generate.py from files of deploy/: change those, then run it again.\n"
 

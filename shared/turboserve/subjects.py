@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from turboserve import recording_subjects
 from turboserve.contracts import chunks, cost, keys, leading, links, pool, requests, sessions, workers
 from turboserve.contracts.base import Contract
 from turboserve.subject_types import Endpoint, Log, Topic
 
-SERVICES = ("gateway", "scheduler", "autoscaler", "worker", "state-store")
+SERVICES = ("gateway", "scheduler", "autoscaler", "worker", "state-store", "recorder")
 ADMIN = "admin"
 """The broker user of tests and tools. It may do everything that services may do."""
 
@@ -18,14 +19,14 @@ CHUNKS = "CHUNKS"
 EVENTS = "EVENTS"
 """Stream of session events and worker events."""
 
-OWN = Log(CHUNKS, "own.{id}", "live.own.{id}", ("state-store",), ("gateway",), ("state-store",))
+OWN = Log(CHUNKS, "own.{id}", "live.own.{id}", ("state-store",), ("gateway", "recorder"), ("state-store",))
 CHUNK = Log(
     CHUNKS,
     "chunk.{id}",
     "live.chunk.{id}",
     ("worker",),
-    ("gateway",),
-    ("gateway", "worker", "state-store"),
+    ("gateway", "recorder"),
+    ("gateway", "worker", "state-store", "recorder"),
     by_identity=True,
 )
 CHUNK_UNNAMED = Log(CHUNKS, "chunk.{id}", None, (), ())
@@ -50,7 +51,11 @@ WORKER_EVENT = Log(
     ("scheduler", "state-store"),
 )
 CANARY_CHUNKS = Log(
-    CHUNKS, "canary.CHUNKS", "live.canary.CHUNKS", ("state-store",), ("gateway", "worker", "state-store")
+    CHUNKS,
+    "canary.CHUNKS",
+    "live.canary.CHUNKS",
+    ("state-store",),
+    ("gateway", "worker", "state-store", "recorder"),
 )
 """Appended repeatedly. A service that receives it knows that the stream takes appends."""
 CANARY_EVENTS = Log(
@@ -92,7 +97,11 @@ CREATE_SESSION = Endpoint(
     "state.session.create", requests.CreateSession, sessions.SessionRecord, _STORE, ("gateway",)
 )
 GET_SESSION = Endpoint(
-    "state.session.get", requests.SessionRef, sessions.SessionRecord, _STORE, ("gateway", "scheduler")
+    "state.session.get",
+    requests.SessionRef,
+    sessions.SessionRecord,
+    _STORE,
+    ("gateway", "scheduler", "recorder"),
 )
 LIST_SESSIONS = Endpoint(
     "state.session.list",
@@ -199,7 +208,7 @@ GET_SIGNING = Endpoint(
     "state.link.signing", links.GetSigning, links.Signing, _STORE, ("gateway",), periodic=True
 )
 
-ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignment]
+_ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignment]
     CREATE_SESSION,
     GET_SESSION,
     LIST_SESSIONS,
@@ -242,6 +251,7 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
     REVOKE_LINK,
     GET_SIGNING,
 )
+ENDPOINTS = (*_ENDPOINTS, *recording_subjects.ENDPOINTS)
 
 
 def inbox_prefix(user: str) -> str:

@@ -14,6 +14,7 @@ COMPONENTS = {
     "autoscaler": "autoscaler",
     "worker": "worker",
     "state_store": "state-store",
+    "recorder": "recorder",
     "bus": "all",
     "process": "all",
 }

@@ -217,8 +217,8 @@ def test_secrets_differ_with_each_call() -> None:
     spec.loader.exec_module(module)
     values = [value for _ in range(2) for data in module.made_secrets(3).values() for value in data.values()]
     passwords = {found for value in values for found in re.findall(r"[a-z0-9_]{45,}", value)}
-    # 4 services, 3 workers, Redis, 2 of Postgres and 1 API key; twice.
-    assert len(passwords) == 2 * 11
+    # 5 services, 3 workers, Redis, 2 of Postgres and 1 API key; twice.
+    assert len(passwords) == 2 * 12
 
 
 def test_pods_follow_the_restricted_policy() -> None:

@@ -26,8 +26,17 @@ OPERATIONS = {
     for method, operation in operations.items()
 }
 JSON = "application/json"
-WITHOUT_JSON = {"get_session_video", "follow_session_events", "get_metrics"}
-"""Operations whose answers are video, server-sent events, and text."""
+WITHOUT_JSON = {
+    "get_session_video",
+    "follow_session_events",
+    "get_metrics",
+    "delete_recording",
+    *(
+        f"get_recording_{item}"
+        for item in ("video", "playlist", "init", "segment", "poster", "contact_sheet")
+    ),
+}
+"""Operations whose answers are video, pictures, server-sent events, text, or nothing."""
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -12,13 +12,12 @@ from tests.helpers.chunk_headers import chunk_header
 from tests.helpers.followers import acquainted
 from tests.helpers.waiting import eventually
 from turboserve.bus import Bus, append
+from turboserve.bus.chunk_log import ChunkLog, StreamStart
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
 from turboserve.contracts.chunks import Ownership
-from turboserve.contracts.errors import UnavailableError
+from turboserve.contracts.errors import ChunkGoneError, UnavailableError
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.gateway.chunk_log import ChunkLog, StreamStart
-from turboserve.gateway.problems.errors import ChunkGoneError
 from turboserve.ids import new_id
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 from turboserve.tasks import stop

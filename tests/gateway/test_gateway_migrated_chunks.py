@@ -10,12 +10,12 @@ from nats.js import api
 
 from tests.helpers.chunk_headers import chunk_header
 from turboserve.bus import Bus, append
+from turboserve.bus.chunk_log import ChunkLog, StreamStart
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
 from turboserve.contracts.chunks import Ownership
+from turboserve.contracts.errors import ChunkGoneError
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.gateway.chunk_log import ChunkLog, StreamStart
-from turboserve.gateway.problems.errors import ChunkGoneError
 from turboserve.ids import new_id
 from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN
 

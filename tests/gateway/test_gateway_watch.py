@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from turboserve.bus.chunk_log import StreamStart
 from turboserve.clock import SystemClock
 from turboserve.contracts.errors import NoCapacityError, TransitionError, TurboServeError, UnknownModelError
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
-from turboserve.gateway.chunk_log import StreamStart
 from turboserve.gateway.stream import watch
 from turboserve.gateway.stream.watch import Watch
 

@@ -27,6 +27,7 @@ from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.broker_accounts import worker_user
 from turboserve.bus import Bus, Owners, append
+from turboserve.bus.chunk_log import ChunkLog, StreamStart
 from turboserve.cli.embedded import Layout, NatsServer, Ports
 from turboserve.cli.embedded.running import running
 from turboserve.contracts.chunks import ChunkHeader, LatentsHeader
@@ -48,7 +49,6 @@ from turboserve.contracts.requests import (
 )
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import Assignment, LoadReport
-from turboserve.gateway.chunk_log import ChunkLog, StreamStart
 from turboserve.ids import new_id
 from turboserve.subject_types import identity_of
 from turboserve.subjects import ASSIGN, CHUNK, CHUNKS, LATENTS, LOAD, OWN

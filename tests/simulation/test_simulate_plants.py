@@ -14,8 +14,8 @@ from tests.simulation.simulate_scene import scene
 from turboserve.autoscaler import lifecycle
 from turboserve.autoscaler.control.advisor import Advice, Advisor
 from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
+from turboserve.bus.chunk_log import Chunk, ChunkLog, StreamStart
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.gateway.chunk_log import Chunk, ChunkLog, StreamStart
 from turboserve.scheduler.leadership import Leadership
 from turboserve.scheduler.placement import Choice, Cluster, Demand, MinMax
 from turboserve.simulation import command, scenario

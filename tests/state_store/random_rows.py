@@ -12,6 +12,12 @@ from turboserve.contracts.fidelity import QualityLimits
 from turboserve.contracts.keys import KeyRecord, ListKeys
 from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.pool import PoolOrders, PoolReport
+from turboserve.contracts.recordings import (
+    ListRecordingOrders,
+    ListRecordings,
+    RecordingRecord,
+    RecordingState,
+)
 from turboserve.contracts.requests import CreateSession, ListSessions
 from turboserve.contracts.sessions import Activity, Decision, Phase, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
@@ -72,6 +78,7 @@ class RandomRows:
             metadata=self.random.choice(({}, {"k": "v"}, {"é": "ü"})),
             quality=self.maybe(QualityLimits(floor=self.maybe(0.5), pin=self.random.random() < 0.5)),
             max_lead_s=self.maybe(0.75),
+            recording=self.maybe("rec_0"),
         )
 
     def decision(self, session: str) -> Decision:
@@ -530,6 +537,52 @@ class RandomRows:
             return [*found, edition, *answers, await db.keys.valid(now), await db.keys.count_valid(now)]
 
         return run
+
+    def do_recordings(self) -> Call:
+        number, after = self.random.randrange(6), self.random.randrange(7)
+        session, tenant, now = self.session(), self.random.choice(TENANTS), float(self.serial())
+        record = RecordingRecord(
+            id=f"rec_{number}",
+            session=session,
+            tenant=tenant,
+            model=self.random.choice(MODELS),
+            prompt="a circle",
+            state=self.random.choice(list(RecordingState)),
+            from_chunk=self.random.randrange(4),
+            until_chunk=self.maybe(9),
+            next_chunk=self.random.randrange(9),
+            chunks=self.random.randrange(9),
+            bytes=self.random.randrange(100),
+            duration_s=self.number(),
+            reason=self.maybe("because"),
+            created_at=now,
+            updated_at=now,
+            completed_at=self.maybe(now),
+            expires_at=self.maybe(now + self.random.randrange(-3, 3)),
+        )
+        pages = [
+            ListRecordings(
+                tenant=self.maybe(tenant), session=self.maybe(session), limit=3, after=self.maybe(after)
+            )
+        ]
+        orders = ListRecordingOrders(limit=2, after=self.maybe(after))
+        deletes, expires = self.random.random() < 0.2, self.random.random() < 0.3
+
+        async def call(db: UnitOfWork) -> Any:
+            known = await db.recordings.get(record.id, lock=True)
+            if known is None:
+                await db.recordings.insert(record)
+            else:
+                await db.recordings.write(record)
+            found: list[Any] = [await db.recordings.get(record.id), await db.recordings.newest(session)]
+            found += [await db.recordings.page(request) for request in pages]
+            if deletes:
+                await db.recordings.delete(record.id)
+            expired = await db.recordings.expire(now) if expires else None
+            stored = await db.recordings.stored_bytes(tenant)
+            return [known, *found, expired, stored, await db.recordings.orders(orders)]
+
+        return call
 
     def do_clocks(self) -> Call:
         aging = Aging(self.number(), self.number())

@@ -74,12 +74,12 @@ def test_the_calls_reach_every_method() -> None:
     """A method that is added to a port needs a call here."""
     from inspect import getsource
 
-    from turboserve.state_store.ports import deployment, keys
+    from turboserve.state_store.ports import deployment, keys, recordings
     from turboserve.state_store.ports import sessions as ports
 
     repositories = {
         name: protocol
-        for module in (deployment, keys, ports)
+        for module in (deployment, keys, recordings, ports)
         for name, protocol in vars(module).items()
         if isinstance(protocol, type) and name.endswith("Repository")
     }

@@ -24,6 +24,7 @@ SOURCES = {
     "autoscaler": ("turboserve.autoscaler.settings", "AutoscalerSettings"),
     "worker": ("turboserve.worker.settings", "Settings"),
     "state-store": ("turboserve.state_store.settings", "Settings"),
+    "recorder": ("turboserve.recorder.settings", "Settings"),
 }
 """Reader → module and class of its settings."""
 

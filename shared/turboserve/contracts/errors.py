@@ -225,6 +225,13 @@ class DeadlineError(UnavailableError):
     code, status, title = "deadline", 504, "Deadline passed"
 
 
+class ChunkGoneError(TurboServeError):
+    """The log does not have this chunk any more. `limit` is the index at which the video can continue: of the
+    oldest chunk that the log keeps, or of the next one for a viewer who names a chunk beyond the newest."""
+
+    code, status, title = "chunk_gone", 410, "Chunk gone"
+
+
 class FencedError(TurboServeError):
     """The broker refused a chunk, because another owner's epoch is current."""
 

@@ -40,6 +40,9 @@ class CreateSession(Contract):
     """See `SessionRecord`. A repeated request may have other limits: they may have changed since."""
     max_lead_s: LeadSeconds | None = None
     """See `quality`."""
+    recording: Id | None = None
+    """Id of the recording that starts with the session. None: the session is not recorded. A repeated request
+    starts no second recording."""
 
 
 class SessionRef(Contract):

@@ -108,6 +108,8 @@ class SessionRecord(Contract):
     """None: the session's chunks may be as low as the floor of the worker's profile."""
     max_lead_s: LeadSeconds | None = None
     """Largest lead of the session, seconds. None: the worker's (`TURBOSERVE_MAX_LEAD_S`)."""
+    recording: Id | None = None
+    """The recording that runs. None: the session is not recorded."""
     state_digest: Digest | None = None
     weights_digest: WeightsDigest | None = None
     """Weights digest of the worker that owns the session or owned it last. None: no worker has owned the

@@ -37,7 +37,7 @@ class SchemaVersion(NamedTuple):
         return None if found is None else cls(int(found[1]), int(found[2]))
 
 
-SCHEMA_VERSION = SchemaVersion(1, 1)
+SCHEMA_VERSION = SchemaVersion(1, 2)
 """Version of this code's schema set. `docs/architecture/messaging.md` says when to raise which number."""
 
 _STAMP = f'{{"{MEMBER}":"{SCHEMA_VERSION}"'

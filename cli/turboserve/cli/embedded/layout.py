@@ -20,6 +20,7 @@ class Layout:
         self.stack = self.data / "stack.json"
         self.ports = self.data / "ports.json"
         self.secrets = self.data / "secrets.json"
+        self.recordings = self.data / "recordings"
 
     def create(self) -> list[str]:
         """Create the directories, or make existing ones private.

@@ -18,6 +18,7 @@ DECLARED_IN = (
     "turboserve.autoscaler.metrics",
     "turboserve.worker.metrics",
     "turboserve.state_store.metrics",
+    "turboserve.recorder.metrics",
     "turboserve.bus.unreadable",
     "turboserve.service",
 )

@@ -15,6 +15,7 @@ MODULES = {
     "state-store": "turboserve.state_store",
     "scheduler": "turboserve.scheduler",
     "autoscaler": "turboserve.autoscaler",
+    "recorder": "turboserve.recorder",
     "gateway": "turboserve.gateway",
 }
 """Service → the module that `python -m` runs. The autoscaler starts the workers."""

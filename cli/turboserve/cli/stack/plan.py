@@ -41,7 +41,8 @@ PER_WORKER = frozenset({"TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_MEMBER"})
 """Settings that the autoscaler sets for each worker."""
 MANUAL = "manual"
 """Identity of a worker that is started by hand. The autoscaler does not have its password."""
-STOP_ORDER = ("gateway", "autoscaler", "workers", "scheduler", "state-store", "servers")
+RECORDINGS_URL = "TURBOSERVE_RECORDINGS_URL"
+STOP_ORDER = ("gateway", "autoscaler", "workers", "scheduler", "recorder", "state-store", "servers")
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,9 @@ class Plan:
             if self.nats is not None:
                 own["TURBOSERVE_LOG_DIRECTORY"] = str(self.nats.directory)
             return own
+        if name == "recorder":
+            folder = self.layout.recordings
+            return {} if RECORDINGS_URL in os.environ else {RECORDINGS_URL: f"file:{folder}"}
         if name == "autoscaler":
             workers = self.options.workers
             own = {

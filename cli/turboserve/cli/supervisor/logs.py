@@ -31,6 +31,7 @@ _COLOURS = {
     "autoscaler": "35",
     "worker": "32",
     "state-store": "34",
+    "recorder": "31",
 }
 _LEVEL_COLOURS = {"warning": "33", "error": "31", "critical": "1;31"}
 _SERVER_TROUBLE = re.compile(r"\[(ERR|FTL)\]|^(ERROR|FATAL|PANIC|WARNING):|^\d+:[A-Z] .* # |^guard: ")

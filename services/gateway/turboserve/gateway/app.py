@@ -8,13 +8,13 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from turboserve.bus import Bus
+from turboserve.bus.chunk_log import ChunkLog
 from turboserve.clock import Clock
-from turboserve.gateway import openapi
+from turboserve.gateway import metrics, openapi
 from turboserve.gateway.auth.access import HostRules, Keys, OriginRules
 from turboserve.gateway.auth.middleware import Authenticate, Authenticator
 from turboserve.gateway.auth.signing import GrantSigner
 from turboserve.gateway.auth.stored import KeyFollower
-from turboserve.gateway.chunk_log import ChunkLog
 from turboserve.gateway.chunks.endpoints import router as chunks
 from turboserve.gateway.context import Gateway, Streams
 from turboserve.gateway.cost.endpoints import router as cost
@@ -35,6 +35,7 @@ from turboserve.gateway.pools.endpoints import router as pools
 from turboserve.gateway.pools.snapshots import PoolSnapshots
 from turboserve.gateway.problems import handlers
 from turboserve.gateway.prompt_guides import read_prompt_guides
+from turboserve.gateway.recordings.endpoints import router as recordings
 from turboserve.gateway.sessions.endpoints import router as sessions
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
@@ -44,6 +45,7 @@ from turboserve.gateway.stream.endpoints import router as stream
 from turboserve.gateway.timeline.service import TimelineService
 from turboserve.gateway.workers.endpoints import router as workers
 from turboserve.service import Runtime
+from turboserve.telemetry_names import REASON
 
 VERSION = "1"
 
@@ -72,7 +74,7 @@ def create_gateway(
         keys=keys,
         authenticator=Authenticator(keys, signer, clock, settings.key_failures_per_minute),
         sessions=sessions,
-        chunks=ChunkLog(bus),
+        chunks=ChunkLog(bus, lambda reason: metrics.foreign_chunks.add(1, {REASON: reason})),
         timeline=TimelineService(bus, clock, settings.playhead_interval_s, settings.report_timeout_s),
         # Without keys all callers are one tenant.
         streams=Streams(settings.stream_limit, settings.tenant_streams if keys else 0),
@@ -119,7 +121,19 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     handlers.install(app)
-    for router in (sessions, sharing, stream, events, chunks, workers, pools, cost, keys_router, health):
+    for router in (
+        sessions,
+        sharing,
+        recordings,
+        stream,
+        events,
+        chunks,
+        workers,
+        pools,
+        cost,
+        keys_router,
+        health,
+    ):
         app.include_router(router)
     page_endpoints.install(app)
     # The middleware added last sees a request first: it checks Host and Origin, then the key, then the body.

@@ -14,12 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turboserve import logs
 from turboserve.bus import Bus
+from turboserve.bus.chunk_log import ChunkLog
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TenantLimitError, TurboServeError
 from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.auth.middleware import Authenticator, admitted
 from turboserve.gateway.auth.signing import GrantSigner
-from turboserve.gateway.chunk_log import ChunkLog
 from turboserve.gateway.keys.service import StoredKeys
 from turboserve.gateway.pools.snapshots import PoolSnapshots
 from turboserve.gateway.problems.errors import TooManyStreamsError

@@ -35,6 +35,10 @@ DISCARD_BYTES = 8 << 20
 DISCARD_S = 2.0
 
 
+_HEAD = "turboserve.head"
+"""Key of the ASGI scope: the request is HEAD, although its method reads GET."""
+
+
 class HeadAsGet:
     """ASGI middleware: handles HEAD like GET. The server omits the body."""
 
@@ -43,8 +47,13 @@ class HeadAsGet:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD" and takes_head(scope["path"]):
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", _HEAD: True}
         await self._app(scope, receive, send)
+
+
+def is_head(scope: Scope) -> bool:
+    """Whether the client sent HEAD. An answer that is long to make then needs no body."""
+    return bool(scope.get(_HEAD))
 
 
 class Application(FastAPI):

@@ -14,7 +14,7 @@ from turboserve.state_store import metrics
 from turboserve.state_store.accounting import Accounting
 from turboserve.state_store.availability import migrate_with_retry, watch
 from turboserve.state_store.core.workers import Leases
-from turboserve.state_store.endpoints import serve, serve_keys, serve_links, serve_pools
+from turboserve.state_store.endpoints import serve, serve_keys, serve_links, serve_pools, serve_recordings
 from turboserve.state_store.hot.probe import HotStoreProbe
 from turboserve.state_store.hot.session_state import TTL_S, HotStoreGuard, Latents, Playheads
 from turboserve.state_store.leader import lead
@@ -30,6 +30,7 @@ from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.links import Links
 from turboserve.state_store.service.pools import Pools
+from turboserve.state_store.service.recordings import Recordings
 from turboserve.state_store.service.session_migrations import SessionMigrations
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.transactions import PostCommit
@@ -95,6 +96,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     await serve_pools(bus, clock, pools)
     await serve_keys(bus, clock, Keys(database, bus, clock))
     await serve_links(bus, clock, Links(database, bus, clock, settings.link_rules))
+    await serve_recordings(bus, clock, Recordings(database, post_commit, status, clock, settings))
     await bus.subscribe(PLAYHEAD, "*", playheads.report, queue=QUEUE)
     await bus.subscribe(LATENTS, "*", partial(latents.keep_of_owner, owners), queue=QUEUE)
     await serve(

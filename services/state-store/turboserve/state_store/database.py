@@ -24,6 +24,7 @@ from turboserve.state_store.repository.deployment import SqlClocks, SqlLeaders, 
 from turboserve.state_store.repository.keys import SqlKeys
 from turboserve.state_store.repository.links import SqlLinks
 from turboserve.state_store.repository.progress import SqlFence, SqlOutbox, SqlProgress
+from turboserve.state_store.repository.recordings import SqlRecordings
 from turboserve.state_store.repository.sessions import SqlChanges, SqlControls, SqlSessions
 from turboserve.state_store.session_lock import PostgresSessionLock
 from turboserve.state_store.settings import Settings
@@ -62,7 +63,7 @@ class SqlUnitOfWork:
         self.tenants = SqlTenants(connection)
         self.workers = SqlWorkers(connection)
 
-    # Sessions do not need the repositories of cost, keys and links.
+    # Most sessions do not need the repositories of cost, keys, links and recordings.
     @cached_property
     def corrections(self) -> SqlCorrections:
         return SqlCorrections(self.connection)
@@ -78,6 +79,10 @@ class SqlUnitOfWork:
     @cached_property
     def links(self) -> SqlLinks:
         return SqlLinks(self.connection)
+
+    @cached_property
+    def recordings(self) -> SqlRecordings:
+        return SqlRecordings(self.connection)
 
     async def make_durable(self) -> None:
         await self.connection.execute(text("set local synchronous_commit = on"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from turboserve import subjects
+from turboserve import recording_subjects, subjects
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.base import Contract
@@ -16,6 +16,7 @@ from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.links import Links
 from turboserve.state_store.service.pools import Pools
+from turboserve.state_store.service.recordings import Recordings
 from turboserve.state_store.service.session_migrations import SessionMigrations
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.workers import Workers
@@ -145,3 +146,19 @@ async def serve_links(bus: Bus, clock: Clock, links: Links) -> None:
     await bus.serve(subjects.LIST_LINKS, answering(clock, subjects.LIST_LINKS, links.list))
     await bus.serve(subjects.REVOKE_LINK, answering(clock, subjects.REVOKE_LINK, links.revoke))
     await bus.serve(subjects.GET_SIGNING, answering(clock, subjects.GET_SIGNING, links.signing))
+
+
+async def serve_recordings(bus: Bus, clock: Clock, recordings: Recordings) -> None:
+    """Answer all endpoints of recordings."""
+
+    async def one(endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp]]) -> None:
+        await bus.serve(endpoint, answering(clock, endpoint, handler))
+
+    await one(recording_subjects.START_RECORDING, recordings.start)
+    await one(recording_subjects.STOP_RECORDING, recordings.stop)
+    await one(recording_subjects.GET_RECORDING, recordings.get)
+    await one(recording_subjects.LIST_RECORDINGS, recordings.page)
+    await one(recording_subjects.DELETE_RECORDING, recordings.delete)
+    await one(recording_subjects.LIST_RECORDING_ORDERS, recordings.orders)
+    await one(recording_subjects.REPORT_RECORDING, recordings.report)
+    await one(recording_subjects.FORGET_RECORDING, recordings.forget)

@@ -1,4 +1,7 @@
-"""Removes data after its retention: abandoned sessions, chunks and rows of ended ones, rows of workers."""
+"""Removes data after its retention: abandoned sessions, chunks and rows of ended ones, rows of workers.
+
+For recordings, it begins the deletion, which the recorder carries out.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +82,8 @@ class Retention:
         async with self._database.transaction() as db:
             await db.tenants.delete_unused(before)
             await db.workers.delete_gone(before)
+            if expired := await db.recordings.expire(now):
+                log.info("recordings expired", recordings=expired)
         return purged
 
     async def _end_abandoned(self, now: float) -> int:

@@ -53,6 +53,12 @@ class Settings(Shared):
     tenant_stored_bytes: int = Field(default=2**30, ge=0)
     """Maximum stored bytes of one tenant's sessions: 1 KiB each, plus prompts and metadata. An ended session
     counts until its row is deleted, `session_retention_s` after its end."""
+    tenant_recorded_bytes: int = Field(default=20 * 2**30, ge=0)
+    """Maximum bytes of one tenant's recordings. A tenant that has so many starts no recording, and those that
+    run stop."""
+    recording_retention_s: float = Field(default=30 * 86_400.0, ge=0)
+    """A recording is deleted this long after it is complete, seconds. 0: recordings are kept until clients
+    delete them."""
     model_memory_s: Seconds = 600.0
     """A model stays known for this long after its last worker, so that a restart of the worker causes only
     `no_capacity`."""

@@ -55,6 +55,7 @@ sessions = Table(
     Column("drop_buffer_seq", BigInteger, nullable=False, server_default=text("0")),
     Column("quality", JSONB(none_as_null=True)),
     Column("max_lead_s", Double),
+    Column("recording", Text),
     Column("requested_at", Double),
     Column("state_digest", Text),
     Column("weights_digest", Text),

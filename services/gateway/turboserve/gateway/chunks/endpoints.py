@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path
 
 from turboserve.bus import UNREADABLE, Bus, Entry, Owners, next_entry
 from turboserve.contracts.chunks import ChunkHeader, Ownership
-from turboserve.contracts.errors import NotFoundError
+from turboserve.contracts.errors import ChunkGoneError, NotFoundError
 from turboserve.contracts.events import SessionEvent, session_event_from_bytes
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.sessions import SessionRecord
@@ -18,7 +18,6 @@ from turboserve.gateway.auth.middleware import Tenant, needs
 from turboserve.gateway.chunks.history import Sources, history
 from turboserve.gateway.chunks.schemas import ChunkHistory
 from turboserve.gateway.context import Gateway, gateway_of
-from turboserve.gateway.problems.errors import ChunkGoneError
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.sessions.parameters import SessionId
 from turboserve.subjects import EVENT, OWN

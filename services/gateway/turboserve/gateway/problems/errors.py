@@ -119,13 +119,6 @@ class MissingScopeError(TurboServeError):
     code, status, title = "missing_scope", 403, "Missing scope"
 
 
-class ChunkGoneError(TurboServeError):
-    """The log does not have this chunk any more. `limit` is the index at which the video can continue: of the
-    oldest chunk that the log keeps, or of the next one for a viewer who names a chunk beyond the newest."""
-
-    code, status, title = "chunk_gone", 410, "Chunk gone"
-
-
 class TooManyStreamsError(NoCapacityError):
     """This gateway has reached its limit of streams."""
 

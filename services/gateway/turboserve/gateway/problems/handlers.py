@@ -28,6 +28,8 @@ def problem_response(
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if error.status == 416:
+        headers["Content-Range"] = f"bytes */{error.limit}"
     if error.status == 426:
         headers |= {"Upgrade": "websocket", "Connection": "Upgrade"}
     body = problem_of(error, instance).model_dump_json(exclude_none=True)

@@ -88,6 +88,7 @@ _MEANING = {
     410: "The log no longer keeps this chunk. `limit` is the index of the oldest chunk that it keeps.",
     413: "The body is over the limit.",
     415: "The body is not declared as application/json.",
+    416: "The range lies behind the end. `limit` is the size, bytes.",
     421: "The Host header has a name that this gateway does not answer to.",
     422: "An input has the wrong type or lies outside its limit.",
     429: "No free slot, a limit of the tenant, or too many wrong API keys. Retry-After has the time to wait.",

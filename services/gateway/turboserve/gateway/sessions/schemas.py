@@ -102,6 +102,10 @@ class NewSession(PublicInput):
     )
     quality: _QualityInput = None
     max_lead_s: _LeadInput = None
+    record: Annotated[
+        bool,
+        Field(description="Whether the session's video is recorded from its beginning.", examples=[False]),
+    ] = False
 
 
 class SessionChange(PublicInput):
@@ -239,6 +243,10 @@ class Session(PublicOutput):
         description="Maximum seconds of video that are generated ahead of the playhead. `null`: the worker's "
         "own.",
         examples=[0.75],
+    )
+    recording: str | None = Field(
+        description="The recording that runs, or ran when the session ended. `null`: none.",
+        examples=["rec_5f3a9c"],
     )
     playout: Playout | None = Field(
         description="How urgent the session is. `null`: no viewer watches it through this gateway, or this "

@@ -86,6 +86,7 @@ class Sessions:
                     metadata=request.metadata,
                     quality=_limits(request.quality),
                     max_lead_s=request.max_lead_s,
+                    recording=_recording(request, tenant, key),
                 ),
             )
         except ConflictError:
@@ -230,6 +231,13 @@ def _limits(quality: QualityInput | None) -> QualityLimits | None:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _recording(request: NewSession, tenant: str, key: str | None) -> str | None:
+    """Return the id of the recording that starts with the session."""
+    if not request.record:
+        return None
+    return new_id("rec") if key is None else _derived("rec", tenant, key)
 
 
 def _derived(prefix: str, *parts: str) -> str:

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from turboserve import logs
+from turboserve.bus.chunk_log import StreamStart
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.gateway.chunk_log import StreamStart
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.stream.watch import Watch
 from turboserve.tasks import stop

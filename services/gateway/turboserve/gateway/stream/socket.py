@@ -10,17 +10,17 @@ from opentelemetry.trace import Link, SpanKind
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turboserve import logs
-from turboserve.contracts.errors import InvalidInputError, TurboServeError
+from turboserve.bus.chunk_log import StreamStart
+from turboserve.contracts.errors import ChunkGoneError, InvalidInputError, TurboServeError
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.links import Role
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Identity
-from turboserve.gateway.chunk_log import StreamStart
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.session_events import EventBase, public_event
-from turboserve.gateway.problems.errors import ChunkGoneError, MalformedRequestError
+from turboserve.gateway.problems.errors import MalformedRequestError
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.public import activity_of, timestamp
 from turboserve.gateway.stream import client_messages, protocol

@@ -13,11 +13,11 @@ from typing import Self
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
 from turboserve import logs
+from turboserve.bus.chunk_log import Chunk, StreamStart
 from turboserve.contracts.errors import SessionNotFoundError, TransitionError, TurboServeError
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import Activity, SessionRecord
 from turboserve.gateway import metrics
-from turboserve.gateway.chunk_log import Chunk, StreamStart
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.session_events import follow_events
 from turboserve.ids import new_id

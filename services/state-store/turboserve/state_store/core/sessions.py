@@ -46,6 +46,7 @@ def create(request: CreateSession, now: float) -> Change:
         metadata=request.metadata,
         quality=request.quality,
         max_lead_s=request.max_lead_s,
+        recording=request.recording,
         requested_at=now,
         phase=Phase.REQUESTED,
         version=1,
@@ -135,6 +136,13 @@ def change(record: SessionRecord, request: ChangeSession, now: float) -> Change 
         return None
     after = step(record, now, **updates)
     event = events.SessionChanged(id=change_id(after, "changed"), at=now, record=after)
+    return Change(after, (event,))
+
+
+def recorded(record: SessionRecord, recording: str | None, now: float) -> Change:
+    """Note the recording that runs; None: none does. Raises TransitionError if the session has ended."""
+    after = step(record, now, recording=recording)
+    event = events.SessionChanged(id=change_id(after, "recorded"), at=now, record=after)
     return Change(after, (event,))
 
 

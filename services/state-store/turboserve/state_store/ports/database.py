@@ -17,6 +17,7 @@ from turboserve.state_store.ports.deployment import (
 )
 from turboserve.state_store.ports.keys import KeyRepository
 from turboserve.state_store.ports.links import LinkRepository
+from turboserve.state_store.ports.recordings import RecordingRepository
 from turboserve.state_store.ports.sessions import (
     AdmissionRepository,
     ChangeRepository,
@@ -70,6 +71,8 @@ class UnitOfWork(Protocol):
     def pools(self) -> PoolRepository: ...
     @property
     def progress(self) -> ProgressRepository: ...
+    @property
+    def recordings(self) -> RecordingRepository: ...
     @property
     def rentals(self) -> RentalRepository: ...
     @property

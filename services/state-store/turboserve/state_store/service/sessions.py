@@ -30,11 +30,12 @@ from turboserve.contracts.requests import (
     SuspendIdle,
 )
 from turboserve.contracts.sessions import PromptReceipt, SessionRecord
+from turboserve.state_store.core import recordings
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change, traced
 from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.hot.session_state import Latents, Playheads
-from turboserve.state_store.ports.database import Database
+from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.publish.canaries import LogStatus
 from turboserve.state_store.service.transactions import Admission, PostCommit, fenced, locked, visible
 from turboserve.state_store.settings import Settings
@@ -113,9 +114,18 @@ class Sessions:
             refusal = await self._admission.create(db, request, census)
             if refusal is None:
                 await db.changes.create(change)
+                if request.recording is not None:
+                    await self._record(db, request.recording, change.record)
         if refusal is not None:
             raise refusal
         return await self._post_commit.changed(change.record)
+
+    async def _record(self, db: UnitOfWork, recording: str, record: SessionRecord) -> None:
+        stored = await db.recordings.stored_bytes(record.tenant)
+        limit_bytes = self._settings.tenant_recorded_bytes
+        await db.recordings.insert(
+            recordings.started(recording, record, stored, limit_bytes, self._clock.wall())
+        )
 
     async def submit_prompt(self, request: SubmitPrompt) -> PromptReceipt:
         async with self._database.transaction() as db:

@@ -10,6 +10,7 @@ from turboserve.contracts.cost import Correction, Cost
 from turboserve.contracts.keys import KeyRecord
 from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.links import LinkRecord, SigningKey
+from turboserve.contracts.recordings import RecordingRecord
 from turboserve.contracts.sessions import Decision, Phase, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.aging import Aging
@@ -141,6 +142,14 @@ class KeyEntry:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class RecordingEntry:
+    """A row of `recordings`."""
+
+    record: RecordingRecord
+    number: int
+
+
 def _live(entry: SessionEntry) -> str | None:
     return entry.record.model if entry.ended_at is None else None
 
@@ -214,6 +223,14 @@ class Tables:
         )
         self.signing_keys: Table[str, SigningKey] = Table("signing_keys")
         self.signing_editions: Table[str, SigningEdition] = Table("signing_editions")
+        self.recordings: Table[str, RecordingEntry] = Table(
+            "recordings",
+            {
+                "session": lambda entry: entry.record.session,
+                "tenant": lambda entry: entry.record.tenant,
+                "state": lambda entry: entry.record.state,
+            },
+        )
         self._numbers: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Table[Any, Any]]:

@@ -17,6 +17,7 @@ from turboserve.simulation.runtime.rows.deployment import (
 from turboserve.simulation.runtime.rows.keys import MemoryKeys
 from turboserve.simulation.runtime.rows.links import MemorySessionLinks
 from turboserve.simulation.runtime.rows.progress import MemoryProgress
+from turboserve.simulation.runtime.rows.recordings import MemoryRecordings
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.sessions import MemorySessions
 from turboserve.simulation.runtime.rows.tenants import MemoryTenants
@@ -82,6 +83,10 @@ class MemoryUnitOfWork:
     @cached_property
     def progress(self) -> MemoryProgress:
         return MemoryProgress(self.session)
+
+    @cached_property
+    def recordings(self) -> MemoryRecordings:
+        return MemoryRecordings(self.session)
 
     @cached_property
     def rentals(self) -> MemoryRentals:

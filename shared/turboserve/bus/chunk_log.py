@@ -15,14 +15,15 @@ from functools import partial
 
 from cachetools import FIFOCache
 
-from turboserve.bus import Bus, Entry, Owners, follow, next_entry
+from turboserve.bus.client import Bus
+from turboserve.bus.follower import follow
+from turboserve.bus.log import Entry, next_entry
+from turboserve.bus.owners import Owners
 from turboserve.contracts.chunks import ChunkHeader
+from turboserve.contracts.errors import ChunkGoneError
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.gateway import metrics
-from turboserve.gateway.problems.errors import ChunkGoneError
 from turboserve.subjects import CHUNK
 from turboserve.tasks import answered, until
-from turboserve.telemetry_names import REASON
 
 REMEMBERED = 65_536
 STEPS = 500
@@ -74,9 +75,10 @@ class ChunkLog:
     All methods except `follow` raise UnavailableError while the broker does not answer.
     """
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1, {REASON: "owner"}))
+    def __init__(self, bus: Bus, on_foreign: Callable[[str], None] = lambda _reason: None) -> None:
+        """`on_foreign` is called for each entry that is ignored, with the reason: `owner` or `order`."""
+        self._bus, self._on_foreign = bus, on_foreign
+        self._owners = Owners(bus, lambda: on_foreign("owner"))
         self._sequences: FIFOCache[tuple[str, int], int] = FIFOCache(REMEMBERED)
 
     async def listen(self) -> None:
@@ -177,7 +179,7 @@ class ChunkLog:
                         raise _gone(expected, ahead)
                     # The log has all chunks from the oldest on, so this entry is out of order.
                     ahead = header.index
-                    metrics.foreign_chunks.add(1, {REASON: "order"})
+                    self._on_foreign("order")
                     continue
                 expected, epoch, ahead = expected + 1, header.epoch, None
                 yield chunk

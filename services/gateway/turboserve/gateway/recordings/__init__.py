@@ -1,0 +1,1 @@
+"""Recordings over REST: start, stop, list, delete, and their video."""

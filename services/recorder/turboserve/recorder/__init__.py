@@ -1,0 +1,1 @@
+"""Recorder: writes sessions' video from the chunk log to object storage, and serves it."""
