@@ -91,6 +91,7 @@ ONE_STACK = (
     "tests/browser/test_player_page.py",
     "tests/browser/test_javascript_client.py",
     "tests/sdk/test_sdk_stack.py",
+    "tests/stack/test_stack_recordings.py",
     "tests/stack/test_stack_faults.py",
 )
 """Files whose tests share the fixture `stack`, in the order in which they run. No other file may use it.

@@ -1,0 +1,85 @@
+"""A toyworld session is recorded on the whole stack, while the recorder is killed."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import av
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from websockets.asyncio.client import connect
+
+from tests.helpers.waiting import eventually
+from turboserve.cli.stack.background import BackgroundStack
+
+CHUNKS = 12
+LIMIT_S = 120
+
+
+async def test_a_killed_recorder_loses_and_repeats_nothing(stack: BackgroundStack) -> None:
+    async with httpx.AsyncClient(base_url=stack.url, timeout=LIMIT_S) as api:
+        made = await api.post("/v1/sessions", json={"prompt": "a red circle moving left", "record": True})
+        session = made.json()
+        shown = b""
+        stream = f"{stack.url.replace('http', 'ws', 1)}{session['links']['stream']}"
+        async with connect(stream, max_size=None, open_timeout=LIMIT_S) as socket:
+            chunks = 0
+            while chunks < CHUNKS:
+                message = json.loads(await socket.recv(decode=True))
+                if message["type"] not in ("init", "chunk"):
+                    continue
+                data = await socket.recv()
+                assert isinstance(data, bytes)
+                shown = data if message["type"] == "init" else shown + data
+                if message["type"] == "chunk":
+                    chunks += 1
+                    report = {"type": "playhead", "playhead_s": message["start_s"], "buffered_s": 0.5}
+                    await socket.send(json.dumps(report))
+                if chunks in (5, 9):
+                    pid = stack.kill("recorder")
+        await api.delete(session["links"]["self"])
+        stack.wait_until_back("recorder", pid)
+        path = f"/v1/recordings/{session['recording']}"
+
+        async def complete() -> bool:
+            return bool((await api.get(path)).json()["state"] == "complete")
+
+        await eventually(complete)
+        recording = (await api.get(path)).json()
+        assert recording["chunks"] >= CHUNKS
+        assert recording["missing_chunks"] == 0
+        row = (await api.get(session["links"]["self"])).json()
+        assert row["next_chunk"] == recording["chunks"]
+
+        video = (await api.get(f"{path}/video.mp4")).content
+        half = await api.get(f"{path}/video.mp4", headers={"Range": f"bytes={len(video) // 2}-"})
+        assert (half.status_code, half.content) == (206, video[len(video) // 2 :])
+        frames, length_s = decoded(video)
+        assert length_s == pytest.approx(recording["duration_s"], abs=0.01)
+        # What a viewer saw is the beginning of the recording, frame by frame.
+        seen, _ = decoded(shown)
+        assert len(seen) <= len(frames)
+        assert all(np.array_equal(mine, recorded) for mine, recorded in zip(seen, frames, strict=False))
+
+        assert list(folder_of(stack, recording["id"]).rglob("*.m4s"))
+        assert (await api.delete(path)).status_code == 204
+        await eventually(lambda: not list(folder_of(stack, recording["id"]).rglob("*.m4s")))
+
+
+def folder_of(stack: BackgroundStack, recording: str) -> Path:
+    return stack.data / "recordings" / "default" / recording
+
+
+def decoded(video: bytes) -> tuple[list[NDArray[np.uint8]], float]:
+    """Return the frames, each right after the one before, and the video's length in seconds."""
+    with av.open(io.BytesIO(video), "r") as container:
+        frames = list(container.decode(video=0))
+        rate = container.streams.video[0].average_rate
+    assert rate is not None
+    times = [float(frame.time or 0.0) for frame in frames]
+    assert times == pytest.approx([number / float(rate) for number in range(len(times))], abs=1e-3)
+    return [frame.to_ndarray(format="gray8") for frame in frames], len(frames) / float(rate)
