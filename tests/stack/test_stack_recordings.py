@@ -82,4 +82,5 @@ def decoded(video: bytes) -> tuple[list[NDArray[np.uint8]], float]:
     assert rate is not None
     times = [float(frame.time or 0.0) for frame in frames]
     assert times == pytest.approx([number / float(rate) for number in range(len(times))], abs=1e-3)
-    return [frame.to_ndarray(format="gray8") for frame in frames], len(frames) / float(rate)
+    pictures = [np.asarray(frame.to_ndarray(format="gray8"), dtype=np.uint8) for frame in frames]
+    return pictures, len(frames) / float(rate)
