@@ -27,6 +27,7 @@ from turboserve.experiments.paper import (
     table4,
     table5_6,
     table7_10,
+    timeline,
 )
 from turboserve.experiments.paper.cells import PaperCell, ResultFolder
 from turboserve.experiments.paper.experiment import DRAWS, QUICK_DRAWS, Experiment, Scale
@@ -46,6 +47,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     sensitivity.NAME: sensitivity,
     batching.NAME: batching,
     slackserve.NAME: slackserve,
+    timeline.NAME: timeline,
 }
 DEFINITIONS = {
     "engine": "The product's controller, placement and rebalancer on a virtual clock (`bench autoscale`): "

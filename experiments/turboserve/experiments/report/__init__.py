@@ -1,0 +1,1 @@
+"""`turboserve bench report`: one HTML page from the results of experiments."""
