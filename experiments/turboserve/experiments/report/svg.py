@@ -76,7 +76,7 @@ def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: 
     ys = [y for each in series for _, y in each.points]
     for each in series:
         for (_, y), width in zip(each.points, each.widths, strict=False):
-            ys += [] if width is None else [y - width, y + width]
+            ys += [] if width is None else [_low(y, width), y + width]
     across = axis(xs, LEFT, WIDTH - RIGHT, zero=False)
     across.low, across.high = min(xs), max(max(xs), min(xs) + 1e-9)
     across.ticks = [tick for tick in across.ticks if across.low <= tick <= across.high]
@@ -89,13 +89,18 @@ def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: 
         for index, (x, y) in enumerate(each.points if not each.steps else ()):
             width = each.widths[index] if index < len(each.widths) else None
             if width is not None:
-                top, low = up.at(y + width), up.at(y - width)
+                top, low = up.at(y + width), up.at(_low(y, width))
                 at = across.at(x)
                 parts.append(f'<path d="M{at:.1f} {top:.1f}V{low:.1f}" stroke="{color}" opacity=".6"/>')
             parts.append(f'<circle cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="2.2" fill="{color}"/>')
     parts.append(_names(x_name, y_name, HEIGHT))
     return _figure(title, HEIGHT, parts, [(each.name, each.color or f"var(--c{number % COLORS})")
                                           for number, each in enumerate(series)])  # fmt: skip
+
+
+def _low(value: float, width: float) -> float:
+    """Return the interval's lower end. It is drawn down to zero at most, for a value above zero."""
+    return max(value - width, 0.0) if value >= 0 else value - width
 
 
 def _path(each: Series, across: Axis, up: Axis) -> str:
@@ -120,7 +125,7 @@ def bars(title: str, unit: str, rows: Sequence[Bars], reference: str = "paper") 
     values = [0.0]
     for row in rows:
         values += [row.ours, *([row.paper] if row.paper is not None else [])]
-        values += [] if row.width is None else [row.ours - row.width, row.ours + row.width]
+        values += [] if row.width is None else [_low(row.ours, row.width), row.ours + row.width]
     across = axis(values, 8, WIDTH - 44, count=4)
     parts = [_vertical(across, height)]
     zero = across.at(0.0)
@@ -137,7 +142,7 @@ def bars(title: str, unit: str, rows: Sequence[Bars], reference: str = "paper") 
                 f'<text x="{right:.1f}" y="{y + 8}" class="v">{number_of(value)}</text>'
             )
         if row.width is not None:
-            low, high = across.at(row.ours - row.width), across.at(row.ours + row.width)
+            low, high = across.at(_low(row.ours, row.width)), across.at(row.ours + row.width)
             parts.append(
                 f'<path d="M{low:.1f} {top + 31.5}H{high:.1f}" stroke="var(--fg)" stroke-width="1.2"/>'
             )
