@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from turboserve import recording_subjects
-from turboserve.contracts import chunks, cost, keys, leading, links, pool, requests, sessions, workers
+from turboserve.contracts import audit, chunks, cost, keys, leading, links, pool, requests, sessions, workers
 from turboserve.contracts.base import Contract
 from turboserve.subject_types import Endpoint, Log, Topic
 
@@ -207,6 +207,8 @@ REVOKE_LINK = Endpoint("state.link.revoke", links.LinkRef, links.LinkRecord, _ST
 GET_SIGNING = Endpoint(
     "state.link.signing", links.GetSigning, links.Signing, _STORE, ("gateway",), periodic=True
 )
+NOTE_AUDIT = Endpoint("state.audit.note", audit.NoteAudit, requests.Done, _STORE, ("gateway",))
+LIST_AUDIT = Endpoint("state.audit.list", audit.ListAudit, audit.AuditPage, _STORE, ("gateway",))
 
 _ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignment]
     CREATE_SESSION,
@@ -250,6 +252,8 @@ _ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignm
     LIST_LINKS,
     REVOKE_LINK,
     GET_SIGNING,
+    NOTE_AUDIT,
+    LIST_AUDIT,
 )
 ENDPOINTS = (*_ENDPOINTS, *recording_subjects.ENDPOINTS)
 

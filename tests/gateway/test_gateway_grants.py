@@ -207,9 +207,15 @@ def test_an_operator_ends_all_links_by_deleting_the_signing_keys(deployment: Dep
             await db.links.delete_keys(key.id for key in await db.links.keys())
             await db.links.change(edition.version + 1)
 
+    held = verified(GrantKind.LINK, text, deployment.signers[0]._keys)
+    assert held is not None
+    ticket = replace(held, link=None)
+    assert [signer.holds(one) for signer in deployment.signers for one in (held, ticket)] == [True] * 4
     deployment.run(delete())
     deployment.loop.advance(EFFECTIVE_S)
     assert deployment.admits(text) == [False, False]
+    # Streams that are open end as well.
+    assert [signer.holds(one) for signer in deployment.signers for one in (held, ticket)] == [False] * 4
     assert deployment.admits(deployment.run(deployment.link("lnk_2"))) == [True, True]
 
 

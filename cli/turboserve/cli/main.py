@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from turboserve.cli import keys, model, profile, session, trace
+from turboserve.cli.audit import audit
 from turboserve.cli.bench import bench
 from turboserve.cli.down import down
 from turboserve.cli.generate import generate
@@ -47,6 +48,7 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )(bench)
 app.command()(generate)
+app.command()(audit)
 app.command()(settings)
 app.command()(reference)
 app.add_typer(keys.app, name="keys")

@@ -75,6 +75,7 @@ TABLE: dict[tuple[str, str], Access] = {
     ("PUT", f"{POOL}/profile"): O,
     ("DELETE", f"{POOL}/profile"): O,
     ("POST", "/v1/cost/corrections"): O,
+    ("GET", "/v1/audit"): A,
     ("GET", "/v1/keys"): A,
     ("POST", "/v1/keys"): A,
     ("GET", "/v1/keys/{key}"): A,

@@ -24,6 +24,7 @@ async def start(runtime: service.Runtime) -> None:
         runtime.spawn(reload.follow(gateway.keys, settings.api_keys_file), "api keys")
     await gateway.signer.listen()
     runtime.spawn(gateway.signer.run(), "signing keys")
+    runtime.spawn(gateway.audit.run(), "audit log")
     await server.start()
     runtime.spawn(server.wait(), "http server")
     # Stop callbacks run in reverse order: viewers are asked to reconnect before the server stops listening.

@@ -11,6 +11,8 @@ from turboserve.bus import Bus
 from turboserve.bus.chunk_log import ChunkLog
 from turboserve.clock import Clock
 from turboserve.gateway import metrics, openapi
+from turboserve.gateway.audit.endpoints import router as audit
+from turboserve.gateway.audit.recorder import AuditRecorder
 from turboserve.gateway.auth.access import HostRules, Keys, OriginRules
 from turboserve.gateway.auth.middleware import Authenticate, Authenticator
 from turboserve.gateway.auth.signing import GrantSigner
@@ -82,6 +84,7 @@ def create_gateway(
         prompt_guides=read_prompt_guides(),
         stored_keys=StoredKeys(bus, keys),
         signer=signer,
+        audit=AuditRecorder(bus, clock),
         sharing=Sharing(bus, clock, sessions, signer, settings.ticket_lifetime_s),
     )
 
@@ -132,6 +135,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         pools,
         cost,
         keys_router,
+        audit,
         health,
     ):
         app.include_router(router)

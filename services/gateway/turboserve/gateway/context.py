@@ -17,6 +17,7 @@ from turboserve.bus import Bus
 from turboserve.bus.chunk_log import ChunkLog
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TenantLimitError, TurboServeError
+from turboserve.gateway.audit.recorder import AuditRecorder
 from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.auth.middleware import Authenticator, admitted
 from turboserve.gateway.auth.signing import GrantSigner
@@ -111,6 +112,7 @@ class Gateway:
     stored_keys: StoredKeys
     signer: GrantSigner
     sharing: Sharing
+    audit: AuditRecorder
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:

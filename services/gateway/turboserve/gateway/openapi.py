@@ -25,6 +25,7 @@ TAGS = [
     {"name": "pools", "description": "Groups of workers that an autoscaler sizes."},
     {"name": "cost", "description": "GPU-seconds and money."},
     {"name": "keys", "description": "API keys in the database, for keys with the scope `admin`."},
+    {"name": "audit", "description": "Who changed what, for keys with the scope `admin`."},
     {"name": "health", "description": "For supervisors, load balancers and Prometheus. They need no key."},
 ]
 _PREFIX = "#/components/schemas/"

@@ -1,8 +1,19 @@
-"""Tables of who may do what: API keys, links to sessions, signing keys. `tables` has the others."""
+"""Tables of who may do what, and of who did it. `tables` has the others."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, Identity, Index, MetaData, Table, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 
 metadata = MetaData()
@@ -60,4 +71,23 @@ signing_keys = Table(
     Column("id", Text, primary_key=True),
     Column("secret", Text, nullable=False),
     Column("created_at", Double, nullable=False),
+)
+
+audit_log = Table(
+    "audit_log",
+    metadata,
+    # `turboserve.contracts.audit` documents the columns.
+    Column("id", Text, primary_key=True),
+    Column("number", BigInteger, Identity(always=True), nullable=False, unique=True),
+    Column("at", Double, nullable=False),
+    Column("operation", Text, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("key", Text),
+    Column("address", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("change", Text, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("code", Text),
+    Index("audit_log_at", "at"),
 )

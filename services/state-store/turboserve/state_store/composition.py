@@ -14,7 +14,14 @@ from turboserve.state_store import metrics
 from turboserve.state_store.accounting import Accounting
 from turboserve.state_store.availability import migrate_with_retry, watch
 from turboserve.state_store.core.workers import Leases
-from turboserve.state_store.endpoints import serve, serve_keys, serve_links, serve_pools, serve_recordings
+from turboserve.state_store.endpoints import (
+    serve,
+    serve_audit,
+    serve_keys,
+    serve_links,
+    serve_pools,
+    serve_recordings,
+)
 from turboserve.state_store.hot.probe import HotStoreProbe
 from turboserve.state_store.hot.session_state import TTL_S, HotStoreGuard, Latents, Playheads
 from turboserve.state_store.leader import lead
@@ -26,6 +33,7 @@ from turboserve.state_store.publish.canaries import Canaries, LogStatus
 from turboserve.state_store.publish.fence import Assignments, Fence, newest_fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import Retention
+from turboserve.state_store.service.audit import Audit
 from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.links import Links
@@ -95,6 +103,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     leases = Leases(settings.lease_s, settings.worker_timeout_s, clock.monotonic())
     await serve_pools(bus, clock, pools)
     await serve_keys(bus, clock, Keys(database, bus, clock))
+    await serve_audit(bus, clock, Audit(database, clock, settings.audit_retention_s))
     await serve_links(bus, clock, Links(database, bus, clock, settings.link_rules))
     await serve_recordings(bus, clock, Recordings(database, post_commit, status, clock, settings))
     await bus.subscribe(PLAYHEAD, "*", playheads.report, queue=QUEUE)

@@ -19,6 +19,7 @@ from turboserve.state_store.database_errors import NO_NEW_CONNECTIONS, NOT_SET_U
 from turboserve.state_store.migrate import migrate
 from turboserve.state_store.ports.database import StatementError, unavailable
 from turboserve.state_store.repository.admission import SqlAdmission, SqlTenants
+from turboserve.state_store.repository.audit import SqlAudit
 from turboserve.state_store.repository.cost import SqlCorrections, SqlRentals
 from turboserve.state_store.repository.deployment import SqlClocks, SqlLeaders, SqlPools, SqlWorkers
 from turboserve.state_store.repository.keys import SqlKeys
@@ -63,7 +64,7 @@ class SqlUnitOfWork:
         self.tenants = SqlTenants(connection)
         self.workers = SqlWorkers(connection)
 
-    # Most sessions do not need the repositories of cost, keys, links and recordings.
+    # Most sessions do not need the repositories of cost, keys, links, recordings and the audit log.
     @cached_property
     def corrections(self) -> SqlCorrections:
         return SqlCorrections(self.connection)
@@ -75,6 +76,10 @@ class SqlUnitOfWork:
     @cached_property
     def keys(self) -> SqlKeys:
         return SqlKeys(self.connection)
+
+    @cached_property
+    def audit(self) -> SqlAudit:
+        return SqlAudit(self.connection)
 
     @cached_property
     def links(self) -> SqlLinks:

@@ -12,6 +12,7 @@ from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ConflictError, ForbiddenError, TurboServeError
 from turboserve.contracts.requests import FailSession, GetLatents, Renew, WorkerGone
 from turboserve.state_store import metrics
+from turboserve.state_store.service.audit import Audit
 from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.links import Links
@@ -138,6 +139,12 @@ async def serve_keys(bus: Bus, clock: Clock, keys: Keys) -> None:
     await bus.serve(subjects.REVOKE_KEY, answering(clock, subjects.REVOKE_KEY, keys.revoke))
     await bus.serve(subjects.GET_VALID_KEYS, answering(clock, subjects.GET_VALID_KEYS, keys.valid))
     await bus.serve(subjects.NOTE_KEY_USES, answering(clock, subjects.NOTE_KEY_USES, keys.note_uses))
+
+
+async def serve_audit(bus: Bus, clock: Clock, audit: Audit) -> None:
+    """Answer all endpoints of the audit log."""
+    await bus.serve(subjects.NOTE_AUDIT, answering(clock, subjects.NOTE_AUDIT, audit.note))
+    await bus.serve(subjects.LIST_AUDIT, answering(clock, subjects.LIST_AUDIT, audit.list))
 
 
 async def serve_links(bus: Bus, clock: Clock, links: Links) -> None:

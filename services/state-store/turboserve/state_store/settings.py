@@ -121,6 +121,9 @@ class Settings(Shared):
     signing_key_lifetime_s: Seconds = 30 * 86_400.0
     """The key that signs links and tickets is replaced after this time, seconds."""
 
+    audit_retention_s: Seconds = 365 * 86_400.0
+    """Entries of the audit log are deleted after this, at the next entry, seconds."""
+
     prices: dict[str, Annotated[float, Field(ge=0)]] = {}
     """Money per GPU and hour by kind of worker, as a JSON object: `{"h100": 3.99, "*": 2.5}`. `*` is for the
     other kinds; without it, they cost nothing. A worker keeps the price that its kind had at its launch."""

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -60,6 +60,8 @@ class Grant:
     """When that link expires. A ticket's stream ends then."""
     key: str | None = None
     """Id of the API key with which the ticket was made. The stream ends with the key."""
+    signing_key: str | None = field(default=None, compare=False)
+    """Id of the key that has signed the text; None: it is not signed yet."""
 
 
 def kind_of(text: str | None) -> GrantKind | None:
@@ -93,10 +95,10 @@ def verified(kind: GrantKind, text: str, keys: Mapping[str, SigningKey]) -> Gran
         return None
     if not hmac.compare_digest(_encoded(_mac(head, key)), mac):
         return None
-    return _read(head.rpartition(".")[2])
+    return _read(head.rpartition(".")[2], key.id)
 
 
-def _read(payload: str) -> Grant | None:
+def _read(payload: str, signing_key: str) -> Grant | None:
     try:
         values: dict[str, Any] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
         return Grant(
@@ -107,6 +109,7 @@ def _read(payload: str) -> Grant | None:
             link=values.get("l"),
             link_expires_at=values.get("m"),
             key=values.get("k"),
+            signing_key=signing_key,
         )
     except (ValueError, KeyError, TypeError, binascii.Error):
         # Signed by a gateway of another version.

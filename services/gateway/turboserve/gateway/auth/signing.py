@@ -80,7 +80,9 @@ class GrantSigner:
         return grant
 
     def holds(self, grant: Grant) -> bool:
-        """Return whether the link of a grant is neither revoked nor expired. True: the grant has no link."""
+        """Return whether the grant's signing key is known, and its link neither revoked nor expired."""
+        if grant.signing_key not in self._keys:
+            return False
         if grant.link is None:
             return True
         until = grant.expires_at if grant.link_expires_at is None else grant.link_expires_at

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query
 from turboserve.contracts.base import Id
 from turboserve.contracts.cost import CorrectCost, GetCost
 from turboserve.contracts.keys import Scope
+from turboserve.gateway.audit.recorder import AuditedRoute
 from turboserve.gateway.auth.middleware import Caller, needs
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.cost.schemas import Correction, CostReport, NewCorrection
@@ -16,7 +17,7 @@ from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.ids import new_id
 from turboserve.subjects import CORRECT_COST, GET_COST
 
-router = APIRouter(prefix="/v1/cost", tags=["cost"])
+router = APIRouter(prefix="/v1/cost", tags=["cost"], route_class=AuditedRoute)
 
 Context = Annotated[Gateway, Depends(gateway_of)]
 

@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 
 from turboserve.contracts.base import NUMBER_LIMIT, Id
 from turboserve.contracts.keys import ListKeys, Scope
+from turboserve.gateway.audit.recorder import AuditedRoute
 from turboserve.gateway.auth.middleware import Caller, needs
 from turboserve.gateway.keys.schemas import Key, KeyList, NewKey, NewKeyText
 from turboserve.gateway.keys.service import StoredKeys
@@ -26,7 +27,9 @@ def _keys_are_stored(connection: HTTPConnection) -> None:
 
 
 # Before the scope: at a gateway whose keys are elsewhere, no key could have it.
-router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=[Depends(_keys_are_stored)])
+router = APIRouter(
+    prefix="/v1/keys", tags=["keys"], dependencies=[Depends(_keys_are_stored)], route_class=AuditedRoute
+)
 
 Service = Annotated[StoredKeys, Depends(_service_of)]
 KeyId = Annotated[str, Path(description="Id of the key.", examples=["2d06c5c4a1b2c3d4"])]

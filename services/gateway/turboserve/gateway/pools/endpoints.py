@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from turboserve.contracts.errors import InvalidInputError, NotFoundError, UnavailableError
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.pool import OrderPool
+from turboserve.gateway.audit.recorder import AuditedRoute
 from turboserve.gateway.auth.middleware import Caller, Tenant, needs
 from turboserve.gateway.pools.errors import PoolNotManagedError
 from turboserve.gateway.pools.profile_schemas import NewProfile
@@ -17,7 +18,7 @@ from turboserve.gateway.pools.schemas import Pool, PoolDryRun, PoolList, PoolOrd
 from turboserve.gateway.pools.snapshots import RETRY_S, PoolSnapshot, PoolSnapshots
 from turboserve.gateway.problems.schemas import BODY, problems
 
-router = APIRouter(prefix="/v1/pools", tags=["pools"])
+router = APIRouter(prefix="/v1/pools", tags=["pools"], route_class=AuditedRoute)
 
 
 def _snapshots_of(connection: HTTPConnection) -> PoolSnapshots:

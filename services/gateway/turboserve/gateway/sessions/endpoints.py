@@ -11,6 +11,7 @@ from turboserve.contracts.base import Text
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.links import Role
 from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.gateway.audit.recorder import AuditedRoute
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.middleware import Caller, Tenant, needs
 from turboserve.gateway.problems.schemas import BODY, problems
@@ -34,6 +35,7 @@ from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.timeline.service import TimelineService
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+migrations = APIRouter(route_class=AuditedRoute)
 
 
 def _service_of(connection: HTTPConnection) -> Sessions:
@@ -204,7 +206,7 @@ async def resume(session: SessionId, caller: Caller, sessions: Service) -> Sessi
     return _shown(await sessions.resume(caller.tenant, session), caller)
 
 
-@router.post(
+@migrations.post(
     "/{session}/migrate",
     dependencies=[needs(Scope.SESSIONS_WRITE)],
     operation_id="migrate_session",
@@ -233,3 +235,6 @@ async def migrate(
 async def decisions(session: SessionId, tenant: Tenant, sessions: Service) -> DecisionList:
     page = await sessions.decisions(tenant, session)
     return DecisionList(decisions=[SessionDecision.of(decision) for decision in page.decisions])
+
+
+router.include_router(migrations)

@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.links import Role
+from turboserve.gateway.audit.recorder import AuditedRoute
 from turboserve.gateway.auth.middleware import Caller, Tenant, needs
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.sessions.parameters import SessionId, idempotency_header
@@ -16,6 +17,7 @@ from turboserve.gateway.sharing.schemas import Link, LinkList, NewLink, NewLinkT
 from turboserve.gateway.sharing.service import Sharing
 
 router = APIRouter(prefix="/v1/sessions", tags=["sharing"])
+links = APIRouter(route_class=AuditedRoute)
 
 
 def _service_of(connection: HTTPConnection) -> Sharing:
@@ -54,7 +56,7 @@ async def create_ticket(
     return Ticket(ticket=text, role=grant.role, expires_at=grant.expires_at)  # type: ignore[arg-type]
 
 
-@router.post(
+@links.post(
     "/{session}/links",
     dependencies=[needs(Scope.SESSIONS_WRITE)],
     operation_id="create_link",
@@ -77,7 +79,7 @@ async def create_link(
     return NewLinkText.created(record, token)
 
 
-@router.get(
+@links.get(
     "/{session}/links",
     dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="list_links",
@@ -90,7 +92,7 @@ async def list_links(session: SessionId, tenant: Tenant, sharing: Service) -> Li
     return LinkList(links=[Link.of(record) for record in found.links])
 
 
-@router.delete(
+@links.delete(
     "/{session}/links/{link}",
     dependencies=[needs(Scope.SESSIONS_WRITE)],
     operation_id="revoke_link",
@@ -101,3 +103,6 @@ async def list_links(session: SessionId, tenant: Tenant, sharing: Service) -> Li
 )
 async def revoke_link(session: SessionId, link: LinkId, tenant: Tenant, sharing: Service) -> Link:
     return Link.of(await sharing.revoke(tenant, session, link))
+
+
+router.include_router(links)

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from turboserve.contracts.errors import UnavailableError
+from turboserve.state_store.ports.audit import AuditRepository
 from turboserve.state_store.ports.deployment import (
     ClockRepository,
     CorrectionRepository,
@@ -49,6 +50,8 @@ class UnitOfWork(Protocol):
 
     @property
     def admission(self) -> AdmissionRepository: ...
+    @property
+    def audit(self) -> AuditRepository: ...
     @property
     def changes(self) -> ChangeRepository: ...
     @property

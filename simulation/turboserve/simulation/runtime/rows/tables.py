@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from turboserve.contracts.audit import AuditEntry
 from turboserve.contracts.cost import Correction, Cost
 from turboserve.contracts.keys import KeyRecord
 from turboserve.contracts.leading import LeaderRecord
@@ -231,6 +232,7 @@ class Tables:
                 "state": lambda entry: entry.record.state,
             },
         )
+        self.audit_log: Table[int, AuditEntry] = Table("audit_log")
         self._numbers: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Table[Any, Any]]:

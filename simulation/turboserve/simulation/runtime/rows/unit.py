@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from turboserve.simulation.runtime.rows.admission import MemoryAdmission
+from turboserve.simulation.runtime.rows.audit import MemoryAudit
 from turboserve.simulation.runtime.rows.changes import MemoryChanges, MemoryFence
 from turboserve.simulation.runtime.rows.controls import MemoryControls
 from turboserve.simulation.runtime.rows.cost import MemoryCorrections, MemoryRentals
@@ -39,6 +40,10 @@ class MemoryUnitOfWork:
     @cached_property
     def admission(self) -> MemoryAdmission:
         return MemoryAdmission(self.session)
+
+    @cached_property
+    def audit(self) -> MemoryAudit:
+        return MemoryAudit(self.session)
 
     @cached_property
     def changes(self) -> MemoryChanges:

@@ -1,0 +1,102 @@
+"""`turboserve audit`: who changed keys, links, pools, costs and owners of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from turboserve.cli.errors import failure
+from turboserve.cli.keys import URL_VARIABLE, AsJson, Key
+
+PAGE = 1_000
+ATTEMPTS = 3
+TIMEOUT_S = 30.0
+FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
+COLUMNS = ("at", "operation", "target", "tenant", "key", "address", "result", "change")
+
+
+def audit(
+    url: Annotated[str, typer.Option("--url", envvar=URL_VARIABLE, help="Address of a gateway.")],
+    key: Key = None,
+    tenant: Annotated[str | None, typer.Option(help="Only of senders of this tenant.")] = None,
+    of_key: Annotated[
+        str | None, typer.Option("--of-key", metavar="ID", help="Only of the key with this id.")
+    ] = None,
+    operation: Annotated[
+        str | None, typer.Option(help="Only this operation, as the OpenAPI names it: create_key.")
+    ] = None,
+    refused: Annotated[
+        bool | None, typer.Option("--refused/--accepted", help="Only refused, or only accepted ones.")
+    ] = None,
+    since: Annotated[
+        datetime | None, typer.Option(formats=FORMATS, help="Only from this time on, in UTC.")
+    ] = None,
+    until: Annotated[
+        datetime | None, typer.Option(formats=FORMATS, help="Only before this time, in UTC.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Print the audit log, newest first. Needs a key with the scope admin."""
+    from turboserve.client import TurboServeError
+
+    query: dict[str, Any] = {
+        "tenant": tenant,
+        "key": of_key,
+        "operation": operation,
+        "refused": None if refused is None else str(refused).lower(),
+        "since": None if since is None else since.replace(tzinfo=UTC).isoformat(),
+        "until": None if until is None else until.replace(tzinfo=UTC).isoformat(),
+    }
+    given = {name: value for name, value in query.items() if value is not None}
+    try:
+        found = asyncio.run(_entries(url, key, given, limit))
+    except (TurboServeError, OSError) as error:
+        raise failure(str(error)) from None
+    if as_json:
+        for entry in found:
+            typer.echo(json.dumps(entry))
+        return
+    _print(found)
+
+
+async def _entries(url: str, key: str | None, query: dict[str, Any], limit: int) -> list[dict[str, Any]]:
+    from turboserve.client.transport import Transport
+
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    transport = Transport(url, headers, TIMEOUT_S, ATTEMPTS)
+    found: list[dict[str, Any]] = []
+    async with transport.http:
+        while len(found) < limit:
+            params = query | {"limit": min(PAGE, limit - len(found))}
+            page = await transport.request("GET", "/v1/audit", params=params)
+            found += page["entries"]
+            if page["next"] is None:
+                break
+            query = query | {"after": page["next"]}
+    return found
+
+
+def _print(entries: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*COLUMNS)
+    for entry in entries:
+        cells = (
+            f"{datetime.fromisoformat(entry['at']):%Y-%m-%d %H:%M:%S}",
+            entry["operation"],
+            entry["target"],
+            entry["tenant"],
+            entry["key"] or "–",
+            entry["address"],
+            entry["code"] or str(entry["status"]),
+            entry["change"],
+        )
+        table.add_row(*map(escape, cells))
+    Console().print(table)

@@ -1,0 +1,1 @@
+"""The audit log: which requests are recorded, and the REST resource."""
