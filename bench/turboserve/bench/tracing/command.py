@@ -12,7 +12,8 @@ import typer
 if TYPE_CHECKING:
     from turboserve.bench.tracing.measure import TracedWorker
 
-MODES = ("off", "unsampled", "sampled")
+MODES = ("off", "control", "unsampled", "sampled")
+"""`control` is `off` once more. The difference of the two shows how exact the comparison is."""
 WARM_UP_CHUNKS = 3
 
 
@@ -25,9 +26,9 @@ def run(
 ) -> dict[str, Any]:
     """Measure what the spans of chunks cost a worker with the shipped model.
 
-    Blocks of chunks are generated and packaged in turns: without tracing, with spans that are recorded and
-    not exported (the default for a chunk that follows no request), and with all spans exported. Seconds are
-    those of the processor, over all threads.
+    Blocks of chunks are generated and packaged in turns: without tracing, once more without (`control`),
+    with spans that are recorded and not exported (the default for a chunk that follows no request), and with
+    all spans exported. Seconds are those of the processor, over all threads.
 
     - `paired_share`: median over the rounds of a block's time relative to the block without tracing of the
       same round, less 1, with its 95 % interval in `paired_share_95`. The time to send the spans
@@ -59,10 +60,11 @@ def _measured(worker: TracedWorker, chunks: int, blocks: int) -> dict[str, Any]:
             export_s.append(seconds)
     off = statistics.median(found["off"])
     spans = {mode: worker.span_seconds(mode) for mode in MODES}
-    sent = {"unsampled": 0.0, "sampled": statistics.mean(export_s) / off if export_s else 0.0}
+    sent_share = statistics.mean(export_s) / off if export_s else 0.0
     pairs = {
         mode: sorted(
-            traced / plain - 1 + sent[mode] for traced, plain in zip(found[mode], found["off"], strict=True)
+            traced / plain - 1 + sent_share * (mode == "sampled")
+            for traced, plain in zip(found[mode], found["off"], strict=True)
         )
         for mode in MODES[1:]
     }
@@ -85,5 +87,5 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     Nonparametric Statistics, 3.2. Uses the normal approximation.
     """
     half = 1.96 * math.sqrt(len(values)) / 2
-    low = max(0, math.floor(len(values) / 2 - half))
-    return values[low], values[len(values) - 1 - low]
+    low = max(1, math.floor(len(values) / 2 - half))
+    return values[low - 1], values[-low]

@@ -161,8 +161,9 @@ class TracedWorker:
         return statistics.median(seconds)
 
     def _switch(self, mode: str) -> None:
-        telemetry.switch_tracing(on=mode != "off")
-        self._driver.engine.records_steps = mode != "off"
+        traces = mode not in ("off", "control")
+        telemetry.switch_tracing(on=traces)
+        self._driver.engine.records_steps = traces
         _sampler.sample_periodic(on=mode == "sampled")
 
     def _generated(self, item: FromEngine) -> None:

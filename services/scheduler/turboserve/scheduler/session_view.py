@@ -7,12 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from turboserve.contracts.fidelity import SessionSlack
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.scheduler.placement.urgency import ReportedSlack
 from turboserve.scheduler.worker_view import ChangeTracked
 
 Share = tuple[str, str]
 """Model and tenant: tenants share the slots of one model."""
+
+
+def slack_reported(slack: SessionSlack, at: float) -> ReportedSlack:
+    """Return the slack of a load report that arrived at monotonic time `at`."""
+    return ReportedSlack(slack.slack_s, slack.credit_s, at, slack.tier, slack.playing)
 
 
 def slot_on(record: SessionRecord) -> str | None:

@@ -9,7 +9,6 @@ from cachetools import FIFOCache
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
-from turboserve.scheduler.placement.urgency import ReportedSlack
 from turboserve.scheduler.session_view import (
     Migrating,
     MigratingSuspended,
@@ -17,6 +16,7 @@ from turboserve.scheduler.session_view import (
     SessionView,
     Share,
     TenantSlots,
+    slack_reported,
     slot_on,
 )
 from turboserve.scheduler.worker_view import Absorption, Serving, WorkerView
@@ -131,7 +131,7 @@ class View:
             if session is None or (session.record.worker, session.record.epoch) != (worker.id, held.epoch):
                 continue
             if held.slack is not None or session.slack is not None:
-                session.slack = None if held.slack is None else ReportedSlack.of(held.slack, now)
+                session.slack = None if held.slack is None else slack_reported(held.slack, now)
                 self.changed_slacks.add(session.id)
             if held.slack is not None and session.acted(held.epoch, held.control_seq, held.slack.playing):
                 self.changed_outside(worker.id)

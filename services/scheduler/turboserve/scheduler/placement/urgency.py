@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from turboserve.contracts.fidelity import SessionSlack, Tier
+from turboserve.contracts.fidelity import Tier
 from turboserve.scheduler.placement.lateness import late_chunks
 from turboserve.scheduler.placement.pool import NO_WORKER, Pool, PoolEntry
 
@@ -34,11 +34,6 @@ class ReportedSlack:
     tier: Tier = Tier.NORMAL
     playing: bool = True
     """Whether the slack shrinks with time."""
-
-    @classmethod
-    def of(cls, slack: SessionSlack, at: float) -> ReportedSlack:
-        """Return the slack of a load report that arrived at monotonic time `at`."""
-        return cls(slack.slack_s, slack.credit_s, at, slack.tier, slack.playing)
 
 
 def slack_at(known: ReportedSlack, now: float) -> float:
