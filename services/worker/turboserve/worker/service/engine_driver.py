@@ -62,9 +62,8 @@ class EngineDriver:
         `Settings.migration_idle_window_s` and `Settings.migration_idle_window_timeout_s`. `tier_report_s`:
         see `Settings.tier_report_interval_s`.
         """
-        self.engine = engine
+        self.engine, self._deliver, self._now = engine, deliver, now
         self._quiet_s, self._patience_s = quiet_s, patience_s
-        self._deliver, self._now = deliver, now
         self._runs: dict[str, EngineRun] = {}
         self._slack = SlackMonitor(engine, tier_report_s)
         engine.records_steps = tracing()
