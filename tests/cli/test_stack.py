@@ -32,7 +32,7 @@ UP = (sys.executable, str(HERE / "up_with_dummies.py"))
 ENVIRONMENT = {"PYTHONPATH": str(HERE)}
 SAID_S = 60.0
 SERVERS = ("nats", "redis", "postgres")
-SERVICES = ("state-store", "scheduler", "autoscaler", "gateway")
+SERVICES = ("state-store", "scheduler", "autoscaler", "recorder", "gateway")
 
 
 def dummy_stack(data: Path, *options: str, **environment: str) -> BackgroundStack:
@@ -193,7 +193,7 @@ def test_stop_is_in_order_and_leaves_status_0(data_dir: Path) -> None:
     processes = stack.descendants()
     assert stack.stop() == 0
     stopped = [line.split()[0] for line in stack.output.splitlines() if line.endswith("stops")]
-    assert stopped == ["gateway", "autoscaler", "worker", "scheduler", "state-store"]
+    assert stopped == ["gateway", "autoscaler", "worker", "scheduler", "recorder", "state-store"]
     assert not [process for process in processes if process.is_running()]
     assert not (data_dir / "stack.json").exists()
     assert "killing" not in stack.output

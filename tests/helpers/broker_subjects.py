@@ -12,6 +12,9 @@ USERS = (*subjects.SERVICES, subjects.ADMIN)
 ID = "x1"
 """Stands for any session, worker or model."""
 
+RECORDING_VERBS = ("delete", "get", "list", "start", "stop")
+RECORDER_VERBS = ("forget", "orders", "report")
+LINK_VERBS = ("create", "list", "revoke", "signing")
 KEY_VERBS = ("create", "get", "list", "revoke", "used", "valid")
 
 NEEDS: dict[str, dict[str, set[str]]] = {
@@ -26,7 +29,10 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "state.cost.correct.from.gateway",
             "state.cost.get.from.gateway",
             *(f"state.key.{verb}.from.gateway" for verb in KEY_VERBS),
+            *(f"state.link.{verb}.from.gateway" for verb in LINK_VERBS),
             "state.pool.order.from.gateway",
+            "recorder.read.from.gateway",
+            *(f"state.recording.{verb}.from.gateway" for verb in RECORDING_VERBS),
             "state.session.change.from.gateway",
             "state.session.create.from.gateway",
             "state.session.decisions.from.gateway",
@@ -46,6 +52,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "live.event.x1",
             "live.own.x1",
             "key.x1",
+            "link.x1",
             "pool.x1",
         },
     },
@@ -111,6 +118,23 @@ NEEDS: dict[str, dict[str, set[str]]] = {
         },
         "subscribe": {"_INBOX_worker.x1", "assign.x1.x1", "live.canary.CHUNKS", "playhead.x1"},
     },
+    "recorder": {
+        "publish": {
+            "$JS.API.STREAM.INFO.CHUNKS",
+            "$JS.API.DIRECT.GET.CHUNKS",
+            # The recorder's answers to requests; the broker chooses the token.
+            "_R_.x1",
+            "state.session.get.from.recorder",
+            *(f"state.recording.{verb}.from.recorder" for verb in RECORDER_VERBS),
+        },
+        "subscribe": {
+            "_INBOX_recorder.x1",
+            "live.canary.CHUNKS",
+            "live.chunk.x1.x1",
+            "live.own.x1",
+            *(f"recorder.read.from.{user}" for user in (*USERS, ID)),
+        },
+    },
     "state-store": {
         "publish": {
             "$JS.API.STREAM.INFO.CHUNKS",
@@ -134,6 +158,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "canary.EVENTS",
             "event.x1",
             "key.x1",
+            "link.x1",
             "own.x1",
             "worker-event.x1",
         },
@@ -150,6 +175,8 @@ NEEDS: dict[str, dict[str, set[str]]] = {
                     "state.cost.correct",
                     "state.cost.get",
                     *(f"state.key.{verb}" for verb in KEY_VERBS),
+                    *(f"state.link.{verb}" for verb in LINK_VERBS),
+                    *(f"state.recording.{verb}" for verb in (*RECORDING_VERBS, *RECORDER_VERBS)),
                     "state.latents.get",
                     "state.leader.campaign",
                     "state.leader.get",
@@ -276,6 +303,7 @@ WILDCARDS_NEEDED = {
     "scheduler": {"_INBOX_scheduler.*", "_INBOX_scheduler.>", "playhead.>", "pool.>"},
     "autoscaler": {"_INBOX_autoscaler.*", "_INBOX_autoscaler.>", "feedback.>"},
     "worker": {"_INBOX_worker.*", "_INBOX_worker.>", "playhead.>"},
+    "recorder": {"_INBOX_recorder.*", "_INBOX_recorder.>", "live.own.*"},
     "state-store": {"_INBOX_state_store.*", "_INBOX_state_store.>", "playhead.>"},
 }
 

@@ -91,6 +91,7 @@ def test_each_secret_is_held_only_by_those_who_need_it(
         passwords["nats.scheduler"]: {"scheduler"},
         passwords["nats.autoscaler"]: {"autoscaler"},
         passwords["nats.state-store"]: {"state-store"},
+        passwords["nats.recorder"]: {"recorder"},
         **{secret: set() for secret in OTHER_SECRETS.values()},
     }
     assert {secret: holders(environments, secret) for secret in expected} == expected

@@ -40,13 +40,16 @@ class Access(Enum):
     """Keys with the scope `pool:write`."""
     ADMIN = auto()
     """Keys with the scope `admin`."""
+    RECORDING = auto()
+    """The recording's tenant. For all others the recording does not exist."""
     UPGRADE = auto()
     """Every tenant. The answer says only that a WebSocket is needed, and is the same for every session id."""
 
 
-P, T, S, SO, O, A, U = Access  # noqa: E741
+P, T, S, SO, O, A, R, U = Access  # noqa: E741
 SESSION = "/v1/sessions/{session}"
 POOL = "/v1/pools/{pool}"
+RECORDING = "/v1/recordings/{recording}"
 TABLE: dict[tuple[str, str], Access] = {
     ("GET", "/"): P,
     ("GET", "/pool"): P,
@@ -88,10 +91,22 @@ TABLE: dict[tuple[str, str], Access] = {
     ("POST", f"{SESSION}/resume"): S,
     ("POST", f"{SESSION}/migrate"): SO,
     ("GET", f"{SESSION}/decisions"): S,
+    ("GET", f"{SESSION}/chunks/{{index}}"): S,
     ("POST", f"{SESSION}/tickets"): S,
     ("GET", f"{SESSION}/links"): S,
     ("POST", f"{SESSION}/links"): S,
     ("DELETE", f"{SESSION}/links/{{link}}"): S,
+    ("POST", f"{SESSION}/recording"): S,
+    ("DELETE", f"{SESSION}/recording"): S,
+    ("GET", "/v1/recordings"): T,
+    ("GET", RECORDING): R,
+    ("DELETE", RECORDING): R,
+    ("GET", f"{RECORDING}/video.mp4"): R,
+    ("GET", f"{RECORDING}/playlist.m3u8"): R,
+    ("GET", f"{RECORDING}/inits/{{part}}.mp4"): R,
+    ("GET", f"{RECORDING}/segments/{{chunk}}.m4s"): R,
+    ("GET", f"{RECORDING}/poster.jpg"): R,
+    ("GET", f"{RECORDING}/contact-sheet.jpg"): R,
     ("GET", f"{SESSION}/events"): S,
     ("GET", f"{SESSION}/stream.mp4"): S,
     ("GET", f"{SESSION}/stream"): U,
@@ -175,6 +190,10 @@ def ask(
         ("{pool}", "local"),
         ("{key}", SPARE_KEY),
         ("{link}", "lnk_none"),
+        ("{index}", "0"),
+        ("{recording}", "rec_none"),
+        ("{part}", "1"),
+        ("{chunk}", "0"),
     ):
         address = address.replace(name, value)
     request = client.build_request(verb, address, headers=dict(headers), **options)
@@ -529,3 +548,17 @@ def test_streams_are_for_the_owner_alone(target: Target, session: str, unknown: 
     for headers in (None, of_tenant("alice")):
         first, closed = told(session, headers, access_token=KEYS["alice"])
         assert (first["code"], closed[0]) == ("key_in_address", 4401)
+
+
+def test_a_foreign_recording_is_one_that_does_not_exist(target: Target, session: str) -> None:
+    with target.client("alice") as alice:
+        recording = alice.post(f"/v1/sessions/{session}/recording").json()["id"]
+        for tenant in ("bob", "operator"):
+            with target.client(tenant) as client:
+                for verb, path in of(Access.RECORDING):
+                    foreign = ask(client, verb, path.replace("{recording}", recording), session)
+                    none = ask(client, verb, path, session)
+                    assert foreign.status_code == 404, (tenant, verb, path, foreign.text)
+                    assert shown(foreign, recording) == shown(none, "rec_none"), (verb, path)
+        assert alice.get(f"/v1/recordings/{recording}").json()["state"] == "recording"
+        assert alice.delete(f"/v1/recordings/{recording}").status_code == 204
