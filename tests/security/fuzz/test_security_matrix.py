@@ -553,12 +553,15 @@ def test_streams_are_for_the_owner_alone(target: Target, session: str, unknown: 
 def test_a_foreign_recording_is_one_that_does_not_exist(target: Target, session: str) -> None:
     with target.client("alice") as alice:
         recording = alice.post(f"/v1/sessions/{session}/recording").json()["id"]
+        unknown = recording[:-6] + "x" * 6
         for tenant in ("bob", "operator"):
             with target.client(tenant) as client:
                 for verb, path in of(Access.RECORDING):
-                    foreign = ask(client, verb, path.replace("{recording}", recording), session)
-                    none = ask(client, verb, path, session)
+                    foreign, none = (
+                        ask(client, verb, path.replace("{recording}", name), session)
+                        for name in (recording, unknown)
+                    )
                     assert foreign.status_code == 404, (tenant, verb, path, foreign.text)
-                    assert shown(foreign, recording) == shown(none, "rec_none"), (verb, path)
+                    assert shown(foreign, recording) == shown(none, unknown), (verb, path)
         assert alice.get(f"/v1/recordings/{recording}").json()["state"] == "recording"
         assert alice.delete(f"/v1/recordings/{recording}").status_code == 204
