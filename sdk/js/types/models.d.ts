@@ -40,6 +40,8 @@ export interface SessionInfo {
   playhead_s: number;
   quality: Quality | null;
   max_lead_s: number | null;
+  /** The recording that runs, or ran when the session ended. `null`: none. */
+  recording: string | null;
   playout: Playout | null;
   reason: string | null;
   created_at: string;

@@ -60,6 +60,8 @@ class SessionInfo(_Answer):
     """Limits of the quality. None: the worker may lower it to its own floor."""
     max_lead_s: float | None = None
     """Maximum seconds of video that are generated ahead of the playhead. None: the worker's own."""
+    recording: str | None = None
+    """The recording that runs, or ran when the session ended. None: none."""
     reason: str | None
     """Why the session ended, or why it waits."""
     created_at: datetime
