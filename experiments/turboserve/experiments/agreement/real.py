@@ -6,7 +6,8 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,12 @@ class TraceViewers:
         self.begins_s = time.monotonic()
         self._api, self._trace, self._report_s = api, trace, report_s
 
-    async def follow(self) -> float:
-        """Play the whole trace. Returns the share of the machine's processor time that was busy."""
+    async def follow(self, stack: BackgroundStack) -> ProcessorUse:
+        """Play the whole trace. Returns the use of the processor meanwhile."""
         by_session: dict[str, list[Step]] = {}
         for step in self._trace.steps:
             by_session.setdefault(step.session, []).append(step)
-        self.begins_s, before = time.monotonic(), psutil.cpu_times()
+        self.begins_s, before, own = time.monotonic(), psutil.cpu_times(), own_seconds(stack)
         tasks = [
             asyncio.create_task(self._session(number, name, steps))
             for number, (name, steps) in enumerate(by_session.items(), 1)
@@ -58,14 +59,15 @@ class TraceViewers:
                 # An error of a session ends the run.
                 task.result()
             await self._until(self._trace.ends_s)
-            after = psutil.cpu_times()
+            after, seconds = psutil.cpu_times(), own_seconds(stack) - own
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         for viewer in self.viewers:
             viewer.player.tick(self.begins_s + self._trace.ends_s)
-        return busy(before, after)
+        cores = psutil.cpu_count() or 1
+        return ProcessorUse(busy(before, after), seconds / (cores * self._trace.ends_s))
 
     async def _until(self, at_s: float) -> None:
         await asyncio.sleep(max(0.0, self.begins_s + at_s - time.monotonic()))
@@ -94,6 +96,26 @@ class TraceViewers:
         at_s = time.monotonic() - self.begins_s
         if at_s < self._trace.ends_s:
             self.chunks.append(SeenChunk(name, chunk.index, chunk.worker, chunk.compute_s, at_s))
+
+
+@dataclass(frozen=True)
+class ProcessorUse:
+    """Shares of the machine's processor time."""
+
+    busy: float
+    """Of all that runs on the machine."""
+    own: float
+    """Of the stack and its viewers. Workers that ended meanwhile are left out."""
+
+
+def own_seconds(stack: BackgroundStack) -> float:
+    """Return the processor time that the stack's living processes and this one have used."""
+    seconds = 0.0
+    for process in [psutil.Process(), psutil.Process(stack.process.pid), *stack.descendants()]:
+        with suppress(psutil.NoSuchProcess):
+            used = process.cpu_times()
+            seconds += used.user + used.system
+    return seconds
 
 
 def busy(before: Any, after: Any) -> float:
@@ -134,7 +156,7 @@ def played(
         )
         try:
             with stack:
-                viewers, share = asyncio.run(_follow(stack.url, least, trace, report_s))
+                viewers, use = asyncio.run(_follow(stack, least, trace, report_s))
         except StackStartError as error:
             raise BenchError(f"the stack did not start:\n{error}") from None
         except (httpx.HTTPError, ProblemError, TimeoutError, OSError) as error:
@@ -142,18 +164,21 @@ def played(
         recordings = recording.read(folder)
     players = [viewer.player for viewer in viewers.viewers]
     found = figures(recordings, viewers.chunks, players, viewers.begins_s, trace.ends_s)
-    return {**found, "cpu_busy": round(share, 3), "void": void_reason(share)}, viewers.chunks
+    found |= {"cpu_busy": round(use.busy, 3), "cpu_own": round(use.own, 3), "void": void_reason(use.busy)}
+    return found, viewers.chunks
 
 
-async def _follow(url: str, least: int, trace: WorkloadTrace, report_s: float) -> tuple[TraceViewers, float]:
+async def _follow(
+    running: BackgroundStack, least: int, trace: WorkloadTrace, report_s: float
+) -> tuple[TraceViewers, ProcessorUse]:
     limits = httpx.Limits(max_connections=200)
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=url, timeout=REQUEST_S, limits=limits)
+            httpx.AsyncClient(base_url=running.url, timeout=REQUEST_S, limits=limits)
         )
         await _until_ready(api, least)
         viewers = TraceViewers(api, trace, report_s)
-        return viewers, await viewers.follow()
+        return viewers, await viewers.follow(running)
 
 
 async def _until_ready(api: httpx.AsyncClient, workers: int) -> None:
