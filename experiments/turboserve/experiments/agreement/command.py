@@ -104,7 +104,7 @@ def run(
 
 
 class _KeptRuns:
-    """Results of finished runs. Void runs are not kept, so that they are repeated."""
+    """Results of finished runs. Void runs get another name, so that they are repeated."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._results = folder, ResultFolder(folder)
@@ -114,7 +114,8 @@ class _KeptRuns:
         cell = PaperCell(NAME, key, function, arguments)
         result = self._results.run([cell], 1, lambda title: None)[cell]
         if result.get("void") is not None and self._folder is not None:
-            (self._folder / f"{cell.digest}.json").unlink(missing_ok=True)
+            file = self._folder / f"{cell.digest}.json"
+            file.replace(file.with_suffix(".void"))
         return result
 
 
