@@ -71,10 +71,12 @@ def test_a_changed_decision_is_found(tmp_path: Path) -> None:
         # As an entry that is cut off by the end of its process.
         end.write(b"\x80\x05\x95")
     read = recording.read(tmp_path)
-    assert recording.decisions(read) == {SCHEDULER: {"events": 2, "different": 0}}
-    first, second = read[SCHEDULER].handled
-    changed = replace(read[SCHEDULER], handled=[Handled(first.now, first.event, []), second])
-    assert changed.differences() == 1
+    assert recording.decisions(read) == {SCHEDULER: {"cores": 1, "events": 2, "different": 0}}
+    [only] = read
+    first, second = only.handled
+    changed = replace(only, handled=[Handled(first.now, first.event, []), second])
+    assert recording.decisions([only, changed])[SCHEDULER] == {"cores": 2, "events": 4, "different": 1}
+    assert [each.now for each in recording.handled([only, changed], SCHEDULER)] == [0.0, 0.0, 0.1, 0.1]
     assert not summary.identical([{"real": {"decisions": {SCHEDULER: {"events": 2, "different": 1}}}}])
     assert not summary.identical([{"real": {"decisions": {SCHEDULER: {"events": 0, "different": 0}}}}])
 
@@ -93,7 +95,7 @@ def test_cost_and_actions_come_from_the_pools_events() -> None:
     scheduler = Recording(SCHEDULER, SchedulerSettings())
     player = Player(stalls=1, stall_s=0.5)
     chunks = [SeenChunk("s0", index, "wk0_a", 0.1 * index, 1.0) for index in range(1, 5)]
-    found = outcome.figures({POOL: pool_, SCHEDULER: scheduler}, chunks, [player], 10.0, 20.0)
+    found = outcome.figures([pool_, scheduler], chunks, [player], 10.0, 20.0)
     assert found["cost_worker_s"] == pytest.approx(20.0 + 7.5)
     assert found["actions"] == [[4.0, 2], [10.0, 1]]
     assert found["late_percent"] == pytest.approx(25.0)

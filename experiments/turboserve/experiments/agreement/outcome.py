@@ -12,7 +12,7 @@ from turboserve.autoscaler.messages import Done, Exited, Launch, Release, SizeWa
 from turboserve.bench.report import percentile
 from turboserve.bench.streaming.player import Player
 from turboserve.contracts.workers import WorkerPhase
-from turboserve.experiments.agreement.recording import POOL, SCHEDULER, Recording, decisions
+from turboserve.experiments.agreement.recording import POOL, SCHEDULER, Handled, Recording, decisions, handled
 from turboserve.scheduler.messages import CommitMigration, LoadReported
 
 SAME_ACTION_S = 1.5
@@ -31,7 +31,7 @@ class SeenChunk:
 
 
 def figures(
-    recordings: Mapping[str, Recording],
+    recordings: Sequence[Recording],
     chunks: Sequence[SeenChunk],
     players: Sequence[Player],
     begins_s: float,
@@ -39,20 +39,21 @@ def figures(
 ) -> dict[str, Any]:
     """Return the figures of a run, for JSON. `begins_s`: beginning of the trace on the cores' clock."""
     ends_s = begins_s + lasts_s
-    pool, latencies = recordings[POOL], [chunk.compute_s for chunk in chunks]
+    pool, scheduler = handled(recordings, POOL), handled(recordings, SCHEDULER)
+    latencies = [chunk.compute_s for chunk in chunks]
     times = _times(pool)
     cost = sum(
         max(0.0, min(time.ended_s, ends_s) - max(time.launched_s, begins_s)) for time in times.values()
     )
     stalls = sum(player.stalls for player in players)
-    ready = _ready(recordings[SCHEDULER])
+    ready = _ready(scheduler)
     starts = [ready[name] - time.launched_s for name, time in times.items() if name in ready]
     releases = [
         time.ended_s - time.released_s for time in times.values() if time.released_s < time.ended_s < math.inf
     ]
     migrations = sum(
         begins_s <= each.now < ends_s and isinstance(command, CommitMigration)
-        for each in recordings[SCHEDULER].handled
+        for each in scheduler
         for command in each.returned
     )
     return {
@@ -67,13 +68,13 @@ def figures(
         "migrations": migrations,
         "actions": [
             [round(each.now - begins_s, 3), each.event.size]
-            for each in pool.handled
+            for each in pool
             if isinstance(each.event, SizeWanted) and begins_s <= each.now < ends_s
         ],
         "start_s": round(statistics.median(starts), 3) if starts else None,
         "release_s": round(statistics.median(releases), 3) if releases else None,
         "workers_launched": len(times),
-        "decisions": decisions(dict(recordings)),
+        "decisions": decisions(recordings),
     }
 
 
@@ -84,11 +85,11 @@ class _WorkerTime:
     ended_s: float = math.inf
 
 
-def _times(pool: Recording) -> dict[str, _WorkerTime]:
+def _times(pool: Sequence[Handled]) -> dict[str, _WorkerTime]:
     """Return, by worker, when the pool launched it, requested its end, and learned of it."""
     times: dict[str, _WorkerTime] = {}
     tickets: dict[int, str] = {}
-    for each in pool.handled:
+    for each in pool:
         ended = None
         if isinstance(each.event, Exited):
             ended = each.event.worker
@@ -106,10 +107,10 @@ def _times(pool: Recording) -> dict[str, _WorkerTime]:
     return times
 
 
-def _ready(scheduler: Recording) -> dict[str, float]:
+def _ready(scheduler: Sequence[Handled]) -> dict[str, float]:
     """Return, by worker, when the scheduler heard from it that it serves."""
     found: dict[str, float] = {}
-    for each in scheduler.handled:
+    for each in scheduler:
         event = each.event
         if isinstance(event, LoadReported) and event.report.phase is WorkerPhase.READY:
             found.setdefault(event.report.worker, each.now)

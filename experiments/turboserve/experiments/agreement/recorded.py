@@ -16,11 +16,12 @@ from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.service import Runtime
 
 FILE = "TURBOSERVE_RECORDED_FILE"
+"""Beginning of the file's path. Each process has a file of its own."""
 SERVICE = "TURBOSERVE_RECORDED_SERVICE"
 
 
 def main() -> None:
-    name, recorder = os.environ[SERVICE], Recorder(Path(os.environ[FILE]))
+    name, recorder = os.environ[SERVICE], Recorder(Path(f"{os.environ[FILE]}.{os.getpid()}.pickle"))
     if name == "scheduler":
         settings = service.load(name, SchedulerSettings)
 

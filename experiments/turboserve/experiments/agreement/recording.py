@@ -80,10 +80,10 @@ def _names(launched: Iterable[str]) -> Callable[[], str]:
 
 
 class Recorder:
-    """Records cores in memory, and in a file if there is one. The newest recording of a core counts."""
+    """Records cores in memory, or in a file. A term, or a process, has cores of its own."""
 
     def __init__(self, file: Path | None = None) -> None:
-        self.recordings: dict[str, Recording] = {}
+        self.recordings: list[Recording] = []
         self._file = None if file is None else file.open("wb")
 
     def scheduler(self, core: Scheduler, settings: SchedulerSettings) -> Scheduler:
@@ -105,7 +105,7 @@ class Recorder:
 
     def _record(self, core: Any, recording: Recording) -> None:
         handle = core.handle
-        self.recordings[recording.core] = recording
+        self.recordings.append(recording)
         self._write(recording)
 
         def recorded(event: Any, now: float) -> Any:
@@ -131,9 +131,10 @@ def _public(settings: Any) -> Any:
     return settings.model_copy(update={name: value for name, value in hidden.items() if name in known})
 
 
-def read(folder: Path) -> dict[str, Recording]:
+def read(folder: Path) -> list[Recording]:
     """Read the files of a folder's recorders. An entry that its process did not complete is left out."""
-    found: dict[str, Recording] = {}
+    found: list[Recording] = []
+    newest: dict[str, Recording] = {}
     for path in sorted(folder.glob("*.pickle")):
         with path.open("rb") as file:
             while True:
@@ -142,16 +143,26 @@ def read(folder: Path) -> dict[str, Recording]:
                 except (EOFError, pickle.UnpicklingError):
                     break
                 if isinstance(item, Recording):
-                    found[item.core] = item
+                    newest[item.core] = item
+                    found.append(item)
                 else:
                     core, handled = item
-                    found[core].handled.append(handled)
+                    newest[core].handled.append(handled)
     return found
 
 
-def decisions(recordings: dict[str, Recording]) -> dict[str, Any]:
-    """Return, by core, the events and those that a new core answers otherwise."""
-    return {
-        name: {"events": len(each.handled), "different": each.differences()}
-        for name, each in sorted(recordings.items())
-    }
+def decisions(recordings: Iterable[Recording]) -> dict[str, Any]:
+    """Return, by core, how many there were, their events, and those that a new core answers otherwise."""
+    found: dict[str, Any] = {}
+    for each in recordings:
+        known = found.setdefault(each.core, {"cores": 0, "events": 0, "different": 0})
+        known["cores"] += 1
+        known["events"] += len(each.handled)
+        known["different"] += each.differences()
+    return dict(sorted(found.items()))
+
+
+def handled(recordings: Iterable[Recording], core: str) -> list[Handled]:
+    """Return all events of one core's recordings, in order of time."""
+    events = [event for each in recordings if each.core == core for event in each.handled]
+    return sorted(events, key=lambda event: event.now)

@@ -19,7 +19,7 @@ def main() -> None:
     folder = Path(os.environ.pop(FOLDER))
     for name in ("scheduler", "autoscaler"):
         options.MODULES[name] = "turboserve.experiments.agreement.recorded"
-        options.PREFIXES[name] = ["env", f"{SERVICE}={name}", f"{FILE}={folder / name}.pickle"]
+        options.PREFIXES[name] = ["env", f"{SERVICE}={name}", f"{FILE}={folder / name}"]
     typer.run(up)
 
 
