@@ -16,8 +16,9 @@ export function inWords(problem) {
     case "link_ended":
       return "This link has ended: it was revoked or has expired. Ask its sender for a new one.";
     case "link_role":
+      return "This link does not allow that.";
     case "missing_scope":
-      return "This link or key does not allow that.";
+      return `This link or key does not allow that: ${problem.detail}.`;
     case "link_limit":
       return "This session has as many links as it may have. Revoke one, or wait until one expires.";
     case "too_many_wrong_keys":
