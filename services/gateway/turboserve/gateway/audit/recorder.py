@@ -87,7 +87,7 @@ class AuditedRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        if self.methods <= READS:
+        if (self.methods or READS) <= READS:
             return handle
         operation = self.operation_id or self.name
 
