@@ -67,9 +67,9 @@ $(STAMP): $(PROJECTS) constraints.txt
 	$(READY); echo "$$size" >$@  # `turboserve up` prints it.
 
 # Tests import a small part of these packages, and Python keeps what it compiles when it imports.
-$(DEV_STAMP): $(STAMP) requirements-dev.txt requirements-docs.txt
+$(DEV_STAMP): $(STAMP) requirements-dev.txt requirements-docs.txt requirements-s3.txt
 	@echo "setup: installing what style, types and tests need"; $(PIP); \
-	pip --no-compile -r requirements-dev.txt; touch $@; $(READY)
+	pip --no-compile -r requirements-dev.txt; pip --no-compile --no-deps -r requirements-s3.txt; touch $@; $(READY)
 
 $(DOCS_STAMP): $(STAMP) requirements-docs.txt
 	@echo "setup: installing what the documentation site needs"; $(PIP); pip -r requirements-docs.txt; touch $@
