@@ -89,6 +89,7 @@ for policies in (PLACEMENTS, GATHER_POLICIES, REBALANCERS):
         "step": "turboserve.worker.engine.gather",
         "chunk": "turboserve.baselines.gather",
         "fcfs": "turboserve.baselines.gather",
+        "stream-deadline": "turboserve.baselines.gather",
         "tiers": "turboserve.baselines.gather",
     }
     assert rebalancers == {
