@@ -43,6 +43,7 @@ WORKER_SETTINGS = frozenset(
         *("model", "model_weights", "checkpoint", "checkpoint_container", "lora", "vae", "text_encoder"),
         *("rotation", "dtype", "device", "torch_threads", "worker_max_sessions"),
         *("memory_bytes", "host_memory_bytes", "host_sessions", "max_lead_s", "tier_report_interval_s"),
+        *("tier_alpha", "send_latents"),
         *("profile", "gather_policy", "attention"),
         *("fidelity", "fidelity_profile", "fidelity_floor"),
         *("compile", "decode_batch", "overlap"),

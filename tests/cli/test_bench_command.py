@@ -29,6 +29,7 @@ async def count(
 
 
 NAMES = (
+    "agreement",
     "autoscale",
     "batching",
     "chaos",
@@ -38,6 +39,7 @@ NAMES = (
     "migration",
     "paper",
     "placement",
+    "report",
     "sequence-parallel",
     "simulate",
     "slack",
@@ -84,7 +86,7 @@ def test_its_help_tells_its_options() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["nope"], 1, "unknown benchmark 'nope'; installed: autoscale, "),
+        (["nope"], 1, "unknown benchmark 'nope'; installed: agreement, autoscale, "),
         (["broken"], 1, "No module named 'bench_broken'"),
         (["count", "--sessions", "0"], 2, "--sessions"),
         (["count", "--sessions", "13"], 1, "take fewer"),

@@ -63,7 +63,7 @@ async def test_a_viewer_skips_to_the_chunk_after_the_message(client: SimulatedCl
         viewer._text({"type": "skip", "index": 2}) if index == 2 else None
         announced = {
             "type": "chunk", "index": index, "start_s": float(index), "duration_s": 1.0, "epoch": 1,
-            "worker": "w", "control_seq": 0, "published_at": "2026-11-23T10:00:00Z",
+            "worker": "w", "control_seq": 0, "compute_s": 0.1, "published_at": "2026-11-23T10:00:00Z",
         }  # fmt: skip
         viewer._binary(announced, b"fragment")
     assert viewer.skips == [(2, 2)]

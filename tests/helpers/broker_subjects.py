@@ -14,6 +14,7 @@ ID = "x1"
 
 RECORDING_VERBS = ("delete", "get", "list", "start", "stop")
 RECORDER_VERBS = ("forget", "orders", "report")
+AUDIT_VERBS = ("list", "note")
 LINK_VERBS = ("create", "list", "revoke", "signing")
 KEY_VERBS = ("create", "get", "list", "revoke", "used", "valid")
 
@@ -30,6 +31,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "state.cost.get.from.gateway",
             *(f"state.key.{verb}.from.gateway" for verb in KEY_VERBS),
             *(f"state.link.{verb}.from.gateway" for verb in LINK_VERBS),
+            *(f"state.audit.{verb}.from.gateway" for verb in AUDIT_VERBS),
             "state.pool.order.from.gateway",
             "recorder.read.from.gateway",
             *(f"state.recording.{verb}.from.gateway" for verb in RECORDING_VERBS),
@@ -176,6 +178,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
                     "state.cost.get",
                     *(f"state.key.{verb}" for verb in KEY_VERBS),
                     *(f"state.link.{verb}" for verb in LINK_VERBS),
+                    *(f"state.audit.{verb}" for verb in AUDIT_VERBS),
                     *(f"state.recording.{verb}" for verb in (*RECORDING_VERBS, *RECORDER_VERBS)),
                     "state.latents.get",
                     "state.leader.campaign",

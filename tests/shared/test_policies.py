@@ -96,7 +96,7 @@ def test_the_baselines_are_installed() -> None:
         "round-robin",
     )
     assert REBALANCERS.names == ("min-max", "algorithm-1")
-    assert GATHER_POLICIES.names == ("step", "chunk", "fcfs", "tiers")
+    assert GATHER_POLICIES.names == ("step", "chunk", "fcfs", "stream-deadline", "tiers")
 
 
 @pytest.mark.parametrize(

@@ -95,4 +95,4 @@ def test_sessions_that_do_not_rest_are_found(monkeypatch: pytest.MonkeyPatch) ->
         view.ended_migrations.clear()
 
     monkeypatch.setattr(Migrations, "_note_ends", forgets)
-    assert "sessions_rest" in violations((6,), CALM, scale=RESCUES)
+    assert "sessions_rest" in violations((12, 22), CALM, scale=RESCUES)
