@@ -36,7 +36,7 @@ def up(
     data: Annotated[Path, DATA] = Path(".turboserve"),
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Format of the logs.")] = "text",
 ) -> None:
-    """Start NATS, Redis, Postgres and the five services. Ctrl-C stops all of them."""
+    """Start NATS, Redis, Postgres and the six services. Ctrl-C stops all of them."""
     from turboserve.cli.embedded import PortTakenError
     from turboserve.cli.embedded.binaries import BinaryMissingError
     from turboserve.cli.stack.options import External, InvalidOptionError, Options, Workers
