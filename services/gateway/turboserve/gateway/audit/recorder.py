@@ -28,7 +28,7 @@ ANSWER_S = 1.5
 WAITING_LIMIT = 10_000
 """Maximum number of entries that wait for the state store. Then the oldest are lost, which is logged."""
 REFUSED_PER_MINUTE = 600
-"""Maximum number of refused requests that one gateway records per minute, so that nobody fills the log."""
+"""Maximum number of refused requests that one gateway records per minute, so that no sender fills the log."""
 RETRY_S = 1.0
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from turboserve.bus import Bus
-from turboserve.contracts.base import is_id
-from turboserve.contracts.errors import SessionNotFoundError
 from turboserve.contracts.recordings import (
     READ_LIMIT,
     ListRecordings,
@@ -19,6 +17,7 @@ from turboserve.contracts.recordings import (
     StartRecording,
     StopRecording,
 )
+from turboserve.gateway.sessions.service import Sessions
 from turboserve.ids import new_id
 from turboserve.recording_subjects import (
     DELETE_RECORDING,
@@ -40,12 +39,12 @@ class Recordings:
         self._bus = bus
 
     async def start(self, tenant: str, session: str) -> RecordingRecord:
-        _check_id(session)
+        Sessions.check_id(session)
         request = StartRecording(session=session, tenant=tenant, recording=new_id("rec"))
         return await self._bus.call(START_RECORDING, request)
 
     async def stop(self, tenant: str, session: str) -> RecordingRecord:
-        _check_id(session)
+        Sessions.check_id(session)
         return await self._bus.call(STOP_RECORDING, StopRecording(session=session, tenant=tenant))
 
     async def get(self, tenant: str, recording: str) -> RecordingRecord:
@@ -89,9 +88,3 @@ class Recordings:
             etag=etag,
         )
         return await self._bus.call_raw(READ_RECORDING, request, deadline_s=READ_S)
-
-
-def _check_id(session: str) -> None:
-    """Raise SessionNotFoundError for a text that no session can have as its id."""
-    if not is_id(session):
-        raise SessionNotFoundError("no such session", field="session")

@@ -175,8 +175,7 @@ class Sessions:
 
     async def migrate(self, tenant: str | None, session: str, worker: str | None) -> MigrationAccepted:
         """Begin a migration. `worker` None: the best one. `tenant` None: an operator's, for any session."""
-        if not is_id(session):
-            raise SessionNotFoundError("no such session", field="session")
+        self.check_id(session)
         request = MigrateSession(session=session, tenant=tenant, worker=worker)
         try:
             return await self._bus.call(MIGRATE_SESSION, request, deadline_s=MIGRATE_DEADLINE_S)
@@ -200,7 +199,8 @@ class Sessions:
     async def decisions(self, tenant: str, session: str) -> DecisionPage:
         return await self._bus.call(LIST_DECISIONS, _ref(tenant, session))
 
-    def check_id(self, session: str) -> None:
+    @staticmethod
+    def check_id(session: str) -> None:
         """Raise SessionNotFoundError if `session` cannot be the id of a session."""
         if not is_id(session):
             raise SessionNotFoundError("no such session", field="session")
@@ -220,8 +220,7 @@ class Sessions:
 
 
 def _ref(tenant: str, session: str) -> SessionRef:
-    if not is_id(session):
-        raise SessionNotFoundError("no such session", field="session")
+    Sessions.check_id(session)
     return SessionRef(session=session, tenant=tenant)
 
 
