@@ -125,6 +125,10 @@ def test_an_order_comes_before_the_settings_and_both_before_the_controller() -> 
     assert free.loop.maximum == 4
 
 
+def test_sessions_may_wait_for_the_first_workers_of_a_pool_of_fixed_size() -> None:
+    assert LoopHarness(least=2, most=2).loop.maximum == 2
+
+
 @pytest.mark.parametrize(("ordered", "kept"), [(9, 4), (0, 1)])
 def test_an_order_beyond_the_limits_stops_at_them(ordered: int, kept: int) -> None:
     """The order was given under other limits, before a restart."""
@@ -139,7 +143,7 @@ def test_a_dry_run_says_and_does_not_do() -> None:
     harness.loop.on_feedback(load(8, 1, 1.0), 10.0)
     assert harness.sizes == []
     assert harness.loop.controller.advice == 4
-    assert harness.loop.maximum == 0
+    assert harness.loop.maximum == harness.loop.controller.target == 1
     harness.loop.ordered(ORDERS.model_copy(update={"version": 2, "dry_run": None}), 11.0)
     harness.loop.tick([], 12.0)
     assert harness.sizes == [4]

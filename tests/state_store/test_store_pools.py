@@ -170,6 +170,10 @@ async def test_a_pool_that_may_grow_lets_sessions_wait_and_one_that_may_not_refu
     model, pool = new_id("m"), new_id("p")
     with pytest.raises(UnknownModelError):
         await api.create(model)
+    await report(api, pool, model=model)
+    # The pool is there, and none of its workers yet.
+    with pytest.raises(NoCapacityError):
+        await api.create(model)
     await report(api, pool, model=model, maximum=2)
     # The capacity of its workers is not known yet: at least one session.
     await api.create(model)

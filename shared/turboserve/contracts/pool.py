@@ -149,8 +149,8 @@ class PoolReport(Contract):
     pool: Id
     model: Id
     maximum: int = Field(default=0, ge=0, le=WORKERS_LIMIT)
-    """Number of workers to which the pool may grow by itself. Sessions are admitted to wait for these
-    workers. 0: the pool does not grow, and a full pool refuses new sessions."""
+    """Number of workers that the pool starts by itself. Sessions are admitted to wait for these workers.
+    0: another system starts the workers, and a session is admitted only to a free slot."""
     absorbs: bool = False
     """Whether workers may hold more than K sessions, up to K_floor, until more capacity has come."""
     absorbs_at_maximum: bool = False

@@ -206,6 +206,9 @@ class PostgresServer(EmbeddedServer):
         await self.ensure_database(DATABASE)
         async with self.superuser(DATABASE) as connection:
             await connection.execute(ADOPT_OBJECTS)
+        # Before the first check, since Postgres would log the missing table as an error.
+        async with self.superuser() as connection:
+            await connection.execute(PROBE_TABLE)
 
     async def ensure_database(self, database: str) -> None:
         """Create `database` unless it exists, owned by the services' role. Raises NotReadyError."""

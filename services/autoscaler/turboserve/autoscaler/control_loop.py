@@ -67,13 +67,12 @@ class ControlLoop:
 
     @property
     def maximum(self) -> int:
-        """Number of workers to which the pool may grow without another order; 0: it does not grow."""
+        """Number of workers that the pool starts without another order, at most."""
         control, policy = self.controller, self.controller.policy
         if control.override is not None:
             return control.override
-        if policy.least == policy.most or control.dry_run:
-            return 0
-        return policy.most
+        # A pool that does not grow also starts workers: its first ones, and replacements.
+        return control.target if control.dry_run else policy.most
 
     @property
     def absorbs(self) -> bool:

@@ -19,7 +19,7 @@ workers_target = _autoscaler.gauge(
 workers_maximum = _autoscaler.gauge(
     "turboserve.autoscaler.workers.maximum",
     "{worker}",
-    "Workers to which the pool may grow by itself; 0: it does not grow.",
+    "Workers that the pool starts by itself, at most; 0: another system starts them.",
 )
 gpus = _autoscaler.gauge(
     "turboserve.autoscaler.gpus",

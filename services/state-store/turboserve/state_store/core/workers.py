@@ -82,7 +82,7 @@ class ModelCapacity:
 
     model: str
     known: bool
-    """Whether a worker serves the model, or did so a short time ago."""
+    """Whether a pool is for the model, or a worker serves it or did so a short time ago."""
     capacity: int
     demand: int
     """Sessions of this model that run, wait for their first worker, or wait to be resumed."""

@@ -85,7 +85,7 @@ def _census_query() -> Select[Any]:
         exists().where(sessions.c.id == session),
         or_(
             exists().where(workers.c.model == model, workers.c.renewed_at > known_after),
-            exists().where(heard, pools.c.maximum > 0),
+            exists().where(heard),
         ),
         capacity.scalar_subquery(),
         exists().where(tenants.c.id == tenant),

@@ -60,8 +60,7 @@ class MemoryAdmission:
             absorbs = any(pool.absorbs_at_maximum for pool in pools)
             held = (worker.most_sessions if absorbs else worker.capacity for worker in takes)
             places = sum(held) + coming * largest
-            known = any(worker.renewed_at > known_after for worker in workers)
-            known = known or any(pool.maximum > 0 for pool in pools)
+            known = bool(pools) or any(worker.renewed_at > known_after for worker in workers)
             demand = sum(_demands(entry.record) for _, entry in db.find(tables.sessions, "live", model))
             if tables.sessions in db.writes:
                 live = sum(entry.ended_at is None for _, entry in db.all(tables.sessions))
