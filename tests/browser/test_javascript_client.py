@@ -90,4 +90,4 @@ async def test_a_script_of_the_documents_runs(
 
 
 def test_all_scripts_were_found() -> None:
-    assert set(SCRIPTS) == {"Chunks without the element", "Errors", "turboserve-client"}
+    assert set(SCRIPTS) == {"Chunks without the element", "Errors", "Recordings", "turboserve-client"}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -142,3 +143,21 @@ async def watch(gateway_url: str) -> AsyncIterator[Watch]:
     yield connect
     for socket in opened:
         await socket.close()
+
+
+@pytest.fixture(scope="module")
+def recorder(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A recorder beside the pool's services; its folder."""
+    folder = tmp_path_factory.mktemp("recordings")
+    pool.start(
+        "recorder",
+        "turboserve.recorder",
+        {
+            "TURBOSERVE_RECORDINGS_URL": f"file:{folder}",
+            "TURBOSERVE_RECORDING_SEGMENT_S": "1.5",
+            "TURBOSERVE_RECORDING_POLL_S": "0.1",
+            "TURBOSERVE_REQUEST_DEADLINE_S": "30",
+        },
+    )
+    yield folder
+    pool.stop("recorder")

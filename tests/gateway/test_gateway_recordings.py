@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,6 @@ import pytest
 from tests.gateway.conftest import PATIENCE_S, StartSession, Watch
 from tests.helpers.pool_harness import Pool
 from tests.helpers.waiting import eventually
-
-
-@pytest.fixture(scope="module")
-def recorder(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A recorder beside the pool's services; its folder."""
-    folder = tmp_path_factory.mktemp("recordings")
-    pool.start(
-        "recorder",
-        "turboserve.recorder",
-        {
-            "TURBOSERVE_RECORDINGS_URL": f"file:{folder}",
-            "TURBOSERVE_RECORDING_SEGMENT_S": "1.5",
-            "TURBOSERVE_RECORDING_POLL_S": "0.1",
-            "TURBOSERVE_REQUEST_DEADLINE_S": "30",
-        },
-    )
-    yield folder
-    pool.stop("recorder")
 
 
 @pytest.fixture

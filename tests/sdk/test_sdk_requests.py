@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -246,3 +247,31 @@ async def test_events_are_asked_for_again_after_the_time_that_a_refusal_names() 
             with pytest.raises(ProblemError):
                 await anext(client.session("ses_1").events())
         assert len(refusals.requests) == attempts
+
+
+class Broken(httpx.AsyncByteStream):
+    """A body that ends too early."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"0123"
+        raise httpx.ReadError("lost")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+async def test_a_download_goes_on_after_a_broken_connection(tmp_path: Path, changed: bool) -> None:
+    asked: list[tuple[str | None, str | None]] = []
+
+    def answered(request: httpx.Request) -> httpx.Response:
+        asked.append((request.headers.get("range"), request.headers.get("if-range")))
+        if len(asked) == 1:
+            return httpx.Response(200, headers={"ETag": '"1"', "Content-Length": "10"}, stream=Broken())
+        if changed:
+            return httpx.Response(200, headers={"ETag": '"2"'}, content=b"abc")
+        return httpx.Response(206, headers={"ETag": '"1"'}, content=b"456789")
+
+    target = tmp_path / "video.mp4"
+    target.write_bytes(b"an earlier file that is longer")
+    async with AsyncClient(transport=httpx.MockTransport(answered)) as client:
+        await client.recording("rec_1").download(target)
+    assert asked == [(None, None), ("bytes=4-", '"1"')]
+    assert target.read_bytes() == (b"abc" if changed else b"0123456789")

@@ -21,6 +21,7 @@ from turboserve.client import (
     AsyncClient,
     Chunk,
     Client,
+    NotFoundError,
     PromptSupersededError,
     Quality,
     SessionEndedError,
@@ -108,6 +109,33 @@ async def test_a_session_from_its_first_prompt_to_its_end(stack: BackgroundStack
         assert session.id in {each.id async for each in client.sessions(["terminated"])}
         with pytest.raises(SessionEndedError):
             await session.applied(receipt.model_copy(update={"prompt_id": "prm_unknown"}))
+
+
+async def test_the_server_records_a_session(stack: BackgroundStack, tmp_path: Path) -> None:
+    async with AsyncClient(stack.url) as client:
+        session = await client.create("a red circle moving left", seed=7, record=True)
+        async with session.watch(after=-1) as stream:
+            async for chunk in stream:
+                if chunk.index == 2:
+                    break
+        stopped = await session.stop_recording()
+        info = await stopped.complete()
+        assert (info.session, info.from_chunk, info.missing_chunks) == (session.id, 0, 0)
+        again = await session.start_recording()
+        assert again.id != stopped.id
+        assert [each.id async for each in session.recordings()] == [again.id, stopped.id]
+        written: list[tuple[int, int]] = []
+        path = await stopped.download(tmp_path / "red.mp4", on_bytes=lambda *now: written.append(now))
+        assert written[-1] == (path.stat().st_size, path.stat().st_size)
+        video = decode_file(path.read_bytes())
+        assert video.gaps() == []
+        assert has_colours(video.frames, ["red"])
+        await session.end()
+        await again.delete()
+        with pytest.raises(NotFoundError):
+            await again.refresh()
+        assert again.id not in {each.id async for each in client.recordings()}
+        await client.recording(stopped.id).delete()
 
 
 async def test_a_prompt_that_no_chunk_shows_is_superseded(stack: BackgroundStack) -> None:

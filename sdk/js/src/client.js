@@ -1,5 +1,6 @@
 // The client of one gateway.
 
+import { Recording } from "./recording.js";
 import { Session } from "./session.js";
 import { request } from "./transport.js";
 
@@ -43,6 +44,21 @@ export class Client {
       const query = { phase: phases, limit: pageSize, after };
       const page = await this.request("GET", "v1/sessions", { query });
       for (const info of page.sessions) yield new Session(this, info.id, info);
+      after = page.next;
+    } while (after != null);
+  }
+
+  /** Return the recording of this id, without asking the gateway. */
+  recording(id) {
+    return new Recording(this, id);
+  }
+
+  /** List the caller's recordings, newest first. `session`: only those of this session. */
+  async *recordings({ session, pageSize = 100 } = {}) {
+    let after;
+    do {
+      const page = await this.request("GET", "v1/recordings", { query: { session, limit: pageSize, after } });
+      for (const info of page.recordings) yield new Recording(this, info.id, info);
       after = page.next;
     } while (after != null);
   }

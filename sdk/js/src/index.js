@@ -13,5 +13,7 @@ export {
   TurboServeError,
   UnauthorizedError,
 } from "./errors.js";
+export { Recording } from "./recording.js";
+export { RecordingPlayback } from "./recording_playback.js";
 export { Session } from "./session.js";
 export { VideoStream } from "./video_stream.js";

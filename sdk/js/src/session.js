@@ -1,5 +1,6 @@
 // One session: its prompts, its video, its end.
 
+import { Recording } from "./recording.js";
 import { VideoStream } from "./video_stream.js";
 
 export class Session {
@@ -87,6 +88,21 @@ export class Session {
     return this.client.request("DELETE", `${this.#path}/links/${encodeURIComponent(link)}`);
   }
 
+  /** Record the session from the next chunk on. A session that is recorded already returns its recording. */
+  startRecording() {
+    return this.#recorded("POST");
+  }
+
+  /** Stop recording. The session goes on, and what was recorded stays. A repeat gets the same recording. */
+  stopRecording() {
+    return this.#recorded("DELETE");
+  }
+
+  /** List the session's recordings, newest first. */
+  recordings() {
+    return this.client.recordings({ session: this.id });
+  }
+
   /** Return the session's chunks, events and skips, to be read with `for await`. See `VideoStream`. */
   watch(options = {}) {
     return new VideoStream(this, options);
@@ -94,6 +110,11 @@ export class Session {
 
   get #path() {
     return `v1/sessions/${encodeURIComponent(this.id)}`;
+  }
+
+  async #recorded(method) {
+    const info = await this.client.request(method, `${this.#path}/recording`);
+    return new Recording(this.client, info.id, info);
   }
 
   async #described(method, path, options) {

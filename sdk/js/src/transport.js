@@ -15,11 +15,18 @@ const LONGEST_BACKOFF_S = 4;
  *   options `idempotent`: whether a repeat is harmless without an `Idempotency-Key`.
  * @returns {Promise<any>} The JSON of a successful answer; null: it had no body.
  */
-export async function request(url, { idempotent, attempts, ...options }) {
+export async function request(url, { idempotent, ...options }) {
   const headers = idempotent ? {} : { "Idempotency-Key": randomName() };
+  const value = parsed(await answered(url, { ...options, headers, read: (answer) => answer.text() }));
+  if (value === undefined) throw new ProtocolError(`${options.method} ${url.pathname}: the answer is not JSON`);
+  return value;
+}
+
+/** As `request`, for an answer of another kind. `read` reads the body of a successful `Response`. */
+export async function answered(url, { attempts, ...options }) {
   for (let attempt = 1; ; attempt += 1) {
     try {
-      return await once(url, headers, options);
+      return await once(url, options);
     } catch (error) {
       if (attempt >= attempts || !isWorthRepeating(error)) throw error;
       await wait(Math.max(error.retryAfterS ?? 0, backoffS(attempt)));
@@ -27,24 +34,23 @@ export async function request(url, { idempotent, attempts, ...options }) {
   }
 }
 
-async function once(url, headers, { method, key, body, timeoutS }) {
-  const sent = { method, headers: { ...headers }, signal: AbortSignal.timeout(timeoutS * 1000) };
+async function once(url, { method, key, body, timeoutS, headers, read }) {
+  const sent = { method, headers: { ...headers } };
+  if (Number.isFinite(timeoutS)) sent.signal = AbortSignal.timeout(timeoutS * 1000);
   if (body !== undefined) {
     sent.body = JSON.stringify(body);
     sent.headers["Content-Type"] = "application/json";
   }
   if (key) sent.headers.Authorization = `Bearer ${key}`;
-  let answer, text;
+  let answer, refused;
   try {
     answer = await fetch(url, sent);
-    text = await answer.text();
+    if (answer.ok) return await read(answer);
+    refused = await answer.text();
   } catch (error) {
     throw new GatewayUnreachableError(`${url.origin}: ${error.message}`, { cause: error });
   }
-  const value = parsed(text);
-  if (!answer.ok) throw problemError(problemOf(value, answer), { status: answer.status, key });
-  if (value === undefined) throw new ProtocolError(`${method} ${url.pathname}: the answer is not JSON`);
-  return value;
+  throw problemError(problemOf(parsed(refused), answer), { status: answer.status, key });
 }
 
 function parsed(text) {

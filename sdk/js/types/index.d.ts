@@ -1,6 +1,6 @@
 import type {
-  ChunkMessage, Decision, End, Hello, Init, Link, Migration, Model, NewLink, Phase, Quality, Receipt, Role,
-  SessionEvent, SessionInfo, Skip, Ticket, Worker,
+  ChunkMessage, Decision, End, Hello, Init, Link, Migration, Model, NewLink, Phase, Quality, Receipt, RecordingInfo,
+  Role, SessionEvent, SessionInfo, Skip, Ticket, Worker,
 } from "./models.js";
 
 export type * from "./models.js";
@@ -39,6 +39,8 @@ export class Client {
   create(prompt: string, options?: CreateOptions): Promise<Session>;
   session(id: string): Session;
   sessions(options?: { phases?: Phase[]; pageSize?: number }): AsyncGenerator<Session, void, void>;
+  recording(id: string): Recording;
+  recordings(options?: { session?: string; pageSize?: number }): AsyncGenerator<Recording, void, void>;
   models(): Promise<Model[]>;
   workers(): Promise<Worker[]>;
   request(
@@ -69,7 +71,32 @@ export class Session {
   share(options?: { role?: Role; expiresAt?: Date; label?: string }): Promise<NewLink>;
   links(): Promise<Link[]>;
   revokeLink(link: string): Promise<Link>;
+  startRecording(): Promise<Recording>;
+  stopRecording(): Promise<Recording>;
+  recordings(): AsyncGenerator<Recording, void, void>;
   watch(options?: WatchOptions): VideoStream;
+}
+
+/** One recording of a client. */
+export class Recording {
+  constructor(client: Client, id: string, info?: RecordingInfo | null);
+  readonly client: Client;
+  readonly id: string;
+  /** As the gateway last described the recording; null: not read yet. */
+  info: RecordingInfo | null;
+  readonly videoUrl: string;
+  refresh(): Promise<RecordingInfo>;
+  delete(): Promise<null>;
+  download(options?: { part?: number }): Promise<Blob>;
+  poster(): Promise<Blob>;
+  playlist(): Promise<string>;
+  item(name: string): Promise<ArrayBuffer>;
+}
+
+/** Plays a recording in a `<video>`: fetches the segments that the playhead needs. For browsers. */
+export class RecordingPlayback {
+  constructor(recording: Recording, video: HTMLVideoElement, onError?: (error: TurboServeError) => void);
+  close(): void;
 }
 
 export interface ConnectionOptions {

@@ -58,6 +58,32 @@ export interface Receipt {
   accepted_at: string;
 }
 
+/** What is stored of one recording. */
+export interface RecordingInfo {
+  id: string;
+  session: string;
+  model: string;
+  /** The session's prompt when the recording started. */
+  prompt: string;
+  state: "recording" | "stopping" | "complete" | (string & {});
+  from_chunk: number;
+  chunks: number;
+  /** Number of chunks that the log dropped before they were stored. */
+  missing_chunks: number;
+  bytes: number;
+  duration_s: number;
+  /** Number of videos. More than one: the encoder's settings changed. */
+  parts: number;
+  /** Why the recording stopped, if its user did not stop it. */
+  reason: string | null;
+  created_at: string;
+  updated_at: string;
+  completed_at: string | null;
+  /** When the recording is deleted. Null: it is not complete, or is kept until deleted. */
+  expires_at: string | null;
+  links: Record<string, string>;
+}
+
 /** What the holder of a link or ticket may do. A `viewer` watches, a `controller` also controls. */
 export type Role = "viewer" | "controller" | (string & {});
 

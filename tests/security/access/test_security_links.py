@@ -137,6 +137,54 @@ async def test_a_controller_prompts_and_pauses_and_ends_nothing(
         assert (await first_message(opened))["role"] == "viewer"
 
 
+async def test_a_link_opens_the_recordings_of_its_session(
+    shared: Shared, admin: httpx.AsyncClient, urls: list[str], client: Connect
+) -> None:
+    other = (await shared.owners[0].post("/v1/sessions", json={"prompt": PROMPT, "record": True})).json()
+    link = await shared.link(role="controller")
+    controller = client(urls[0], link["token"])
+    viewer = client(urls[1], (await shared.link())["token"])
+    path = f"{shared.path}/recording"
+    problem(await viewer.post(path), 403, "link_role", "role")
+    begun = await controller.post(path)
+    assert (begun.status_code, begun.json()["session"]) == (202, shared.id)
+    own = begun.json()["links"]
+    for holder in (viewer, controller):
+        for query in ({}, {"session": shared.id}):
+            listed = (await holder.get("/v1/recordings", params=query)).json()["recordings"]
+            assert [one["id"] for one in listed] == [begun.json()["id"]]
+        assert (await holder.get(own["self"])).json() == begun.json()
+        # The request passes, and no recorder runs here.
+        problem(await holder.get(own["video"]), 503, "no_server")
+        # Another session's recordings are as ones that do not exist.
+        foreign, none = f"/v1/recordings/{other['recording']}", "/v1/recordings/rec_unknown"
+        for item in ("", "/video.mp4", "/playlist.m3u8", "/segments/0.m4s", "/inits/1.mp4", "/poster.jpg"):
+            answers = [await holder.get(f"{recording}{item}") for recording in (foreign, none)]
+            assert seen(answers[0], other["recording"]) == seen(answers[1], "rec_unknown")
+            problem(answers[0], 404, "not_found", "recording")
+        problem(
+            await holder.get("/v1/recordings", params={"session": other["id"]}),
+            404,
+            "session_not_found",
+            "session",
+        )
+        problem(await holder.delete(own["self"]), 403, "link_role", "role")
+    problem(await viewer.delete(path), 403, "link_role", "role")
+    assert (await controller.delete(path)).status_code == 200
+    assert (await shared.owners[1].delete(own["self"])).status_code == 204
+    # Each order is in the audit log, with its sender: the link, or the key.
+    found = (await admin.get("/v1/audit", params={"tenant": "sharing", "limit": 9})).json()["entries"]
+    assert [(one["operation"], one["target"], one["key"], one["code"]) for one in found][:3] == [
+        ("delete_recording", begun.json()["id"], shared.key["id"], None),
+        ("stop_recording", shared.id, link["id"], None),
+        ("stop_recording", shared.id, found[2]["key"], "link_role"),
+    ]
+    assert ("start_recording", link["id"], None) in [
+        (one["operation"], one["key"], one["code"]) for one in found
+    ]
+    await shared.owners[0].delete(other["links"]["self"])
+
+
 def seen(answer: httpx.Response, session: str) -> tuple[int, Any]:
     """Return what an answer reveals of a session: all but the ids of itself and the request."""
     found = json.loads(answer.text.replace(session, "ID"))

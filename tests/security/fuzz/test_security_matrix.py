@@ -439,8 +439,12 @@ VIEWER_MAY = {
     ("GET", f"{SESSION}/events"),
     ("GET", f"{SESSION}/stream.mp4"),
     ("GET", f"{SESSION}/stream"),
+    ("GET", "/v1/recordings"),
+    *(key for key, access in TABLE.items() if access is Access.RECORDING and key[0] == "GET"),
 }
 CONTROLLER_MAY = VIEWER_MAY | {
+    ("POST", f"{SESSION}/recording"),
+    ("DELETE", f"{SESSION}/recording"),
     ("PATCH", SESSION),
     ("POST", f"{SESSION}/prompts"),
     ("POST", f"{SESSION}/pause"),
@@ -455,14 +459,20 @@ def test_a_link_opens_what_its_role_allows_for_its_session(
     own = {"Authorization": f"Bearer {grants.links[role]}"}
     elsewhere = {"Authorization": f"Bearer {grants.elsewhere[role]}"}
     with target.client() as client:
-        for (verb, path), access in sorted(TABLE.items(), key=lambda item: item[0]):
+        for (verb, path), access in sorted(TABLE.items(), key=lambda item: (item[0][0] == "DELETE", item[0])):
             if access is Access.PUBLIC or verb == "WEBSOCKET":
                 continue
             answer = ask(client, verb, path, session, own)
             # The link of another session: as for a session that does not exist.
             foreign = ask(client, verb, path, session, elsewhere)
             nothing = ask(client, verb, path, unknown, own)
-            if (verb, path) in may:
+            if path == "/v1/recordings":
+                assert [one.status_code for one in (answer, foreign, nothing)] == [200, 200, 200]
+                assert session not in foreign.text
+            elif access is Access.RECORDING and (verb, path) in may:
+                # There is no such recording.
+                assert all(one.json()["code"] == "not_found" for one in (answer, foreign, nothing)), path
+            elif (verb, path) in may:
                 assert answer.status_code in (200, 201, 202, 409, 426), (verb, path, answer.text)
                 assert foreign.status_code == 404, (verb, path, foreign.text)
                 assert shown(foreign, session) == shown(nothing, unknown)

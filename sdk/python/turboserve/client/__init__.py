@@ -14,13 +14,16 @@ from turboserve.client.errors import (
     UnauthorizedError,
 )
 from turboserve.client.models import Chunk, Event, Quality, Receipt, SessionInfo, Skip, VideoFormat
-from turboserve.client.session import AsyncSession, Recording
+from turboserve.client.recording import AsyncRecording, RecordedFile, RecordingInfo
+from turboserve.client.session import AsyncSession
 from turboserve.client.stream import VideoStream
 from turboserve.client.sync import Client, Session, Stream
+from turboserve.client.sync_recording import Recording
 from turboserve.client.video import Frame, MissingExtraError, decode, frames
 
 __all__ = [
     "AsyncClient",
+    "AsyncRecording",
     "AsyncSession",
     "Chunk",
     "ChunkGoneError",
@@ -36,7 +39,9 @@ __all__ = [
     "ProtocolError",
     "Quality",
     "Receipt",
+    "RecordedFile",
     "Recording",
+    "RecordingInfo",
     "Session",
     "SessionEndedError",
     "SessionInfo",

@@ -9,6 +9,7 @@ from typing import Any, Self
 import httpx
 
 from turboserve.client.models import Model, Phase, Quality, SessionInfo, Worker
+from turboserve.client.recording import AsyncRecording, listed
 from turboserve.client.session import AsyncSession, as_json
 from turboserve.client.transport import Transport
 
@@ -117,6 +118,14 @@ class AsyncClient:
             after = page["next"]
             if after is None:
                 return
+
+    def recording(self, recording: str) -> AsyncRecording:
+        """Return the recording of this id, without asking the gateway."""
+        return AsyncRecording(self.transport, recording)
+
+    def recordings(self, session: str | None = None) -> AsyncIterator[AsyncRecording]:
+        """List the caller's recordings at the server, newest first. `session`: only those of this session."""
+        return listed(self.transport, session)
 
     async def models(self) -> list[Model]:
         """List the models that ready workers serve."""

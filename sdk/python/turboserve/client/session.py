@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from io import BufferedWriter
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +32,7 @@ from turboserve.client.models import (
     SessionInfo,
     Ticket,
 )
+from turboserve.client.recording import AsyncRecording, RecordedFile, RecordingInfo, listed, write_video
 from turboserve.client.stream import RECONNECT_WITHIN_S, VideoStream
 from turboserve.client.transport import Transport, asked_wait_s, raise_for_problem, worth_repeating
 
@@ -48,16 +47,6 @@ class Unchanged(Enum):
 
 UNCHANGED: Final = Unchanged.UNCHANGED
 """Leaves a member as it is, where None has a meaning of its own."""
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A finished recording."""
-
-    path: Path
-    chunks: int
-    seconds: float
-    """Duration of the video, seconds."""
 
 
 class AsyncSession:
@@ -208,7 +197,7 @@ class AsyncSession:
         *,
         after: int = -1,
         on_chunk: Callable[[Chunk], object] | None = None,
-    ) -> Recording:
+    ) -> RecordedFile:
         """Write the video to an MP4 file, chunk by chunk, also what viewers skip.
 
         Args:
@@ -217,24 +206,28 @@ class AsyncSession:
             after: Index of the chunk after which the recording begins; -1: from the first that is kept.
             on_chunk: Called after each written chunk, on the event loop.
         """
-        target = Path(path)
-        chunks, duration_s, init = 0, 0.0, b""
         if seconds is not None and seconds <= 0:
             raise ValueError(f"seconds: {seconds} must be above 0")
-        # The file is opened once the gateway has answered: a refusal leaves an earlier recording as it is.
-        async with self.watch(after=after, skip_lost=after == -1, keep_skipped=True) as stream:
-            with await asyncio.to_thread(target.open, "wb") as file:
-                async for chunk in stream:
-                    data = chunk.fragment if chunk.format.init == init else chunk.mp4
-                    init = chunk.format.init
-                    await asyncio.to_thread(_write, file, data)
-                    chunks, duration_s = chunks + 1, duration_s + chunk.duration_s
-                    if on_chunk is not None:
-                        on_chunk(chunk)
-                    # A chunk's duration is a sum of floating point numbers.
-                    if seconds is not None and duration_s >= seconds - 1e-6:
-                        break
-        return Recording(target, chunks, duration_s)
+        stream = self.watch(after=after, skip_lost=after == -1, keep_skipped=True)
+        return await write_video(stream, Path(path), seconds, on_chunk)
+
+    async def start_recording(self) -> AsyncRecording:
+        """Store the session's video at the server, from the next chunk on.
+
+        A session that is recorded already returns its recording. `record` writes a local file instead.
+        """
+        return self._recorded(await self._transport.request("POST", f"{self._path}/recording"))
+
+    async def stop_recording(self) -> AsyncRecording:
+        """Stop recording. The session goes on. A repeat gets the same recording.
+
+        Raises NotFoundError if the session was never recorded.
+        """
+        return self._recorded(await self._transport.request("DELETE", f"{self._path}/recording"))
+
+    def recordings(self) -> AsyncIterator[AsyncRecording]:
+        """List the session's recordings at the server, newest first."""
+        return listed(self._transport, self.id)
 
     async def events(self, after: int = 0) -> AsyncIterator[Event]:
         """Follow the events after number `after`, until the session ends.
@@ -280,6 +273,10 @@ class AsyncSession:
                 yield Event.model_validate_json(message.data)
         raise httpx.RemoteProtocolError("the stream of events ended before the session")
 
+    def _recorded(self, answer: object) -> AsyncRecording:
+        info = RecordingInfo.model_validate(answer)
+        return AsyncRecording(self._transport, info.id, info)
+
     def _described(self, answer: object) -> SessionInfo:
         self.info = SessionInfo.model_validate(answer)
         return self.info
@@ -290,8 +287,3 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Quality):
         return value.model_dump()
     return dict(value) if isinstance(value, Mapping) else value
-
-
-def _write(file: BufferedWriter, data: bytes) -> None:
-    file.write(data)
-    file.flush()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -34,10 +34,10 @@ from turboserve.client.models import (
     Ticket,
     Worker,
 )
-from turboserve.client.session import UNCHANGED, AsyncSession, Recording, Unchanged
+from turboserve.client.recording import RecordedFile
+from turboserve.client.session import UNCHANGED, AsyncSession, Unchanged
 from turboserve.client.stream import RECONNECT_WITHIN_S, VideoStream
-
-T = TypeVar("T")
+from turboserve.client.sync_recording import Recording, iterated, recordings_of
 
 
 class Client:
@@ -106,8 +106,16 @@ class Client:
 
     def sessions(self, phases: Iterable[Phase] = ()) -> Iterator[Session]:
         """See `AsyncClient.sessions`."""
-        for each in _iterated(self.portal, self._client.sessions(phases)):
+        for each in iterated(self.portal, self._client.sessions(phases)):
             yield Session(self.portal, each)
+
+    def recording(self, recording: str) -> Recording:
+        """See `AsyncClient.recording`."""
+        return Recording(self.portal, self._client.recording(recording))
+
+    def recordings(self, session: str | None = None) -> Iterator[Recording]:
+        """See `AsyncClient.recordings`."""
+        return recordings_of(self.portal, self._client.recordings(session))
 
     def models(self) -> list[Model]:
         """See `AsyncClient.models`."""
@@ -193,7 +201,7 @@ class Session:
 
     def events(self, after: int = 0) -> Iterator[Event]:
         """See `AsyncSession.events`."""
-        return _iterated(self._portal, self._session.events(after))
+        return iterated(self._portal, self._session.events(after))
 
     def record(
         self,
@@ -202,13 +210,25 @@ class Session:
         *,
         after: int = -1,
         on_chunk: Callable[[Chunk], object] | None = None,
-    ) -> Recording:
+    ) -> RecordedFile:
         """See `AsyncSession.record`."""
 
-        async def record() -> Recording:
+        async def record() -> RecordedFile:
             return await self._session.record(path, seconds, after=after, on_chunk=on_chunk)
 
         return self._portal.call(record)
+
+    def start_recording(self) -> Recording:
+        """See `AsyncSession.start_recording`."""
+        return Recording(self._portal, self._portal.call(self._session.start_recording))
+
+    def stop_recording(self) -> Recording:
+        """See `AsyncSession.stop_recording`."""
+        return Recording(self._portal, self._portal.call(self._session.stop_recording))
+
+    def recordings(self) -> Iterator[Recording]:
+        """See `AsyncSession.recordings`."""
+        return recordings_of(self._portal, self._session.recordings())
 
     def watch(
         self,
@@ -246,7 +266,7 @@ class Stream:
         self._portal.call(self._stream.__aexit__, kind, error, trace)
 
     def __iter__(self) -> Iterator[Chunk]:
-        return _iterated(self._portal, aiter(self._stream))
+        return iterated(self._portal, aiter(self._stream))
 
     @property
     def hello(self) -> Hello | None:
@@ -265,18 +285,8 @@ class Stream:
 
     def items(self) -> Iterator[Chunk | Event | Skip]:
         """See `VideoStream.items`."""
-        return _iterated(self._portal, self._stream.items())
+        return iterated(self._portal, self._stream.items())
 
     def frames(self, *, paced: bool = False) -> Iterator[video.Frame]:
         """See `video.frames`."""
-        return _iterated(self._portal, video.frames(self._stream, paced=paced))
-
-
-def _iterated(portal: BlockingPortal, items: AsyncIterator[T]) -> Iterator[T]:
-    ended = object()
-
-    async def following() -> T | object:
-        return await anext(items, ended)
-
-    while (item := portal.call(following)) is not ended:
-        yield item  # type: ignore[misc]
+        return iterated(self._portal, video.frames(self._stream, paced=paced))

@@ -55,7 +55,7 @@ class Transport:
         headers = {} if idempotent else {"Idempotency-Key": uuid4().hex}
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self.attempts),
-            wait=_wait,
+            wait=wait_s,
             retry=tenacity.retry_if_exception(worth_repeating),
             reraise=True,
         )
@@ -120,6 +120,7 @@ def asked_wait_s(error: BaseException | None) -> float:
     return (error.retry_after_s or 0.0) if isinstance(error, ProblemError) else 0.0
 
 
-def _wait(state: tenacity.RetryCallState) -> float:
+def wait_s(state: tenacity.RetryCallState) -> float:
+    """Time before the next attempt, seconds: a growing random time, and at least what the gateway asks."""
     error = state.outcome.exception() if state.outcome is not None else None
     return max(asked_wait_s(error), _BACKOFF(state))

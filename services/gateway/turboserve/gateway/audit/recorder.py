@@ -31,6 +31,8 @@ REFUSED_PER_MINUTE = 600
 """Maximum number of refused requests that one gateway records per minute, so that no sender fills the log."""
 RETRY_S = 1.0
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
+TARGETS = ("link", "key", "pool", "recording", "session")
+"""Path parameters that name what an order changes. The first that a path has counts."""
 
 log = logs.get("audit")
 
@@ -116,7 +118,7 @@ async def _entry(
 ) -> AuditEntry:
     caller: Identity = admitted(request.scope)
     names = {**request.path_params}
-    target = names.get("link") or names.get("key") or names.get("pool") or names.get("session") or ""
+    target = next((names[kind] for kind in TARGETS if kind in names), "")
     change = ""
     if response is not None:
         # What was refused may have anything in it. What was accepted has only members of its schema.
@@ -127,7 +129,7 @@ async def _entry(
         at=request.app.state.gateway.clock.wall(),
         operation=operation,
         tenant=caller.tenant,
-        key=caller.key_id,
+        key=caller.grant.link if caller.grant is not None and caller.grant.link else caller.key_id,
         address=request.client.host if request.client else "",
         path=request.url.path,
         target=target,

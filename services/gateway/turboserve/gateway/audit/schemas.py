@@ -18,7 +18,8 @@ class AuditRecord(PublicOutput):
     operation: str = Field(description="The operation's id in this document.", examples=["create_key"])
     tenant: str = Field(description="Tenant of the sender.", examples=["ops"])
     key: str | None = Field(
-        description="Id of the sender's key, which its text begins with. `null`: the gateway needs no keys.",
+        description="Id of the sender's key, which its text begins with, or of its link. `null`: the gateway "
+        "needs no keys.",
         examples=["2d06c5c4a1b2c3d4"],
     )
     address: str = Field(

@@ -128,8 +128,8 @@ class Authenticator:
 class Authenticate:
     """ASGI middleware: gives every request under /v1 an identity, or answers it with a problem.
 
-    Browsers do not show a refused handshake. So a WebSocket passes with its error, and the endpoint accepts
-    it, sends the error and closes. A stream ends when the key that opened it is revoked or expires.
+    Browsers show no refused handshake: a WebSocket passes with its error, which the endpoint sends before it
+    closes. A stream ends when the key that opened it is revoked or expires.
     """
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, keys: Keys) -> None:
@@ -156,10 +156,7 @@ class Authenticate:
             await self._app(scope, receive, send)
             return
         scope.setdefault(_ADMISSION, identity)
-        if takes_head(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        if not self._keys and identity.grant is None:
+        if takes_head(scope["path"]) or (not self._keys and identity.grant is None):
             await self._app(scope, receive, send)
             return
         stream = RevocableStream(self._authenticator.holds, identity, scope, receive, send)
@@ -222,6 +219,8 @@ class AccessCheck:
 
     shared: Role | None = None
     """The role with which the holder of a link may use the route for its session. None: no holder may."""
+    in_path: bool = True
+    """Whether the path has the session. Else the route itself compares it with the link's."""
 
     def __call__(
         self,
@@ -257,19 +256,19 @@ class AccessCheck:
                 field="role",
                 limit=self.shared.value,
             )
-        if session != grant.session:
+        if self.in_path and session != grant.session:
             # As for a session that does not exist.
             raise SessionNotFoundError(f"there is no session {session}", field="session")
 
 
-def needs(scope: KeyScope, shared: Role | None = None) -> SecurityParameter:
+def needs(scope: KeyScope, shared: Role | None = None, *, in_path: bool = True) -> SecurityParameter:
     """Return the dependency by which a route declares the scope that it needs. Every route has one.
 
-    With `shared`, holders of a link with this role may use the route for the link's session, the route's path
-    parameter `session`. A sender without the scope gets 403 before its body is validated.
+    With `shared`, holders of a link with this role may use the route for the link's session: the path
+    parameter `session`, unless `in_path` is False. A sender without the scope gets 403 before validation.
     """
-    found: SecurityParameter = Security(AccessCheck(shared), scopes=[scope.value])
-    return found
+    checked: SecurityParameter = Security(AccessCheck(shared, in_path), scopes=[scope.value])
+    return checked
 
 
 def _tenant(identity: Annotated[Identity, Depends(_identity)]) -> str:
@@ -278,7 +277,7 @@ def _tenant(identity: Annotated[Identity, Depends(_identity)]) -> str:
 
 def _stream_tenant(
     identity: Annotated[Identity, Depends(_identity)],
-    # The middleware reads this parameter. It is declared here for OpenAPI.
+    # For OpenAPI: the middleware reads this parameter.
     _ticket: Annotated[
         str | None,
         Query(

@@ -9,8 +9,12 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from turboserve.contracts.base import NUMBER_LIMIT, Id
+from turboserve.contracts.errors import NotFoundError, SessionNotFoundError
 from turboserve.contracts.keys import Scope
-from turboserve.gateway.auth.middleware import Tenant, needs
+from turboserve.contracts.links import Role
+from turboserve.contracts.recordings import RecordingRecord
+from turboserve.gateway.audit.recorder import AuditedRoute
+from turboserve.gateway.auth.middleware import Caller, Tenant, needs
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.recordings.response import item_response
@@ -18,7 +22,7 @@ from turboserve.gateway.recordings.schemas import Recording, RecordingList
 from turboserve.gateway.recordings.service import Recordings
 from turboserve.gateway.sessions.parameters import SessionId
 
-router = APIRouter(prefix="/v1", tags=["recordings"])
+router = APIRouter(prefix="/v1", tags=["recordings"], route_class=AuditedRoute)
 
 
 def _service_of(connection: HTTPConnection) -> Recordings:
@@ -33,27 +37,38 @@ Part = Annotated[
 ]
 
 
+async def _shared_record(recording: RecordingId, caller: Caller, recordings: Service) -> RecordingRecord:
+    """Return the recording, which the holder of a link may see if it is one of the link's session.
+
+    Raises NotFoundError, also for what the sender may not see.
+    """
+    record = await recordings.get(caller.tenant, recording)
+    if caller.grant is not None and caller.grant.session != record.session:
+        raise NotFoundError(f"there is no recording {recording}", field="recording")
+    return record
+
+
+Record = Annotated[RecordingRecord, Depends(_shared_record)]
+
+
 class Items:
     """The content of the recording that the request is about."""
 
     def __init__(
-        self,
-        request: Request,
-        recording: RecordingId,
-        tenant: Tenant,
-        gateway: Annotated[Gateway, Depends(gateway_of)],
+        self, request: Request, record: Record, gateway: Annotated[Gateway, Depends(gateway_of)]
     ) -> None:
-        self._request, self._recording, self._tenant = request, recording, tenant
+        self._request, self._record = request, record
         self._recordings, self._streams = Recordings(gateway.bus), gateway.streams
 
     async def answer(self, item: str, part: int = 1) -> Response:
         """Answer with the item, or with the range of it that the request asks for. Raises NotFoundError."""
-        record = await self._recordings.get(self._tenant, self._recording)
-        return await item_response(self._request, self._recordings, record, self._streams, item, part)
+        return await item_response(self._request, self._recordings, self._record, self._streams, item, part)
 
 
 Content = Annotated[Items, Depends()]
-READ, WRITE = [needs(Scope.SESSIONS_READ)], [needs(Scope.SESSIONS_WRITE)]
+READ = [needs(Scope.SESSIONS_READ, Role.VIEWER, in_path=False)]
+"""The routes compare the session of a link with that of the recording."""
+CONTROL = [needs(Scope.SESSIONS_WRITE, Role.CONTROLLER)]
 
 
 def _binary(media_type: str, description: str, *, ranges: bool = False) -> dict[int | str, dict[str, Any]]:
@@ -67,7 +82,7 @@ def _binary(media_type: str, description: str, *, ranges: bool = False) -> dict[
 
 @router.post(
     "/sessions/{session}/recording",
-    dependencies=WRITE,
+    dependencies=CONTROL,
     operation_id="start_recording",
     status_code=202,
     summary="Record a session",
@@ -81,7 +96,7 @@ async def start(session: SessionId, tenant: Tenant, recordings: Service) -> Reco
 
 @router.delete(
     "/sessions/{session}/recording",
-    dependencies=WRITE,
+    dependencies=CONTROL,
     operation_id="stop_recording",
     summary="Stop recording a session",
     description="The session goes on, and what was recorded stays. A repeat gets the same recording.",
@@ -96,11 +111,11 @@ async def stop(session: SessionId, tenant: Tenant, recordings: Service) -> Recor
     dependencies=READ,
     operation_id="list_recordings",
     summary="List recordings, newest first",
-    description="The tenant's own recordings, by page.",
-    responses=problems(401, 422),
+    description="The tenant's own recordings, by page. The holder of a link gets those of its session.",
+    responses=problems(401, 404, 422),
 )
 async def list_recordings(
-    tenant: Tenant,
+    caller: Caller,
     recordings: Service,
     session: Annotated[
         Id | None, Query(description="Only recordings of this session.", examples=["ses_5f3a9c"])
@@ -113,7 +128,11 @@ async def list_recordings(
         Query(ge=0, le=NUMBER_LIMIT, description="The `next` of the page before.", examples=[17]),
     ] = None,
 ) -> RecordingList:
-    page = await recordings.page(tenant, session, limit, after)
+    if caller.grant is not None:
+        if session not in (None, caller.grant.session):
+            raise SessionNotFoundError(f"there is no session {session}", field="session")
+        session = caller.grant.session
+    page = await recordings.page(caller.tenant, session, limit, after)
     return RecordingList(recordings=[Recording.of(record) for record in page.recordings], next=page.next)
 
 
@@ -125,13 +144,13 @@ async def list_recordings(
     description="What is stored so far.",
     responses=problems(401, 404, 422),
 )
-async def read(recording: RecordingId, tenant: Tenant, recordings: Service) -> Recording:
-    return Recording.of(await recordings.get(tenant, recording))
+async def read(record: Record) -> Recording:
+    return Recording.of(record)
 
 
 @router.delete(
     "/recordings/{recording}",
-    dependencies=WRITE,
+    dependencies=[needs(Scope.SESSIONS_WRITE)],
     operation_id="delete_recording",
     status_code=204,
     summary="Delete a recording",

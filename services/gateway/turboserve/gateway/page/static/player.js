@@ -10,6 +10,7 @@ import { MigrationForm } from "./migration.js";
 import { DefaultModel } from "./model.js";
 import { pageClient } from "./page_client.js";
 import { Readouts } from "./readouts.js";
+import { Recordings } from "./recordings.js";
 import { SessionList } from "./sessions.js";
 import { ShareDialog, sharedLink } from "./sharing.js";
 import { Strip } from "./strip.js";
@@ -47,6 +48,11 @@ const sessions = new SessionList(client, at("sessions"), {
   attempt: (action) => attempt(action),
 });
 const share = new ShareDialog(client, at("share-dialog"), (action) => attempt(action));
+const recordings = new Recordings(
+  client,
+  { button: at("record"), section: at("recordings"), replay: at("replay"), confirm: at("delete-recording") },
+  (action) => attempt(action),
+);
 /** The link with which this page was opened; null: the page is its user's own. */
 const shared = sharedLink();
 const migrationForm = new MigrationForm(client, at("migration"), at("r-worker"), (action) => attempt(action));
@@ -252,6 +258,8 @@ async function perform(action) {
 function admitted() {
   quiet();
   sessions.pause(false);
+  recordings.pause(false);
+  recordings.look();
   sessions.look();
   restore();
   model.find();
@@ -260,7 +268,10 @@ function admitted() {
 function complain(problem) {
   if (problem.status !== 401 || shared) return say(shared ? inWordsOfLink(problem) : inWords(problem), false);
   // Not for a late answer to a request with an earlier key.
-  if (problem.wasSentWith(client.key)) sessions.pause(true);
+  if (problem.wasSentWith(client.key)) {
+    sessions.pause(true);
+    recordings.pause(true);
+  }
   keyForm.ask(problem);
 }
 
@@ -269,6 +280,7 @@ function show() {
   const isConnected = player.connected;
   showPage({ player, hasSession: session !== null, ended, phase: phase ?? "", activity, isConnected, isBusy });
   sessions.show(session);
+  recordings.show(session, Boolean(ended));
 }
 
 function animate() {
@@ -299,5 +311,6 @@ if (shared) {
 }
 restore();
 sessions.look();
+recordings.look();
 show();
 requestAnimationFrame(animate);

@@ -1,6 +1,7 @@
 // The caller's sessions that have not ended, with a way to open and to end each.
 
 import { liveSessions } from "./page_client.js";
+import { replaceRows, rowButton, rowText } from "./rows.js";
 
 const LOOK_MS = 5000;
 
@@ -52,43 +53,23 @@ export class SessionList {
     const state = JSON.stringify([this.#current, sessions.map(({ id, prompt, ...one }) => [id, prompt, stateOf(one)])]);
     if (state === this.#drawn) return;
     this.#drawn = state;
-    const list = this.#section.querySelector("ul");
-    const focused = document.activeElement?.dataset?.focus;
     this.#section.hidden = sessions.length === 0;
-    list.replaceChildren(...sessions.map((session) => this.#row(session)));
-    // Replaced buttons would drop the keyboard's focus.
-    if (focused) (list.querySelector(`[data-focus="${focused}"]`) ?? list.querySelector("button"))?.focus();
+    replaceRows(this.#section.querySelector("ul"), sessions.map((session) => this.#row(session)));
   }
 
   #row(session) {
     const row = document.createElement("li");
-    const text = document.createElement("p");
-    text.className = "session-prompt";
-    text.textContent = session.prompt;
-    text.title = session.prompt;
-    const state = document.createElement("p");
-    state.className = "quiet";
     const isCurrent = session.id === this.#current;
-    state.textContent = isCurrent ? `${stateOf(session)}, on this page` : stateOf(session);
-    row.append(text, state);
-    if (!isCurrent) row.append(this.#button("Open", session, () => this.#open(session.id)));
-    row.append(this.#button("End", session, () => this.#attempt(async () => {
+    const state = isCurrent ? `${stateOf(session)}, on this page` : stateOf(session);
+    row.append(rowText("session-prompt", session.prompt), rowText("quiet", state));
+    const about = { of: session.prompt, id: session.id };
+    if (!isCurrent) row.append(rowButton("Open", about, () => this.#open(session.id)));
+    row.append(rowButton("End", about, () => this.#attempt(async () => {
       await this.#client.session(session.id).end();
       this.#ended(session.id);
       await this.look();
     })));
     return row;
-  }
-
-  #button(name, session, action) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "small";
-    button.textContent = name;
-    button.setAttribute("aria-label", `${name}: ${session.prompt}`);
-    button.dataset.focus = `${name} ${session.id}`;
-    button.addEventListener("click", action);
-    return button;
   }
 }
 

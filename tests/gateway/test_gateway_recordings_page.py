@@ -1,0 +1,130 @@
+"""Recordings on the player page in a real Chromium, with a recorder: record, replay, download, delete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import av
+import httpx
+import pytest
+
+from tests.gateway.test_gateway_player_page import OVERFLOWS, SIZES, begin, focused
+from tests.helpers.browser import NEEDS_CHROMIUM, until
+from tests.helpers.pool_harness import Pool
+
+pytestmark = NEEDS_CHROMIUM
+
+KEY = "key-of-the-recordings-page-0123456789"
+VIDEO = "document.querySelector('#replay video')"
+SHOWS = f"() => {VIDEO}.currentTime > 0 && {VIDEO}.videoWidth > 0"
+
+
+async def serious(page: Any) -> list[Any]:
+    """Return what axe calls serious or critical on the page as it is."""
+    axe = pytest.importorskip("axe_playwright_python.async_playwright").Axe()
+    found = (await axe.run(page)).response["violations"]
+    return [
+        (each["id"], [node["target"] for node in each["nodes"]])
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+async def test_a_session_is_recorded_replayed_downloaded_and_deleted(
+    recorder: Path, gateway_url: str, page: Any, tmp_path: Path
+) -> None:
+    await page.goto(gateway_url)
+    await begin(page, "a green square moving up")
+    # With the keyboard alone, which stays at the button.
+    await page.locator("#record").focus()
+    await page.keyboard.press("Enter")
+    await page.locator("#record[aria-pressed=true]", has_text="Stop recording").wait_for()
+    assert await focused(page) == "record"
+    row = page.locator("#recordings li")
+    await row.filter(has_text=re.compile(r"0:0[2-9].*recording now")).wait_for()
+    # What is stored so far plays while the recording runs.
+    await row.get_by_role("button", name="Replay").click()
+    await until(page, SHOWS)
+    await page.keyboard.press("Escape")
+    await page.locator("#replay").wait_for(state="hidden")
+    await page.locator("#record").focus()
+    await page.keyboard.press("Enter")
+    await page.locator("#record[aria-pressed=false]", has_text="Record").wait_for()
+    await row.filter(has_not_text="recording now").filter(has_not_text="being stored").wait_for()
+
+    # The session has ended, and the list has its recording on the empty page as well.
+    await page.locator("#end").click()
+    await page.locator("#phase", has_text="terminated").wait_for()
+    await page.locator("#record").wait_for(state="hidden")
+    await page.locator("#new").click()
+    await row.wait_for()
+    await row.get_by_role("button", name="Replay").focus()
+    await page.keyboard.press("Enter")
+    await until(page, SHOWS)
+    length_s = float(await page.evaluate(f"{VIDEO}.duration"))
+    assert length_s > 2
+    await page.evaluate(f"{VIDEO}.currentTime = {length_s - 0.5}")
+    await until(page, f"() => {VIDEO}.ended")
+    assert await page.locator("#replay .message").is_hidden()
+    for width, height in SIZES.values():
+        await page.set_viewport_size({"width": width, "height": height})
+        assert await page.evaluate(OVERFLOWS) <= 0
+        assert (await page.locator("#replay").bounding_box())["width"] <= width
+    assert await serious(page) == []
+    await page.get_by_role("button", name="Close").click()
+    # The keyboard is back at the row.
+    assert await page.evaluate("document.activeElement.dataset.focus.startsWith('Replay')")
+    for width, height in SIZES.values():
+        await page.set_viewport_size({"width": width, "height": height})
+        assert await page.evaluate(OVERFLOWS) <= 0
+    assert await serious(page) == []
+
+    async with page.expect_download() as downloaded:
+        await row.get_by_role("button", name="Download").click()
+    file = await downloaded.value
+    assert re.fullmatch(r"rec_\w+\.mp4", file.suggested_filename)
+    await file.save_as(tmp_path / "recording.mp4")
+    with av.open(str(tmp_path / "recording.mp4")) as container:
+        times = [float(frame.time or 0.0) for frame in container.decode(video=0)]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(length_s, abs=0.2)
+
+    for answer, state in (("Cancel", "visible"), ("Delete it", "detached")):
+        await row.get_by_role("button", name="Delete").click()
+        await page.locator("#delete-recording").get_by_role("button", name=answer).click()
+        await row.wait_for(state=state)
+
+
+async def test_holders_of_a_link_replay_and_a_controller_records(
+    recorder: Path, pool: Pool, page: Any
+) -> None:
+    url = pool.gateway("page_recordings", TURBOSERVE_API_KEYS=f"{KEY}=page", DRAWN_KEY=KEY)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120) as api:
+        session = (await api.post("/v1/sessions", json={"prompt": "a red circle", "record": True})).json()
+        own = session["links"]["self"]
+        links = {
+            role: (await api.post(f"{own}/links", json={"role": role})).json()["url"]
+            for role in ("viewer", "controller")
+        }
+        await page.goto(f"{url}{links['viewer']}")
+        row = page.locator("#recordings li")
+        await row.filter(has_text=re.compile(r"0:0[2-9].*recording now")).wait_for()
+        for hidden in (page.locator("#record"), row.get_by_role("button", name="Delete")):
+            assert not await hidden.is_visible()
+        await row.get_by_role("button", name="Replay").click()
+        await until(page, SHOWS)
+        await page.keyboard.press("Escape")
+        # With a key or link, the page fetches the file, since an address has neither.
+        async with page.expect_download() as downloaded:
+            await row.get_by_role("button", name="Download").click()
+        assert (await downloaded.value).suggested_filename == f"{session['recording']}.mp4"
+        await page.goto(f"{url}{links['controller']}")
+        await page.locator("body[data-role=controller]").wait_for()
+        await page.locator("#record[aria-pressed=true]").click()
+        await page.locator("#record[aria-pressed=false]").wait_for()
+        assert (await api.get(own)).json()["recording"] is None
+        await api.delete(own)
+    pool.stop("page_recordings")
