@@ -22,7 +22,7 @@ class AuditEntry(Contract):
     tenant: Id
     """Tenant of the sender."""
     key: Id | None = None
-    """Id of the sender's API key, which its text begins with, or of its link. None: the gateway needs no keys."""
+    """Id of the sender's API key, which its text begins with, or of its link. None: no key is needed."""
     address: Note = ""
     """Address of the sender, as the gateway sees it."""
     path: Note
