@@ -31,7 +31,7 @@ DEFINITIONS = {
     "late_points": "Difference of the chunks that stop their viewer's playing, in percent of all chunks.",
     "actions_within": "Changes of the pool's size that both sides make in one order, at most 1.5 s apart.",
     "ranking_equal": "Whether both sides order the policies alike by the mean p95 of their runs.",
-    "cpu_busy": "Share of the machine's processor time that was busy, whoever used it.",
+    "cpu_busy": "Share of the machine's processor time that was busy, by all processes.",
     "cpu_own": "Share that the stack and its viewers used, without workers that ended meanwhile.",
     "void": "Why a run does not count; null: it counts.",
 }

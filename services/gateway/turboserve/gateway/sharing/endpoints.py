@@ -62,7 +62,7 @@ async def create_ticket(
     operation_id="create_link",
     status_code=201,
     summary="Create a link to the session",
-    description="Whoever has the link may watch the session, and with the role `controller` also control it. "
+    description="A holder of the link may watch the session, and with the role `controller` also control it. "
     "Only this answer has the link's text. Every gateway accepts it at once.",
     responses=problems(*BODY, 401, 404, 409),
 )

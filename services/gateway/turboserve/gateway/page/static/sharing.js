@@ -28,7 +28,7 @@ export class ShareDialog {
     this.#link = await this.#session.share({ role: "viewer" });
     // A proxy may serve the gateway below a path of its own.
     this.#at("url").value = new URL(this.#link.url.slice(1), this.#client.baseUrl).href;
-    this.#at("state").textContent = `Whoever has this link can watch until ${when(this.#link.expires_at)}.`;
+    this.#at("state").textContent = `Anyone with this link can watch until ${when(this.#link.expires_at)}.`;
     this.#at("copy").hidden = this.#at("revoke").hidden = false;
     this.#dialog.showModal();
     this.#at("url").select();
@@ -48,7 +48,7 @@ export class ShareDialog {
   #revoke() {
     this.#attempt(async () => {
       await this.#session.revokeLink(this.#link.id);
-      this.#at("state").textContent = "Revoked. Nobody can use this link any more.";
+      this.#at("state").textContent = "Revoked. The link no longer works.";
       this.#at("copy").hidden = this.#at("revoke").hidden = true;
     });
   }
