@@ -194,6 +194,7 @@ STEP_DOWN = Endpoint("state.leader.resign", leading.StepDown, leading.LeaderReco
 CREATE_KEY = Endpoint("state.key.create", keys.CreateKey, keys.CreatedKey, _STORE, ("gateway",))
 GET_KEY = Endpoint("state.key.get", keys.KeyRef, keys.KeyRecord, _STORE, ("gateway",))
 LIST_KEYS = Endpoint("state.key.list", keys.ListKeys, keys.KeyPage, _STORE, ("gateway",))
+CHANGE_KEY = Endpoint("state.key.change", keys.ChangeKey, keys.KeyRecord, _STORE, ("gateway",))
 REVOKE_KEY = Endpoint("state.key.revoke", keys.KeyRef, keys.KeyRecord, _STORE, ("gateway",))
 GET_VALID_KEYS = Endpoint(
     "state.key.valid", keys.GetValidKeys, keys.ValidKeys, _STORE, ("gateway",), periodic=True
@@ -245,6 +246,7 @@ _ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignm
     CREATE_KEY,
     GET_KEY,
     LIST_KEYS,
+    CHANGE_KEY,
     REVOKE_KEY,
     GET_VALID_KEYS,
     NOTE_KEY_USES,

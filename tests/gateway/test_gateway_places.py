@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from turboserve.contracts.errors import TenantLimitError
+from turboserve.contracts.errors import KeyQuotaError, TenantLimitError
 from turboserve.gateway.context import Streams
 from turboserve.gateway.live_response import LiveResponse
 from turboserve.gateway.problems.errors import TooManyStreamsError
@@ -35,7 +35,7 @@ async def test_of_a_burst_as_many_are_served_as_there_are_slots_and_the_rest_is_
     async def stream() -> LiveResponse:
         streams.check("t")
         await burst.wait()
-        return LiveResponse(video(), streams, "t", "video/mp4")
+        return LiveResponse(video(), streams, ("t", None), "video/mp4")
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
 
@@ -67,3 +67,14 @@ def test_one_tenant_has_its_share_of_the_places_and_leaves_the_others() -> None:
             streams.check("fourth")
         streams.check("modest")
     streams.check("greedy")
+
+
+def test_one_key_has_its_share_of_the_places_and_leaves_the_others() -> None:
+    streams = Streams(5, per_tenant=4, per_key={"small": 2}.get)
+    with streams.place("ta", "small"), streams.place("ta", "small"):
+        with pytest.raises(KeyQuotaError) as caught, streams.place("ta", "small"):
+            pass
+        assert (caught.value.field, caught.value.limit, caught.value.status) == ("key_streams", 2, 429)
+        with streams.place("ta", "large"), streams.place("ta"), pytest.raises(TenantLimitError):
+            streams.check("ta", "large")
+    streams.check("ta", "small")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scheduler.test_scheduler_core import Bench, session, worker
-from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.sessions import SLOT_COST, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.scheduler.deciding import in_fair_order
 from turboserve.scheduler.messages import (
@@ -55,7 +55,8 @@ holding = st.dictionaries(
 def test_no_tenant_gets_ahead_of_one_that_waits_by_more_than_one_slot(
     sessions: list[SessionView], slots: dict[tuple[str, str], int], served: dict[tuple[str, str], int]
 ) -> None:
-    order = in_fair_order(sessions, slots, served)
+    costs = {share: SLOT_COST * count for share, count in slots.items()}
+    order = in_fair_order(sessions, costs, served)
     assert sorted(view.id for view in order) == sorted(view.id for view in sessions)
     left = Counter(view.share for view in sessions)
     has = Counter(slots)
@@ -110,7 +111,9 @@ def test_no_tenant_starves_while_another_always_has_a_thousand_waiting(capacity:
     turns, fair = [], False
     for turn in range(100):
         running.pop(draw.randrange(len(running)))
-        slots = Counter(view.share for view in running)
+        slots: Counter[tuple[str, str]] = Counter()
+        for view in running:
+            slots[view.share] += view.record.slot_cost
         chosen = in_fair_order([*greedy[:9], modest[0]], slots, served)[0]
         running.append(chosen)
         served[chosen.share] = turn + 1
@@ -127,12 +130,32 @@ def test_no_tenant_starves_while_another_always_has_a_thousand_waiting(capacity:
 
 def test_with_one_tenant_it_is_first_come_first_served() -> None:
     views = [waiting(name, "ta", since) for name, since in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("d", 1.0))]
-    assert [view.id for view in in_fair_order(views, {("ma", "ta"): 7}, {("ma", "ta"): 3})] == [
+    assert [view.id for view in in_fair_order(views, {("ma", "ta"): 7 * SLOT_COST}, {("ma", "ta"): 3})] == [
         "b",
         "d",
         "c",
         "a",
     ]
+
+
+@given(
+    st.dictionaries(st.sampled_from(TENANTS), st.sampled_from((0.25, 0.5, 1.0, 2.0, 3.0)), min_size=2),
+    st.integers(1, 40),
+)
+def test_slots_are_in_proportion_to_the_weights(weights: dict[str, float], slots: int) -> None:
+    """While all wait, no tenant is behind another by more than one slot of its own."""
+    views = []
+    for tenant, weight in weights.items():
+        for number in range(slots):
+            view = waiting(f"{tenant}{number:02}", tenant, float(number))
+            view.record = view.record.model_copy(update={"weight": weight})
+            views.append(view)
+    got: Counter[str] = Counter()
+    for view in in_fair_order(views, {}, {})[:slots]:
+        got[view.record.tenant] += 1
+        for one, other in permutations(weights, 2):
+            # Rounding of the costs is below a ten-thousandth of a slot.
+            assert (got[one] - 1) / weights[one] <= got[other] / weights[other] + 0.01
 
 
 # The core

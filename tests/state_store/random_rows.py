@@ -9,7 +9,7 @@ from typing import Any
 
 from turboserve.contracts.cost import Correction
 from turboserve.contracts.fidelity import QualityLimits
-from turboserve.contracts.keys import KeyRecord, ListKeys
+from turboserve.contracts.keys import KeyLimits, KeyRecord, ListKeys
 from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.pool import PoolOrders, PoolReport
 from turboserve.contracts.recordings import (
@@ -20,6 +20,7 @@ from turboserve.contracts.recordings import (
 )
 from turboserve.contracts.requests import CreateSession, ListSessions
 from turboserve.contracts.sessions import Activity, Decision, Phase, PromptReceipt, SessionRecord
+from turboserve.contracts.usage import ListUsage
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core import workers as worker_rules
@@ -27,7 +28,7 @@ from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.core.change import Change, change_id
 from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.ports.database import UnitOfWork
-from turboserve.state_store.ports.records import LogProgress
+from turboserve.state_store.ports.records import LogProgress, UsageShare
 
 SESSIONS = tuple(f"ses_{n}" for n in range(6))
 WORKERS = tuple(f"wk_{n}" for n in range(4))
@@ -79,6 +80,7 @@ class RandomRows:
             quality=self.maybe(QualityLimits(floor=self.maybe(0.5), pin=self.random.random() < 0.5)),
             max_lead_s=self.maybe(0.75),
             recording=self.maybe("rec_0"),
+            key=self.maybe(f"key_{self.random.randrange(3)}"),
         )
 
     def decision(self, session: str) -> Decision:
@@ -128,6 +130,7 @@ class RandomRows:
                 "max_lead_s": self.maybe(1.5),
                 "requested_at": self.maybe(now),
                 "weights_digest": self.maybe("d1"),
+                "weight": self.random.choice((1.0, 2.5)),
                 "updated_at": now,
                 # The row keeps its own values of these columns.
                 "next_chunk": 77,
@@ -459,10 +462,35 @@ class RandomRows:
         return lambda db: db.rentals.put(rows.values())
 
     def do_rentals_accrue(self) -> Call:
+        day = self.random.randrange(2)
+
         async def run(db: UnitOfWork) -> Any:
             await db.rentals.lock()
-            await db.rentals.accrue()
-            return await db.rentals.used()
+            await db.rentals.accrue(day)
+            everything = ListUsage(from_day=0, to_day=9)
+            return await db.rentals.used(), await db.rentals.usage(everything)
+
+        return run
+
+    def do_usage(self) -> Call:
+        day, deletes = self.random.randrange(3), self.random.random() < 0.1
+        shares = [
+            UsageShare(
+                self.random.choice(TENANTS),
+                self.maybe(f"key_{self.random.randrange(3)}"),
+                self.random.randrange(5),
+                self.number(),
+            )
+            for _ in range(self.random.randrange(4))
+        ]
+        tenant, after = self.maybe(self.random.choice(TENANTS)), self.maybe("1.acme.key_1")
+        request = ListUsage(tenant=tenant, from_day=0, to_day=2, limit=2, after=after)
+
+        async def run(db: UnitOfWork) -> Any:
+            await db.progress.add_usage(day, shares)
+            if deletes:
+                await db.rentals.forget_usage(1)
+            return await db.rentals.usage(request)
 
         return run
 
@@ -517,6 +545,8 @@ class RandomRows:
         )
         inserts, revokes = self.random.random() < 0.5, self.random.random() < 0.2
         digest, salt = f"{self.random.randrange(30):064x}", f"{self.serial():032x}"
+        changes, day = self.random.random() < 0.5, self.random.randrange(2)
+        limits = KeyLimits(weight=self.maybe(2.0), sessions=self.random.randrange(1, 9))
         uses = {f"key_{n}": self.number() for n in range(self.random.randrange(1, 6))}
         request = ListKeys(
             tenant=self.maybe(self.random.choice(TENANTS)),
@@ -529,12 +559,25 @@ class RandomRows:
             edition = await db.keys.lock(salt)
             if inserts and await db.keys.get(key) is None:
                 await db.keys.insert(record, digest)
-                await db.keys.change(edition.version + 1)
+                await db.keys.write_version(edition.version + 1)
             if revokes:
                 await db.keys.revoke(key, now)
+            if changes:
+                await db.keys.change(key, limits)
+            usage = await db.keys.usage(key, day)
+            rates = await db.keys.lock_rates(key)
+            await db.keys.write_rates(replace(rates, creations_full_at=now))
             await db.keys.note_uses(uses, 5.0)
             answers = [await db.keys.get(key), await db.keys.page(request)]
-            return [*found, edition, *answers, await db.keys.valid(now), await db.keys.count_valid(now)]
+            return [
+                *found,
+                edition,
+                usage,
+                rates,
+                *answers,
+                await db.keys.valid(now),
+                await db.keys.count_valid(now),
+            ]
 
         return run
 

@@ -30,7 +30,7 @@ async def insert(database: Database, record: KeyRecord, number: int) -> None:
     async with database.transaction() as db:
         edition = await db.keys.lock(SALTS[0])
         await db.keys.insert(record, digest(number))
-        await db.keys.change(edition.version + 1)
+        await db.keys.write_version(edition.version + 1)
 
 
 async def last_used(database: Database, name: str = "k1") -> float | None:
@@ -67,7 +67,7 @@ async def test_a_key_that_was_rolled_back_does_not_exist(database: Database) -> 
         async with database.transaction() as db:
             await db.keys.lock(SALTS[0])
             await db.keys.insert(key(), digest(1))
-            await db.keys.change(1)
+            await db.keys.write_version(1)
             raise ZeroDivisionError
     async with database.statement() as db:
         assert await db.keys.edition() is None

@@ -35,6 +35,11 @@ class GatewayKeys:
             if after is None:
                 return
 
+    def change(self, key_id: str, limits: Mapping[str, Any]) -> dict[str, Any]:
+        """Set limits of a key; None removes one."""
+        changed: dict[str, Any] = self._ask("PATCH", f"/v1/keys/{key_id}", json={"limits": limits})
+        return changed
+
     def revoke(self, key_id: str) -> dict[str, Any]:
         revoked: dict[str, Any] = self._ask("DELETE", f"/v1/keys/{key_id}")
         return revoked

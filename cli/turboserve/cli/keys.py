@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from turboserve.cli.errors import failure
-from turboserve.contracts.keys import Scope
+from turboserve.contracts.keys import LIMIT_NAMES, Scope
 
 if TYPE_CHECKING:
     from turboserve.cli.gateway_keys import GatewayKeys
@@ -30,7 +30,8 @@ Key = Annotated[
     typer.Option("--key", envvar="TURBOSERVE_API_KEY", help="Your own key, with the scope admin, for --url."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-COLUMNS = ("tenant", "scopes", "label", "created", "expires", "last used", "revoked")
+COLUMNS = ("tenant", "scopes", "label", "limits", "created", "expires", "last used", "revoked")
+NAMES = f"Names: {', '.join(LIMIT_NAMES)}."
 
 app = typer.Typer(
     help="Create, list and revoke API keys: in the database by a gateway (--url), or in a file (--file).",
@@ -59,6 +60,12 @@ def add(
         typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="When the key expires, in UTC."),
     ] = None,
     label: Annotated[str, typer.Option(help="A text for people. Only with --url.")] = "",
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help=f"A limit of the key; may be repeated. Only with --url. {NAMES}"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key. The key is printed once, on stdout. Only its hash is kept."""
@@ -67,9 +74,10 @@ def add(
     ends = None if expires is None else expires.replace(tzinfo=UTC)
     with _source(file, url, key) as keys:
         if isinstance(keys, Path):
-            made, text = _add_to_file(keys, tenant, operator, scope, ends, label)
+            made, text = _add_to_file(keys, tenant, operator, scope, ends, label, limit)
         else:
             request: dict[str, Any] = {"tenant": tenant, "scopes": _scopes(operator, scope), "label": label}
+            request |= {"limits": limits} if (limits := _limits(limit or ())) else {}
             made = keys.add(request | ({} if ends is None else {"expires_at": ends.isoformat()}))
             text = made.pop("key")
         where = keys if isinstance(keys, Path) else url
@@ -102,8 +110,27 @@ def list_keys(file: File = None, url: Url = None, key: Key = None, as_json: AsJs
     table = Table(Column("id", no_wrap=True), *COLUMNS)
     for one in found:
         times = (_short(one[name]) for name in ("created_at", "expires_at", "last_used_at", "revoked_at"))
-        table.add_row(one["id"], one["tenant"], " ".join(one["scopes"]), escape(one["label"]), *times)
+        shown = " ".join(one["scopes"]), escape(one["label"]), _in_words(one)
+        table.add_row(one["id"], one["tenant"], *shown, *times)
     Console().print(table)
+
+
+@app.command(name="limit")
+def set_limits(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="Key id, as in `turboserve keys list`.")],
+    limits: Annotated[
+        list[str], typer.Argument(metavar="NAME=VALUE...", help=f"`none` removes a limit. {NAMES}")
+    ],
+    url: Url = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change limits of a key of the database. The others stay. Gateways apply it within two seconds."""
+    wanted = _limits(limits)
+    with _source(None, url, key) as keys:
+        assert not isinstance(keys, Path)
+        changed = keys.change(key_id, wanted)
+    typer.echo(json.dumps(changed) if as_json else f"{changed['id']}: {_in_words(changed) or 'no limits'}")
 
 
 @app.command()
@@ -147,12 +174,19 @@ def _source(file: Path | None, url: str | None, key: str | None) -> Iterator[Pat
 
 
 def _add_to_file(
-    file: Path, tenant: str, operator: bool, scope: list[Scope] | None, ends: datetime | None, label: str
+    file: Path,
+    tenant: str,
+    operator: bool,
+    scope: list[Scope] | None,
+    ends: datetime | None,
+    label: str,
+    limit: list[str] | None,
 ) -> tuple[dict[str, Any], str]:
     from turboserve.gateway.auth import key_file
 
-    if label:
-        raise failure("--label: only with --url, the file has no labels")
+    if label or limit:
+        name = "label" if label else "limit"
+        raise failure(f"--{name}: only with --url, the file has no {name}s")
     if ends is not None and ends <= datetime.now(UTC):
         raise failure(f"--expires: {ends.isoformat()} is not in the future")
     scopes = None if scope is None else tuple(_scopes(operator, scope))
@@ -181,6 +215,7 @@ def _shown(key: StoredKey) -> dict[str, Any]:
         "tenant": key.tenant,
         "scopes": sorted(key.effective_scopes),
         "label": "",
+        "limits": {},
         "created_at": created,
         "expires_at": expires,
         "revoked_at": None,
@@ -194,6 +229,28 @@ def _scopes(operator: bool, scope: list[Scope] | None) -> list[str]:
     if scope:
         return sorted({one.value for one in scope})
     return sorted(OPERATOR_SCOPES if operator else TENANT_SCOPES)
+
+
+def _limits(texts: Iterable[str]) -> dict[str, float | None]:
+    """Parse `NAME=VALUE`. The gateway checks the values. Dashes in names are underscores."""
+    found: dict[str, float | None] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        name = name.replace("-", "_")
+        if not separator or name not in LIMIT_NAMES:
+            raise failure(f"{text!r} is no NAME=VALUE. {NAMES}")
+        try:
+            number = None if value == "none" else float(value)
+        except ValueError:
+            raise failure(f"{name}: {value!r} is neither a number nor `none`") from None
+        whole = number is not None and number.is_integer()
+        found[name] = int(number) if whole and number is not None else number
+    return found
+
+
+def _in_words(key: Mapping[str, Any]) -> str:
+    limits: Mapping[str, Any] = key.get("limits") or {}
+    return " ".join(f"{name}={value:g}" for name, value in limits.items() if value is not None)
 
 
 def _short(time: str | None) -> str:

@@ -73,7 +73,7 @@ export class ChunkGoneError extends ProblemError {
   }
 }
 
-const FULL = new Set(["no_capacity", "tenant_limit", "too_many_streams"]);
+const FULL = new Set(["no_capacity", "tenant_limit", "key_quota", "too_many_streams"]);
 
 /** Return the error of a problem, by its status and code. */
 export function problemError(problem, sent = {}) {

@@ -171,6 +171,12 @@ class TenantLimitError(TurboServeError):
     code, status, title = "tenant_limit", 429, "Tenant limit reached"
 
 
+class KeyQuotaError(TurboServeError):
+    """An API key has reached one of its limits. `field` is `key_` and the limit's name."""
+
+    code, status, title = "key_quota", 429, "Limit of the API key reached"
+
+
 class WorkerGoneError(TurboServeError):
     """This worker was declared gone. Its id does not return: the process restarts with a new id."""
 

@@ -43,6 +43,34 @@ Expiry = Annotated[float, Field(ge=0, le=NUMBER_LIMIT)]
 """Time at which a key expires, Unix seconds. Gateways compare it with their wall clocks."""
 
 
+_Most = Annotated[int, Field(ge=1, le=NUMBER_LIMIT)]
+
+
+class KeyLimits(Contract):
+    """What may be used through one key. A session counts for the key that created it, with its prompts,
+    whoever sends them. The limits of the key's tenant hold as well. None: the key has no such limit.
+    """
+
+    weight: float | None = Field(default=None, ge=0.01, le=100)
+    """Weight of the key's sessions among those that wait for slots. None: 1. Sessions get it when they are
+    created or resumed."""
+    sessions: _Most | None = None
+    """Sessions that have not ended."""
+    slots: _Most | None = None
+    """Sessions that hold a slot or wait for one, over all models."""
+    streams: _Most | None = None
+    """Streams that the key has open at one gateway."""
+    creations_per_minute: _Most | None = None
+    prompts_per_minute: _Most | None = None
+    """Prompts, pauses and changes of the key's sessions together."""
+    gpu_seconds_per_day: float | None = Field(default=None, ge=1, le=NUMBER_LIMIT)
+    """GPU-seconds of the key's sessions in one day of UTC. A spent budget refuses creations and resumptions.
+    Sessions that run go on."""
+
+
+LIMIT_NAMES = tuple(KeyLimits.model_fields)
+
+
 class KeyRecord(Contract):
     """A row of `api_keys` without its hash."""
 
@@ -50,6 +78,7 @@ class KeyRecord(Contract):
     tenant: Id
     scopes: Scopes
     label: Label = ""
+    limits: KeyLimits = KeyLimits()
     created_at: UnixSeconds
     expires_at: Expiry | None = None
     """None: the key does not expire."""
@@ -73,6 +102,8 @@ class CreateKey(Contract):
     """Hash of the key under the salt of `ValidKeys`."""
     expires_at: Expiry | None = None
     label: Label = ""
+    limits: KeyLimits = KeyLimits()
+    """A repeated request may have other limits: they may have changed since."""
 
 
 class CreatedKey(Contract):
@@ -87,6 +118,14 @@ class KeyRef(Contract):
     """gateway → state store: read or revoke a key. Answered with `KeyRecord`. A repeat changes nothing."""
 
     key: Id
+
+
+class ChangeKey(KeyRef):
+    """gateway → state store: change the limits of a key. Answered with `KeyRecord`."""
+
+    changes: tuple[Annotated[str, Field(max_length=32)], ...] = Field(default=(), max_length=16)
+    """Names of the limits to set. The others stay."""
+    limits: KeyLimits = KeyLimits()
 
 
 class ListKeys(Contract):
@@ -121,6 +160,7 @@ class ValidKey(Contract):
     scopes: Scopes
     hash: KeyHashText
     expires_at: Expiry | None = None
+    limits: KeyLimits = KeyLimits()
 
 
 class ValidKeys(Contract):
@@ -129,7 +169,7 @@ class ValidKeys(Contract):
     salt: SaltText
     """Salt of all hashes. It is made once for each database."""
     version: Count
-    """Raised with every creation and revocation."""
+    """Raised with every creation, change and revocation."""
     keys: tuple[ValidKey, ...] | None = None
     """None: the gateway's version is the current one."""
 
@@ -148,7 +188,7 @@ class NoteKeyUses(Contract):
 
 
 class KeyChange(Contract):
-    """state store → gateway, a hint: a key was created or revoked. Gateways read the keys at once."""
+    """state store → gateway, a hint: a key was created, changed or revoked. Gateways read all at once."""
 
     key: Id
     version: Count

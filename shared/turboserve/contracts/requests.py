@@ -43,6 +43,8 @@ class CreateSession(Contract):
     recording: Id | None = None
     """Id of the recording that starts with the session. None: the session is not recorded. A repeated request
     starts no second recording."""
+    key: Id | None = None
+    """The API key of the request. None: it needed none."""
 
 
 class SessionRef(Contract):

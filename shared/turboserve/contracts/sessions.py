@@ -26,6 +26,24 @@ Numbers = Annotated[dict[Annotated[Text, Field(max_length=64)], float], Field(ma
 """The figures behind a decision, by name."""
 
 
+SLOT_COST = 10_000
+"""Cost of a slot for a session of weight 1."""
+
+
+class RateLeft(Contract):
+    """What a request has left of one limit per time. Gateways show it in the headers RateLimit-*."""
+
+    name: Id
+    """Name of the limit, as errors have it in `field`."""
+    limit: float = Field(ge=0)
+    """Units in `window_s`."""
+    window_s: float = Field(ge=0)
+    left: float = Field(ge=0)
+    """Units left."""
+    reset_s: float = Field(ge=0)
+    """Seconds until the whole limit is available again, without further requests."""
+
+
 class Phase(StrEnum):
     """Where a session is in its life."""
 
@@ -120,6 +138,12 @@ class SessionRecord(Contract):
     """Seconds without a viewer and without a change of the row, as of this answer. None: unknown."""
     requested_at: UnixSeconds | None = None
     """When the creation or the newest resumption was requested."""
+    rates: tuple[RateLeft, ...] = Field(default=(), max_length=8)
+    """What the creation has left of the limits per time. Only in the answer to it."""
+    key: Id | None = None
+    """The API key that created the session. None: it needed none."""
+    weight: float = Field(default=1.0, ge=0.01, le=100)
+    """Weight among the sessions that wait for slots: `KeyLimits.weight` of `key`."""
     waiting_s: float | None = Field(default=None, ge=0)
     """Seconds since `requested_at`, as of this answer. None: unknown."""
     device_errors: Count = 0
@@ -140,6 +164,12 @@ class SessionRecord(Contract):
     migration_traceparent: Traceparent | None = None
     """Trace context of the request that began the current migration. None: none, or it was not traced."""
 
+    @property
+    def slot_cost(self) -> int:
+        """What a slot costs the session's tenant in the order of those that wait: a session of twice the
+        weight costs half. A whole number, so that sums are exact."""
+        return round(SLOT_COST / self.weight)
+
 
 class PromptReceipt(Contract):
     """Confirms that a prompt is accepted. The event `prompt.applied` or `prompt.superseded` follows."""
@@ -149,6 +179,8 @@ class PromptReceipt(Contract):
     control_seq: Count
     prompt: Text
     accepted_at: UnixSeconds
+    rates: tuple[RateLeft, ...] = Field(default=(), max_length=8)
+    """What the prompt has left of the limits per time. A repeat has none."""
 
 
 class Decision(Contract):

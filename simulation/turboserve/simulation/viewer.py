@@ -13,6 +13,8 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from turboserve.contracts.errors import TurboServeError
+from turboserve.gateway.auth.access import Identity
+from turboserve.gateway.auth.hashing import TENANT_SCOPES
 from turboserve.gateway.auth.middleware import Authenticate
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.stream import endpoints
@@ -81,8 +83,9 @@ class ViewerConnection:
     async def _serve_video(self, gateway: Gateway) -> None:
         viewer = self.viewer
         after = None if viewer.next is None else viewer.next - 1
+        sender = Identity(viewer.tenant, TENANT_SCOPES)
         try:
-            response = await endpoints.stream_mp4(viewer.session, viewer.tenant, gateway, after)
+            response = await endpoints.stream_mp4(viewer.session, sender, gateway, after)
         except TurboServeError as error:
             self.code = error.status
             return

@@ -82,6 +82,7 @@ TABLE: dict[tuple[str, str], Access] = {
     ("GET", "/v1/keys"): A,
     ("POST", "/v1/keys"): A,
     ("GET", "/v1/keys/{key}"): A,
+    ("PATCH", "/v1/keys/{key}"): A,
     ("DELETE", "/v1/keys/{key}"): A,
     ("GET", SESSION): S,
     ("PATCH", SESSION): S,
@@ -189,6 +190,8 @@ def ask(
         options.setdefault("json", BODIES[path])
     elif path == SESSION and verb == "PATCH":
         options.setdefault("json", {"max_lead_s": 2.0})
+    elif path == "/v1/keys/{key}" and verb == "PATCH":
+        options.setdefault("json", {"limits": {"slots": 3}})
     elif path == f"{POOL}/profile" and verb == "PUT":
         options.setdefault("json", profile())
     address = path + FILES.get(path, "")

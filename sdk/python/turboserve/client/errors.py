@@ -87,6 +87,6 @@ def problem_error(status: int, problem: Mapping[str, Any]) -> ProblemError:
         return NotFoundError(status, problem)
     if status == 410:
         return ChunkGoneError(status, problem)
-    if code in ("no_capacity", "tenant_limit", "too_many_streams"):
+    if code in ("no_capacity", "tenant_limit", "key_quota", "too_many_streams"):
         return NoCapacityError(status, problem)
     return ProblemError(status, problem)

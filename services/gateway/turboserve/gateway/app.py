@@ -79,7 +79,11 @@ def create_gateway(
         chunks=ChunkLog(bus, lambda reason: metrics.foreign_chunks.add(1, {REASON: reason})),
         timeline=TimelineService(bus, clock, settings.playhead_interval_s, settings.report_timeout_s),
         # Without keys all callers are one tenant.
-        streams=Streams(settings.stream_limit, settings.tenant_streams if keys else 0),
+        streams=Streams(
+            settings.stream_limit,
+            settings.tenant_streams if keys else 0,
+            per_key=lambda key: keys.stream_limits.get(key),
+        ),
         pools=PoolSnapshots(bus, clock),
         prompt_guides=read_prompt_guides(),
         stored_keys=StoredKeys(bus, keys),
@@ -150,7 +154,7 @@ def create_app(gateway: Gateway) -> FastAPI:
             allow_origins=list(gateway.settings.cors_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["Location", "Retry-After", "X-Request-Id"],
+            expose_headers=["Location", "RateLimit", "RateLimit-Policy", "Retry-After", "X-Request-Id"],
         )
     app.add_middleware(
         OriginCheck,

@@ -16,9 +16,9 @@ from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.bus.chunk_log import ChunkLog
 from turboserve.clock import Clock
-from turboserve.contracts.errors import TenantLimitError, TurboServeError
+from turboserve.contracts.errors import KeyQuotaError, TenantLimitError, TurboServeError
 from turboserve.gateway.audit.recorder import AuditRecorder
-from turboserve.gateway.auth.access import Keys
+from turboserve.gateway.auth.access import Identity, Keys
 from turboserve.gateway.auth.middleware import Authenticator, admitted
 from turboserve.gateway.auth.signing import GrantSigner
 from turboserve.gateway.keys.service import StoredKeys
@@ -39,19 +39,39 @@ PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 log = logs.get("access")
 
 
+def owner_of(identity: Identity) -> tuple[str, str | None]:
+    """Return the tenant and the key for which the sender's streams count."""
+    return identity.tenant, identity.key_id
+
+
 class Streams:
     """The open streams. When the gateway stops, it sets `stopping`, and every stream ends."""
 
-    def __init__(self, limit: int, per_tenant: int = 0) -> None:
-        """`per_tenant`: maximum number of streams of one tenant; 0: no such limit."""
-        self._limit, self._per_tenant = limit, per_tenant
+    def __init__(
+        self,
+        limit: int,
+        per_tenant: int = 0,
+        per_key: Callable[[str], int | None] = lambda _: None,
+    ) -> None:
+        """`per_tenant`: maximum number of streams of one tenant; 0: no such limit. `per_key`: of a key."""
+        self._limit, self._per_tenant, self._per_key = limit, per_tenant, per_key
         self._open: Counter[str] = Counter()
+        self._of_keys: Counter[str] = Counter()
         self._none = asyncio.Event()
         self._none.set()
         self.stopping = asyncio.Event()
 
-    def check(self, tenant: str) -> None:
-        """Raise TooManyStreamsError at the limit of all streams, TenantLimitError at that of `tenant`."""
+    def check(self, tenant: str, key: str | None = None) -> None:
+        """Raise TooManyStreamsError at the limit of all streams, TenantLimitError at that of `tenant`, and
+        KeyQuotaError at that of the API key with the id `key`."""
+        most = None if key is None else self._per_key(key)
+        if key is not None and most is not None and self._of_keys[key] >= most:
+            raise KeyQuotaError(
+                f"this key has {self._of_keys[key]} streams at this gateway, at most {most} are allowed",
+                field="key_streams",
+                limit=most,
+                retry_after_s=RETRY_S,
+            )
         if self._per_tenant and self._open[tenant] >= self._per_tenant:
             raise TenantLimitError(
                 f"this tenant has {self._per_tenant} streams at this gateway, which is all that one may have",
@@ -68,10 +88,12 @@ class Streams:
             )
 
     @contextmanager
-    def place(self, tenant: str) -> Iterator[None]:
-        """Count one stream of `tenant` during the block. Raises TooManyStreamsError and TenantLimitError."""
-        self.check(tenant)
+    def place(self, tenant: str, key: str | None = None) -> Iterator[None]:
+        """Count one stream of `tenant` and `key` during the block. Raises as `check`."""
+        self.check(tenant, key)
         self._open[tenant] += 1
+        if key is not None:
+            self._of_keys[key] += 1
         self._none.clear()
         try:
             yield
@@ -79,6 +101,10 @@ class Streams:
             self._open[tenant] -= 1
             if not self._open[tenant]:
                 del self._open[tenant]
+            if key is not None:
+                self._of_keys[key] -= 1
+                if not self._of_keys[key]:
+                    del self._of_keys[key]
             if not self._open:
                 self._none.set()
 

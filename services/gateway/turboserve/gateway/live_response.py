@@ -16,29 +16,30 @@ from turboserve.tasks import stop
 class LiveResponse(Response):
     """Sends each item of `source` as it comes, chunked. A client that does not read delays `source`.
 
-    The response counts in `streams` while it runs. If a limit is reached, it raises TooManyStreamsError or
-    TenantLimitError before it sends anything, so that the client gets the problem and not half an answer.
+    The response counts in `streams` while it runs. If a limit is reached, it raises as `Streams.check` before
+    it sends anything, so that the client gets the problem and not half an answer.
     """
 
     def __init__(
         self,
         source: AsyncGenerator[bytes, None],
         streams: Streams,
-        tenant: str,
+        sender: tuple[str, str | None],
         media_type: str,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        """`sender`: its tenant, and the id of its key."""
         self.status_code = 200
         self.background = None
         self.media_type = media_type
         self.body = b""
         self._source = source
-        self._streams, self._tenant = streams, tenant
+        self._streams, self._sender = streams, sender
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._streams.place(self._tenant):
+        with self._streams.place(*self._sender):
             await self._serve(receive, send)
 
     async def _serve(self, receive: Receive, send: Send) -> None:

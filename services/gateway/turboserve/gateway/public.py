@@ -5,14 +5,16 @@ Request bodies refuse unknown fields, and times are RFC 3339 in UTC.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 
-from turboserve.contracts.sessions import Activity, SessionRecord
+from turboserve.contracts.sessions import Activity, RateLeft, SessionRecord
 
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 _FORM = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
@@ -68,6 +70,21 @@ Timestamp = Annotated[
 """A time in an answer or event: RFC 3339, UTC, microseconds. Made of the Unix seconds of a bus contract."""
 InputTime = Annotated[AwareDatetime, BeforeValidator(_read), WithJsonSchema(_SCHEMA)]
 """A time in a request body: RFC 3339 with an offset, not before 1970."""
+
+
+def rate_headers(rates: Iterable[RateLeft]) -> dict[str, str]:
+    """Return the headers of limits per time, as draft-ietf-httpapi-ratelimit-headers-10 has them."""
+    known = list(rates)
+    if not known:
+        return {}
+    return {
+        "RateLimit-Policy": ", ".join(
+            f'"{one.name}";q={one.limit:.0f};w={one.window_s:.0f}' for one in known
+        ),
+        "RateLimit": ", ".join(
+            f'"{one.name}";r={math.floor(one.left)};t={math.ceil(one.reset_s)}' for one in known
+        ),
+    }
 
 
 def takes_head(path: str) -> bool:

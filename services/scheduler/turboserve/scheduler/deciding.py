@@ -32,18 +32,17 @@ from turboserve.scheduler.worker_view import Declaring, Undeclared, WorkerView
 def in_fair_order(
     sessions: Iterable[SessionView], slots: Mapping[Share, int], served: Mapping[Share, int]
 ) -> list[SessionView]:
-    """Order the sessions for slots (max-min fairness by tenant).
+    """Order the sessions for slots (weighted max-min fairness by tenant).
 
-    Each next slot of a model goes to the tenant with the fewest slots of that model, including those that
-    this order gives it. Ties go to the tenant that got a slot longest ago, then to the tenant whose next
-    session has waited longest. Within a tenant, the session that has waited longest comes first; after a
-    restart of the scheduler, the session that was created first.
+    Each next slot of a model goes to the tenant whose slots of that model cost least, including those that
+    this order gives it (`SessionRecord.slot_cost`). Ties go to the tenant that got a slot longest ago, then
+    to the tenant whose next session has waited longest. Within a tenant, the longest wait comes first; after
+    a restart of the scheduler, the session that was created first.
 
-    So of two tenants with waiting sessions, neither gets ahead of the other by more than one slot, and single
-    slots alternate between them, however many sessions wait. With one tenant, that is first come, first
-    served.
+    So of two tenants with waiting sessions of equal weights, neither gets ahead of the other by more than one
+    slot, however many sessions wait. With one tenant, that is first come, first served.
 
-    `slots`: slots of each tenant, without those of `sessions`. `served`: number of each tenant's last
+    `slots`: costs of each tenant's slots, without those of `sessions`. `served`: number of each tenant's last
     placement; later placements have larger numbers. Cost: O(n log n).
     """
     queues: defaultdict[Share, list[SessionView]] = defaultdict(list)
@@ -63,7 +62,8 @@ def in_fair_order(
         queue = queues[share]
         order.append(queue.pop())
         if queue:
-            heapq.heapreplace(heap, (count + 1, newest + len(order), _waited(queue[-1]), share))
+            count += order[-1].record.slot_cost
+            heapq.heapreplace(heap, (count, newest + len(order), _waited(queue[-1]), share))
         else:
             heapq.heappop(heap)
     return order
@@ -80,7 +80,8 @@ def in_slot_order(
     interrupted = [session for session in sessions if session.record.phase.holds_slot]
     others = [session for session in sessions if not session.record.phase.holds_slot]
     first = in_fair_order(interrupted, slots, served)
-    slots.update(session.share for session in first)
+    for session in first:
+        slots[session.share] += session.record.slot_cost
     return first + in_fair_order(others, slots, served)
 
 

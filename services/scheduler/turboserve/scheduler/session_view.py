@@ -27,7 +27,7 @@ def slot_on(record: SessionRecord) -> str | None:
 
 
 class TenantSlots:
-    """Counts the sessions whose rows hold a slot, by model and tenant."""
+    """Sums the costs of the slots that rows of sessions hold, by model and tenant."""
 
     def __init__(self) -> None:
         self._slots: Counter[Share] = Counter()
@@ -35,7 +35,7 @@ class TenantSlots:
     def add(self, record: SessionRecord, sign: int = 1) -> None:
         if record.phase.holds_slot:
             share = record.model, record.tenant
-            self._slots[share] += sign
+            self._slots[share] += sign * record.slot_cost
             if not self._slots[share]:
                 del self._slots[share]
 
@@ -43,7 +43,7 @@ class TenantSlots:
         self.add(record, -1)
 
     def counts(self) -> Counter[Share]:
-        """Return a copy of the counts."""
+        """Return a copy of the sums."""
         return self._slots.copy()
 
 

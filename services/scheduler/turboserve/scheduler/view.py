@@ -252,7 +252,7 @@ class View:
         self.beginning.discard(session.id)
 
     def slots_besides(self, asking: Collection[SessionView]) -> Mapping[Share, int]:
-        """Count the slots held by or reserved for sessions other than `asking`, by model and tenant.
+        """Sum the costs of slots held by or reserved for sessions besides `asking`, by model and tenant.
 
         A session that lost its worker and waits for another holds no slot.
         """
@@ -260,9 +260,9 @@ class View:
         for name in self.wanting:
             session = self.sessions[name]
             lost = session.record.phase.holds_slot and self.kind(session) is not None
-            slots[session.share] += (session.reserved_on is not None) - lost
+            slots[session.share] += ((session.reserved_on is not None) - lost) * session.record.slot_cost
         for session in asking:
-            slots[session.share] -= session.reserved_on is not None
+            slots[session.share] -= (session.reserved_on is not None) * session.record.slot_cost
         return slots
 
     def kind(self, session: SessionView) -> str | None:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -29,6 +30,7 @@ api_keys = Table(
     Column("hash", Text, nullable=False),
     Column("scopes", JSONB, nullable=False),
     Column("label", Text, nullable=False),
+    Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),
@@ -36,10 +38,34 @@ api_keys = Table(
     UniqueConstraint("hash", name="api_keys_hash"),
 )
 
+key_rates = Table(
+    "key_rates",
+    metadata,
+    # One row per key that has limited a rate. `core.key_limits.KeyRates` documents the columns.
+    Column("key", Text, primary_key=True),
+    Column("creations_full_at", Double, nullable=False, server_default=text("0")),
+    Column("prompts_full_at", Double, nullable=False, server_default=text("0")),
+)
+
+usage_days = Table(
+    "usage_days",
+    metadata,
+    # What the sessions of one tenant and key have used in one day of UTC. Rows outlive sessions and keys.
+    # `day`: days since 1 January 1970. `key`: '' for sessions without a key.
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("tenant", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("gpu_seconds", Double, nullable=False, server_default=text("0")),
+    Column("money", Double, nullable=False, server_default=text("0")),
+    Column("chunks", BigInteger, nullable=False, server_default=text("0")),
+    Column("viewer_seconds", Double, nullable=False, server_default=text("0")),
+    Index("usage_days_key", "key", "day"),
+)
+
 key_editions = Table(
     "key_editions",
     metadata,
-    # `api_keys`: the salt of all hashes, and a number that every creation and revocation raises.
+    # `api_keys`: the salt of all hashes, and a number that every creation, change and revocation raises.
     # `links`: a random name of the database, and a number that every revocation and new signing key raises.
     Column("name", Text, primary_key=True),
     Column("salt", Text, nullable=False),

@@ -14,10 +14,11 @@ from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import PromptReceipt
 from turboserve.state_store import metrics
+from turboserve.state_store.core import key_limits
 from turboserve.state_store.core.sessions import settle_prompts
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database
-from turboserve.state_store.ports.records import LogProgress
+from turboserve.state_store.ports.records import LogProgress, UsageShare
 from turboserve.subjects import ANY_CHUNK, CHUNK, CHUNKS, OWN
 from turboserve.telemetry_names import PROMPT_OUTCOME
 
@@ -96,6 +97,9 @@ class Accounting:
             if not await db.progress.move(CURSOR, position, entries[-1].sequence):
                 raise AlreadyCountedError
             rows = await db.progress.count(reached)
+            counted = (rows[chunk.session] for chunk in chunks if chunk.session in rows)
+            shares = [UsageShare(row.tenant, row.key, chunks=1) for row in counted]
+            await db.progress.add_usage(key_limits.day_of(now), shares)
             for chunk in fresh:
                 if chunk.session not in rows:
                     continue

@@ -136,6 +136,7 @@ async def serve_keys(bus: Bus, clock: Clock, keys: Keys) -> None:
     await bus.serve(subjects.CREATE_KEY, answering(clock, subjects.CREATE_KEY, keys.create))
     await bus.serve(subjects.GET_KEY, answering(clock, subjects.GET_KEY, keys.get))
     await bus.serve(subjects.LIST_KEYS, answering(clock, subjects.LIST_KEYS, keys.list))
+    await bus.serve(subjects.CHANGE_KEY, answering(clock, subjects.CHANGE_KEY, keys.change))
     await bus.serve(subjects.REVOKE_KEY, answering(clock, subjects.REVOKE_KEY, keys.revoke))
     await bus.serve(subjects.GET_VALID_KEYS, answering(clock, subjects.GET_VALID_KEYS, keys.valid))
     await bus.serve(subjects.NOTE_KEY_USES, answering(clock, subjects.NOTE_KEY_USES, keys.note_uses))

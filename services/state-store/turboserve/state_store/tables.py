@@ -56,6 +56,9 @@ sessions = Table(
     Column("quality", JSONB(none_as_null=True)),
     Column("max_lead_s", Double),
     Column("recording", Text),
+    # The API key that created the session.
+    Column("key", Text),
+    Column("weight", Double, nullable=False, server_default=text("1")),
     Column("requested_at", Double),
     Column("state_digest", Text),
     Column("weights_digest", Text),
@@ -82,6 +85,7 @@ sessions = Table(
     CheckConstraint("(target is null) = (migration is null)", name="target_with_migration"),
     Index("sessions_tenant_number", "tenant", "number"),
     Index("sessions_worker", "worker", postgresql_where=text("ended_at is null")),
+    Index("sessions_key", "key", postgresql_where=text("key is not null and ended_at is null")),
     Index("sessions_target", "target", postgresql_where=text("target is not null")),
     Index("sessions_live", "model", postgresql_where=text("ended_at is null")),
     Index("sessions_unfenced", "id", postgresql_where=text("own_revision is null and epoch > 0")),

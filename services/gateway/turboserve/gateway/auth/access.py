@@ -76,6 +76,8 @@ class Keys:
         self.uses: dict[str, float] = {}
         """When each key was last presented, Unix seconds, by the key's id."""
         self._key_set: KeySet | None = None
+        self.stream_limits: dict[str, int] = {}
+        """How many streams keys may have open at this gateway, by the key's id. Others have no such limit."""
         self._by_hash: dict[str, StoredKey] = {}
         self._by_id: dict[str, tuple[StoredKey, Identity]] = {}
         if key_set is not None:

@@ -275,7 +275,7 @@ def _tenant(identity: Annotated[Identity, Depends(_identity)]) -> str:
     return identity.tenant
 
 
-def _stream_tenant(
+def _stream_caller(
     identity: Annotated[Identity, Depends(_identity)],
     # For OpenAPI: the middleware reads this parameter.
     _ticket: Annotated[
@@ -286,13 +286,13 @@ def _stream_tenant(
             examples=["tst_…"],
         ),
     ] = None,
-) -> str:
-    return identity.tenant
+) -> Identity:
+    return identity
 
 
 Caller = Annotated[Identity, Depends(_identity)]
 """The sender's identity, from the Authorization header."""
 Tenant = Annotated[str, Depends(_tenant)]
 """The sender's tenant, from the Authorization header."""
-StreamTenant = Annotated[str, Depends(_stream_tenant)]
-"""The sender's tenant, from the Authorization header or `?ticket=`."""
+StreamCaller = Annotated[Identity, Depends(_stream_caller)]
+"""The sender's identity, from the Authorization header or `?ticket=`."""

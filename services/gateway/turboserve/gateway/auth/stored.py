@@ -95,6 +95,9 @@ class KeyFollower:
             return True
         self._salt, self._version = answer.salt, answer.version
         self._keys.replace(_key_set(answer))
+        self._keys.stream_limits = {
+            key.id: key.limits.streams for key in answer.keys if key.limits.streams is not None
+        }
         log.info("api keys read", version=answer.version, keys=len(answer.keys))
         return True
 
@@ -105,5 +108,5 @@ class KeyFollower:
 def _key_set(answer: ValidKeys) -> KeySet:
     return KeySet(
         salt=answer.salt,
-        keys=tuple(StoredKey.model_validate(key.model_dump()) for key in answer.keys or ()),
+        keys=tuple(StoredKey.model_validate(key.model_dump(exclude={"limits"})) for key in answer.keys or ()),
     )

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.links import Role
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.gateway.auth.middleware import StreamTenant, needs
-from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.auth.middleware import StreamCaller, needs
+from turboserve.gateway.context import Gateway, gateway_of, owner_of
 from turboserve.gateway.events.session_events import follow_events, known_position, newest_event, public_event
 from turboserve.gateway.live_response import LiveResponse
 from turboserve.gateway.problems.schemas import problems
@@ -52,7 +52,7 @@ _EXAMPLE = (
 )
 async def events(
     session: SessionId,
-    tenant: StreamTenant,
+    caller: StreamCaller,
     gateway: Annotated[Gateway, Depends(gateway_of)],
     after: Annotated[
         int,
@@ -68,8 +68,8 @@ async def events(
         ),
     ] = None,
 ) -> Response:
-    gateway.streams.check(tenant)
-    record = await gateway.sessions.get_or_remembered(tenant, session)
+    gateway.streams.check(*owner_of(caller))
+    record = await gateway.sessions.get_or_remembered(caller.tenant, session)
     position = await known_position(gateway.bus, record, after if last_event_id is None else last_event_id)
     last = await _last_event(gateway, record) if record.phase.ended else None
     if last is not None and last <= position:
@@ -77,7 +77,7 @@ async def events(
     # FastAPI's EventSourceResponse can neither answer 204, nor end at a stop of the gateway, nor count the
     # tenant's streams. Its interval of keep-alive comments is fixed.
     lines = _lines(gateway, session, position, last)
-    return LiveResponse(lines, gateway.streams, tenant, EventSourceResponse.media_type)
+    return LiveResponse(lines, gateway.streams, owner_of(caller), EventSourceResponse.media_type)
 
 
 async def _last_event(gateway: Gateway, ended: SessionRecord) -> int:

@@ -11,7 +11,7 @@ from turboserve.contracts.base import NUMBER_LIMIT, Id
 from turboserve.contracts.keys import ListKeys, Scope
 from turboserve.gateway.audit.recorder import AuditedRoute
 from turboserve.gateway.auth.middleware import Caller, needs
-from turboserve.gateway.keys.schemas import Key, KeyList, NewKey, NewKeyText
+from turboserve.gateway.keys.schemas import Key, KeyChanges, KeyList, NewKey, NewKeyText
 from turboserve.gateway.keys.service import StoredKeys
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.sessions.parameters import idempotency_header
@@ -95,6 +95,20 @@ async def list_keys(
 )
 async def read(key: KeyId, keys: Service) -> Key:
     return Key.of(await keys.get(key))
+
+
+@router.patch(
+    "/{key}",
+    dependencies=[needs(Scope.ADMIN)],
+    operation_id="change_key",
+    summary="Change the limits of an API key",
+    description="Sets the limits that the request has; what it leaves out stays, and `null` removes a limit. "
+    "Every gateway applies the change within two seconds. Nothing that runs is ended. A repeat gets the same "
+    "answer.",
+    responses=problems(*BODY, 401, 404, 409),
+)
+async def change(key: KeyId, body: KeyChanges, keys: Service) -> Key:
+    return Key.of(await keys.change(key, body))
 
 
 @router.delete(

@@ -6,9 +6,65 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from turboserve.contracts.base import ID_PATTERN, Text
+from turboserve.contracts.base import ID_PATTERN, NUMBER_LIMIT, Text
 from turboserve.contracts.keys import LABEL_LIMIT, CreatedKey, KeyPage, KeyRecord, Scope
 from turboserve.gateway.public import InputTime, PublicInput, PublicOutput, Timestamp
+
+_Most = Annotated[int, Field(ge=1, le=NUMBER_LIMIT)]
+
+
+class LimitsInput(PublicInput):
+    """Limits of a key. What the request leaves out stays as it is; `null` removes a limit."""
+
+    weight: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
+        None,
+        description="Weight of the key's sessions among those that wait for slots: of two tenants that wait, "
+        "twice the weight gets twice the slots. `null`: 1. Sessions get it when they are created or resumed.",
+        examples=[2.0],
+    )
+    sessions: _Most | None = Field(None, description="Sessions that have not ended.", examples=[20])
+    slots: _Most | None = Field(
+        None, description="Sessions that run or wait for a slot, over all models.", examples=[5]
+    )
+    streams: _Most | None = Field(
+        None, description="Streams that the key has open at one gateway.", examples=[50]
+    )
+    creations_per_minute: _Most | None = Field(None, description="Creations of sessions.", examples=[30])
+    prompts_per_minute: _Most | None = Field(
+        None, description="Prompts, pauses and changes of the key's sessions together.", examples=[120]
+    )
+    gpu_seconds_per_day: Annotated[float, Field(ge=1, le=NUMBER_LIMIT)] | None = Field(
+        None,
+        description="GPU-seconds of the key's sessions in a day of UTC. A spent budget refuses creations and "
+        "resumptions; sessions that run go on.",
+        examples=[36_000.0],
+    )
+
+    @classmethod
+    def none(cls) -> Self:
+        return cls.model_validate({})
+
+
+class Limits(PublicOutput):
+    """Limits of a key. `null`: the key has no such limit. Those of its tenant hold as well."""
+
+    weight: float | None = Field(
+        None, description="Weight of the key's sessions among those that wait for slots.", examples=[2.0]
+    )
+    sessions: int | None = Field(None, description="Sessions that have not ended.", examples=[20])
+    slots: int | None = Field(None, description="Sessions that run or wait for a slot.", examples=[5])
+    streams: int | None = Field(None, description="Streams at one gateway.", examples=[50])
+    creations_per_minute: int | None = Field(None, description="Creations of sessions.", examples=[30])
+    prompts_per_minute: int | None = Field(None, description="Prompts, pauses and changes.", examples=[120])
+    gpu_seconds_per_day: float | None = Field(
+        None, description="GPU-seconds in a day of UTC.", examples=[36_000.0]
+    )
+
+
+class KeyChanges(PublicInput):
+    """What to change of a key."""
+
+    limits: LimitsInput = Field(description="The limits to set or to remove.")
 
 
 class NewKey(PublicInput):
@@ -31,6 +87,10 @@ class NewKey(PublicInput):
     label: Annotated[Text, Field(max_length=LABEL_LIMIT)] = Field(
         "", description="A text for people.", examples=["nightly renders"]
     )
+    limits: LimitsInput = Field(
+        default_factory=LimitsInput.none,
+        description="Limits of what may be used through the key.",
+    )
 
 
 class Key(PublicOutput):
@@ -42,6 +102,7 @@ class Key(PublicOutput):
         description="What the key may do.", examples=[["sessions:read", "sessions:write"]]
     )
     label: str = Field(description="A text for people.", examples=["nightly renders"])
+    limits: Limits = Field(description="Limits of what may be used through the key.")
     created_at: Timestamp = Field(description="When the key was created.")
     expires_at: Timestamp | None = Field(description="When the key expires. `null`: it does not expire.")
     revoked_at: Timestamp | None = Field(description="When the key was revoked. `null`: it is not revoked.")

@@ -7,13 +7,22 @@ import hashlib
 from turboserve.bus import Bus
 from turboserve.contracts.base import is_id
 from turboserve.contracts.errors import ConflictError, NotFoundError
-from turboserve.contracts.keys import CreatedKey, CreateKey, KeyPage, KeyRecord, KeyRef, ListKeys
+from turboserve.contracts.keys import (
+    ChangeKey,
+    CreatedKey,
+    CreateKey,
+    KeyLimits,
+    KeyPage,
+    KeyRecord,
+    KeyRef,
+    ListKeys,
+)
 from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.auth.hashing import key_text
-from turboserve.gateway.keys.schemas import NewKey
+from turboserve.gateway.keys.schemas import KeyChanges, NewKey
 from turboserve.gateway.problems.errors import KeyReusedError, KeysNotStoredError
 from turboserve.ids import random_token
-from turboserve.subjects import CREATE_KEY, GET_KEY, LIST_KEYS, REVOKE_KEY
+from turboserve.subjects import CHANGE_KEY, CREATE_KEY, GET_KEY, LIST_KEYS, REVOKE_KEY
 
 ID_BYTES = 8
 
@@ -52,6 +61,7 @@ class StoredKeys:
             hash=self._keys.hash_of(text),
             expires_at=None if request.expires_at is None else request.expires_at.timestamp(),
             label=request.label,
+            limits=KeyLimits(**request.limits.model_dump()),
         )
         try:
             return await self._bus.call(CREATE_KEY, wanted), text
@@ -67,6 +77,15 @@ class StoredKeys:
 
     async def get(self, key: str) -> KeyRecord:
         return await self._bus.call(GET_KEY, self._ref(key))
+
+    async def change(self, key: str, request: KeyChanges) -> KeyRecord:
+        """Set the limits that the request has."""
+        wanted = ChangeKey(
+            key=self._ref(key).key,
+            changes=tuple(sorted(request.limits.model_fields_set)),
+            limits=KeyLimits(**request.limits.model_dump()),
+        )
+        return await self._bus.call(CHANGE_KEY, wanted)
 
     async def revoke(self, key: str) -> KeyRecord:
         return await self._bus.call(REVOKE_KEY, self._ref(key))

@@ -11,12 +11,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from turboserve.contracts.errors import NotFoundError, TurboServeError
+from turboserve.contracts.sessions import RateLeft
 from turboserve.gateway.problems.errors import MalformedRequestError, MethodNotAllowedError
 from turboserve.gateway.problems.schemas import MEDIA_TYPE, problem_of
 from turboserve.gateway.problems.validation import invalid_input
-from turboserve.gateway.public import takes_head
+from turboserve.gateway.public import rate_headers, takes_head
 
 PATH_SHOWN = 200
+WINDOWS = {"minute": 60.0, "day": 86_400.0}
+"""Seconds of a limit, by the end of its name."""
 
 
 def problem_response(
@@ -26,6 +29,16 @@ def problem_response(
     headers = dict(headers or {})
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        per_time = WINDOWS.get((error.field or "").rpartition("_per_")[2])
+        if per_time is not None and isinstance(error.limit, int | float):
+            rate = RateLeft(
+                name=error.field or "",
+                limit=error.limit,
+                window_s=per_time,
+                left=0,
+                reset_s=error.retry_after_s,
+            )
+            headers |= rate_headers([rate])
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if error.status == 416:

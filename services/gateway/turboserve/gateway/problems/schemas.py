@@ -91,11 +91,22 @@ _MEANING = {
     416: "The range lies behind the end. `limit` is the size, bytes.",
     421: "The Host header has a name that this gateway does not answer to.",
     422: "An input has the wrong type or lies outside its limit.",
-    429: "No free slot, a limit of the tenant, or too many wrong API keys. Retry-After has the time to wait.",
+    429: "No free slot, a limit of the tenant or the key, or too many wrong API keys. Retry-After says when "
+    "to try again.",
 }
 _ALWAYS = (400, 421, 500, 503, 504)
 _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds until a retry makes sense."}}
 _CHALLENGE = {"WWW-Authenticate": {"schema": {"type": "string"}, "description": "Bearer."}}
+RATES = {
+    "RateLimit-Policy": {
+        "schema": {"type": "string"},
+        "description": "The limits per time that the request counts for, with units `q` in `w` seconds.",
+    },
+    "RateLimit": {
+        "schema": {"type": "string"},
+        "description": "Of each, the units `r` that are left, and seconds `t` until all are available.",
+    },
+}
 BODY = (400, 413, 415, 422)
 """Error statuses that a route may answer because of the request's body."""
 
@@ -109,7 +120,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
         if status in (409, 429, 503, 504):
-            found[status]["headers"] = _RETRY
+            found[status]["headers"] = {**_RETRY, **RATES} if status == 429 else _RETRY
         if status == 401:
             found[status]["headers"] = _CHALLENGE
     return found

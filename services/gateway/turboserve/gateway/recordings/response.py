@@ -12,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 from turboserve import logs
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.recordings import RecordingRecord
-from turboserve.gateway.context import Streams
+from turboserve.gateway.auth.middleware import admitted
+from turboserve.gateway.context import Streams, owner_of
 from turboserve.gateway.middleware import is_head
 from turboserve.gateway.recordings.ranges import is_known, requested
 from turboserve.gateway.recordings.service import Recordings
@@ -50,7 +51,8 @@ async def item_response(
     if is_head(request.scope):
         return Response(status_code=200 if wanted is None else 206, headers=headers)
     source = recordings.read(record, item, part, start, end, described.etag)
-    return _Body(source, streams, record.tenant, 200 if wanted is None else 206, headers)
+    status = 200 if wanted is None else 206
+    return _Body(source, streams, owner_of(admitted(request.scope)), status, headers)
 
 
 class _Body(Response):
@@ -60,16 +62,16 @@ class _Body(Response):
         self,
         source: AsyncGenerator[bytes, None],
         streams: Streams,
-        tenant: str,
+        sender: tuple[str, str | None],
         status: int,
         headers: dict[str, str],
     ) -> None:
         super().__init__(status_code=status)
         self.init_headers(headers)
-        self._source, self._streams, self._tenant = source, streams, tenant
+        self._source, self._streams, self._sender = source, streams, sender
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._streams.place(self._tenant):
+        with self._streams.place(*self._sender):
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await send(start)
             try:

@@ -14,7 +14,8 @@ from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.gateway.audit.recorder import AuditedRoute
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.middleware import Caller, Tenant, needs
-from turboserve.gateway.problems.schemas import BODY, problems
+from turboserve.gateway.problems.schemas import BODY, RATES, problems
+from turboserve.gateway.public import rate_headers
 from turboserve.gateway.sessions.migration_schemas import (
     DecisionList,
     NewMigration,
@@ -56,7 +57,7 @@ def _shown(record: SessionRecord, caller: Identity, playout: Playout | None = No
 
 Service = Annotated[Sessions, Depends(_service_of)]
 Playbacks = Annotated[TimelineService, Depends(_timeline_of)]
-LOCATION = {"headers": {"Location": {"schema": {"type": "string"}, "description": "Path of the session."}}}
+LOCATION = {"Location": {"schema": {"type": "string"}, "description": "Path of the session."}}
 
 
 @router.post(
@@ -67,18 +68,19 @@ LOCATION = {"headers": {"Location": {"schema": {"type": "string"}, "description"
     summary="Create a session",
     description="The scheduler places the session on a worker, which generates video at once. A request over "
     "a limit, or without a free slot, is answered 429.",
-    responses={201: LOCATION, **problems(*BODY, 401, 429)},
+    responses={201: {"headers": {**LOCATION, **RATES}}, **problems(*BODY, 401, 429)},
 )
 async def create(
     body: NewSession,
     response: Response,
-    tenant: Tenant,
+    caller: Caller,
     sessions: Service,
     idempotency_key: IdempotencyKey = None,
 ) -> Session:
-    record = await sessions.create(tenant, body, idempotency_key)
+    record = await sessions.create(caller.tenant, body, idempotency_key, caller.key_id)
     session = Session.of(record)
     response.headers["Location"] = session.links.self
+    response.headers.update(rate_headers(record.rates))
     return session
 
 
@@ -164,11 +166,12 @@ async def end(session: SessionId, tenant: Tenant, sessions: Service) -> Session:
     description="Takes effect at the next chunk. The event `prompt.applied` names that chunk. If a later "
     "prompt takes effect first, the event is `prompt.superseded`. With `drop_buffer`, viewers skip to that "
     "chunk.",
-    responses=problems(*BODY, 401, 404, 409, 429),
+    responses={202: {"headers": RATES}, **problems(*BODY, 401, 404, 409, 429)},
 )
 async def prompt(
     session: SessionId,
     body: NewPrompt,
+    response: Response,
     tenant: Tenant,
     sessions: Service,
     idempotency_key: IdempotencyKey = None,
@@ -176,6 +179,7 @@ async def prompt(
     receipt = await sessions.prompt(
         tenant, session, body.prompt, idempotency_key, drop_buffer=body.drop_buffer
     )
+    response.headers.update(rate_headers(receipt.rates))
     return Receipt.of(receipt)
 
 

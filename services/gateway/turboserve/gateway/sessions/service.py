@@ -64,8 +64,13 @@ class Sessions:
         self._known: FIFOCache[str, SessionRecord] = FIFOCache(REMEMBERED)
         self._requested_at: FIFOCache[str, float] = FIFOCache(REMEMBERED)
 
-    async def create(self, tenant: str, request: NewSession, key: str | None) -> SessionRecord:
-        """Create a session. A repeat with the same `key` returns the session of the first request."""
+    async def create(
+        self, tenant: str, request: NewSession, key: str | None, creator: str | None = None
+    ) -> SessionRecord:
+        """Create a session. A repeat with the same `key` returns the session of the first request.
+
+        `creator`: id of the API key for which the session counts.
+        """
         seed = request.seed
         if key is None:
             session = new_id("ses")
@@ -87,6 +92,7 @@ class Sessions:
                     quality=_limits(request.quality),
                     max_lead_s=request.max_lead_s,
                     recording=_recording(request, tenant, key),
+                    key=creator,
                 ),
             )
         except ConflictError:

@@ -11,8 +11,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.links import Role
-from turboserve.gateway.auth.middleware import StreamTenant, admitted, needs
-from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.auth.middleware import StreamCaller, admitted, needs
+from turboserve.gateway.context import Gateway, gateway_of, owner_of
 from turboserve.gateway.events.session_events import known_position
 from turboserve.gateway.live_response import LiveResponse
 from turboserve.gateway.problems.errors import UpgradeRequiredError
@@ -46,7 +46,7 @@ INDEX_LIMIT = 2**53
 )
 async def stream_mp4(
     session: SessionId,
-    tenant: StreamTenant,
+    caller: StreamCaller,
     gateway: Annotated[Gateway, Depends(gateway_of)],
     after: Annotated[
         int | None,
@@ -59,9 +59,9 @@ async def stream_mp4(
         ),
     ] = None,
 ) -> Response:
-    gateway.streams.check(tenant)
-    record, start = await place_of_viewer(gateway, tenant, session, after)
-    return LiveResponse(video(gateway, record, start), gateway.streams, tenant, "video/mp4")
+    gateway.streams.check(*owner_of(caller))
+    record, start = await place_of_viewer(gateway, caller.tenant, session, after)
+    return LiveResponse(video(gateway, record, start), gateway.streams, owner_of(caller), "video/mp4")
 
 
 @router.get(
@@ -84,7 +84,7 @@ async def stream(socket: WebSocket, session: str) -> None:
         identity = admitted(socket.scope)
         after = _index(socket.query_params.get("after"), "after", -1)
         events = _index(socket.query_params.get("events_after"), "events_after", 0)
-        with gateway.streams.place(identity.tenant):
+        with gateway.streams.place(*owner_of(identity)):
             record, start = await place_of_viewer(gateway, identity.tenant, session, after)
             if events is not None:
                 events = await known_position(gateway.bus, record, events)

@@ -26,9 +26,14 @@ class Change:
 
 def traced(change: Change, field: str, traceparent: str | None) -> Change:
     """Return the change with `traceparent` in this field of the row, as its events carry it, too."""
-    if getattr(change.record, field) == traceparent:
+    return with_field(change, field, traceparent)
+
+
+def with_field(change: Change, field: str, value: object) -> Change:
+    """Return the change with `value` in this field of the row, as its events carry it, too."""
+    if getattr(change.record, field) == value:
         return change
-    record = change.record.model_copy(update={field: traceparent})
+    record = change.record.model_copy(update={field: value})
     events = tuple(event.model_copy(update={"record": record}) for event in change.events)
     return Change(record, events, change.decision)
 

@@ -34,7 +34,7 @@ def created(request: CreateKey, valid: int, now: float) -> KeyRecord:
 
 def repeated(found: KeyRecord, request: CreateKey) -> KeyRecord:
     """Return the row that has the request's id. Raises ConflictError if another request created it."""
-    if any(getattr(found, name) != value for name, value in _wanted(request).items()):
+    if any(getattr(found, name) != value for name, value in _wanted(request).items() if name != "limits"):
         raise ConflictError(f"the key id {request.id} is taken", field="id")
     return found
 

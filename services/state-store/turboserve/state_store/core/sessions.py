@@ -47,6 +47,7 @@ def create(request: CreateSession, now: float) -> Change:
         quality=request.quality,
         max_lead_s=request.max_lead_s,
         recording=request.recording,
+        key=request.key,
         requested_at=now,
         phase=Phase.REQUESTED,
         version=1,

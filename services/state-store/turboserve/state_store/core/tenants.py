@@ -6,18 +6,23 @@ evenly, and is stored as one number: the time at which it is full again (GCRA).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from turboserve.contracts.errors import TenantLimitError
+from turboserve.contracts.errors import TenantLimitError, TurboServeError
 from turboserve.contracts.requests import CreateSession
+from turboserve.contracts.sessions import RateLeft
 from turboserve.state_store.core.workers import ModelCapacity
 
 MINUTE_S = 60.0
 CLOCK_SKEW_S = 60.0
 """Wall clocks of the store's instances differ by less than this, seconds."""
+ROUNDING_S = 1e-3
+"""Sums of tokens at a Unix time are exact to less than this, seconds."""
 ROW_BYTES = 1_024
 """Approximate bytes of a session's row, its decisions and their indexes, without texts."""
+CREATIONS, PROMPTS = "tenant_creations_per_minute", "tenant_prompts_per_minute"
 STORED_RETRY_S = 3_600.0
 """Retry time, seconds. It is long, since rows are deleted long after the end of their sessions."""
 
@@ -131,7 +136,7 @@ def check_sessions(use: TenantUse, limits: TenantLimits, retry_s: float) -> None
 def create(tenant: Tenant, request: CreateSession, limits: TenantLimits, now: float) -> Tenant:
     """Return the tenant's row after this creation. Raises TenantLimitError."""
     per_minute = limits.creations_per_minute
-    full_at = _take(tenant.creations_full_at, per_minute, now, "tenant_creations_per_minute", "new sessions")
+    full_at = take(tenant.creations_full_at, per_minute, now, CREATIONS, "this tenant", "new sessions")
     stored = _stored(tenant, created_bytes(request.prompt, request.metadata.items()), limits)
     return replace(tenant, creations_full_at=full_at, stored_bytes=stored)
 
@@ -148,8 +153,7 @@ def pause(tenant: Tenant, limits: TenantLimits, now: float) -> Tenant:
     The event of a pause is as long as that of a prompt.
     """
     per_minute = limits.prompts_per_minute
-    what = "prompts and pauses"
-    full_at = _take(tenant.prompts_full_at, per_minute, now, "tenant_prompts_per_minute", what)
+    full_at = take(tenant.prompts_full_at, per_minute, now, PROMPTS, "this tenant", "prompts and pauses")
     return replace(tenant, prompts_full_at=full_at)
 
 
@@ -158,8 +162,16 @@ def refuse(tenant: Tenant, now: float) -> Tenant:
     return replace(tenant, creations_full_at=max(tenant.creations_full_at, now))
 
 
-def _take(full_at: float, per_minute: int, now: float, field: str, what: str) -> float:
-    """Take one token. Returns when the bucket is full again. Raises TenantLimitError if it is empty."""
+def take(
+    full_at: float,
+    per_minute: int,
+    now: float,
+    field: str,
+    holder: str,
+    what: str,
+    error: type[TurboServeError] = TenantLimitError,
+) -> float:
+    """Take one token. Returns when the bucket is full again. Raises `error` if it is empty."""
     if not per_minute:
         return full_at
     if not now < full_at <= now + MINUTE_S + CLOCK_SKEW_S:
@@ -167,14 +179,23 @@ def _take(full_at: float, per_minute: int, now: float, field: str, what: str) ->
         full_at = now
     token_s = MINUTE_S / per_minute
     wait_s = full_at + token_s - now - MINUTE_S
-    if wait_s > 1e-6:
-        raise TenantLimitError(
-            f"this tenant may have {per_minute} {what} per minute",
+    if wait_s > ROUNDING_S:
+        raise error(
+            f"{holder} may have {per_minute} {what} per minute",
             field=field,
             limit=per_minute,
             retry_after_s=wait_s,
         )
     return full_at + token_s
+
+
+def left(full_at: float, per_minute: int, now: float, field: str) -> tuple[RateLeft, ...]:
+    """Return what is left in a bucket that is full at `full_at`; nothing if there is no limit."""
+    if not per_minute:
+        return ()
+    wait_s = max(full_at - now, 0.0)
+    tokens = math.floor(per_minute * max(MINUTE_S - wait_s, 0.0) / MINUTE_S + 1e-2)
+    return (RateLeft(name=field, limit=per_minute, window_s=MINUTE_S, left=tokens, reset_s=wait_s),)
 
 
 def _stored(tenant: Tenant, more: int, limits: TenantLimits) -> int:

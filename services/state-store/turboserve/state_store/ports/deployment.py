@@ -9,6 +9,7 @@ from turboserve.contracts.cost import Correction, Cost, PoolCost, SessionCost
 from turboserve.contracts.events import Event
 from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.pool import PoolOrders, PoolReport
+from turboserve.contracts.usage import ListUsage, UsagePage
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.core.rentals import RentalRow
@@ -94,8 +95,17 @@ class RentalRepository(Protocol):
     async def put(self, rows: Iterable[RentalRow]) -> None:
         """Write the rows, but never change `accrued_s` of an existing row."""
 
-    async def accrue(self) -> None:
-        """Give the sessions that hold a slot now their shares of the time paid since the last call."""
+    async def accrue(self, day: int) -> None:
+        """Give the sessions that hold a slot now their shares of the time paid since the last call.
+
+        The shares are added to the usage of `day` as well.
+        """
+
+    async def usage(self, request: ListUsage) -> UsagePage:
+        """Return usage in the order of day, tenant and key. Raises InvalidInputError for a wrong `after`."""
+
+    async def forget_usage(self, before_day: int) -> None:
+        """Delete the usage of earlier days."""
 
     async def by_kind(self) -> list[dict[str, Any]]:
         """Return sums over all rentals, by kind."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from turboserve.contracts.keys import KeyPage, KeyRecord, ListKeys, ValidKey
+from turboserve.contracts.keys import KeyLimits, KeyPage, KeyRecord, ListKeys, ValidKey
+from turboserve.state_store.core.key_limits import KeyRates, KeyUsage
 from turboserve.state_store.ports.records import KeyEdition
 
 
@@ -16,7 +17,7 @@ class KeyRepository(Protocol):
     async def lock(self, salt: str) -> KeyEdition:
         """Lock the salt and the version. Creates a missing row with `salt` and version 0."""
 
-    async def change(self, version: int) -> None:
+    async def write_version(self, version: int) -> None:
         """Write the version; the caller holds its lock."""
 
     async def get(self, key: str) -> KeyRecord | None: ...
@@ -26,6 +27,21 @@ class KeyRepository(Protocol):
 
     async def revoke(self, key: str, at: float) -> None:
         """Write when the key was revoked, unless it is revoked already."""
+
+    async def change(self, key: str, limits: KeyLimits) -> None:
+        """Write the limits of a key."""
+
+    async def usage(self, key: str, day: int) -> KeyUsage:
+        """Return the limits of a key, and what its sessions use, also in `day`.
+
+        An unknown key has no limits. So has a key without limits, whose use is not counted.
+        """
+
+    async def lock_rates(self, key: str) -> KeyRates:
+        """Lock the buckets of a key until the transaction ends. Creates a missing row."""
+
+    async def write_rates(self, rates: KeyRates) -> None:
+        """Write buckets; the caller holds their lock."""
 
     async def page(self, request: ListKeys) -> KeyPage: ...
 

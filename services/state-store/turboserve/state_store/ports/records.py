@@ -16,11 +16,11 @@ from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 
-SESSION_MEASURED = ("unwatched_s", "waiting_s")
+SESSION_MEASURED = ("unwatched_s", "waiting_s", "rates")
 """Fields of a session's record that are measured for each answer."""
 SESSION_FIELDS = tuple(name for name in SessionRecord.model_fields if name not in SESSION_MEASURED)
 """Fields of a session's record that its row keeps."""
-SESSION_FIXED = frozenset({"id", "tenant", "model", "seed", "metadata", "created_at"})
+SESSION_FIXED = frozenset({"id", "tenant", "model", "seed", "metadata", "created_at", "key"})
 """Fields that stay as they were created."""
 SESSION_COUNTED = frozenset({"next_chunk", "applied_control_seq", "playhead_s"})
 """Fields that the log decides: only `ProgressRepository.count` writes them."""
@@ -68,6 +68,16 @@ class LogProgress:
     next_chunk: int
     control_seq: int
     playhead_s: float | None
+
+
+@dataclass(frozen=True)
+class UsageShare:
+    """What is added to the usage of a tenant and a key."""
+
+    tenant: str
+    key: str | None
+    chunks: int = 0
+    viewer_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.forecast import Outlook
 from turboserve.state_store.core.tenants import Tenant
-from turboserve.state_store.ports.records import AdmissionCounts, LogProgress, SessionRow
+from turboserve.state_store.ports.records import AdmissionCounts, LogProgress, SessionRow, UsageShare
 
 
 class SessionRepository(Protocol):
@@ -96,6 +96,9 @@ class ProgressRepository(Protocol):
 
     async def count(self, reached: Sequence[LogProgress]) -> dict[str, SessionRecord]:
         """Write the progress of sessions, whose counts never decrease. Returns the existing rows after it."""
+
+    async def add_usage(self, day: int, shares: Iterable[UsageShare]) -> None:
+        """Add chunks and viewers' time to the usage of `day`."""
 
     async def number_events(self, session: str, event_sequence: int) -> None:
         """Write the number of the session's newest event. The caller holds the row's lock."""

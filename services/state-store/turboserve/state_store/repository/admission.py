@@ -41,6 +41,8 @@ _WAITS = or_(
     sessions.c.phase == Phase.REQUESTED.value,
     and_(sessions.c.phase == Phase.SUSPENDED.value, sessions.c.activity == Activity.WATCHING.value),
 )
+TAKES_SLOT = or_(_HOLDS, _WAITS)
+"""The session holds a slot or waits for one."""
 _TAKES = (WorkerPhase.STARTING.value, WorkerPhase.READY.value)
 
 
@@ -66,7 +68,7 @@ def _census_query() -> Select[Any]:
     ready = and_(takes, workers.c.phase == WorkerPhase.READY.value)
     coming = func.greatest(maximum - func.count().filter(ready), 0)
     capacity = select(places + coming * func.greatest(largest, 1)).where(workers.c.model == model)
-    wants, ours = or_(_HOLDS, _WAITS), sessions.c.tenant == tenant
+    wants, ours = TAKES_SLOT, sessions.c.tenant == tenant
     suspended = and_(ours, sessions.c.phase == Phase.SUSPENDED.value, not_(_WAITS))
     # All counts in one pass over the live rows, by their index.
     counts = (

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
-from sqlalchemy import ColumnElement, and_, func, insert, or_, select, text, update
+from sqlalchemy import ColumnElement, Select, Text, and_, bindparam, func, insert, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from turboserve.contracts.keys import KeyPage, KeyRecord, ListKeys, ValidKey
-from turboserve.state_store.access_tables import api_keys, key_editions
+from turboserve.contracts.keys import KeyLimits, KeyPage, KeyRecord, ListKeys, ValidKey
+from turboserve.state_store.access_tables import api_keys, key_editions, key_rates, usage_days
+from turboserve.state_store.core.key_limits import KeyRates, KeyUsage
 from turboserve.state_store.ports.records import KeyEdition
+from turboserve.state_store.repository.admission import TAKES_SLOT
+from turboserve.state_store.tables import sessions
 
 NAME = "api_keys"
 """Name of the only row of `key_editions`."""
 
+
+def _usage_query() -> Select[tuple[int, int, float]]:
+    key = bindparam("key", type_=Text)
+    today = select(func.coalesce(func.sum(usage_days.c.gpu_seconds), 0.0)).where(
+        usage_days.c.key == key, usage_days.c.day == bindparam("day")
+    )
+    return select(
+        func.count().label("live"),
+        func.count().filter(TAKES_SLOT).label("slots"),
+        today.scalar_subquery().label("gpu_seconds"),
+    ).where(sessions.c.key == key, sessions.c.ended_at.is_(None))
+
+
+_USAGE = _usage_query()
 _EDITION = select(key_editions.c.salt, key_editions.c.version).where(key_editions.c.name == NAME)
 _RECORD = [api_keys.c[name] for name in KeyRecord.model_fields]
 _VALID = [api_keys.c[name] for name in ValidKey.model_fields]
@@ -49,7 +67,7 @@ class SqlKeys:
             row = (await self._db.execute(query)).one()
         return KeyEdition(row.salt, row.version)
 
-    async def change(self, version: int) -> None:
+    async def write_version(self, version: int) -> None:
         await self._db.execute(
             update(key_editions).where(key_editions.c.name == NAME).values(version=version)
         )
@@ -59,12 +77,38 @@ class SqlKeys:
         return None if row is None else KeyRecord.model_validate(dict(row))
 
     async def insert(self, record: KeyRecord, key_hash: str) -> None:
-        values = record.model_dump(mode="json") | {"hash": key_hash}
+        limits = record.limits.model_dump(mode="json", exclude_none=True)
+        values = record.model_dump(mode="json") | {"hash": key_hash, "limits": limits}
         await self._db.execute(insert(api_keys).values(values))
 
     async def revoke(self, key: str, at: float) -> None:
         query = update(api_keys).where(api_keys.c.id == key, api_keys.c.revoked_at.is_(None))
         await self._db.execute(query.values(revoked_at=at))
+
+    async def change(self, key: str, limits: KeyLimits) -> None:
+        query = update(api_keys).where(api_keys.c.id == key)
+        await self._db.execute(query.values(limits=limits.model_dump(mode="json", exclude_none=True)))
+
+    async def usage(self, key: str, day: int) -> KeyUsage:
+        query = select(api_keys.c.limits).where(api_keys.c.id == key)
+        limits = KeyLimits.model_validate((await self._db.execute(query)).scalar_one_or_none() or {})
+        if limits == KeyLimits():
+            return KeyUsage()
+        row = (await self._db.execute(_USAGE, {"key": key, "day": day})).one()
+        return KeyUsage(limits, row.live, row.slots, row.gpu_seconds)
+
+    async def lock_rates(self, key: str) -> KeyRates:
+        query = select(key_rates).where(key_rates.c.key == key).with_for_update()
+        row = (await self._db.execute(query)).mappings().first()
+        if row is None:
+            # This waits if another transaction inserts the row at the same time.
+            await self._db.execute(pg_insert(key_rates).values(key=key).on_conflict_do_nothing())
+            row = (await self._db.execute(query)).mappings().one()
+        return KeyRates(**row)
+
+    async def write_rates(self, rates: KeyRates) -> None:
+        values = asdict(rates)
+        await self._db.execute(update(key_rates).where(key_rates.c.key == values.pop("key")).values(values))
 
     async def page(self, request: ListKeys) -> KeyPage:
         query = select(api_keys.c.number, *_RECORD).order_by(api_keys.c.number.desc())

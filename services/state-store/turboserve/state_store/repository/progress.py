@@ -10,8 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.events import Event
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.state_store.access_tables import usage_days
 from turboserve.state_store.core.tenants import ROW_BYTES
-from turboserve.state_store.ports.records import LogProgress, PendingEvent
+from turboserve.state_store.ports.records import LogProgress, PendingEvent, UsageShare
 from turboserve.state_store.publish.outbox import outbox_values
 from turboserve.state_store.repository.sessions import COLUMNS, record_of
 from turboserve.state_store.tables import controls, cursors, outbox, sessions, tenants
@@ -56,6 +57,28 @@ class SqlProgress:
             .returning(*COLUMNS)
         )
         return {row["id"]: record_of(row) for row in (await self._db.execute(query)).mappings()}
+
+    async def add_usage(self, day: int, shares: Iterable[UsageShare]) -> None:
+        sums: dict[tuple[str, str], tuple[int, float]] = {}
+        for share in shares:
+            chunks, seconds = sums.get((share.tenant, share.key or ""), (0, 0.0))
+            sums[share.tenant, share.key or ""] = chunks + share.chunks, seconds + share.viewer_seconds
+        if not sums:
+            return
+        # In a fixed order, so that two transactions never wait for each other.
+        query = pg_insert(usage_days).values(
+            [
+                {"day": day, "tenant": tenant, "key": key, "chunks": chunks, "viewer_seconds": seconds}
+                for (tenant, key), (chunks, seconds) in sorted(sums.items())
+            ]
+        )
+        names = "chunks", "viewer_seconds"
+        added = {name: usage_days.c[name] + query.excluded[name] for name in names}
+        await self._db.execute(
+            query.on_conflict_do_update(
+                index_elements=[usage_days.c.day, usage_days.c.tenant, usage_days.c.key], set_=added
+            )
+        )
 
     async def number_events(self, session: str, event_sequence: int) -> None:
         query = update(sessions).where(sessions.c.id == session)

@@ -159,7 +159,7 @@ class SqlControls:
         self._db = connection
 
     async def insert_prompt(self, receipt: PromptReceipt) -> None:
-        values = receipt.model_dump(exclude={"control_seq"}) | {"seq": receipt.control_seq}
+        values = receipt.model_dump(exclude={"control_seq", "rates"}) | {"seq": receipt.control_seq}
         await self._db.execute(insert(controls).values(kind="prompt", **values))
 
     async def prompt(self, prompt_id: str) -> PromptReceipt | None:

@@ -9,6 +9,7 @@ from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.keys import (
+    ChangeKey,
     CreatedKey,
     CreateKey,
     GetValidKeys,
@@ -22,6 +23,7 @@ from turboserve.contracts.keys import (
 )
 from turboserve.contracts.requests import Done
 from turboserve.ids import random_token
+from turboserve.state_store.core import key_limits
 from turboserve.state_store.core import keys as rules
 from turboserve.state_store.ports.database import Database
 from turboserve.subjects import KEY
@@ -47,7 +49,7 @@ class Keys:
             now = self._clock.wall()
             record = rules.created(request, await db.keys.count_valid(now), now)
             await db.keys.insert(record, request.hash)
-            await db.keys.change(edition.version + 1)
+            await db.keys.write_version(edition.version + 1)
         log.info("api key created", key=record.id, tenant=record.tenant, scopes=",".join(record.scopes))
         await self._announce(record.id, edition.version + 1)
         return CreatedKey(key=record, created=True)
@@ -64,6 +66,22 @@ class Keys:
         async with self._database.statement() as db:
             return await db.keys.page(request)
 
+    async def change(self, request: ChangeKey) -> KeyRecord:
+        """Set limits of the key. Raises NotFoundError and InvalidInputError."""
+        async with self._database.transaction() as db:
+            edition = await db.keys.lock(random_token(SALT_BYTES))
+            found = await db.keys.get(request.key)
+            if found is None:
+                raise NotFoundError(f"there is no API key {request.key}", field="key")
+            record = key_limits.changed(found, request)
+            if record == found:
+                return found
+            await db.keys.change(record.id, record.limits)
+            await db.keys.write_version(edition.version + 1)
+        log.info("limits of api key changed", key=record.id, tenant=record.tenant)
+        await self._announce(record.id, edition.version + 1)
+        return record
+
     async def revoke(self, request: KeyRef) -> KeyRecord:
         """Revoke the key. Its row stays, so that a repeat gets the same answer. Raises NotFoundError."""
         async with self._database.transaction() as db:
@@ -75,7 +93,7 @@ class Keys:
                 return found
             record = found.model_copy(update={"revoked_at": self._clock.wall()})
             await db.keys.revoke(record.id, record.revoked_at or 0.0)
-            await db.keys.change(edition.version + 1)
+            await db.keys.write_version(edition.version + 1)
         log.info("api key revoked", key=record.id, tenant=record.tenant)
         await self._announce(record.id, edition.version + 1)
         return record

@@ -17,6 +17,7 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.pool import OrderPool, PoolOrders, PoolReport
 from turboserve.ids import new_id
 from turboserve.state_store.core import rentals as rules
+from turboserve.state_store.core.key_limits import day_of
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.settings import Settings
 
@@ -175,7 +176,7 @@ class Pools:
             elif now is not None and (seen := rules.followed(row, record, prices, now)) is not None:
                 after.append(seen)
         await db.rentals.put(after)
-        await db.rentals.accrue()
+        await db.rentals.accrue(day_of(self._clock.wall()))
 
     async def accrue_forever(self) -> None:
         """Accrue every `cost_sample_s`; never returns.

@@ -32,7 +32,7 @@ from turboserve.contracts.requests import (
 from turboserve.contracts.sessions import PromptReceipt, SessionRecord
 from turboserve.state_store.core import recordings
 from turboserve.state_store.core import sessions as rules
-from turboserve.state_store.core.change import Change, traced
+from turboserve.state_store.core.change import Change, traced, with_field
 from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.hot.session_state import Latents, Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork
@@ -111,14 +111,16 @@ class Sessions:
                 if existing is None or not await db.sessions.created_by(request):
                     raise ConflictError(f"the session id {request.id} is taken", field="id")
                 return existing
-            refusal = await self._admission.create(db, request, census)
-            if refusal is None:
+            admitted = await self._admission.create(db, request, census)
+            if admitted.refusal is None:
+                change = with_field(change, "weight", admitted.weight)
                 await db.changes.create(change)
                 if request.recording is not None:
                     await self._record(db, request.recording, change.record)
-        if refusal is not None:
-            raise refusal
-        return await self._post_commit.changed(change.record)
+        if admitted.refusal is not None:
+            raise admitted.refusal
+        created = await self._post_commit.changed(change.record)
+        return created.model_copy(update={"rates": admitted.rates})
 
     async def _record(self, db: UnitOfWork, recording: str, record: SessionRecord) -> None:
         stored = await db.recordings.stored_bytes(record.tenant)
@@ -142,11 +144,11 @@ class Sessions:
                 return first
             change, receipt = rules.submit_prompt(record, request, self._clock.wall())
             change = traced(change, "prompt_traceparent", traceparent())
-            await self._admission.prompt(db, record.tenant, request.prompt)
+            rates = await self._admission.prompt(db, record, request.prompt)
             await db.changes.write(change)
             await db.controls.insert_prompt(receipt)
         await self._post_commit.changed(change.record)
-        return receipt
+        return receipt.model_copy(update={"rates": rates})
 
     async def pause(self, ref: SessionRef) -> SessionRecord:
         return await self._changed(ref, rules.pause)
@@ -163,7 +165,7 @@ class Sessions:
             record = (await locked(db, ref)).record
             change = decide(record, self._clock.wall())
             if change is not None:
-                await self._admission.pause(db, record.tenant)
+                await self._admission.pause(db, record)
                 await db.changes.write(change)
         if change is None:
             return await self._post_commit.fresh(record)
@@ -176,7 +178,7 @@ class Sessions:
             change = rules.resume(record, self._clock.wall())
             if change is not None:
                 change = traced(change, "traceparent", traceparent())
-                await self._admission.resume(db, record)
+                change = with_field(change, "weight", await self._admission.resume(db, record))
                 await db.changes.write(change)
         if change is None:
             return await self._post_commit.fresh(record)

@@ -6,6 +6,7 @@ The rules of admission are in `core.workers` and `core.tenants`. They are applie
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from turboserve import logs
 from turboserve.clock import Clock
@@ -17,9 +18,10 @@ from turboserve.contracts.errors import (
 )
 from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.requests import CreateSession, SessionRef
-from turboserve.contracts.sessions import SessionRecord
-from turboserve.state_store.core import forecast, tenants
+from turboserve.contracts.sessions import RateLeft, SessionRecord
+from turboserve.state_store.core import forecast, key_limits, tenants
 from turboserve.state_store.core.change import expect_term
+from turboserve.state_store.core.key_limits import KeyUsage
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import UnitOfWork
@@ -35,6 +37,17 @@ FENCE_TIMEOUT_S = 1.0
 """Maximum seconds that a caller waits for the fence. The row is committed, and the steps continue anyway."""
 
 log = logs.get("post_commit")
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A creation that is charged, or that found no room."""
+
+    refusal: NoCapacityError | TenantLimitError | None
+    """Why there is no room. None: the creation is charged."""
+    weight: float = 1.0
+    """Weight of the session among those that wait for slots."""
+    rates: tuple[RateLeft, ...] = ()
 
 
 class Admission:
@@ -55,14 +68,12 @@ class Admission:
             known_after=now - self._settings.model_memory_s,
         )
 
-    async def create(
-        self, db: UnitOfWork, request: CreateSession, census: AdmissionCounts
-    ) -> NoCapacityError | TenantLimitError | None:
-        """Charge the tenant for a new session, or return why there is no room for it.
+    async def create(self, db: UnitOfWork, request: CreateSession, census: AdmissionCounts) -> Admitted:
+        """Charge the tenant and the key for a new session.
 
         The caller holds the admission lock, and raises a returned refusal after the commit: a tenant is known
         from its first request on, refused or not, and other tenants leave places for it. Raises
-        LogUnavailableError, UnknownModelError, NoCapacityError and TenantLimitError.
+        LogUnavailableError, UnknownModelError, NoCapacityError, TenantLimitError and KeyQuotaError.
         """
         self._log.require()
         try:
@@ -72,32 +83,67 @@ class Admission:
                 raise
             tenant = await db.tenants.lock(request.tenant)
             await db.tenants.write(tenants.refuse(tenant, self._clock.wall()))
-            return refusal
-        tenant = await db.tenants.lock(request.tenant)
+            return Admitted(refusal=refusal)
+        use = await self._key_usage(db, request.key)
         now = self._clock.wall()
-        await db.tenants.write(tenants.create(tenant, request, self._limits, now))
-        return None
+        key_limits.check_slot(use, self._retry_s, now)
+        key_limits.check_sessions(use, self._retry_s)
+        tenant = tenants.create(await db.tenants.lock(request.tenant), request, self._limits, now)
+        await db.tenants.write(tenant)
+        per_minute = self._limits.creations_per_minute
+        left = tenants.left(tenant.creations_full_at, per_minute, now, tenants.CREATIONS)
+        if request.key is not None and use.limits.creations_per_minute is not None:
+            rates = key_limits.create(await db.keys.lock_rates(request.key), use.limits, now)
+            await db.keys.write_rates(rates)
+            left += key_limits.creations_left(rates, use.limits, now)
+        return Admitted(None, use.limits.weight or 1.0, left + key_limits.budget_left(use, now))
 
-    async def resume(self, db: UnitOfWork, record: SessionRecord) -> None:
-        """Check whether the session may run again. The caller holds the admission lock.
+    async def _key_usage(self, db: UnitOfWork, key: str | None) -> KeyUsage:
+        if key is None:
+            return KeyUsage()
+        return await db.keys.usage(key, key_limits.day_of(self._clock.wall()))
 
-        Raises LogUnavailableError, UnknownModelError, NoCapacityError and TenantLimitError.
+    async def resume(self, db: UnitOfWork, record: SessionRecord) -> float:
+        """Check whether the session may run again, and return its weight. The caller holds the admission
+        lock.
+
+        Raises LogUnavailableError, UnknownModelError, NoCapacityError, TenantLimitError and KeyQuotaError.
         """
         self._log.require()
         census = await self.census(db, record.id, record.model, record.tenant)
         await self._admit(db, census.room)
         tenants.check_slot(census.use, census.room, self._limits, self._retry_s)
+        use = await self._key_usage(db, record.key)
+        key_limits.check_slot(use, self._retry_s, self._clock.wall())
+        return use.limits.weight or 1.0
 
-    async def prompt(self, db: UnitOfWork, tenant: str, prompt: str) -> None:
-        """Charge the tenant for a prompt. Raises TenantLimitError."""
-        row = await db.tenants.lock(tenant)
+    async def prompt(self, db: UnitOfWork, record: SessionRecord, prompt: str) -> tuple[RateLeft, ...]:
+        """Charge the session's tenant and key for a prompt, and return what their rates have left.
+
+        Raises TenantLimitError and KeyQuotaError.
+        """
         now = self._clock.wall()
-        await db.tenants.write(tenants.submit_prompt(row, prompt, self._limits, now))
+        row = tenants.submit_prompt(await db.tenants.lock(record.tenant), prompt, self._limits, now)
+        return await self._charged(db, record.key, row, now)
 
-    async def pause(self, db: UnitOfWork, tenant: str) -> None:
-        """Charge the tenant for a pause. Raises TenantLimitError."""
-        row = await db.tenants.lock(tenant)
-        await db.tenants.write(tenants.pause(row, self._limits, self._clock.wall()))
+    async def pause(self, db: UnitOfWork, record: SessionRecord) -> None:
+        """Charge the session's tenant and key for a pause. Raises TenantLimitError and KeyQuotaError."""
+        now = self._clock.wall()
+        row = tenants.pause(await db.tenants.lock(record.tenant), self._limits, now)
+        await self._charged(db, record.key, row, now)
+
+    async def _charged(
+        self, db: UnitOfWork, key: str | None, row: tenants.Tenant, now: float
+    ) -> tuple[RateLeft, ...]:
+        await db.tenants.write(row)
+        per_minute = self._limits.prompts_per_minute
+        left = tenants.left(row.prompts_full_at, per_minute, now, tenants.PROMPTS)
+        limits = (await self._key_usage(db, key)).limits
+        if key is not None and limits.prompts_per_minute is not None:
+            rates = key_limits.submit_prompt(await db.keys.lock_rates(key), limits, now)
+            await db.keys.write_rates(rates)
+            left += key_limits.prompts_left(rates, limits, now)
+        return left
 
     async def _admit(self, db: UnitOfWork, room: ModelCapacity) -> None:
         """Check whether another session of the model fits, and gets its slot in time.

@@ -14,7 +14,8 @@ from turboserve.state_store.ports.records import AdmissionCounts
 _LOCK = ("advisory", "admission")
 
 
-def _demands(record: SessionRecord) -> bool:
+def takes_slot(record: SessionRecord) -> bool:
+    """Whether the session holds a slot or waits for one."""
     if record.phase is Phase.SUSPENDED:
         return record.activity is Activity.WATCHING
     return record.phase is Phase.REQUESTED or record.phase.holds_slot
@@ -61,7 +62,7 @@ class MemoryAdmission:
             held = (worker.most_sessions if absorbs else worker.capacity for worker in takes)
             places = sum(held) + coming * largest
             known = bool(pools) or any(worker.renewed_at > known_after for worker in workers)
-            demand = sum(_demands(entry.record) for _, entry in db.find(tables.sessions, "live", model))
+            demand = sum(takes_slot(entry.record) for _, entry in db.find(tables.sessions, "live", model))
             if tables.sessions in db.writes:
                 live = sum(entry.ended_at is None for _, entry in db.all(tables.sessions))
             else:
@@ -76,7 +77,7 @@ class MemoryAdmission:
     def _use(self, tenant: str, model: str) -> TenantUse:
         db, tables = self._db, self._db.tables
         records = [entry.record for _, entry in db.find(tables.sessions, "tenant", tenant)]
-        wanting = [record for record in records if _demands(record)]
+        wanting = [record for record in records if takes_slot(record)]
         known = db.get(tables.tenants, tenant) is not None
         rows = len(tables.tenants.rows)
         if tables.tenants in db.writes:

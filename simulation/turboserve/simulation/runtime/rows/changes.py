@@ -20,13 +20,14 @@ from turboserve.state_store.ports.records import (
 )
 
 _STAYING = tuple(SESSION_FIXED | SESSION_COUNTED)
+_UNMEASURED = {name: SessionRecord.model_fields[name].default for name in SESSION_MEASURED}
 
 
 def stored(record: SessionRecord) -> SessionRecord:
     """Return the record without the values that no column keeps."""
-    if all(getattr(record, name) is None for name in SESSION_MEASURED):
+    if all(getattr(record, name) == value for name, value in _UNMEASURED.items()):
         return record
-    return record.model_copy(update=dict.fromkeys(SESSION_MEASURED))
+    return record.model_copy(update=_UNMEASURED)
 
 
 def written(before: SessionRecord, after: SessionRecord) -> SessionRecord:

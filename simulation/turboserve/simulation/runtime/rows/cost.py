@@ -7,11 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from turboserve.contracts.cost import Correction, Cost, PoolCost, SessionCost
+from turboserve.contracts.usage import ListUsage, UsagePage
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import CorrectionEntry
+from turboserve.simulation.runtime.rows.usage import Used, add_usage, lock_usage
 from turboserve.state_store.core.rentals import RentalRow
+from turboserve.state_store.core.usage import Place, page_of
 
 _LOCK = ("advisory", "cost")
 _NOTHING = Cost(gpu_seconds=0.0, money=0.0)
@@ -71,7 +74,7 @@ class MemoryRentals:
         if wanted:
             await self._db.execute(run)
 
-    async def accrue(self) -> None:
+    async def accrue(self, day: int) -> None:
         sessions, costs = self._db.tables.sessions, self._db.tables.session_costs
 
         def run() -> None:
@@ -94,6 +97,15 @@ class MemoryRentals:
                     shares.append((session, Cost(gpu_seconds=share, money=money)))
                     if self._db.lock(costs, session, LockMode.NO_KEY_UPDATE) is None:
                         self._db.insert_if_absent(costs, session, _NOTHING)
+            used: dict[tuple[str, str], Used] = {}
+            for session, given in shares:
+                entry = self._db.get(sessions, session)
+                assert entry is not None
+                place = entry.record.tenant, entry.record.key or ""
+                sums = used.get(place, Used())
+                used[place] = Used(sums.gpu_seconds + given.gpu_seconds, sums.money + given.money)
+            lock_usage(self._db, day, used)
+            add_usage(self._db, day, used)
             for session, given in shares:
                 before = self._db.get(costs, session)
                 assert before is not None
@@ -101,6 +113,31 @@ class MemoryRentals:
             for row in due:
                 seconds = row.paid_s - row.accrued_s
                 self._db.update(self._rows, row.worker, replace(row, accrued_s=row.accrued_s + seconds))
+
+        await self._db.execute(run)
+
+    async def usage(self, request: ListUsage) -> UsagePage:
+        after, rows = Place.parse(request.after), self._db.tables.usage_days
+
+        def run() -> UsagePage:
+            found = [
+                row.model_dump() | {"key": key}
+                for (day, tenant, key), row in sorted(self._db.all(rows), key=lambda item: item[0])
+                if request.from_day <= day <= request.to_day
+                and request.tenant in (None, tenant)
+                and (after is None or Place(day, tenant, key) > after)
+            ]
+            return page_of(found, request.limit)
+
+        return await self._db.execute(run)
+
+    async def forget_usage(self, before_day: int) -> None:
+        rows = self._db.tables.usage_days
+
+        def run() -> None:
+            for place, row in self._db.all(rows):
+                if row.day < before_day and self._db.lock(rows, place) is not None:
+                    self._db.delete(rows, place)
 
         await self._db.execute(run)
 

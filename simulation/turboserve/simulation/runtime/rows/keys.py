@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from turboserve.contracts.keys import KeyPage, KeyRecord, ListKeys, ValidKey
+from turboserve.contracts.keys import KeyLimits, KeyPage, KeyRecord, ListKeys, ValidKey
+from turboserve.simulation.runtime.rows.admission import takes_slot
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import KeyEntry
+from turboserve.state_store.core.key_limits import KeyRates, KeyUsage
 from turboserve.state_store.ports.records import KeyEdition
 
 NAME = "api_keys"
@@ -27,7 +29,7 @@ class MemoryKeys:
     async def lock(self, salt: str) -> KeyEdition:
         return await self._db.lock_or_insert(self._editions, NAME, KeyEdition(salt, 0))
 
-    async def change(self, version: int) -> None:
+    async def write_version(self, version: int) -> None:
         def run() -> None:
             row = self._db.lock(self._editions, NAME, LockMode.NO_KEY_UPDATE)
             if row is not None:
@@ -57,6 +59,43 @@ class MemoryKeys:
 
         await self._db.execute(run)
 
+    async def change(self, key: str, limits: KeyLimits) -> None:
+        def run() -> None:
+            entry = self._db.lock(self._rows, key, LockMode.NO_KEY_UPDATE)
+            if entry is not None:
+                self._write(entry, "limits", limits)
+
+        await self._db.execute(run)
+
+    async def usage(self, key: str, day: int) -> KeyUsage:
+        def read() -> KeyLimits:
+            entry = self._db.get(self._rows, key)
+            return KeyLimits() if entry is None else entry.record.limits
+
+        def count() -> KeyUsage:
+            records = [entry.record for _, entry in self._db.find(self._db.tables.sessions, "key", key)]
+            today = (
+                row.gpu_seconds
+                for (of_day, _, of_key), row in self._db.all(self._db.tables.usage_days)
+                if (of_day, of_key) == (day, key)
+            )
+            return KeyUsage(limits, len(records), sum(map(takes_slot, records)), sum(today))
+
+        limits = await self._db.execute(read)
+        return KeyUsage() if limits == KeyLimits() else await self._db.execute(count)
+
+    async def lock_rates(self, key: str) -> KeyRates:
+        return await self._db.lock_or_insert(self._db.tables.key_rates, key, KeyRates(key))
+
+    async def write_rates(self, rates: KeyRates) -> None:
+        rows = self._db.tables.key_rates
+
+        def run() -> None:
+            if self._db.lock(rows, rates.key, LockMode.NO_KEY_UPDATE) is not None:
+                self._db.update(rows, rates.key, rates)
+
+        await self._db.execute(run)
+
     async def page(self, request: ListKeys) -> KeyPage:
         def run() -> KeyPage:
             entries = [
@@ -82,6 +121,7 @@ class MemoryKeys:
                     scopes=entry.record.scopes,
                     hash=entry.hash,
                     expires_at=entry.record.expires_at,
+                    limits=entry.record.limits,
                 )
                 for entry in reversed(self._newest_first())
                 if _is_valid(entry.record, now)
@@ -109,8 +149,8 @@ class MemoryKeys:
     def _newest_first(self) -> list[KeyEntry]:
         return sorted((entry for _, entry in self._db.all(self._rows)), key=lambda entry: -entry.number)
 
-    def _write(self, entry: KeyEntry, column: str, at: float) -> None:
-        after = replace(entry, record=entry.record.model_copy(update={column: at}))
+    def _write(self, entry: KeyEntry, column: str, value: float | KeyLimits) -> None:
+        after = replace(entry, record=entry.record.model_copy(update={column: value}))
         self._db.update(self._rows, entry.record.id, after)
 
 

@@ -10,8 +10,9 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.simulation.runtime.rows.changes import lock_all
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
+from turboserve.simulation.runtime.rows.usage import Used, add_usage, lock_usage
 from turboserve.state_store.core.tenants import created_bytes, text_bytes
-from turboserve.state_store.ports.records import LogProgress
+from turboserve.state_store.ports.records import LogProgress, UsageShare
 
 
 class MemoryProgress:
@@ -64,6 +65,21 @@ class MemoryProgress:
             return records
 
         return await self._db.execute(run)
+
+    async def add_usage(self, day: int, shares: Iterable[UsageShare]) -> None:
+        sums: dict[tuple[str, str], Used] = {}
+        for share in shares:
+            place = share.tenant, share.key or ""
+            before = sums.get(place, Used())
+            chunks, seconds = before.chunks + share.chunks, before.viewer_seconds + share.viewer_seconds
+            sums[place] = Used(chunks=chunks, viewer_seconds=seconds)
+
+        def run() -> None:
+            lock_usage(self._db, day, sums)
+            add_usage(self._db, day, sums)
+
+        if sums:
+            await self._db.execute(run)
 
     async def number_events(self, session: str, event_sequence: int) -> None:
         def run() -> None:

@@ -13,8 +13,10 @@ from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.links import LinkRecord, SigningKey
 from turboserve.contracts.recordings import RecordingRecord
 from turboserve.contracts.sessions import Decision, Phase, PromptReceipt, SessionRecord
+from turboserve.contracts.usage import UsageDay
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.aging import Aging
+from turboserve.state_store.core.key_limits import KeyRates
 from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import KeyEdition, PendingEvent, SigningEdition
@@ -184,6 +186,7 @@ class Tables:
                 "target": lambda entry: entry.record.target,
                 "live": _live,
                 "tenant": lambda entry: entry.record.tenant if entry.ended_at is None else None,
+                "key": lambda entry: entry.record.key if entry.ended_at is None else None,
                 "unfenced": _unfenced,
                 "suspended": _suspended,
                 "ended": _ended,
@@ -218,6 +221,8 @@ class Tables:
         self.tenants: Table[str, Tenant] = Table("tenants")
         self.clocks: Table[str, Aging] = Table("clocks")
         self.api_keys: Table[str, KeyEntry] = Table("api_keys", {"hash": lambda entry: entry.hash}, ("hash",))
+        self.key_rates: Table[str, KeyRates] = Table("key_rates")
+        self.usage_days: Table[tuple[int, str, str], UsageDay] = Table("usage_days")
         self.key_editions: Table[str, KeyEdition] = Table("key_editions")
         self.session_links: Table[str, LinkRecord] = Table(
             "session_links", {"session": lambda record: record.session}

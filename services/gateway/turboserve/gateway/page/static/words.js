@@ -7,6 +7,8 @@ export function inWords(problem) {
       return `All places are taken at the moment.${wait}`;
     case "tenant_limit":
       return `This is more than one tenant may have: ${problem.detail}.${wait}`;
+    case "key_quota":
+      return `This is more than your API key allows: ${problem.detail}.${wait}`;
     case "too_many_streams":
       return `Too many people are watching through this server.${wait}`;
     case "unauthorized":
