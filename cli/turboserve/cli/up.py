@@ -26,6 +26,12 @@ def up(
     schedulers: Annotated[
         int, typer.Option(min=1, max=8, help="Number of schedulers. One leads, the others stand by.")
     ] = 1,
+    gateways: Annotated[
+        int, typer.Option(min=1, max=8, help="Number of gateways. Each has a port, from --port on.")
+    ] = 1,
+    state_stores: Annotated[
+        int, typer.Option(min=1, max=8, help="Number of state stores. They share the requests.")
+    ] = 1,
     auth: Annotated[
         bool,
         typer.Option(
@@ -48,6 +54,8 @@ def up(
             Workers.parse(workers),
             port,
             schedulers,
+            gateways,
+            state_stores,
             auth=auth,
             log_format=log_format,
             external=External(),

@@ -1,5 +1,6 @@
-// The client of one gateway.
+// The client of one deployment.
 
+import { Gateways } from "./gateways.js";
 import { Recording } from "./recording.js";
 import { Session } from "./session.js";
 import { request } from "./transport.js";
@@ -8,21 +9,24 @@ export const DEFAULT_URL = "http://127.0.0.1:8080";
 
 export class Client {
   /**
-   * @param {string | URL} baseUrl Address of the gateway. A path in front of `/v1` is kept.
+   * @param {string | URL | Array<string | URL>} baseUrl Address of the gateway. A path in front of `/v1` is
+   *   kept. Or addresses of gateways that serve the same sessions: the client leaves one that is silent. A
+   *   stream learns further addresses from the gateway.
    * @param {{key?: string, attempts?: number, timeoutS?: number}} options `key`: API key, or the token of a
    *   link, which allows one session; empty: the gateway has no keys. `attempts`: of a request that got no answer, or that may be repeated. `timeoutS`: longest time
    *   for one request, seconds.
    */
   constructor(baseUrl = DEFAULT_URL, { key = "", attempts = 5, timeoutS = 30 } = {}) {
-    const url = new URL(baseUrl);
-    if (!/^https?:$/.test(url.protocol)) throw new TypeError(`baseUrl: ${baseUrl} must begin with http:// or https://`);
+    this.gateways = new Gateways(Array.isArray(baseUrl) ? baseUrl : [baseUrl]);
     if (!(attempts >= 1)) throw new RangeError(`attempts: ${attempts} must be at least 1`);
-    url.search = url.hash = "";
-    url.pathname = url.pathname.replace(/\/*$/, "/");
-    this.baseUrl = url.href;
     this.key = key;
     this.attempts = attempts;
     this.timeoutS = timeoutS;
+  }
+
+  /** Address of the gateway in use, with a slash at its end. */
+  get baseUrl() {
+    return this.gateways.current;
   }
 
   /** Create a session. It lasts until `Session.end`. A repeated request creates one session. */
@@ -81,8 +85,9 @@ export class Client {
    *   harmless without an `Idempotency-Key`.
    */
   request(method, path, { body, query = {}, idempotent = true } = {}) {
-    const { key, attempts, timeoutS } = this;
-    return request(this.url(path, query), { method, key, body, idempotent, attempts, timeoutS });
+    const { key, attempts, timeoutS, gateways } = this;
+    const options = { method, key, body, idempotent, attempts, timeoutS, gateways };
+    return request(() => this.url(path, query), options);
   }
 
   /** Return the address of a path. Members of `query` that are null or undefined are left out. */

@@ -1,12 +1,17 @@
-// The WebSocket of one session: pairs JSON with the binary behind it, and reconnects after the last chunk.
+// The WebSocket of one session: pairs JSON with the binary behind it, and reconnects after the last chunk, to
+// another gateway if there is one.
 
 import { ChunkGoneError, GatewayUnreachableError, ProblemError, ProtocolError, problemError } from "./errors.js";
+import { SilenceWatch } from "./gateways.js";
 
 const PROTOCOL_VERSION = 1;
+/** Stands for the close code of a connection whose gateway is silent. */
+const SILENT = 0;
 const FIRST_WAIT_MS = 250;
 const LONGEST_WAIT_MS = 2000;
 const CHUNK_GONE = 4410;
 const BAD_QUERY = 4422;
+const CHECK_MS = 250;
 const TRY_LATER = 1013;
 /** Close codes after which a connection with the same parameters would end in the same way → status. */
 const FINAL = new Map([
@@ -35,6 +40,7 @@ export class StreamConnection {
     this.#on = on;
     this.#skipLost = skipLost;
     this.#reconnectWithinMs = reconnectWithinS * 1000;
+    this.#checking = setInterval(() => this.#check(), CHECK_MS);
     this.#open();
   }
 
@@ -52,10 +58,17 @@ export class StreamConnection {
   #closed = false;
   #problem = null;
   #key = "";
+  #silence = new SilenceWatch();
+  #checking = 0;
+  /** Address of the newest connection, or of the attempt to get one. */
+  #gateway = "";
+  /** Number of attempts to connect. What belongs to an earlier one is ignored. */
+  #attempt = 0;
 
   close() {
     this.#closed = true;
     clearTimeout(this.#timer);
+    clearInterval(this.#checking);
     this.#socket?.close();
   }
 
@@ -70,14 +83,31 @@ export class StreamConnection {
   }
 
   #open() {
+    const attempt = (this.#attempt += 1);
     this.#key = this.session.client.key;
     this.#announced = this.#problem = null;
     if (!this.#key) return this.#connect(null);
     // Browsers set no header here, and a key does not belong into an address.
     this.session.ticket().then(
-      ({ ticket }) => this.#closed || this.#connect(ticket),
-      (error) => this.#closed || this.#refused(error),
+      ({ ticket }) => this.#closed || attempt !== this.#attempt || this.#connect(ticket),
+      (error) => this.#closed || attempt !== this.#attempt || this.#refused(error),
     );
+  }
+
+  // Leaves a gateway that does not answer. With one gateway, only the end of the connection tells.
+  #check() {
+    if (this.session.client.gateways.count < 2 || !this.#socket) return;
+    if (this.#silence.isSilent(Date.now())) {
+      const socket = this.#socket;
+      this.#socket = null;
+      this.#silence.left();
+      this.#ended(SILENT);
+      // It ends when the gateway answers or the browser gives up, and is ignored.
+      socket.close();
+    } else if (this.#silence.wantsPing && this.#socket.readyState === WebSocket.OPEN) {
+      this.#silence.asked(Date.now());
+      this.send({ type: "ping" });
+    }
   }
 
   // There is no ticket. Nothing was received, so the stream begins where it would have begun.
@@ -90,6 +120,8 @@ export class StreamConnection {
 
   #connect(ticket) {
     const { client, id } = this.session;
+    this.#gateway = client.baseUrl;
+    this.#silence.asked(Date.now());
     const query = { after: this.lastIndex, events_after: this.#eventsAfter, ticket };
     const url = client.url(`v1/sessions/${encodeURIComponent(id)}/stream`, query);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
@@ -98,11 +130,14 @@ export class StreamConnection {
     this.#socket = socket;
     socket.onmessage = ({ data }) => {
       if (this.#closed || socket !== this.#socket) return;
+      this.#silence.heard(typeof data !== "string" && this.#announced?.type === "chunk");
       if (typeof data === "string") this.#json(JSON.parse(data));
       else this.#binary(data);
     };
     socket.onclose = ({ code }) => {
-      if (!this.#closed && socket === this.#socket) this.#ended(code);
+      if (this.#closed || socket !== this.#socket) return;
+      this.#socket = null;
+      this.#ended(code);
     };
   }
 
@@ -123,7 +158,7 @@ export class StreamConnection {
         if (message.id) this.#on.problem?.(this.#problem);
         break;
       case "end":
-        this.#closed = true;
+        this.#finish();
         this.#on.end?.(message);
         break;
       default:
@@ -142,6 +177,7 @@ export class StreamConnection {
     }
     this.#failures = 0;
     this.#lostAt = null;
+    this.session.client.gateways.learn(message.gateways ?? []);
     this.#newestEvent = message.newest_event;
     this.#eventsAfter ??= message.events_after;
     this.#on.hello?.(message);
@@ -184,21 +220,31 @@ export class StreamConnection {
 
   #reconnect(code) {
     this.#lostAt ??= Date.now();
+    const { gateways } = this.session.client;
+    gateways.leave(this.#gateway);
     if (Date.now() - this.#lostAt > this.#reconnectWithinMs) {
       const why = `${this.session.client.baseUrl}: no stream for ${this.#reconnectWithinMs / 1000} s`;
       this.#giveUp(this.#problem ?? new GatewayUnreachableError(why));
       return;
     }
-    const backoff = Math.min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** this.#failures) * (0.75 + Math.random() / 2);
+    // Each of the other gateways is tried at once.
+    const tried = Math.max(0, this.#failures - gateways.count + 1);
+    const isNext = gateways.count > 1 && this.#failures < gateways.count - 1;
+    const backoff = Math.min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** tried) * (0.75 + Math.random() / 2);
     this.#failures += 1;
-    const waitMs = Math.max(backoff, code === TRY_LATER ? (this.#problem?.retryAfterS ?? 0) * 1000 : 0);
+    const waitMs = Math.max(isNext ? 0 : backoff, code === TRY_LATER ? (this.#problem?.retryAfterS ?? 0) * 1000 : 0);
     this.#on.lost?.(waitMs);
     // A handler may have closed the stream.
     if (!this.#closed) this.#timer = setTimeout(() => this.#open(), waitMs);
   }
 
-  #giveUp(error) {
+  #finish() {
     this.#closed = true;
+    clearInterval(this.#checking);
+  }
+
+  #giveUp(error) {
+    this.#finish();
     this.#socket?.close();
     this.#on.gone?.(error);
   }

@@ -51,8 +51,8 @@ export class Recording {
   }
 
   #get(item, read, { query = {}, timeoutS = this.client.timeoutS } = {}) {
-    const { key, attempts } = this.client;
-    const url = this.client.url(`${this.#path}/${item}`, query);
-    return answered(url, { method: "GET", key, attempts, timeoutS, read });
+    const { key, attempts, gateways } = this.client;
+    const address = () => this.client.url(`${this.#path}/${item}`, query);
+    return answered(address, { method: "GET", key, attempts, gateways, timeoutS, read });
   }
 }

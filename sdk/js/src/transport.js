@@ -6,29 +6,39 @@ import { GatewayUnreachableError, ProblemError, ProtocolError, problemError } fr
 const LONGEST_WAIT_S = 30;
 const FIRST_BACKOFF_S = 0.25;
 const LONGEST_BACKOFF_S = 4;
+/** Time limit of an attempt if there is another gateway. A gateway itself answers within 3 s. */
+const ANSWER_S = 4;
 
 /**
  * Send one request, and repeat it where a repeat is harmless and may succeed.
  *
- * @param {URL} url
- * @param {{method: string, key: string, body?: object, idempotent: boolean, attempts: number, timeoutS: number}}
+ * @param {() => URL} address The address at the gateway in use. A gateway that does not answer is left for the
+ *   next one, and each of the others gets one attempt more.
+ * @param {{method: string, key: string, body?: object, idempotent: boolean, attempts: number, timeoutS: number,
+ *   gateways: import("./gateways.js").Gateways}}
  *   options `idempotent`: whether a repeat is harmless without an `Idempotency-Key`.
  * @returns {Promise<any>} The JSON of a successful answer; null: it had no body.
  */
-export async function request(url, { idempotent, ...options }) {
+export async function request(address, { idempotent, ...options }) {
   const headers = idempotent ? {} : { "Idempotency-Key": randomName() };
-  const value = parsed(await answered(url, { ...options, headers, read: (answer) => answer.text() }));
-  if (value === undefined) throw new ProtocolError(`${options.method} ${url.pathname}: the answer is not JSON`);
+  const value = parsed(await answered(address, { ...options, headers, read: (answer) => answer.text() }));
+  if (value === undefined) throw new ProtocolError(`${options.method} ${address().pathname}: the answer is not JSON`);
   return value;
 }
 
 /** As `request`, for an answer of another kind. `read` reads the body of a successful `Response`. */
-export async function answered(url, { attempts, ...options }) {
+export async function answered(address, { attempts, gateways, ...options }) {
   for (let attempt = 1; ; attempt += 1) {
+    const gateway = gateways.current;
+    const isLimited = gateways.count > 1 && Number.isFinite(options.timeoutS);
+    const timeoutS = isLimited ? Math.min(ANSWER_S, options.timeoutS) : options.timeoutS;
     try {
-      return await once(url, options);
+      return await once(address(), { ...options, timeoutS });
     } catch (error) {
-      if (attempt >= attempts || !isWorthRepeating(error)) throw error;
+      const isUnreachable = error instanceof GatewayUnreachableError;
+      if (isUnreachable) gateways.leave(gateway);
+      const most = attempts + (isUnreachable ? gateways.count - 1 : 0);
+      if (attempt >= most || !isWorthRepeating(error)) throw error;
       await wait(Math.max(error.retryAfterS ?? 0, backoffS(attempt)));
     }
   }

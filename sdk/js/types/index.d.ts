@@ -29,9 +29,9 @@ export interface CreateOptions {
   [member: string]: unknown;
 }
 
-/** A client of one gateway. */
+/** A client of one deployment. */
 export class Client {
-  constructor(baseUrl?: string | URL, options?: ClientOptions);
+  constructor(baseUrl?: string | URL | Array<string | URL>, options?: ClientOptions);
   readonly baseUrl: string;
   key: string;
   attempts: number;

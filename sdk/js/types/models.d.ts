@@ -183,6 +183,8 @@ export interface Hello {
   report_interval_s: number;
   /** What this client may do. A viewer's controls are refused. */
   role: Role;
+  /** Addresses of all gateways, which serve the same sessions. Missing: the gateway does not know them. */
+  gateways?: string[];
 }
 
 /** The format of the chunks that follow. */

@@ -72,6 +72,10 @@ class Options:
     """Port of the gateway. None: 8080, or the next free port after it."""
     schedulers: int = 1
     """Number of schedulers. One of them leads, and the others stand by."""
+    gateways: int = 1
+    """Number of gateways, each with a port of its own. Clients go from one that is silent to another."""
+    state_stores: int = 1
+    """Number of state stores. They share the requests."""
     auth: bool = False
     """Whether clients need API keys, which are in the database."""
     log_format: Literal["text", "json"] = "text"

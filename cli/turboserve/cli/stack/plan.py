@@ -42,6 +42,7 @@ PER_WORKER = frozenset({"TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_MEMBER"})
 MANUAL = "manual"
 """Identity of a worker that is started by hand. The autoscaler does not have its password."""
 RECORDINGS_URL = "TURBOSERVE_RECORDINGS_URL"
+GATEWAY_URLS = "TURBOSERVE_GATEWAY_URLS"
 STOP_ORDER = ("gateway", "autoscaler", "workers", "scheduler", "recorder", "state-store", "servers")
 
 
@@ -62,9 +63,21 @@ class Plan:
             raise PortTakenError(wanted)
         return wanted
 
+    @cached_property
+    def gateway_ports(self) -> dict[str, int]:
+        """The port of each gateway's process. The first one is `port`, the others are free ones behind it."""
+        ports = {"gateway": self.port}
+        for instance in self._instances("gateway")[1:]:
+            ports[instance] = next_free(max(ports.values()) + 1)
+        return ports
+
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return self.gateway_urls[0]
+
+    @property
+    def gateway_urls(self) -> list[str]:
+        return [f"http://{HOST}:{port}" for port in self.gateway_ports.values()]
 
     @property
     def identities(self) -> list[str]:
@@ -145,7 +158,13 @@ class Plan:
 
     def _instances(self, service: str) -> list[str]:
         """Return the names of the service's processes. The first one has the service's name."""
-        count = self.options.schedulers if service == "scheduler" else 1
+        options = self.options
+        counts = {
+            "scheduler": options.schedulers,
+            "gateway": options.gateways,
+            "state-store": options.state_stores,
+        }
+        count = counts.get(service, 1)
         return [service, *(f"{service}-{number}" for number in range(2, count + 1))]
 
     @cached_property
@@ -193,7 +212,7 @@ class Plan:
             environment={
                 **inherited(name),
                 **self._common(name),
-                **self._own(name),
+                **self._own(name, instance),
                 "TURBOSERVE_HEALTH_PORT": str(health_port),
             },
             port=health_port,
@@ -212,10 +231,15 @@ class Plan:
             common["TURBOSERVE_NATS_PASSWORD"] = self.nats.passwords[name]
         return common
 
-    def _own(self, name: str) -> dict[str, str]:
+    def _own(self, name: str, instance: str) -> dict[str, str]:
         """Return the settings that only this service gets."""
         if name == "gateway":
-            own = {"TURBOSERVE_GATEWAY_HOST": HOST, "TURBOSERVE_GATEWAY_PORT": str(self.port)}
+            own = {
+                "TURBOSERVE_GATEWAY_HOST": HOST,
+                "TURBOSERVE_GATEWAY_PORT": str(self.gateway_ports[instance]),
+            }
+            if len(self.gateway_ports) > 1 and GATEWAY_URLS not in os.environ:
+                own[GATEWAY_URLS] = ",".join(self.gateway_urls)
             return own | ({"TURBOSERVE_API_KEYS_STORE": "1"} if self.options.auth else {})
         if name == "state-store":
             own = {"TURBOSERVE_POSTGRES_URL": self.postgres_url, "TURBOSERVE_REDIS_URL": self.redis_url}

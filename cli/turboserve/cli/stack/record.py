@@ -43,6 +43,8 @@ class StackRecord:
     """Name → kind, state, restarts, port, pid, alarm; for servers also guard_pid."""
     ready: bool
     """Whether everything has been ready once."""
+    gateway_urls: tuple[str, ...] = ()
+    """Addresses of all gateways. `url` is the first."""
 
     def pid(self, name: str) -> int:
         """Return the process id of a service, or of a server (not of its guard)."""
@@ -73,6 +75,7 @@ def write(plan: Plan, processes: dict[str, dict[str, Any]], ready: bool) -> None
         {
             "version": VERSION,
             "url": plan.url,
+            "gateway_urls": plan.gateway_urls,
             "nats_url": plan.nats_url,
             "redis_url": plan.redis_url,
             "postgres_url": plan.postgres_url,

@@ -67,13 +67,13 @@ def run(options: Options, policy: Policy | None = None) -> int:
     with _only_one(layout):
         plan = Plan(options, layout)
         # Choose the ports now, so that a taken port is reported before any process starts.
-        url, processes = plan.url, plan.processes()
+        urls, processes = plan.gateway_urls, plan.processes()
         keys = Keys(gateway.key_set(), gateway.operators, stored=gateway.api_keys_store)
         exposed = exposure.sentences(gateway, keys, plan.port)
         hub = LogHub(layout.logs, options.log_format)
 
         def announce(ready: int) -> None:
-            _announce(hub, url, ready, options.workers, exposed, began_s)
+            _announce(hub, urls, ready, options.workers, exposed, began_s)
             if gateway.api_keys_store:
                 first_key.start(plan.broker_settings("gateway"), hub, options.log_format)
 
@@ -117,13 +117,13 @@ def _write_record(hub: LogHub, plan: Plan, supervisor: Supervisor) -> None:
 
 
 def _announce(
-    hub: LogHub, url: str, ready: int, workers: Workers, exposed: Sequence[str], began_s: float
+    hub: LogHub, urls: Sequence[str], ready: int, workers: Workers, exposed: Sequence[str], began_s: float
 ) -> None:
     if ready < workers.low:
         hub.log("workers are missing", "warning", ready=ready, wanted=workers.low)
     after_s = time.monotonic() - began_s
-    hub.log("stack is up", url=f"{url}/", workers=ready, after_s=round(after_s, 1))
-    line = f"  TurboServe is up:  {url}/  "
+    hub.log("stack is up", url=f"{urls[0]}/", workers=ready, after_s=round(after_s, 1))
+    line = f"  TurboServe is up:  {'  '.join(f'{url}/' for url in urls)}  "
     bar = "─" * len(line)
     hub.plain(f"\n╭{bar}╮\n│{line}│\n╰{bar}╯\n  Ctrl-C stops the stack.")
     hub.plain(

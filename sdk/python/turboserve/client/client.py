@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 class AsyncClient:
-    """A client of one gateway. It may be used by many tasks of one event loop.
+    """A client of one deployment. It may be used by many tasks of one event loop.
 
     >>> async with AsyncClient("http://127.0.0.1:8080") as client:
     ...     session = await client.create("a red circle moving left")
@@ -25,7 +25,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        base_url: str = DEFAULT_URL,
+        base_url: str | Sequence[str] = DEFAULT_URL,
         *,
         key: str | None = None,
         timeout_s: float = 30.0,
@@ -35,20 +35,23 @@ class AsyncClient:
         """Connects with the first call.
 
         Args:
-            base_url: Address of the gateway, `http://…` or `https://…`.
+            base_url: Address of the gateway, `http://…` or `https://…`, or a list of addresses of gateways
+                that serve the same sessions. The client leaves one that is silent. A stream learns further
+                addresses from the gateway.
             key: API key. None: the gateway has no keys.
             timeout_s: Longest time for one request, seconds.
             attempts: Attempts of a request that got no answer, or that may be repeated. At least 1.
             transport: How HTTP requests are sent, for proxies and tests. Streams do not use it.
         """
-        url = httpx.URL(base_url)
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ValueError(f"base_url: {base_url!r} must begin with http:// or https:// and name a host")
         if attempts < 1:
             raise ValueError(f"attempts: {attempts} must be at least 1")
-        self.base_url = base_url.rstrip("/")
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self.transport = Transport(self.base_url, headers, timeout_s, attempts, transport)
+        self.transport = Transport(base_url, headers, timeout_s, attempts, transport)
+
+    @property
+    def base_url(self) -> str:
+        """Address of the gateway in use."""
+        return self.transport.base_url
 
     async def __aenter__(self) -> Self:
         return self

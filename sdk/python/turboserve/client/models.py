@@ -238,6 +238,8 @@ class Hello(_Answer):
     report_interval_s: float
     role: Role = "controller"
     """What this client may do."""
+    gateways: tuple[str, ...] = ()
+    """Addresses of all gateways, which serve the same sessions. Empty: the gateway does not know them."""
 
 
 class End(_Answer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -132,8 +132,16 @@ class _Download:
         headers = {"Accept-Encoding": "identity"}
         if self._done:
             headers |= {"Range": f"bytes={self._done}-", "If-Range": self._etag}
+        gateway = self._transport.base_url
+        try:
+            await self._from(f"{gateway}{self._path}", headers, target)
+        except httpx.TransportError:
+            self._transport.gateways.leave(gateway)
+            raise
+
+    async def _from(self, url: str, headers: Mapping[str, str], target: Path) -> None:
         http = self._transport.http
-        async with http.stream("GET", self._path, params={"part": self._part}, headers=headers) as answer:
+        async with http.stream("GET", url, params={"part": self._part}, headers=headers) as answer:
             if not answer.is_success:
                 await answer.aread()
                 raise_for_problem(answer)

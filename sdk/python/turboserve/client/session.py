@@ -181,7 +181,8 @@ class AsyncSession:
             reconnect_within_s: Time without a connection after which the stream gives up, seconds.
         """
         return VideoStream(
-            f"{self._transport.stream_url}{self._path}/stream",
+            self._transport.gateways,
+            f"{self._path}/stream",
             self._transport.headers,
             after=after,
             events_after=events_after,
@@ -238,8 +239,9 @@ class AsyncSession:
         """
         failures = 0
         while True:
+            gateway = self._transport.base_url
             try:
-                async for event in self._connected_events(after):
+                async for event in self._connected_events(gateway, after):
                     after, failures = event.sequence, 0
                     yield event
                     if event.type == "session.ended":
@@ -247,19 +249,20 @@ class AsyncSession:
                 return
             except (httpx.TransportError, ProblemError) as error:
                 failures += 1
+                self._transport.gateways.leave(gateway)
                 last = failures >= self._transport.attempts
                 if isinstance(error, ProblemError) and (last or not worth_repeating(error)):
                     raise
                 if last:
-                    raise GatewayUnreachableError(f"{self._transport.base_url}: {error}") from error
+                    raise GatewayUnreachableError(f"{gateway}: {error}") from error
                 await asyncio.sleep(max(asked_wait_s(error), min(3.0, 0.1 * 2**failures)))
 
-    async def _connected_events(self, after: int) -> AsyncIterator[Event]:
+    async def _connected_events(self, gateway: str, after: int) -> AsyncIterator[Event]:
         http = self._transport.http
         # Events may be far apart: the gateway's comments keep the connection alive.
         limits = httpx.Timeout(self._transport.timeout_s, read=60.0)
         async with aconnect_sse(
-            http, "GET", f"{self._path}/events", params={"after": after}, timeout=limits
+            http, "GET", f"{gateway}{self._path}/events", params={"after": after}, timeout=limits
         ) as source:
             if not source.response.is_success:
                 await source.response.aread()

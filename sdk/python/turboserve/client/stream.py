@@ -26,6 +26,7 @@ from turboserve.client.errors import (
     GatewayUnreachableError,
     problem_error,
 )
+from turboserve.client.gateways import Gateways, SilenceWatch
 from turboserve.client.models import Chunk, End, Event, Hello, Skip
 from turboserve.client.stream_messages import Item, MessageReader, read_hello
 from turboserve.client.transport import problem_in, with_retry_after
@@ -56,7 +57,8 @@ class VideoStream:
 
     def __init__(
         self,
-        url: str,
+        gateways: Gateways,
+        path: str,
         headers: dict[str, str],
         *,
         after: int | None = None,
@@ -65,7 +67,7 @@ class VideoStream:
         keep_skipped: bool = False,
         reconnect_within_s: float = RECONNECT_WITHIN_S,
     ) -> None:
-        """`url`: `ws://…/stream`. See `AsyncSession.watch` for the other arguments."""
+        """`path`: of the stream at each gateway. See `AsyncSession.watch` for the other arguments."""
         self.hello: Hello | None = None
         """State of the session at the newest connection. None before the first."""
         self.end: End | None = None
@@ -77,7 +79,10 @@ class VideoStream:
         """Newest skip that was received. Frames before its `start_s` need not be shown any more."""
         self.connections = 0
         """Number of connections so far."""
-        self._url, self._headers = url, headers
+        self._gateways, self._path, self._headers = gateways, path, headers
+        self._gateway = gateways.current
+        """Address of the newest connection, or of the attempt to get one."""
+        self._silence = SilenceWatch()
         self._after, self._events_after = after, events_after
         self._skip_lost, self._reconnect_within_s = skip_lost, reconnect_within_s
         self._socket: ClientConnection | None = None
@@ -159,8 +164,10 @@ class VideoStream:
             while True:
                 while len(self._received) >= _RECEIVED_ITEMS:
                     self._taken.clear()
+                    self._silence.heard()
                     await self._taken.wait()
                 item = messages.read(await socket.recv())
+                self._silence.heard(video=isinstance(item, Chunk))
                 self._problem = messages.problem
                 if item is not None:
                     self._put(item)
@@ -191,6 +198,7 @@ class VideoStream:
     async def _reconnect(self, closed: ConnectionClosed) -> None:
         await self._disconnect()
         self._go_on_after(_code(closed))
+        self._gateways.leave(self._gateway)
         await self._connect()
 
     def _go_on_after(self, code: int) -> None:
@@ -219,17 +227,29 @@ class VideoStream:
         except (OSError, TimeoutError, WebSocketException) as error:
             if self._problem:
                 raise problem_error(self._problem.get("status", 503), self._problem) from error
-            raise GatewayUnreachableError(f"{self._url}: {error or type(error).__name__}") from error
+            reason = f"{self._gateway}{self._path}: {error or type(error).__name__}"
+            raise GatewayUnreachableError(reason) from error
 
     def _wait_s(self, state: tenacity.RetryCallState) -> float:
         return max(self._problem.get("retry_after_s") or 0.0, _BACKOFF(state))
 
     async def _connect_once(self) -> None:
+        self._gateway = self._gateways.current
+        try:
+            async with asyncio.timeout(self._silence.limit_s if self._gateways.several else None):
+                await self._open()
+        except (OSError, TimeoutError, WebSocketException):
+            self._silence.left()
+            self._gateways.leave(self._gateway)
+            raise
+
+    async def _open(self) -> None:
+        url = f"ws{self._gateway.removeprefix('http')}{self._path}"
         query = {"after": self._after, "events_after": self._events_after}
         given = urlencode({name: value for name, value in query.items() if value is not None})
         try:
             socket = await connect(
-                f"{self._url}?{given}" if given else self._url,
+                f"{url}?{given}" if given else url,
                 additional_headers=self._headers,
                 max_size=MESSAGE_LIMIT_BYTES,
                 open_timeout=10,
@@ -267,6 +287,8 @@ class VideoStream:
         if self._events_after is None:
             self._events_after = hello.events_after
         self.hello, self._socket = hello, socket
+        self._gateways.learn(hello.gateways)
+        self._silence.heard()
         self._received.clear()
         self.connections += 1
         self._tasks = (
@@ -283,7 +305,19 @@ class VideoStream:
                 buffered_s = max(0.0, self._received_s - position_s)
                 report = {"type": "playhead", "playhead_s": position_s, "buffered_s": buffered_s}
                 await socket.send(json.dumps(report))
+                if self._gateways.several:
+                    await self._check(socket)
                 await asyncio.sleep(interval_s)
+
+    async def _check(self, socket: ClientConnection) -> None:
+        """Ping the gateway. End a connection whose gateway is silent, so that the stream leaves it."""
+        now = asyncio.get_running_loop().time()
+        if self._silence.silent(now) and len(self._received) < _RECEIVED_ITEMS:
+            self._silence.left()
+            socket.transport.abort()
+        elif self._silence.wants_ping:
+            self._silence.asked(now)
+            await socket.send(json.dumps({"type": "ping"}))
 
     async def _disconnect(self) -> None:
         tasks, socket = self._tasks, self._socket

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
@@ -41,11 +41,11 @@ from turboserve.client.sync_recording import Recording, iterated, recordings_of
 
 
 class Client:
-    """A client of one gateway. Use it in a `with` block; see `AsyncClient` for the arguments."""
+    """A client of one deployment. Use it in a `with` block; see `AsyncClient` for the arguments."""
 
     def __init__(
         self,
-        base_url: str = DEFAULT_URL,
+        base_url: str | Sequence[str] = DEFAULT_URL,
         *,
         key: str | None = None,
         timeout_s: float = 30.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -11,6 +11,7 @@ import httpx
 import tenacity
 
 from turboserve.client.errors import GatewayUnreachableError, ProblemError, ProtocolError, problem_error
+from turboserve.client.gateways import ANSWER_S, Gateways
 
 LONGEST_WAIT_S = 30.0
 """Longest time between two attempts. A gateway that asks for more is not tried again."""
@@ -18,23 +19,25 @@ _BACKOFF = tenacity.wait_random_exponential(multiplier=0.25, max=4.0)
 
 
 class Transport:
-    """Sends requests to one gateway, and has what a stream needs to connect to it."""
+    """Sends requests to a gateway, to another one if it is silent, and has what a stream needs to connect."""
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | Sequence[str],
         headers: dict[str, str],
         timeout_s: float,
         attempts: int,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """See `AsyncClient`."""
-        self.base_url, self.headers = base_url, headers
-        self.timeout_s, self.attempts = timeout_s, attempts
-        self.stream_url = f"ws{base_url.removeprefix('http')}"
-        self.http = httpx.AsyncClient(
-            base_url=base_url, headers=headers, timeout=timeout_s, transport=transport
-        )
+        self.gateways = Gateways([base_url] if isinstance(base_url, str) else base_url)
+        self.headers, self.timeout_s, self.attempts = headers, timeout_s, attempts
+        self.http = httpx.AsyncClient(headers=headers, timeout=timeout_s, transport=transport)
+
+    @property
+    def base_url(self) -> str:
+        """Address of the gateway in use."""
+        return self.gateways.current
 
     async def request(
         self,
@@ -63,7 +66,7 @@ class Transport:
             return await retrying(self._once, method, path, json, params, headers)
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
-            raise GatewayUnreachableError(f"{self.http.base_url}: {reason}") from error
+            raise GatewayUnreachableError(f"{self.base_url}: {reason}") from error
 
     async def _once(
         self,
@@ -73,7 +76,15 @@ class Transport:
         params: Mapping[str, Any] | None,
         headers: Mapping[str, str],
     ) -> Any:
-        answer = await self.http.request(method, path, json=body, params=params, headers=headers)
+        gateway = self.base_url
+        timeout_s = min(ANSWER_S, self.timeout_s) if self.gateways.several else self.timeout_s
+        try:
+            answer = await self.http.request(
+                method, f"{gateway}{path}", json=body, params=params, headers=headers, timeout=timeout_s
+            )
+        except httpx.TransportError:
+            self.gateways.leave(gateway)
+            raise
         raise_for_problem(answer)
         try:
             return answer.json() if answer.content else None

@@ -148,10 +148,10 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(JsonOnly)
     app.add_middleware(BodyLimit, limit_bytes=gateway.settings.body_limit_bytes)
     app.add_middleware(Authenticate, authenticator=gateway.authenticator, keys=gateway.keys)
-    if gateway.settings.cors_origins:
+    if gateway.settings.page_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(gateway.settings.cors_origins),
+            allow_origins=list(gateway.settings.page_origins),
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["Location", "RateLimit", "RateLimit-Policy", "Retry-After", "X-Request-Id"],
@@ -159,7 +159,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(
         OriginCheck,
         hosts=HostRules(gateway.settings.allowed_hosts, gateway.settings.gateway_host),
-        origins=OriginRules(gateway.settings.cors_origins),
+        origins=OriginRules(gateway.settings.page_origins),
     )
     app.add_middleware(
         BrowserHeaders,

@@ -11,6 +11,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from turboserve.audience import LONGEST_INTERVAL_S
 from turboserve.config import Seconds
 from turboserve.contracts.base import Id, is_id
+from turboserve.gateway.addresses import origins_of, parse_address
 from turboserve.gateway.auth import key_file, key_list
 from turboserve.gateway.auth.access import is_loopback, parse_host, parse_origin
 from turboserve.gateway.auth.hashing import KeySet
@@ -58,6 +59,9 @@ class Settings(ServerSettings):
     commas: `video.example.com`, `*.example.com`; `*`: any. Requests for other names are answered 421."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Other origins whose pages may call the API, separated by commas; `*`: any."""
+    gateway_urls: Annotated[tuple[str, ...], NoDecode] = ()
+    """Addresses of all gateways as clients reach them, this one included, separated by commas. Clients learn
+    them, and leave a gateway that is silent. Pages of each may call all. Empty: all share one address."""
     frame_ancestors: Annotated[tuple[str, ...], NoDecode] = ()
     """Origins whose pages may show the player `/embed/…` in a frame, separated by commas; `*`: any. No other
     page of the gateway is ever shown in a frame."""
@@ -97,7 +101,9 @@ class Settings(ServerSettings):
             key_file.read(value)
         return value
 
-    @field_validator("cors_origins", "frame_ancestors", "operators", "allowed_hosts", mode="before")
+    @field_validator(
+        "cors_origins", "frame_ancestors", "gateway_urls", "operators", "allowed_hosts", mode="before"
+    )
     @classmethod
     def _split(cls, value: object) -> object:
         if not isinstance(value, str):
@@ -106,6 +112,11 @@ class Settings(ServerSettings):
         if value.strip() and not parts:
             raise ValueError("is set and empty: list at least one, or unset it")
         return parts
+
+    @field_validator("gateway_urls")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(parse_address(address) for address in value)
 
     @field_validator("cors_origins", "frame_ancestors")
     @classmethod
@@ -169,6 +180,11 @@ class Settings(ServerSettings):
                 f"{KEYLESS}"
             )
         return self
+
+    @property
+    def page_origins(self) -> tuple[str, ...]:
+        """Other origins whose pages may call the API: `cors_origins`, and the gateways' own pages."""
+        return (*self.cors_origins, *(name for url in self.gateway_urls for name in origins_of(url)))
 
     def key_set(self) -> KeySet | None:
         """Return the keys of the file or of `api_keys`; None if there are none. Raises KeyFileError."""

@@ -14,6 +14,7 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from turboserve.gateway.addresses import origins_of
 from turboserve.gateway.stream import asyncapi
 
 STATIC = Path(__file__).parent / "static"
@@ -31,11 +32,16 @@ SECURITY = {
 router = APIRouter(include_in_schema=False)
 
 
-def frame_security(ancestors: Sequence[str]) -> dict[str, str]:
-    """Return the headers of the player for frames, which pages of the origins `ancestors` may show."""
-    policy = SECURITY["Content-Security-Policy"].replace(
-        "frame-ancestors 'none'", f"frame-ancestors {' '.join(ancestors) or NO_ONE}"
-    )
+def page_security(gateways: Sequence[str], ancestors: Sequence[str] = ()) -> dict[str, str]:
+    """Return the headers of a page that calls the API of `gateways`, besides its own.
+
+    Pages of the origins `ancestors` may show it in a frame.
+    """
+    found = [origin for url in gateways for origin in origins_of(url)]
+    others = [*found, *(f"ws{origin.removeprefix('http')}" for origin in found)]
+    policy = SECURITY["Content-Security-Policy"]
+    policy = policy.replace("connect-src 'self'", " ".join(["connect-src 'self'", *others]))
+    policy = policy.replace("frame-ancestors 'none'", f"frame-ancestors {' '.join(ancestors) or NO_ONE}")
     return {**SECURITY, "Content-Security-Policy": policy}
 
 
@@ -47,8 +53,9 @@ class _PageFiles(StaticFiles):
 
 
 @router.get("/")
-async def index() -> Response:
-    return FileResponse(STATIC / "index.html", headers=SECURITY)
+async def index(connection: HTTPConnection) -> Response:
+    gateways = connection.app.state.gateway.settings.gateway_urls
+    return FileResponse(STATIC / "index.html", headers=page_security(gateways))
 
 
 @router.get("/pool")
@@ -64,8 +71,9 @@ async def docs() -> Response:
 @router.get("/embed/{session}")
 async def embed(session: str, connection: HTTPConnection) -> Response:
     # The page reads the session and the link from its own address, so that no server sees the link.
-    ancestors = connection.app.state.gateway.settings.frame_ancestors
-    return FileResponse(STATIC / "embed.html", headers=frame_security(ancestors))
+    settings = connection.app.state.gateway.settings
+    headers = page_security(settings.gateway_urls, settings.frame_ancestors)
+    return FileResponse(STATIC / "embed.html", headers=headers)
 
 
 @router.get("/asyncapi.json")

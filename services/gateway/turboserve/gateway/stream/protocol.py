@@ -65,6 +65,12 @@ class Hello(_ServerMessage):
     role: Role = Field(
         description="What this client may do. A `viewer`'s controls are refused.", examples=["controller"]
     )
+    gateways: tuple[str, ...] = Field(
+        default=(),
+        description="Addresses of all gateways. They serve the same sessions, so a client may leave one "
+        "that is silent for another. Empty: one address serves all clients.",
+        examples=[["https://a.example.com", "https://b.example.com"]],
+    )
 
 
 class Init(_ServerMessage):

@@ -273,6 +273,7 @@ class Connection:
             max_message_bytes=self._limit_bytes,
             report_interval_s=self._gateway.settings.playhead_interval_s,
             role=Role.CONTROLLER if self._identity.may(Scope.SESSIONS_WRITE) else Role.VIEWER,
+            gateways=self._gateway.settings.gateway_urls,
         )
 
     async def _problem(self, error: TurboServeError, message_id: str | None = None) -> None:

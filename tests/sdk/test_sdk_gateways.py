@@ -1,0 +1,115 @@
+"""The Python client leaves a gateway that is silent, breaks or does not listen, for another one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.sdk.scripted_gateway import Connection, chunks, scripted
+from turboserve.client import AsyncClient, GatewayUnreachableError
+from turboserve.client.gateways import Gateways, SilenceWatch
+from turboserve.free_ports import any_free
+
+
+async def freezes(connection: Connection) -> None:
+    """Send two chunks and answer no ping: the process is stopped and its connections stay."""
+    await connection.begin(range(2))
+    await connection.socket.wait_closed()
+
+
+async def goes_on(connection: Connection) -> None:
+    after = int(connection.query.get("after", -1))
+    await connection.begin(range(after + 1, 4), start=after + 1)
+    await connection.end(3)
+
+
+async def test_a_stream_leaves_a_silent_gateway_and_repeats_nothing() -> None:
+    async with scripted(freezes) as silent, scripted(goes_on) as other:
+        client = AsyncClient([silent.url, other.url])
+        stream = client.session("ses_1").watch()
+        assert await chunks(stream) == [0, 1, 2, 3]
+        assert client.base_url == other.url
+    [first], [second] = silent.connections, other.connections
+    assert any(message["type"] == "ping" for message in first.messages)
+    assert second.query["after"] == "1"
+
+
+async def test_the_greeting_names_the_other_gateways() -> None:
+    async with scripted(goes_on) as other:
+
+        async def greets(connection: Connection) -> None:
+            await connection.hello(gateways=[other.url, "ftp://never", "https://another.scheme"])
+            await connection.init()
+            await connection.chunk(0)
+            await connection.vanish()
+
+        async with scripted(greets) as first:
+            assert await chunks(AsyncClient(first.url).session("ses_1").watch()) == [0, 1, 2, 3]
+        assert len(first.connections) == len(other.connections) == 1
+
+
+async def test_a_gateway_that_answers_pings_is_kept_however_long_it_sends_no_video() -> None:
+    async def waits(connection: Connection) -> None:
+        await connection.begin([0])
+        answered = 0
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + 3.0
+        while loop.time() < deadline_s:
+            asked = sum(message["type"] == "ping" for message in connection.messages)
+            for _ in range(asked - answered):
+                await connection.send(type="pong")
+            answered = asked
+            await asyncio.sleep(0.02)
+        assert answered > 1
+        await connection.end(0)
+
+    async with scripted(waits) as first, scripted(goes_on) as other:
+        assert await chunks(AsyncClient([first.url, other.url]).session("ses_1").watch()) == [0]
+    assert not other.connections
+
+
+async def test_a_request_goes_to_the_gateway_that_listens() -> None:
+    async with scripted(goes_on) as other:
+        nobody = f"http://127.0.0.1:{any_free()}"
+        async with AsyncClient([nobody, other.url], attempts=2) as client:
+            # The scripted gateway answers no plain request. What matters is whom the client asks.
+            with pytest.raises(Exception, match="Upgrade") as answered:
+                await client.models()
+            assert not isinstance(answered.value, GatewayUnreachableError)
+            assert client.base_url == other.url
+
+
+def test_addresses() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Gateways([])
+    with pytest.raises(ValueError, match="must begin with http"):
+        Gateways(["http://a", "b"])
+    gateways = Gateways(["https://a/", "https://b"])
+    gateways.learn(["http://c", "https://b/", "https://d"])
+    gateways.leave("https://b")
+    assert gateways.current == "https://a"
+    visited = []
+    for _ in range(3):
+        visited.append(gateways.current)
+        gateways.leave(gateways.current)
+    assert visited == ["https://a", "https://b", "https://d"]
+    assert gateways.current == "https://a"
+
+
+def test_a_slow_network_gets_more_time_until_video_arrives() -> None:
+    watch = SilenceWatch()
+    limits = []
+    for _ in range(5):
+        watch.asked(10.0)
+        assert not watch.silent(10.0 + watch.limit_s - 0.01)
+        assert watch.silent(10.0 + watch.limit_s)
+        limits.append(watch.limit_s)
+        watch.left()
+    assert limits == [2.0, 4.0, 8.0, 16.0, 16.0]
+    watch.heard()
+    assert watch.limit_s == 16.0
+    assert watch.wants_ping
+    assert not watch.silent(1e9)
+    watch.heard(video=True)
+    assert watch.limit_s == 2.0
