@@ -5,8 +5,8 @@ A distribution offers a policy under the entry-point group `turboserve.policies`
     [project.entry-points."turboserve.policies"]
     "placement.round-robin" = "turboserve.baselines.greedy:RoundRobin"
 
-The kinds are `placement` and `rebalancer` (scheduler), and `gather` and `fidelity` (worker). The object is
-called without arguments, and each call returns a new policy.
+The kinds are `placement`, `shares` and `rebalancer` (scheduler), and `gather` and `fidelity` (worker). The
+object is called without arguments, and each call returns a new policy.
 """
 
 from __future__ import annotations

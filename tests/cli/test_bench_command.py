@@ -37,6 +37,7 @@ NAMES = (
     "elastic",
     "engine",
     "migration",
+    "mixed",
     "paper",
     "placement",
     "report",

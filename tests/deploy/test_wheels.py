@@ -72,18 +72,19 @@ def test_the_gateways_wheel_has_the_javascript_client(wheels: list[Path]) -> Non
 def test_policies_from_wheels_are_found_by_name(environment: Path) -> None:
     """The baselines are found by the wheel's entry points, without an import."""
     code = """
-from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
+from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS, SHARES
 from turboserve.worker.engine.gather import GATHER_POLICIES
-for policies in (PLACEMENTS, GATHER_POLICIES, REBALANCERS):
+for policies in (PLACEMENTS, GATHER_POLICIES, REBALANCERS, SHARES):
     print(*(f"{name}={type(policies.make(name)).__module__}" for name in policies.names))
 """
     python = str(environment / "bin" / "python")
     found = subprocess.run([python, "-c", code], env=OUTSIDE, capture_output=True, text=True, check=True)
-    placements, gathering, rebalancers = (
+    placements, gathering, rebalancers, shares = (
         dict(each.split("=") for each in line.split()) for line in found.stdout.splitlines()
     )
     assert {name for name, module in placements.items() if module.startswith("turboserve.baselines.")} == {
-        "fewest-streams", "least-loaded", "load-aware", "memory-aware", "round-robin"
+        "class-blind", "fewest-streams", "least-loaded", "load-aware", "memory-aware", "round-robin",
+        "static-split",
     }  # fmt: skip
     assert gathering == {
         "step": "turboserve.worker.engine.gather",
@@ -96,6 +97,9 @@ for policies in (PLACEMENTS, GATHER_POLICIES, REBALANCERS):
         "min-max": "turboserve.scheduler.placement.rebalance",
         "algorithm-1": "turboserve.baselines.rehoming",
     }
+    assert {name for name, module in shares.items() if module.startswith("turboserve.baselines.")} == {
+        "most-sessions", "oserve"
+    }  # fmt: skip
 
 
 @pytest.fixture

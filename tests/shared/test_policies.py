@@ -10,7 +10,7 @@ import pytest
 
 from turboserve.plugins import NotInstalledError, PluginLoadError
 from turboserve.policies import GROUP, Policies
-from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
+from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS, SHARES
 from turboserve.service import EXIT_SETTINGS
 from turboserve.worker.engine.gather import GATHER_POLICIES
 
@@ -89,12 +89,15 @@ def test_an_unknown_name_is_refused_with_the_names_that_are_installed() -> None:
 def test_the_baselines_are_installed() -> None:
     assert PLACEMENTS.names == (
         "min-max",
+        "class-blind",
         "fewest-streams",
         "least-loaded",
         "load-aware",
         "memory-aware",
         "round-robin",
+        "static-split",
     )
+    assert SHARES.names == ("exact", "most-sessions", "oserve")
     assert REBALANCERS.names == ("min-max", "algorithm-1")
     assert GATHER_POLICIES.names == ("step", "chunk", "fcfs", "stream-deadline", "tiers")
 

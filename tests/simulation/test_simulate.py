@@ -198,7 +198,9 @@ def test_each_policy_decides_in_its_own_way() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_names_that_are_installed() -> None:
-    with pytest.raises(typer.BadParameter, match=r"placement policy 'lifo'.*: min-max, fewest-streams, "):
+    with pytest.raises(
+        typer.BadParameter, match=r"placement policy 'lifo'.*: min-max, class-blind, fewest-streams, "
+    ):
         command.run(placement="lifo")
     with pytest.raises(typer.BadParameter, match=r"gather policy 'lifo'.*: step, chunk, fcfs"):
         command.run(gather="lifo")

@@ -32,8 +32,9 @@ class SchedulerSettings(Settings):
 
     placement: Annotated[str, AfterValidator(PLACEMENTS.check)] = "min-max"
     """Policy that chooses a session's worker: `min-max`, or an installed one. `turboserve-baselines` installs
-    `least-loaded`, `round-robin`, `load-aware`, `memory-aware` and `fewest-streams`. The rebalancer `min-max`
-    migrates sessions for balance only with the placement `min-max`."""
+    `least-loaded`, `round-robin`, `load-aware`, `memory-aware`, `fewest-streams`, `class-blind` and
+    `static-split`. The rebalancer `min-max` migrates sessions for balance only with the placement
+    `min-max`."""
     rebalancer: Annotated[str, AfterValidator(REBALANCERS.check)] = "min-max"
     """Policy that proposes migrations: `min-max`, or an installed one. `turboserve-baselines` installs
     `algorithm-1`, the re-homing of SlackServe."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import inf
 
 from turboserve.scheduler.placement.pool import NO_WORKER, Item, Pool, PoolEntry, Ranking
-from turboserve.scheduler.placement.types import Candidate, SessionState, WorkerState
+from turboserve.scheduler.placement.types import Candidate, SessionState, WorkerState, class_counts
 from turboserve.scheduler.placement.urgency import ReportedSlack, Urgency
 
 PoolKey = tuple[str, str | None]
@@ -146,6 +146,11 @@ class Cluster:
                 suspect=entry.state.suspect,
                 chunk_latency_s=entry.state.chunk_latency_s,
                 floor_capacity=entry.limit,
+                capability=entry.state.capability,
+                class_latency_s=entry.state.class_latency_s,
+                counts=class_counts(
+                    entry.state, (self.sessions[name] for name in (*entry.here, *entry.coming))
+                ),
             )
             for entry in sorted(self.entries.values(), key=lambda e: e.id)
             if entry.candidate

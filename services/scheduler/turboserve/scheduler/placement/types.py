@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from turboserve.allocation.classes import Capability, SessionClass
 
 SESSIONS_TRIED = 8
 """Number of sessions of one worker that are tried, if some are barred from the targets with room."""
@@ -41,6 +44,10 @@ class WorkerState:
     with `SessionState.left`."""
     host: str = ""
     """The worker's machine, `HOST` or `NODE/HOST` (see `links`). Empty: not known, far from all others."""
+    capability: Capability | None = None
+    """What the worker serves of each class. None: `capacity` sessions of its model, whatever their class."""
+    class_latency_s: Mapping[SessionClass, Mapping[int, float]] = field(default_factory=dict)
+    """As `chunk_latency_s`, by class. A missing class takes equal parts of a chunk's playing time."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,17 @@ class SessionState:
     left: Mapping[str, int] = field(default_factory=dict)
     """Worker → stamp at which the rebalancer's migration from there ended. While slack is used, the session
     does not return before an outside change (see `Planner.barred`). Drains and placements ignore this."""
+    session_class: SessionClass | None = None
+    """None: not declared. The session is then of the class that only its model tells."""
+
+    @property
+    def known_class(self) -> SessionClass:
+        return self.session_class or SessionClass(self.model)
+
+
+def class_counts(worker: WorkerState, sessions: Iterable[SessionState]) -> Counter[SessionClass]:
+    """Count a worker's sessions by class; empty if the worker declares no capability."""
+    return Counter() if worker.capability is None else Counter(one.known_class for one in sessions)
 
 
 @dataclass(frozen=True)
@@ -93,6 +111,12 @@ class Candidate:
     weights_digest: str | None = None
     floor_capacity: int = 0
     """Sessions that the worker may hold as a last resort; K if it does not absorb."""
+    capability: Capability | None = None
+    """See `WorkerState.capability`."""
+    class_latency_s: Mapping[SessionClass, Mapping[int, float]] = field(default_factory=dict)
+    """See `WorkerState.class_latency_s`."""
+    counts: Mapping[SessionClass, int] = field(default_factory=dict)
+    """Sessions in `load` by class. Only workers with a `capability` have counts."""
 
     def serves(self, demand: Demand) -> bool:
         """Whether the worker has the session's model and, if the session needs certain weights, these."""
@@ -115,11 +139,17 @@ class Demand:
     """Workers that must not get the session: they have refused it, or a migration to them has failed."""
     weights_digest: str | None = None
     """Weights that the session's worker must have. None: any weights will do."""
+    session_class: SessionClass | None = None
+    """See `SessionState.session_class`."""
 
     @property
     def kind_of_worker(self) -> tuple[str, str | None]:
         """Model and weights. Demands with equal values have the same serving candidates."""
         return self.model, self.weights_digest
+
+    @property
+    def known_class(self) -> SessionClass:
+        return self.session_class or SessionClass(self.model)
 
 
 @dataclass(frozen=True)

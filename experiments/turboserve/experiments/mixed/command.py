@@ -1,0 +1,144 @@
+"""Sessions of several classes on unlike workers: the highest load of a pool by placement policy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from turboserve.bench.report import BenchError
+from turboserve.experiments.mixed.family import KINDS, MIXES, WORKERS_OF_KIND, coefficient_of_variation
+from turboserve.experiments.mixed.figures import gains, loads, median_interval, summary
+from turboserve.experiments.mixed.snapshot import POLICIES, fluid_of, load_at_99
+from turboserve.experiments.mixed.solver import solver_times
+from turboserve.experiments.paper.cells import PaperCell, ResultFolder
+from turboserve.experiments.progress import progress_bar
+from turboserve.experiments.slack.cells import source_digest
+
+SEEDS, QUICK_SEEDS = 5, 2
+MATRICES, QUICK_MATRICES = 20, 3
+FIRST_SEED = 100
+"""Seeds below this were used while the policies were written."""
+PARTS = ("loads", "solver")
+DEFINITIONS = {
+    "capability": "Declared: every n_kj and L_kj(b) is drawn from the family in the documentation.",
+    "load_at_99": "Most sessions with 99 % of all chunks in time. Median over the matrices.",
+    "load_at_99_each_class": "Most sessions with 99 % of the chunks of each class in time. Median.",
+    "gain": "Load of `ours` over another policy's with the same matrix and sessions: median, 95 % interval "
+    "of the median (bootstrap over matrices), and the worst matrix.",
+    "static": "Each worker serves one class; the best split for equal demand.",
+    "class_blind": "Min-max by the number of sessions.",
+    "oserve": "Quotas from OServe's flow network, by preflow-push.",
+    "oserve_exact": "Quotas from the exact optimum of OServe's objective.",
+    "of_bound": "Load over that of the linear program with fractions of sessions and the exact mix.",
+    "solver": "Processor time of one program for 256 workers and 6 classes, by the number of kinds.",
+    "method": "The placement cores decide on snapshots of sessions; no chunk is played out.",
+}
+
+
+def run(
+    quick: Annotated[bool, typer.Option("--quick", help="Two seeds with three matrices each.")] = False,
+    only: Annotated[str, typer.Option(help=f"Parts to run, separated by commas: {', '.join(PARTS)}.")] = "",
+    seeds: Annotated[int, typer.Option(min=0, help="Number of seeds. 0: 5, or 2 with --quick.")] = 0,
+    matrices: Annotated[
+        int, typer.Option(min=0, help="Matrices of each seed. 0: 20, or 3 with --quick.")
+    ] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, max=10**6, help="First seed.")] = FIRST_SEED,
+    jobs: Annotated[int, typer.Option(min=0, help="Number of processes; 0 for one per core.")] = 1,
+    cells: Annotated[Path | None, typer.Option(help="Folder that keeps finished runs.")] = None,
+) -> dict[str, Any]:
+    """Compare placements of several classes over declared capability matrices.
+
+    A seed draws its matrices and its sessions. All policies get the same ones. With `--cells`, a run that
+    was cut off continues.
+    """
+    parts = [name.strip() for name in only.split(",") if name.strip()] or list(PARTS)
+    if unknown := sorted(set(parts) - set(PARTS)):
+        raise BenchError(f"--only: {unknown[0]!r} is not known; known: {', '.join(PARTS)}")
+    numbers = range(first_seed, first_seed + (seeds or (QUICK_SEEDS if quick else SEEDS)))
+    each = matrices or (QUICK_MATRICES if quick else MATRICES)
+    result: dict[str, Any] = {
+        "definitions": DEFINITIONS,
+        "capability": "declared",
+        "pool": {"kinds": KINDS, "workers": KINDS * WORKERS_OF_KIND},
+        "cv": {mix: coefficient_of_variation(shares) for mix, shares in MIXES.items()},
+        "source": source_digest(),
+        "seeds": list(numbers),
+        "matrices": each * len(numbers),
+    }
+    pairs = [(matrix_number(seed, place), seed) for seed in numbers for place in range(each)]
+    with progress_bar(len(pairs) * len(MIXES) * (len(POLICIES) + 1)) as done:
+        folder = ResultFolder(cells)
+        if "loads" in parts:
+            result |= load_figures(folder, pairs, jobs or os.cpu_count() or 1, done)
+    if "solver" in parts:
+        result["solver"] = solver_times(2 if quick else 10, first_seed)
+    return result
+
+
+def matrix_number(seed: int, place: int) -> int:
+    return seed * 10_000 + place
+
+
+def load_figures(
+    folder: ResultFolder, pairs: Sequence[tuple[int, int]], jobs: int, done: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the figures by mix. `pairs`: the number of each matrix, and the seed of its sessions."""
+    cells = {
+        (mix, name, number): PaperCell(
+            "mixed", f"{mix} {name} matrix {number}", load_at_99, (number, mix, name, seed)
+        )
+        for mix in MIXES
+        for name in POLICIES
+        for number, seed in pairs
+    }
+    bounds = {
+        (mix, number): PaperCell("mixed", f"{mix} bound matrix {number}", fluid_of, (number, mix))
+        for mix in MIXES
+        for number, _ in pairs
+    }
+    found = folder.run([*cells.values(), *bounds.values()], jobs, done)
+    result: dict[str, Any] = {name: {} for name in ("load_at_99", "load_at_99_ci95", "gain", "of_bound")} | {
+        "load_at_99_each_class": {},
+        "gain_each_class": {},
+    }
+    for mix in MIXES:
+        by_policy = {name: [found[cells[mix, name, number]] for number, _ in pairs] for name in POLICIES}
+        overall = {name: [float(one[0]) for one in values] for name, values in by_policy.items()}
+        worst = {name: [float(one[1]) for one in values] for name, values in by_policy.items()}
+        result["load_at_99"][mix] = loads(overall)
+        result["load_at_99_ci95"][mix] = {name: median_interval(values) for name, values in overall.items()}
+        result["load_at_99_each_class"][mix] = loads(worst)
+        result["gain"][mix] = gains(overall, "ours")
+        result["gain_each_class"][mix] = gains(worst, "ours")
+        result["of_bound"][mix] = summary(
+            [
+                one / found[bounds[mix, number]]
+                for one, (number, _) in zip(overall["ours"], pairs, strict=True)
+            ]
+        )
+    return result
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Format the loads by mix, the gains, and the solver's times."""
+    shown = Table("mix (CV)", *POLICIES, "over static: median, worst", "over oserve", box=box.SIMPLE)
+    for mix, by_policy in result.get("load_at_99", {}).items():
+        gain = result["gain"][mix]
+        shown.add_row(
+            f"{mix} ({result['cv'][mix]:.3f})",
+            *(f"{by_policy[name]:.1f}" for name in POLICIES),
+            *(f"{gain[name]['median']:.3f}, {gain[name]['worst']:.3f}" for name in ("static", "oserve")),
+        )
+    for kinds, times in result.get("solver", {}).items():
+        shown.add_row(
+            f"program, {kinds} kinds",
+            f"p50 {times['p50_s'] * 1e3:.2f} ms",
+            f"p99 {times['p99_s'] * 1e3:.2f} ms",
+        )
+    return shown
