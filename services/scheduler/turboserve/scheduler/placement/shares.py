@@ -104,20 +104,20 @@ def solve_shares(
     solution = _max_min(program, wanted, served, possible)
     solution = _least_used(program)
     utilization = solution.values[program.used]
-    moved = 0.0
+    cost = 0.0
     if program.leaving:
         limit = min(1.0, utilization * (1 + LEAST_GAIN) + EXACT)
         program.linear.bound_column(program.used, 0.0, limit)
         costs = cost_s or {}
         prices = [(column, costs.get(one, 1.0)) for (_, one), column in program.leaving.items()]
         solution = program.linear.minimize(prices)
-        moved = max(0.0, solution.objective)
+        cost = max(0.0, solution.objective)
     sessions = {
         cell: solution.values[column]
         for cell, column in program.share.items()
         if solution.values[column] > EXACT
     }
-    return Shares(sessions, served, min(1.0, _utilization(kinds, sessions)), moved)
+    return Shares(sessions, served, min(1.0, _utilization(kinds, sessions)), cost)
 
 
 def _program(kinds: Sequence[Kind], wanted: Demand, placed: Cells) -> _Program:
