@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from turboserve.bench.report import BenchError
-from turboserve.experiments.slack import cells, command
-from turboserve.experiments.slack.cells import Cell, CellResult, CellStore, simulate
+from turboserve.experiments.slack import cell_store, cells, command
+from turboserve.experiments.slack.cell_store import CellStore
+from turboserve.experiments.slack.cells import Cell, CellResult, CprBounds, simulate, simulate_bounds
+from turboserve.experiments.slack.load import LoadSearch
 from turboserve.experiments.slack.metrics import StreamMetrics, measure
-from turboserve.experiments.slack.policies import ABLATIONS, MAIN, POLICIES, SWEEP, SlackPolicy
+from turboserve.experiments.slack.policies import ABLATIONS, MAIN, POLICIES, QUICK, SIDE, SWEEP, SlackPolicy
 from turboserve.experiments.slack.workloads import WORKLOADS, steady
 from turboserve.simulation.streams import StreamRecord
 
@@ -71,12 +74,59 @@ def test_viewers_that_switch_get_all_chunks_and_discard_some(monkeypatch: pytest
 
 
 def test_finished_cells_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = CellStore(tmp_path).run([SMALL], jobs=1)
+    first = CellStore(tmp_path).run([SMALL])
     monkeypatch.setattr(cells, "simulate", lambda cell: pytest.fail("it ran again"))
-    assert CellStore(tmp_path).run([SMALL], jobs=1) == first
-    monkeypatch.setattr(cells, "source_digest", lambda: "of other code")
+    assert CellStore(tmp_path).run([SMALL]) == first
+    cpr = first[SMALL].metrics.cpr
+    assert CellStore(tmp_path).bounds(SMALL, 0.1, 0.9) == CprBounds(cpr, cpr)
+    monkeypatch.setattr(cell_store, "source_digest", lambda: "of other code")
     with pytest.raises(pytest.fail.Exception, match="it ran again"):
-        CellStore(tmp_path).run([SMALL], jobs=1)
+        CellStore(tmp_path).run([SMALL])
+
+
+def test_a_run_ends_when_its_answer_is_certain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = replace(SMALL, rate=4.0, streams=8)
+    whole = simulate(cell).metrics.cpr
+    assert simulate_bounds(cell, 0.0, 2.0) == CprBounds(whole, whole)
+    low, high = simulate_bounds(cell, whole + 0.2, 2.0), simulate_bounds(cell, 0.0, whole - 0.2)
+    assert low.least <= whole <= low.most < whole + 0.2
+    assert low.least < low.most
+    assert whole - 0.2 <= high.least <= whole <= high.most
+    # Bounds are kept, too, and computed anew for a question that they do not answer.
+    first = CellStore(tmp_path).bounds(cell, whole + 0.2, 2.0)
+    runs: list[tuple[float, float]] = []
+
+    def ended(cell: Cell, too_low: float, enough: float) -> CprBounds:
+        runs.append((too_low, enough))
+        return CprBounds(whole, whole)
+
+    monkeypatch.setattr(cells, "simulate_bounds", ended)
+    store = CellStore(tmp_path)
+    assert store.bounds(cell, whole + 0.2, 2.0) == first
+    assert runs == []
+    store.bounds(cell, whole + 0.01, 2.0)
+    store.bounds(cell, whole - 0.1, whole)
+    assert runs == [(whole + 0.01, 2.0)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_early_ends_change_no_answer(seed: int) -> None:
+    chance = random.Random(seed)
+    count = chance.randint(1, 5)
+    cpr = {number: chance.choice((0.0, 0.9, 0.95, 1.0, chance.random())) for number in range(count)}
+
+    def bounds(cell: Cell, too_low: float, enough: float) -> CprBounds:
+        """As wide as the question permits."""
+        whole = cpr[cell.seed]
+        if whole < too_low and chance.random() < 0.7:
+            return CprBounds(chance.uniform(0.0, whole), chance.uniform(whole, min(1.0, too_low) - 1e-6))
+        if whole >= enough and chance.random() < 0.7:
+            return CprBounds(chance.uniform(max(0.0, enough), whole), chance.uniform(whole, 1.0))
+        return CprBounds(whole, whole)
+
+    wanted = chance.uniform(0.5, 1.0)
+    search = LoadSearch(bounds, list(cpr), wanted, 5)
+    assert search.reaches(SMALL) == (sum(cpr.values()) / count >= wanted)
 
 
 @pytest.mark.parametrize("policy", ["ts", "ts_chunk", "slackserve", "slackserve_alpha_4"])
@@ -114,13 +164,19 @@ def test_one_command_runs_all_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         metrics = StreamMetrics(cpr, cpr, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0)
         return CellResult(metrics, 1, 2, 0, 10.0)
 
+    def bounds(cell: Cell, too_low: float, enough: float) -> CprBounds:
+        cpr = result(cell).metrics.cpr
+        return CprBounds(cpr, cpr)
+
     monkeypatch.setattr(cells, "simulate", result)
+    monkeypatch.setattr(cells, "simulate_bounds", bounds)
     monkeypatch.setattr(command, "decision_times", lambda *given: {})
-    found = command.run(seeds=2, cells=tmp_path)
-    assert set(found["workloads"]) == set(found["workloads_64_workers"]) == set(WORKLOADS)
+    found = command.run(seeds=2, cells=tmp_path, jobs=1)
+    assert set(found["workloads"]) == set(WORKLOADS)
+    assert set(found["workloads_64_workers"]) == {"steady", "burst"}
     assert set(found["workloads"]["switch"]) == set(MAIN)
     assert set(found["rates"]) == {"0.6", "1", "1.4", "1.8", "2.2"}
-    assert set(found["profiles"]) == {"graded", "toyworld"}
+    assert set(found["profiles"]) == {"paper", "graded", "toyworld"}
     assert (list(found["ablations"]), list(found["alpha"])) == (list(ABLATIONS), list(SWEEP))
     loads = found["load_at_cpr_95"]
     assert loads["ours"] == pytest.approx(1.5, abs=0.08)
@@ -130,16 +186,26 @@ def test_one_command_runs_all_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert found["not_built"] == {}
     count = len(ran)
     assert count == len(set(ran))
-    command.run(seeds=2, cells=tmp_path)
+    command.run(seeds=2, cells=tmp_path, jobs=1)
     assert len(ran) == count
     assert command.table(found).row_count > 100
-    command.run(quick=True)
-    assert {cell.workers for cell in ran[count:]} == {16}
+    quick = command.run(quick=True, jobs=1)
+    assert set(quick) == set(found)
+    assert set(quick["workloads"]["trace"]) == set(QUICK)
+    assert set(quick["load_at_cpr_95"]) == set(quick["rates"]["0.6"]) == set(SIDE)
+    assert len(ran) - count < 200
 
 
 def test_the_command_reports_its_rows() -> None:
     found = command.run(
-        quick=True, only="workloads", policies="sdv2", workloads="steady", seeds=2, streams=4, rate=1.0
+        quick=True,
+        only="workloads",
+        policies="sdv2",
+        workloads="steady",
+        seeds=2,
+        streams=4,
+        rate=1.0,
+        jobs=1,
     )
     row = found["workloads"]["steady"]["sdv2"]
     assert 0.0 < row["cpr"] <= 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from turboserve.experiments.slack import decisions
-from turboserve.experiments.slack.policies import ABLATIONS, COMPARED, MAIN, POLICIES, QUICK, SWEEP
+from turboserve.experiments.slack.policies import ABLATIONS, MAIN, POLICIES, QUICK, SIDE, SWEEP
 from turboserve.experiments.slack.profiles import PROFILES
 
 pytestmark = pytest.mark.measures
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.measures
 
 def test_the_rows_are_those_of_the_comparison() -> None:
     assert set(MAIN) | set(ABLATIONS) | set(SWEEP) == set(POLICIES)
-    assert set(COMPARED) < set(QUICK) < set(MAIN)
+    assert set(SIDE) < set(QUICK) < set(MAIN)
     assert [name for name, policy in POLICIES.items() if policy.not_built] == []
     widths = [POLICIES[name].worker.get("tier_alpha", 2.0) for name in SWEEP]
     assert widths == [1.0, 1.5, 2.0, 3.0, 4.0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -185,9 +185,16 @@ class StreamUsers(Clients):
 
 
 def run_streams(
-    seed: int, scale: StreamScale, plans: Sequence[StreamPlan], start_buffer_s: float, longest_s: float
+    seed: int,
+    scale: StreamScale,
+    plans: Sequence[StreamPlan],
+    start_buffer_s: float,
+    longest_s: float,
+    decided: Callable[[Sequence[StreamRecord]], bool] = lambda records: False,
 ) -> tuple[list[StreamRecord], dict[str, Any]]:
     """Simulate until every stream has all its chunks, or for `longest_s` of virtual time.
+
+    `decided`: Whether what the streams have so far is enough for the caller. The run then ends early.
 
     Returns the streams, and counts and violations of the run.
     """
@@ -199,7 +206,10 @@ def run_streams(
     with quiet(world):
         users = StreamUsers(world, plans, start_buffer_s)
         world.begin()
-        while world.loop.time() < longest_s and not all(record.complete for record in users.records):
+        records = users.records
+        while world.loop.time() < longest_s and not all(record.complete for record in records):
+            if decided(records):
+                break
             world.loop.advance(LOOK_S)
         result = {
             "virtual_s": world.loop.time(),

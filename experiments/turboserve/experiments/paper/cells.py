@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from turboserve.experiments.slack.cells import source_digest
+from turboserve.experiments.slack.cell_store import source_digest
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from turboserve.experiments.paper import (
 from turboserve.experiments.paper.cells import PaperCell, ResultFolder
 from turboserve.experiments.paper.experiment import DRAWS, QUICK_DRAWS, Experiment, Scale
 from turboserve.experiments.progress import progress_bar
-from turboserve.experiments.slack.cells import source_digest
+from turboserve.experiments.slack.cell_store import source_digest
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     table2.NAME: table2,

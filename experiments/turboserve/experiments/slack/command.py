@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,29 +16,25 @@ from rich.table import Table
 
 from turboserve.bench.report import BenchError
 from turboserve.experiments.progress import progress_bar
-from turboserve.experiments.slack.cells import Cell, CellResult, CellStore, source_digest
+from turboserve.experiments.slack.cell_store import CellStore, source_digest
+from turboserve.experiments.slack.cells import Cell, CellResult
 from turboserve.experiments.slack.decisions import POLICIES as DECIDERS
 from turboserve.experiments.slack.decisions import decision_times
-from turboserve.experiments.slack.load import STEPS, highest_rate
+from turboserve.experiments.slack.load import LEAST_RATE, MOST_RATE, LoadSearch, load_ratios
 from turboserve.experiments.slack.metrics import interval, summarize
-from turboserve.experiments.slack.policies import ABLATIONS, COMPARED, MAIN, POLICIES, QUICK, SAME_RUNS, SWEEP
+from turboserve.experiments.slack.policies import POLICIES, SAME_RUNS, SIDE
 from turboserve.experiments.slack.profiles import PROFILES
 from turboserve.experiments.slack.real import run_real
 from turboserve.experiments.slack.real import table as real_table
+from turboserve.experiments.slack.rows import FULL, QUICK, WORKLOAD_PARTS, Row, rows_of
 from turboserve.experiments.slack.workloads import WORKLOADS
 
-SEEDS, QUICK_SEEDS = 5, 2
-STREAMS, QUICK_STREAMS = 120, 60
-"""Streams of a run with 16 workers."""
 FIRST_SEED = 100
 """Seeds below this were used for tuning."""
 WANTED_CPR = 0.95
 TICKS = 20
 """Number of states in which each decision is timed."""
-RATES = (0.6, 1.0, 1.4, 1.8, 2.2)
-LARGE_WORKERS = 64
-PARTS = ("workloads", "ablations", "alpha", "decisions", "load", "rates", "large", "profiles")
-QUICK_PARTS = PARTS[:5]
+PARTS = (*WORKLOAD_PARTS, "decisions", "load")
 DEFINITIONS = {
     "cpr": "Mean over streams of the share of chunks that are there when the viewer needs them. Playing "
     "starts 4 T after the request, and a stall shifts what follows.",
@@ -46,7 +43,8 @@ DEFINITIONS = {
     "quality": "Mean quality of all chunks; 1 is the best configuration's.",
     "rate": "Arrivals of streams per second for each 16 workers.",
     "sp_events": "Loans of a device to another worker's session (sequence parallelism of degree 2).",
-    "load_at_cpr_95": "Highest rate with a mean CPR of at least 0.95; null if the least one is too high.",
+    "load_at_cpr_95": "Highest rate with a mean CPR of at least 0.95, steady, by bisection between "
+    f"{LEAST_RATE:g} and {MOST_RATE:g}; null if the least one is too high.",
     "load_ratio": "That of `ours` over the best of sdv2, ts and ts_chunk, and over that of slackserve.",
     "not_built": "What a row lacks. Such a row is not run.",
 }
@@ -55,7 +53,7 @@ DEFINITIONS = {
 def run(
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="16 workers, short workloads, two seeds, fewer parts and policies."),
+        typer.Option("--quick", help="Short workloads, two seeds or one, 64 workers with one workload."),
     ] = False,
     only: Annotated[str, typer.Option(help=f"Parts to run, separated by commas: {', '.join(PARTS)}.")] = "",
     policies: Annotated[str, typer.Option(help="Policies to run, separated by commas.")] = "",
@@ -65,7 +63,7 @@ def run(
     first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = FIRST_SEED,
     streams: Annotated[int, typer.Option(min=0, help="Streams of a run with 16 workers. 0: by size.")] = 0,
     rate: Annotated[float, typer.Option(min=0.01, help="Arrivals per second for each 16 workers.")] = 1.0,
-    jobs: Annotated[int, typer.Option(min=0, help="Number of processes; 0 for one per core.")] = 1,
+    jobs: Annotated[int, typer.Option(min=0, help="Number of processes; 0 for one per core.")] = 0,
     cells: Annotated[Path | None, typer.Option(help="Folder that keeps finished runs.")] = None,
     real: Annotated[
         bool,
@@ -82,128 +80,86 @@ def run(
     """
     if real:
         return run_real(quick, first_seed)
-    parts = _chosen("only", only, PARTS) if only else list(QUICK_PARTS if quick else PARTS)
-    rows = _chosen("policies", policies, tuple(POLICIES)) if policies else list(QUICK if quick else MAIN)
+    parts = _chosen("only", only, PARTS)
+    names = _chosen("policies", policies, tuple(POLICIES)) if policies else []
     loads = _chosen("workloads", workloads, tuple(WORKLOADS))
     if profile not in PROFILES:
         raise BenchError(f"--profile: unknown device {profile!r}; known: {', '.join(PROFILES)}")
-    ablated = rows if policies else list(ABLATIONS)
-    swept = list(SWEEP) if "alpha" in parts else []
-    compared = rows if policies else list(COMPARED if quick else rows)
-    lacking = {name: POLICIES[name].not_built for name in dict.fromkeys([*rows, *ablated, *swept])}
-    base = Cell(profile, "steady", "", 16, streams or (QUICK_STREAMS if quick else STREAMS), rate, 0)
-    numbers = range(first_seed, first_seed + (seeds or (QUICK_SEEDS if quick else SEEDS)))
-    began_s = time.monotonic()
+    size = QUICK if quick else FULL
+    if seeds:
+        size = replace(size, seeds=seeds, side_seeds=seeds)
+    if streams:
+        size = replace(size, streams=streams, load_streams=streams)
+    base = Cell(profile, "steady", "", 16, size.streams, rate, 0)
+    rows = rows_of(parts, base, size, loads, names)
+    compared = (names or list(SIDE)) if "load" in parts else []
+    used = dict.fromkeys([*(row.cell.policy for row in rows), *compared])
+    lacking = {name: reason for name in used if (reason := POLICIES[name].not_built) is not None}
+    numbers = list(range(first_seed, first_seed + size.seeds))
+    began_s, began_cpu_s = time.monotonic(), _cpu_s()
     result: dict[str, Any] = {
         "definitions": DEFINITIONS,
         "profile": profile,
         "chunk_s": PROFILES[profile]().chunk_s,
         "source": source_digest(),
-        "seeds": list(numbers),
-        "not_built": {name: reason for name, reason in lacking.items() if reason is not None},
-        "meaning": {name: POLICIES[name].meaning for name in lacking},
+        "seeds": numbers,
+        "side_seeds": numbers[: size.side_seeds],
+        "streams": {"workloads": size.streams, "load": size.load_streams},
+        "not_built": lacking,
+        "meaning": {name: POLICIES[name].meaning for name in used},
     }
-    chosen = SelectedRows(rows, ablated, swept, compared)
-    most = len(numbers) * _most_cells(parts, len(loads), chosen)
-    with progress_bar(most) as done:
-        # A bisection that ends early leaves some of the cells out.
-        store = CellStore(cells, lambda cell: done(_describe(cell)))
-
-        def of(cell: Cell) -> list[CellResult]:
-            cell = replace(cell, policy=SAME_RUNS.get(cell.policy, cell.policy))
-            each = [replace(cell, seed=seed) for seed in numbers]
-            return list(store.run(each, jobs or os.cpu_count() or 1).values())
-
-        result |= _parts(of, base, parts, loads, chosen, lacking, first_seed)
+    jobs = jobs or os.cpu_count() or 1
+    wanted = {row: _cells_of(row, numbers) for row in rows if row.cell.policy not in lacking}
+    most = sum(map(len, wanted.values())) + len(compared) * len(numbers) * (size.halvings + 1)
+    # A bisection that ends early leaves some of the cells out.
+    with (
+        progress_bar(most) as done,
+        CellStore(cells, jobs, lambda cell: done(_describe(cell))) as store,
+    ):
+        found = store.run(cell for each in wanted.values() for cell in each)
+        for row in rows:
+            _put(result, row, [found[cell] for cell in wanted[row]] if row in wanted else None)
+        if "decisions" in parts:
+            result["decision_time"] = {
+                name: decision_times(PROFILES[profile](), name, TICKS, first_seed) for name in DECIDERS
+            }
+        if "load" in parts:
+            search = LoadSearch(store.bounds, numbers, WANTED_CPR, size.halvings)
+            starts = {
+                name: replace(base, policy=SAME_RUNS.get(name, name), streams=size.load_streams)
+                for name in compared
+                if name not in lacking
+            }
+            with ThreadPoolExecutor(jobs) as threads:
+                highest = dict(zip(starts, threads.map(search.highest, starts.values()), strict=True))
+            result |= {"load_at_cpr_95": highest, "load_ratio": load_ratios(highest)}
     result["seconds"] = round(time.monotonic() - began_s, 1)
+    result["cpu_seconds"] = round(_cpu_s() - began_cpu_s, 1)
     return result
+
+
+def _cpu_s() -> float:
+    """Return the processor time of this process and of its ended children, seconds."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def _describe(cell: Cell) -> str:
     return f"{cell.workload} {cell.policy} rate {cell.rate:g} seed {cell.seed}"
 
 
-@dataclass(frozen=True)
-class SelectedRows:
-    """The rows of each part."""
-
-    rows: Sequence[str]
-    """Rows of every workload."""
-    ablated: Sequence[str]
-    swept: Sequence[str]
-    """Rows of the sweep of α."""
-    compared: Sequence[str]
-    """Rows whose highest load is looked for."""
+def _cells_of(row: Row, seeds: Sequence[int]) -> list[Cell]:
+    cell = replace(row.cell, policy=SAME_RUNS.get(row.cell.policy, row.cell.policy))
+    return [replace(cell, seed=seed) for seed in seeds[: row.seeds]]
 
 
-def _parts(
-    of: Callable[[Cell], list[CellResult]],
-    base: Cell,
-    parts: Sequence[str],
-    loads: Sequence[str],
-    chosen: SelectedRows,
-    lacking: Mapping[str, str | None],
-    first_seed: int,
-) -> dict[str, Any]:
-    """Return the results by part. `of` runs a cell with all seeds."""
-
-    def all_of(cell: Cell, names: Sequence[str]) -> dict[str, Any]:
-        return {name: _row(of, replace(cell, policy=name), lacking[name]) for name in names}
-
-    result: dict[str, Any] = {}
-    if "workloads" in parts:
-        result["workloads"] = {load: all_of(replace(base, workload=load), chosen.rows) for load in loads}
-    if "large" in parts:
-        large = replace(base, workers=LARGE_WORKERS, streams=2 * base.streams)
-        result["workloads_64_workers"] = {
-            load: all_of(replace(large, workload=load), chosen.rows) for load in loads
-        }
-    if "rates" in parts:
-        result["rates"] = {f"{rate:g}": all_of(replace(base, rate=rate), chosen.rows) for rate in RATES}
-    if "profiles" in parts:
-        others = [name for name in PROFILES if name != base.profile]
-        result["profiles"] = {name: all_of(replace(base, profile=name), chosen.rows) for name in others}
-    if "ablations" in parts:
-        result["ablations"] = all_of(base, chosen.ablated)
-    if "alpha" in parts:
-        result["alpha"] = all_of(base, chosen.swept)
-    if "decisions" in parts:
-        result["decision_time"] = {
-            name: decision_times(PROFILES[base.profile](), name, TICKS, first_seed) for name in DECIDERS
-        }
-    if "load" in parts:
-        found = {
-            name: _load(of, replace(base, policy=name)) for name in chosen.compared if lacking[name] is None
-        }
-        result["load_at_cpr_95"] = found
-        result["load_ratio"] = load_ratios(found)
-    return result
-
-
-def _most_cells(parts: Sequence[str], loads: int, chosen: SelectedRows) -> int:
-    """Return the largest number of cells of one seed."""
-    rows = len(chosen.rows)
-    by_part = {
-        "workloads": loads * rows,
-        "large": loads * rows,
-        "rates": len(RATES) * rows,
-        "profiles": (len(PROFILES) - 1) * rows,
-        "ablations": len(chosen.ablated),
-        "alpha": len(chosen.swept),
-        "load": len(chosen.compared) * (STEPS + 2),
-    }
-    return sum(by_part.get(part, 0) for part in parts)
-
-
-def load_ratios(found: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the load of `ours` over those of others. None: one of the two carries no load."""
-    ours = found.get("ours")
-
-    def over(*names: str) -> float | None:
-        others = [rate for name in names if (rate := found.get(name)) is not None]
-        return None if ours is None or not others else ours / max(others)
-
-    return {"static": over("sdv2", "ts", "ts_chunk"), "slackserve": over("slackserve")}
+def _put(result: dict[str, Any], row: Row, runs: Sequence[CellResult] | None) -> None:
+    """Add a row to the report. `runs`: None: its policy cannot be run."""
+    at = result
+    for key in row.path[:-1]:
+        at = at.setdefault(key, {})
+    reason = result["not_built"].get(row.cell.policy)
+    at[row.path[-1]] = {"not_built": reason} if runs is None else figures(runs)
 
 
 def figures(results: Sequence[CellResult]) -> dict[str, Any]:
@@ -227,19 +183,6 @@ def figures(results: Sequence[CellResult]) -> dict[str, Any]:
         "violations": sum(each.violations for each in results),
         "ci95": {**widths, "migrations": migrations["ci95"], "sp_events": loans["ci95"]},
     }
-
-
-def _row(of: Callable[[Cell], list[CellResult]], cell: Cell, not_built: str | None) -> dict[str, Any]:
-    return figures(of(cell)) if not_built is None else {"not_built": not_built}
-
-
-def _load(of: Callable[[Cell], list[CellResult]], cell: Cell) -> float | None:
-    """Return the highest rate at which the mean CPR is at least 0.95; None if the least is too high."""
-    return highest_rate(
-        lambda rate: (
-            summarize([each.metrics for each in of(replace(cell, rate=rate))])["cpr"]["mean"] >= WANTED_CPR
-        )
-    )
 
 
 def _chosen(option: str, given: str, known: Sequence[str]) -> list[str]:

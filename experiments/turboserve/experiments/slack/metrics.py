@@ -72,6 +72,20 @@ def measure(records: Sequence[StreamRecord], lasted_s: float) -> StreamMetrics:
     )
 
 
+def cpr_bounds(records: Sequence[StreamRecord]) -> tuple[float, float]:
+    """Return the least and the largest CPR that a run can still have, given what its streams have so far.
+
+    Whether a chunk that has come was in time does not change any more. All others may be late or in time.
+    """
+    in_time = [sum(chunk.in_time for chunk in record.received) for record in records]
+    open_ = [record.plan.chunks - len(record.received) for record in records]
+    chunks = [record.plan.chunks for record in records]
+    return (
+        statistics.fmean(got / of for got, of in zip(in_time, chunks, strict=True)),
+        statistics.fmean((got + left) / of for got, left, of in zip(in_time, open_, chunks, strict=True)),
+    )
+
+
 def ready_share_without_buffer(record: StreamRecord) -> float:
     """Return the share of chunks that a viewer needs and has, who plays from the first chunk on.
 

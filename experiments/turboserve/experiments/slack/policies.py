@@ -192,7 +192,7 @@ MAIN = (
     "turboserve",
     "ours",
 )
-"""Rows of every workload. The others are ablations."""
+"""Rows of every workload. The others are rows of ablations only."""
 ABLATIONS = (
     "credit_only",
     "fixed_level",
@@ -209,9 +209,19 @@ ABLATIONS = (
 """SlackServe's parts one after the other, then `ours` without one part each."""
 SWEEP = tuple(f"slackserve_alpha_{alpha:g}" for alpha in ALPHAS)
 """Rows of the sweep of α."""
-QUICK = ("sdv2", "ts", "ts_chunk", "slackserve", "turboserve", "ours")
+QUICK = (
+    "sdv2",
+    "ts",
+    "ts_chunk",
+    "credit_only",
+    "bmpr",
+    "rehoming",
+    "slackserve",
+    "turboserve",
+    "ours",
+)
 """Rows of every workload in a quick run."""
-COMPARED = ("sdv2", "ts", "ts_chunk", "slackserve", "ours")
-"""Rows whose highest load is looked for in a quick run."""
+SIDE = ("sdv2", "ts", "ts_chunk", "slackserve", "turboserve", "ours")
+"""Rows of rates, profiles, 64 workers and the highest load."""
 COUNTED = frozenset({"turboserve"})
 """Policies whose workers offer K slots, as many as their profile keeps in real time."""
