@@ -13,6 +13,7 @@ from tests.scheduler.migrations_bench import Bench, session, worker
 from turboserve.baselines.rehoming import AlgorithmOne, FewestStreams
 from turboserve.contracts.fidelity import SessionSlack, Tier
 from turboserve.contracts.workers import HeldSession, LoadReport
+from turboserve.scheduler.app import core_of
 from turboserve.scheduler.messages import LoadReported
 from turboserve.scheduler.placement import (
     Candidate,
@@ -29,8 +30,10 @@ from turboserve.scheduler.placement import (
 from turboserve.scheduler.placement.lateness import _batch, late_chunks
 from turboserve.scheduler.placement.pool import LatencyCurve
 from turboserve.scheduler.placement.urgency import EXTRAPOLATE_S, slack_at
+from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.worker.engine.gather import ALPHA, LatencyProfile, LeastCreditFirst
 from turboserve.worker.engine.gather import Candidate as Row
-from turboserve.worker.engine.gather import LatencyProfile, LeastCreditFirst
+from turboserve.worker.settings import Settings as WorkerSettings
 
 ALONE = {n: 0.5 * n for n in range(1, 9)}
 """A compute-bound profile: batches save nothing."""
@@ -173,6 +176,25 @@ def test_a_rescue_needs_room_rest_and_a_worker_that_reports_slack() -> None:
     for n in range(2):
         older.put_slack(f"b-{n}", None)
     assert proposed(older) == []
+
+
+def test_the_room_for_an_urgent_session_counts_with_the_width_of_the_tiers_that_is_set() -> None:
+    # At 0.5 s a chunk, an urgent session has 1.0 s of slack with α = 2, and 0.1 s with α = 0.2: then its next
+    # chunk is late wherever it goes.
+    there, late = cluster({"a": [3.0], "b": []}), {}
+    for alpha in (2.0, 0.2):
+        there.urgency.refresh(there.entries, there.pool, HORIZON_S, alpha)
+        [late[alpha]] = [item[0] for item in there.pool("m").relaxed.items if item[-1] == "b"]
+    assert late == {2.0: 0, 0.2: 1}
+
+
+def test_workers_and_schedulers_share_the_width_of_a_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SchedulerSettings().tier_alpha == WorkerSettings().tier_alpha == ALPHA
+    monkeypatch.setenv("TURBOSERVE_TIER_ALPHA", "3.5")
+    assert SchedulerSettings().tier_alpha == WorkerSettings().tier_alpha == 3.5
+    rebalancer = core_of(SchedulerSettings()).migrations._rebalancer
+    assert isinstance(rebalancer, MinMaxRebalancer)
+    assert rebalancer.weights.tier_alpha == 3.5
 
 
 def test_the_nearer_of_equal_targets_is_taken() -> None:

@@ -19,11 +19,14 @@ Quality = Annotated[float, Field(ge=0, le=1)]
 LARGEST_LEAD_S = 60.0
 LeadSeconds = Annotated[float, Field(gt=0, le=LARGEST_LEAD_S)]
 """Limit of a session's lead, seconds. A worker raises a smaller lead to one chunk."""
+TIER_ALPHA = 2.0
+TierAlpha = Annotated[float, Field(gt=0, le=100)]
+"""α: width of a tier, as a multiple of a chunk's time T (SlackServe, 3.1)."""
 SlackSeconds = Annotated[float, Field(ge=-LARGEST_SLACK_S, le=LARGEST_SLACK_S)]
 
 
 class Tier(StrEnum):
-    """Urgency of a session by its credit C, where T is the time of its next chunk and α = 2."""
+    """Urgency of a session by its credit C, where T is the time of its next chunk and α a setting."""
 
     URGENT = "urgent"
     """C < α T."""

@@ -172,6 +172,7 @@ POLICIES |= {
         POLICIES["slackserve"],
         meaning=f"`slackserve` with tiers of α = {alpha:g}",
         worker={**POLICIES["slackserve"].worker, "tier_alpha": alpha},
+        scheduler={**POLICIES["slackserve"].scheduler, "tier_alpha": alpha},
     )
     for alpha in ALPHAS
     if alpha != ALPHA

@@ -176,6 +176,7 @@ def core_of(settings: SchedulerSettings) -> Scheduler:
         eta=settings.migration_cost_weight,
         migrations_at_once=settings.migrations_at_once,
         rescue_horizon_s=settings.rescue_horizon_s,
+        tier_alpha=settings.tier_alpha,
     )
     links = Links()
     balances = settings.rebalancer == "min-max"

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from turboserve.config import Seconds, Settings
+from turboserve.contracts.fidelity import TIER_ALPHA, TierAlpha
 from turboserve.scheduler.leadership import Lease
 from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
 from turboserve.scheduler.policy import Policy
@@ -42,6 +43,10 @@ class SchedulerSettings(Settings):
     """The rebalancer `min-max` also migrates sessions to save chunks that are expected to be late within this
     time, seconds, and makes no migration that causes such chunks. It needs workers that report slack. 0: the
     rebalancer ignores slack."""
+    tier_alpha: TierAlpha = TIER_ALPHA
+    """Width of a tier of playout slack, as a multiple of a chunk's time T: a worker has room for a rescued
+    session if one with a slack of this many T would make no chunk late there. Set it on workers and
+    schedulers alike."""
     target_chunk_s: Seconds | None = None
     """A worker gets only as many sessions as keep its chunk latency within this limit. None: as many as the
     worker itself reports that it can serve in real time."""

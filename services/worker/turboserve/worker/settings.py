@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
 from turboserve.contracts.base import Id
+from turboserve.contracts.fidelity import TIER_ALPHA, TierAlpha
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
 from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.replicas.models import MODELS
@@ -111,9 +112,9 @@ class Settings(Shared):
     transfer_backends: tuple[Literal["nccl", "gloo", "nixl", "shm"], ...] = ("nccl", "gloo", "shm")
     """Transfer backends, the best first; those that this machine lacks are left out. `nixl` needs the
     worker's extra of that name."""
-    tier_alpha: float = Field(default=2.0, gt=0, le=100)
+    tier_alpha: TierAlpha = TIER_ALPHA
     """Width of a tier of playout slack, as a multiple of a chunk's time T: a session is urgent below a credit
-    of this many T, and relaxed above twice as many."""
+    of this many T, and relaxed above twice as many. Set it on workers and schedulers alike."""
     sequence_parallel_directory: Path | None = None
     """Directory of sockets by which workers of one host lend each other their devices (sequence parallelism).
     The workers need one user, one network namespace and, with GPUs, one GPU each. None: no loans."""

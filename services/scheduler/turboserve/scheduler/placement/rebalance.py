@@ -53,7 +53,9 @@ class MinMaxRebalancer:
         found: list[Migration] = []
         slacks = bool(self.weights.rescue_horizon_s and cluster.urgency.slacks)
         if slacks:
-            cluster.urgency.refresh(cluster.entries, cluster.pool, self.weights.rescue_horizon_s)
+            cluster.urgency.refresh(
+                cluster.entries, cluster.pool, self.weights.rescue_horizon_s, self.weights.tier_alpha
+            )
         for _, pool in sorted(cluster.pools.items(), key=lambda one: (one[0][0], one[0][1] or "")):
             if slacks and cluster.urgency.reported_in(pool):
                 found += self._with_slack(cluster, pool, now)

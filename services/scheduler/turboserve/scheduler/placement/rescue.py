@@ -83,7 +83,9 @@ class Rescuer:
         tried = 0
         with ExitStack() as stack:
             while len(found) < most and tried < SOURCES:
-                cluster.urgency.refresh(cluster.entries, cluster.pool, weights.rescue_horizon_s)
+                cluster.urgency.refresh(
+                    cluster.entries, cluster.pool, weights.rescue_horizon_s, weights.tier_alpha
+                )
                 worst = self._worst(useless)
                 best_room = next(iter(pool.relaxed.items), None)
                 if worst is None or best_room is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from turboserve.allocation.classes import Capability, SessionClass
+from turboserve.contracts.fidelity import TIER_ALPHA
 
 SESSIONS_TRIED = 8
 """Number of sessions of one worker that are tried, if some are barred from the targets with room."""
@@ -214,5 +215,7 @@ class Weights:
     rescue_horizon_s: float = 0.0
     """Sessions also migrate to save chunks that are expected to be late within this time, seconds. And no
     migration for balance may make further chunks late within it. 0: slack is not used."""
+    tier_alpha: float = TIER_ALPHA
+    """α: a session with a slack of α T is urgent (SlackServe, 3.1)."""
     least_saved: int = 1
     """Minimum number of late chunks that a rescue saves."""

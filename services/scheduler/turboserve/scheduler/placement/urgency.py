@@ -12,8 +12,6 @@ from turboserve.contracts.fidelity import Tier
 from turboserve.scheduler.placement.lateness import late_chunks
 from turboserve.scheduler.placement.pool import NO_WORKER, Pool, PoolEntry
 
-URGENT = 2.0
-"""α: a session with less credit than α T is urgent (SlackServe, 3.1)."""
 FIRST_CHUNK = 4.0
 """Slack of a session without a report, as a multiple of a chunk's time (SlackServe, Appendix C)."""
 EXTRAPOLATE_S = 2.0
@@ -61,7 +59,7 @@ class Urgency:
         """Session → its last reported slack. Sessions without one are missing."""
         self.changed: set[str] = set()
         """Workers that have changed, or whose sessions have, since they were counted."""
-        self._horizon_s = 0.0
+        self._horizon_s = self._alpha = 0.0
         self._pools: dict[str, Pool] = {}
         """Worker → the pool whose rankings have it."""
         self._reporting: dict[str, Pool] = {}
@@ -72,13 +70,15 @@ class Urgency:
         entries: Mapping[str, PoolEntry],
         pool_of: Callable[[str, str | None], Pool],
         horizon_s: float,
+        alpha: float,
     ) -> None:
         """Update the rankings `Pool.late` and `Pool.relaxed` for late chunks within `horizon_s`.
 
-        `entries` has all workers; `pool_of` returns the pool of a model and of weights.
+        `entries` has all workers; `pool_of` returns the pool of a model and of weights. `alpha`: slack of an
+        urgent session, as a multiple of a chunk's time.
         """
-        if horizon_s != self._horizon_s:
-            self._horizon_s = horizon_s
+        if (horizon_s, alpha) != (self._horizon_s, self._alpha):
+            self._horizon_s, self._alpha = horizon_s, alpha
             self.changed |= entries.keys()
         for name in self.changed:
             entry = entries.get(name)
@@ -93,7 +93,7 @@ class Urgency:
                 before.late.put(name, None)
                 before.relaxed.put(name, None)
             if entry is not None and pool is not None:
-                self._rank(pool, entry, horizon_s)
+                self._rank(pool, entry)
         self.changed.clear()
 
     def reported_in(self, pool: Pool) -> bool:
@@ -131,7 +131,8 @@ class Urgency:
     def _reports(self, entry: PoolEntry) -> bool:
         return any(name in self.slacks for name in (*entry.here, *entry.coming))
 
-    def _rank(self, pool: Pool, entry: PoolEntry, horizon_s: float) -> None:
+    def _rank(self, pool: Pool, entry: PoolEntry) -> None:
+        horizon_s = self._horizon_s
         staying = _staying(entry)
         now = max((self.slacks[name].at for name in staying if name in self.slacks), default=0.0)
         slacks = self._slacks_s(entry, staying, now)
@@ -139,7 +140,8 @@ class Urgency:
         pool.late.put(entry.id, (-late, entry.id) if late and entry.here else None)
         item = None
         if entry.held < entry.slots:
-            more = late_chunks(entry.floor_curve, [*slacks, URGENT * entry.curve(1)], horizon_s) - late
+            urgent_s = self._alpha * entry.curve(1)
+            more = late_chunks(entry.floor_curve, [*slacks, urgent_s], horizon_s) - late
             item = (more, entry.curve(entry.held + 1), entry.id)
         pool.relaxed.put(entry.id, item)
 
