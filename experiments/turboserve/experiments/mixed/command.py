@@ -18,7 +18,7 @@ from turboserve.experiments.mixed.snapshot import POLICIES, fluid_of, load_at_99
 from turboserve.experiments.mixed.solver import solver_times
 from turboserve.experiments.paper.cells import PaperCell, ResultFolder
 from turboserve.experiments.progress import progress_bar
-from turboserve.experiments.slack.cells import source_digest
+from turboserve.experiments.slack.cell_store import source_digest
 
 SEEDS, QUICK_SEEDS = 5, 2
 MATRICES, QUICK_MATRICES = 20, 3
