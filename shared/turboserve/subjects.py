@@ -6,7 +6,19 @@
 from __future__ import annotations
 
 from turboserve import recording_subjects
-from turboserve.contracts import audit, chunks, cost, keys, leading, links, pool, requests, sessions, workers
+from turboserve.contracts import (
+    audit,
+    chunks,
+    cost,
+    keys,
+    leading,
+    links,
+    pool,
+    requests,
+    sessions,
+    usage,
+    workers,
+)
 from turboserve.contracts.base import Contract
 from turboserve.subject_types import Endpoint, Log, Topic
 
@@ -170,6 +182,7 @@ REPORT_POOL = Endpoint(
     "state.pool.report", pool.PoolReport, pool.PoolOrders, _STORE, ("autoscaler",), periodic=True
 )
 ORDER_POOL = Endpoint("state.pool.order", pool.OrderPool, pool.PoolOrders, _STORE, ("gateway",))
+LIST_USAGE = Endpoint("state.usage.list", usage.ListUsage, usage.UsagePage, _STORE, ("gateway",))
 GET_COST = Endpoint("state.cost.get", cost.GetCost, cost.CostReport, _STORE, ("gateway",))
 CORRECT_COST = Endpoint("state.cost.correct", cost.CorrectCost, cost.Correction, _STORE, ("gateway",))
 GET_LATENTS = Endpoint("state.latents.get", requests.GetLatents, chunks.LatentsHeader, _STORE, ("worker",))
@@ -236,6 +249,7 @@ _ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignm
     REPORT_POOL,
     ORDER_POOL,
     GET_COST,
+    LIST_USAGE,
     CORRECT_COST,
     GET_LATENTS,
     MIGRATE_SESSION,

@@ -48,6 +48,7 @@ HEADER = "turboserve.request.header"
 STREAM = "turboserve.log.stream"
 MESSAGE = "turboserve.message.kind"
 SCHEDULER_EVENT = "turboserve.scheduler.event"
+TENANT = "turboserve.tenant"
 TAKEOVER = "turboserve.takeover.context"
 TIER = "turboserve.session.tier"
 TRANSFER_BACKEND = "turboserve.transfer.backend"
@@ -85,6 +86,7 @@ ATTRIBUTES = {
     STREAM: "A stream of the log.",
     MESSAGE: "First token of a message's subject.",
     SCHEDULER_EVENT: "Input of the scheduler's core, by class.",
+    TENANT: "A tenant.",
     TAKEOVER: "What was left of a session's state: `whole`, `partial` or `lost`.",
     TIER: "Tier of a session by its service credit: `urgent`, `normal` or `relaxed`.",
     TRANSFER_BACKEND: "Backend of a transfer.",

@@ -36,6 +36,7 @@ NAMES = (
     "edge",
     "elastic",
     "engine",
+    "fanout",
     "migration",
     "mixed",
     "paper",

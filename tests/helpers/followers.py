@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from turboserve.bus import Bus
-from turboserve.bus.incarnations import StreamIncarnation
+from turboserve.bus.feeds import StreamIncarnation
 
 
 async def acquainted(bus: Bus, stream: str, limit_s: float = 60.0) -> None:

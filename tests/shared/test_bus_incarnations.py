@@ -11,7 +11,7 @@ from nats.js import api
 from tests.helpers.followers import acquainted
 from tests.helpers.waiting import eventually
 from tests.shared.conftest import Connect
-from turboserve.bus import Bus, append, follow, follower, incarnations, last_entry, read, read_headers, reader
+from turboserve.bus import Bus, append, feeds, follow, follower, last_entry, read, read_headers, reader
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 from turboserve.tasks import stop
 
@@ -23,7 +23,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower looks for a new stream after this much silence."""
     monkeypatch.setattr(follower, "QUIET_S", 0.2)
     monkeypatch.setattr(follower, "QUIET_LIMIT_S", 0.8)
-    monkeypatch.setattr(incarnations, "ASK_S", 0.2)
+    monkeypatch.setattr(feeds, "ASK_S", 0.2)
 
 
 async def make(bus: Bus) -> None:

@@ -483,11 +483,13 @@ class RandomRows:
             )
             for _ in range(self.random.randrange(4))
         ]
-        tenant, after = self.maybe(self.random.choice(TENANTS)), self.maybe("1.acme.key_1")
+        seconds = {self.session(): self.number() for _ in range(self.random.randrange(3))}
+        tenant, after = self.maybe(self.random.choice(TENANTS)), self.maybe("1.ta.key_1")
         request = ListUsage(tenant=tenant, from_day=0, to_day=2, limit=2, after=after)
 
         async def run(db: UnitOfWork) -> Any:
             await db.progress.add_usage(day, shares)
+            await db.progress.add_viewer_time(day, seconds)
             if deletes:
                 await db.rentals.forget_usage(1)
             return await db.rentals.usage(request)

@@ -17,6 +17,8 @@ from turboserve.contracts.errors import KeyQuotaError, NotFoundError
 from turboserve.contracts.keys import ChangeKey, CreateKey, GetValidKeys, KeyLimits, KeyRecord
 from turboserve.contracts.pool import PoolReport
 from turboserve.contracts.sessions import Phase
+from turboserve.contracts.usage import ListUsage
+from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id, random_token
 from turboserve.state_store.settings import Settings
 
@@ -146,3 +148,42 @@ async def test_a_spent_budget_refuses_creations_and_resumptions_and_ends_nothing
     await api.create(model, key=await key(api))
     await change(api, ours, gpu_seconds_per_day=1e9)
     await api.resume(paused.id)
+
+
+async def test_usage_is_counted_by_day_tenant_and_key(api: Harness) -> None:
+    model, ours, worker, tenant = new_id("m"), await key(api), new_id("wk"), new_id("t")
+    pool, launched = new_id("p"), time.monotonic()
+    await api.renew(worker, model, 9)
+    mine = await api.place(await api.create(model, tenant=tenant, key=ours), worker)
+    other = await api.place(await api.create(model, tenant=tenant), worker)
+    for session, viewers in ((mine, 3), (other, 1)):
+        message = Playhead(session=session.id, gateway="g", playhead_s=1.0, viewers=viewers, viewer_s=viewers)
+        await api.bus.publish(subjects.PLAYHEAD, session.id, message)
+    for index in range(4):
+        await api.chunk(mine, index)
+
+    async def counted() -> bool:
+        rental = Rental(worker=worker, kind="t", gpus=GPUS, age_s=time.monotonic() - launched, ready_ago_s=0)
+        report = PoolReport(pool=pool, model=model, maximum=0, process="asc", rentals=(rental,))
+        await api.bus.call(subjects.REPORT_POOL, report)
+        page = await api.bus.call(subjects.LIST_USAGE, ListUsage(tenant=tenant, from_day=0, to_day=30_000))
+        by_key = {day.key: day for day in page.days}
+        if by_key.keys() != {ours, None}:
+            return False
+        one, two = by_key[ours], by_key[None]
+        return (
+            (one.viewer_seconds, two.viewer_seconds) == (3.0, 1.0)
+            and (one.chunks, two.chunks) == (4, 0)
+            and one.gpu_seconds > 0
+            and two.gpu_seconds > 0
+        )
+
+    await eventually(counted)
+    first = await api.bus.call(
+        subjects.LIST_USAGE, ListUsage(tenant=tenant, from_day=0, to_day=30_000, limit=1)
+    )
+    rest = await api.bus.call(
+        subjects.LIST_USAGE, ListUsage(tenant=tenant, from_day=0, to_day=30_000, after=first.next)
+    )
+    assert [day.key for day in (*first.days, *rest.days)] == [None, ours]
+    assert rest.next is None

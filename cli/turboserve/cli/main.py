@@ -16,6 +16,7 @@ from turboserve.cli.logs import logs
 from turboserve.cli.reference import reference
 from turboserve.cli.settings import settings
 from turboserve.cli.up import status, up
+from turboserve.cli.usage import usage
 
 app = typer.Typer(
     name="turboserve",
@@ -49,6 +50,7 @@ app.command(
 )(bench)
 app.command()(generate)
 app.command()(audit)
+app.command()(usage)
 app.command()(settings)
 app.command()(reference)
 app.add_typer(keys.app, name="keys")

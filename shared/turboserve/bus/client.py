@@ -15,7 +15,7 @@ from nats.js import JetStreamContext
 from opentelemetry import trace
 
 from turboserve import logs
-from turboserve.bus.incarnations import StreamIncarnations
+from turboserve.bus.feeds import LiveFeeds, StreamIncarnations
 from turboserve.bus.port import BrokerClient, Connect, broker_user, open_client
 from turboserve.bus.requests import (
     ERROR_HEADER,
@@ -70,7 +70,7 @@ class Bus:
         self.closed = closed or asyncio.Event()
         """Set when the client has closed for good, which some errors of the broker cause."""
         self.service = service
-        self.incarnations = StreamIncarnations(self.jetstream)
+        self.incarnations, self.feeds = StreamIncarnations(self.jetstream), LiveFeeds(client)
         self._incompatible: dict[str, tuple[float, str]] = {}
         """Services of another MAJOR schema version → when their last answer showed this, and the reason."""
         self._deadline_s = settings.request_deadline_s

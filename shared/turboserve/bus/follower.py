@@ -8,16 +8,15 @@ fetches it, and needs no consumer.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 
-import nats
 from nats.aio.msg import Msg as NatsMsg
 
 from turboserve import logs
 from turboserve.bus.client import Bus
-from turboserve.bus.incarnations import StreamPosition
+from turboserve.bus.feeds import BACKLOG as BACKLOG
+from turboserve.bus.feeds import Backlog, StreamPosition
 from turboserve.bus.log import Entry, next_entry
 from turboserve.contracts.errors import UnavailableError
 
@@ -29,8 +28,6 @@ QUIET_S = 1.5
 """Silence after which a follower asks the log for missed messages. Doubles with every question in a row."""
 QUIET_LIMIT_S = 6.0
 """Upper bound of that silence. A live message reveals a missed message at once."""
-BACKLOG = 4
-"""Live messages that a follower keeps for a busy reader. Further messages are read from the log."""
 
 
 async def follow(
@@ -47,9 +44,13 @@ async def follow(
     `subject` and `live` may be patterns. A live message names the message before it on its own subject. A
     live message on another subject than the previous message is therefore read from the log.
 
+    All followers of one `live` share one subscription. Each has a backlog and a position of its own, so a
+    slow reader delays no other: it reads from the log what its backlog had no room for. Followers that ask
+    the log for the same message at the same time, because of silence, share the question.
+
     Survives broker restarts and lost live messages. Messages that the stream no longer keeps are skipped, so
     readers of chunks check that indices are contiguous. A slow reader costs at most `BACKLOG` messages in
-    memory.
+    memory, which it shares with the other followers.
 
     A stream counts as replaced if it was deleted and created again, if it is shorter than this reader's
     position, or if a new connection shows that it no longer has the newest message that was read: a broker
@@ -57,30 +58,21 @@ async def follow(
     awaited, and an exception from it ends the iteration. Afterwards the stream is read from its beginning,
     with sequences that start again. Messages stored before the replacement was noticed may come twice.
     """
-    backlog = _Backlog()
-
-    async def receive(raw: NatsMsg) -> None:
-        headers = raw.headers or {}
-        backlog.put(Entry(raw.subject.removeprefix(LIVE), int(headers["Nats-Sequence"]), raw.data, headers))
-
-    subscription = await bus.client.subscribe(live, cb=receive)
+    backlog: Backlog[Entry] = Backlog()
     place = StreamPosition(bus.incarnations, stream, after_sequence)
+    cursor = Cursor(subject)
     checked = bus.connection
     """Connection over which the stream had the newest message that was read."""
-    last: str | None = None
     quiet_s = QUIET_S
-    newest = subject
-    """Subject of the previous message."""
-    announced = 0
-    """Sequence of the live message that made this reader read the log."""
-    try:
-        caught_up = False
+    silent = False
+    """Whether the next question is asked because of silence."""
+    async with bus.feeds.joined(live, backlog, _entry):
         while True:
             connection = bus.connection
             lost = place.lost()
             if not lost and connection is not None and connection != checked:
                 try:
-                    lost = not await _has(bus, stream, subject, place.position, last)
+                    lost = not await _has(bus, stream, subject, place.position, cursor.stamp)
                 except UnavailableError:
                     await asyncio.sleep(0.2)
                     continue
@@ -88,119 +80,91 @@ async def follow(
             if lost:
                 log.warning("stream replaced: reading from its beginning", stream=stream, subject=subject)
                 place.reach(0)
-                last, announced, caught_up = None, 0, False
+                cursor.rewind()
                 backlog.clear()
                 if on_lost is not None:
                     await on_lost()
-            if not caught_up:
+            if not cursor.caught_up:
+                question = partial(next_entry, bus, stream, subject, place.position + 1)
                 try:
-                    entry = await next_entry(bus, stream, subject, place.position + 1)
+                    if silent:
+                        entry = await bus.feeds.shared((stream, subject, place.position), question)
+                    else:
+                        entry = await question()
                 except UnavailableError:
                     await asyncio.sleep(0.2)
                     continue
                 if bus.connection not in (None, checked):
                     continue
-                if entry is None:
-                    caught_up = True
-                    continue
-                place.reach(entry.sequence)
-                last = _stamp(entry)
-                quiet_s, newest = QUIET_S, entry.subject
-                caught_up = entry.sequence == announced
-                yield entry
+                silent = False
+                cursor.read(entry)
+                if entry is not None:
+                    place.reach(entry.sequence)
+                    quiet_s = QUIET_S
+                    yield entry
                 continue
             if backlog.dropped and not backlog:
-                backlog.dropped = caught_up = False
+                backlog.dropped = cursor.caught_up = False
                 continue
             entry = await backlog.get(quiet_s)
             if entry is None:
-                caught_up, quiet_s = False, min(2 * quiet_s, QUIET_LIMIT_S)
+                cursor.caught_up, silent, quiet_s = False, True, min(2 * quiet_s, QUIET_LIMIT_S)
                 continue
             quiet_s = QUIET_S
             if bus.connection not in (None, checked):
                 # The log has this message, unless it was lost: see above.
-                caught_up = False
+                cursor.caught_up = False
                 continue
-            if entry.sequence <= place.position:
-                continue
-            before = int(entry.headers.get("Nats-Last-Sequence", "0"))
-            if before > place.position or entry.subject != newest:
-                # A message before this one may be lost in transit, or deleted: continue from the log.
-                caught_up, announced = False, entry.sequence
-                continue
-            place.reach(entry.sequence)
-            last = _stamp(entry)
-            yield entry
-    finally:
-        backlog.close()
-        with contextlib.suppress(nats.errors.Error, OSError):
-            await subscription.unsubscribe()
+            if cursor.takes(entry, place.position):
+                place.reach(entry.sequence)
+                yield entry
 
 
-class _Backlog:
-    """Live messages that wait for their reader, at most `BACKLOG`.
+class Cursor:
+    """Decides which messages a follower yields: those of the log until it has caught up, then live ones.
 
-    Costs less than `asyncio.Queue` with a timeout for each message: one timer serves many messages, and
-    looks at its time whether the reader waits for longer.
+    No I/O. The caller keeps the position, which is that of the last message that was yielded.
     """
 
-    def __init__(self) -> None:
-        self._entries: deque[Entry] = deque()
-        self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
-        self._deadline = 0.0
-        """End of the reader's wait."""
-        self._timer: asyncio.TimerHandle | None = None
-        self.dropped = False
-        """Whether there was no room for a message."""
+    def __init__(self, subject: str) -> None:
+        self._subject = self._newest = subject
+        self._announced = 0
+        """Sequence of the live message that made the follower read the log."""
+        self.caught_up = False
+        """Whether the log had no further message when it was last asked."""
+        self.stamp: str | None = None
+        """What tells the last message from another one of its sequence. None: no message yet."""
 
-    def __bool__(self) -> bool:
-        return bool(self._entries)
+    def rewind(self) -> None:
+        """Start again at the beginning of a replaced stream."""
+        self.caught_up, self.stamp, self._announced = False, None, 0
 
-    def clear(self) -> None:
-        """Drop all messages."""
-        self._entries.clear()
-
-    def put(self, entry: Entry) -> None:
-        """Add a message, if there is room."""
-        if len(self._entries) >= BACKLOG:
-            self.dropped = True
+    def read(self, entry: Entry | None) -> None:
+        """Note the log's next message, which is yielded; None: there is none."""
+        if entry is None:
+            self.caught_up = True
             return
-        self._entries.append(entry)
-        self._wake()
+        self._yielded(entry)
+        self.caught_up = entry.sequence == self._announced
 
-    async def get(self, limit_s: float) -> Entry | None:
-        """Return the oldest message; None if none comes within `limit_s` seconds."""
-        if not self._entries:
-            self._deadline = self._loop.time() + limit_s
-            if self._timer is None or self._timer.when() > self._deadline:
-                self.close()
-                self._timer = self._loop.call_at(self._deadline, self._look)
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._entries.popleft() if self._entries else None
+    def takes(self, entry: Entry, position: int) -> bool:
+        """Whether to yield a live message. If messages before it are missing, the log is read again."""
+        if entry.sequence <= position:
+            return False
+        if int(entry.headers.get("Nats-Last-Sequence", "0")) > position or entry.subject != self._newest:
+            # A message before this one may be lost in transit, or deleted: continue from the log.
+            self.caught_up, self._announced = False, entry.sequence
+            return False
+        self._yielded(entry)
+        return True
 
-    def close(self) -> None:
-        """Stop the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _yielded(self, entry: Entry) -> None:
+        self.stamp, self._newest = _stamp(entry), entry.subject
 
-    def _look(self) -> None:
-        self._timer = None
-        if self._waiter is None:
-            return
-        if self._loop.time() < self._deadline:
-            self._timer = self._loop.call_at(self._deadline, self._look)
-        else:
-            self._wake()
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+def _entry(raw: NatsMsg) -> Entry:
+    headers = raw.headers or {}
+    return Entry(raw.subject.removeprefix(LIVE), int(headers["Nats-Sequence"]), raw.data, headers)
 
 
 def _stamp(entry: Entry) -> str:

@@ -24,8 +24,8 @@ from nats.js import JetStreamContext, api
 
 from turboserve import logs
 from turboserve.bus.client import Bus
+from turboserve.bus.feeds import StreamPosition
 from turboserve.bus.follower import QUIET_S
-from turboserve.bus.incarnations import StreamPosition
 from turboserve.bus.log import Entry
 from turboserve.bus.pages import read_page
 from turboserve.contracts.errors import UnavailableError

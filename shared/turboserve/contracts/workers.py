@@ -259,6 +259,8 @@ class Playhead(Contract):
     monotonic clock, seconds. 0: it does not play, or was observed just now."""
     viewers: Count
     """Number of viewers at this gateway. 0, sent once: the last viewer has left."""
+    viewer_s: float = Field(default=0.0, ge=0, le=MEDIA_LIMIT_S)
+    """Time of all viewers at this gateway since its previous message about the session, seconds."""
     live: bool = True
     """Whether a viewer has reported its playhead lately. If False, `playhead_s` is an old playhead, and
     reports of other gateways take precedence."""

@@ -69,6 +69,8 @@ TABLE: dict[tuple[str, str], Access] = {
     ("GET", POOL): T,
     ("GET", f"{POOL}/orders"): T,
     ("GET", "/v1/cost"): T,
+    ("GET", "/v1/usage"): T,
+    ("GET", "/v1/usage.csv"): T,
     ("GET", "/v1/sessions"): T,
     ("POST", "/v1/sessions"): T,
     ("PUT", f"{POOL}/override"): O,

@@ -28,6 +28,8 @@ READS = tuple(
         "/v1/pools/{pool}",
         "/v1/pools/{pool}/orders",
         "/v1/cost",
+        "/v1/usage",
+        "/v1/usage.csv",
         "/v1/keys",
         "/v1/keys/{key}",
         "/v1/sessions",

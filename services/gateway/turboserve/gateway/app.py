@@ -45,6 +45,7 @@ from turboserve.gateway.sharing.endpoints import router as sharing
 from turboserve.gateway.sharing.service import Sharing
 from turboserve.gateway.stream.endpoints import router as stream
 from turboserve.gateway.timeline.service import TimelineService
+from turboserve.gateway.usage.endpoints import router as usage
 from turboserve.gateway.workers.endpoints import router as workers
 from turboserve.service import Runtime
 from turboserve.telemetry_names import REASON
@@ -140,6 +141,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         cost,
         keys_router,
         audit,
+        usage,
         health,
     ):
         app.include_router(router)

@@ -1,4 +1,4 @@
-"""Counts chunks from the log: the progress of each session, and what became of its prompts."""
+"""Counts chunks from the log: progress, prompts and usage of each session. Counts the time of its viewers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import PromptReceipt
+from turboserve.contracts.workers import Playhead
 from turboserve.state_store import metrics
 from turboserve.state_store.core import key_limits
 from turboserve.state_store.core.sessions import settle_prompts
@@ -24,6 +25,8 @@ from turboserve.telemetry_names import PROMPT_OUTCOME
 
 CURSOR = "accounting"
 RETRY_S = 0.5
+FLUSH_S = 5.0
+"""Interval at which viewers' time is written, seconds."""
 MANY = 128
 """A batch of at least this many entries is followed by the next one without a pause."""
 MEMORY = 20_000
@@ -141,6 +144,36 @@ class Accounting:
             except TurboServeError as error:
                 log.warning("chunk accounting delayed", error=error.detail)
                 await asyncio.sleep(RETRY_S)
+
+
+class ViewerTime:
+    """Adds the time of viewers, as gateways report it, to the usage of their tenants.
+
+    Each instance adds what it has received. A crash loses at most the time of `FLUSH_S`.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+        self._seconds: dict[str, float] = {}
+        """Seconds that are not written yet, by session."""
+
+    def reported(self, message: Playhead) -> None:
+        if message.viewer_s:
+            self._seconds[message.session] = self._seconds.get(message.session, 0.0) + message.viewer_s
+
+    async def run(self) -> None:
+        """Write every `FLUSH_S`; never returns."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            seconds, self._seconds = self._seconds, {}
+            if not seconds:
+                continue
+            try:
+                async with self._database.transaction(durable=False) as db:
+                    await db.progress.add_viewer_time(key_limits.day_of(self._clock.wall()), seconds)
+            except TurboServeError as error:
+                # The outcome of a commit may be unknown: better too little than the same time twice.
+                log.warning("viewers' time is not counted", sessions=len(seconds), error=error.detail)
 
 
 def _measure(receipts: Sequence[Sequence[PromptReceipt]], now: float) -> None:

@@ -129,6 +129,7 @@ async def serve_pools(bus: Bus, clock: Clock, pools: Pools) -> None:
     await bus.serve(subjects.ORDER_POOL, answering(clock, subjects.ORDER_POOL, pools.order))
     await bus.serve(subjects.CORRECT_COST, answering(clock, subjects.CORRECT_COST, pools.correct))
     await bus.serve(subjects.GET_COST, answering(clock, subjects.GET_COST, pools.cost))
+    await bus.serve(subjects.LIST_USAGE, answering(clock, subjects.LIST_USAGE, pools.usage))
 
 
 async def serve_keys(bus: Bus, clock: Clock, keys: Keys) -> None:

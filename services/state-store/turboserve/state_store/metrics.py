@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turboserve.instruments import Instruments
-from turboserve.telemetry_names import DESTINATION, ERROR_TYPE, MIGRATION_STEP, PROMPT_OUTCOME, STREAM
+from turboserve.telemetry_names import DESTINATION, ERROR_TYPE, MIGRATION_STEP, PROMPT_OUTCOME, STREAM, TENANT
 
 _LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -93,4 +93,16 @@ log_purged = _store.counter(
 )
 log_accepts = _store.gauge(
     "turboserve.state_store.log.accepts", "{stream}", "1 while a stream takes appends, else 0.", STREAM
+)
+usage_gpu_seconds = _store.observed_gauge(
+    "turboserve.state_store.usage.gpu.time",
+    "s",
+    "GPU-seconds of a tenant's sessions since the day of UTC began, from the instance that counts the cost.",
+    TENANT,
+)
+usage_chunks = _store.observed_gauge(
+    "turboserve.state_store.usage.chunks", "{chunk}", "Chunks of a tenant's sessions in that time.", TENANT
+)
+usage_viewer_time = _store.observed_gauge(
+    "turboserve.state_store.usage.viewer.time", "s", "Time of a tenant's viewers in that time.", TENANT
 )

@@ -124,6 +124,9 @@ class Settings(Shared):
     audit_retention_s: Seconds = 365 * 86_400.0
     """Entries of the audit log are deleted after this, at the next entry, seconds."""
 
+    usage_retention_s: Seconds = 400 * 86_400.0
+    """Usage by day is deleted after this, seconds."""
+
     prices: dict[str, Annotated[float, Field(ge=0)]] = {}
     """Money per GPU and hour by kind of worker, as a JSON object: `{"h100": 3.99, "*": 2.5}`. `*` is for the
     other kinds; without it, they cost nothing. A worker keeps the price that its kind had at its launch."""

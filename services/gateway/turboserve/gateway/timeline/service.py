@@ -13,7 +13,7 @@ from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader
-from turboserve.contracts.workers import Playhead
+from turboserve.contracts.workers import MEDIA_LIMIT_S, Playhead
 from turboserve.gateway import metrics
 from turboserve.gateway.timeline.playback import Command, Publish, Recovered, Stalled, View
 from turboserve.gateway.timeline.timeline import Timeline
@@ -39,6 +39,8 @@ class TimelineService:
         self._first_sent: FIFOCache[tuple[str, int], float] = FIFOCache(REMEMBERED)
         self._first_shown: FIFOCache[tuple[str, int], float] = FIFOCache(REMEMBERED)
         """(session, chunk) → when a viewer here was first sent, and first showed, the chunk, Unix seconds."""
+        self._watched: dict[str, tuple[float, int]] = {}
+        """Session → when it was last published, monotonic, and the number of its viewers then."""
         metrics.slack_min.add(self, TimelineService.smallest_slack)
 
     async def joined(
@@ -114,6 +116,14 @@ class TimelineService:
         views = [self._timeline.view(session) for session in self._timeline.sessions()]
         return min((view.slack_s for view in views if view is not None), default=None)
 
+    def _viewer_time(self, session: str, viewers: int) -> float:
+        """Return the seconds of all viewers since the last call for the session. `viewers`: from now on."""
+        now = self._clock.monotonic()
+        since, before = self._watched.pop(session, (now, 0))
+        if viewers:
+            self._watched[session] = now, viewers
+        return min((now - since) * before, MEDIA_LIMIT_S)
+
     async def _do(self, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
@@ -124,6 +134,7 @@ class TimelineService:
                         playhead_s=playhead_s,
                         age_s=age_s,
                         viewers=viewers,
+                        viewer_s=self._viewer_time(session, viewers),
                         live=live,
                         at=self._clock.wall(),
                     )

@@ -6,7 +6,7 @@ in time, and `ConflictError` if another transaction has inserted the same row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from turboserve.contracts.requests import CreateSession, ListSessions
@@ -99,6 +99,9 @@ class ProgressRepository(Protocol):
 
     async def add_usage(self, day: int, shares: Iterable[UsageShare]) -> None:
         """Add chunks and viewers' time to the usage of `day`."""
+
+    async def add_viewer_time(self, day: int, seconds: Mapping[str, float]) -> None:
+        """Add viewers' time, by session, to the usage of `day`. Sessions without a row are left out."""
 
     async def number_events(self, session: str, event_sequence: int) -> None:
         """Write the number of the session's newest event. The caller holds the row's lock."""

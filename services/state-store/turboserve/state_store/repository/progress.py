@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import ARRAY, BigInteger, Double, Text, and_, cast, delete, func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
@@ -79,6 +79,12 @@ class SqlProgress:
                 index_elements=[usage_days.c.day, usage_days.c.tenant, usage_days.c.key], set_=added
             )
         )
+
+    async def add_viewer_time(self, day: int, seconds: Mapping[str, float]) -> None:
+        query = select(sessions.c.id, sessions.c.tenant, sessions.c.key).where(sessions.c.id.in_(seconds))
+        rows = (await self._db.execute(query)).all()
+        shares = [UsageShare(row.tenant, row.key, viewer_seconds=seconds[row.id]) for row in rows]
+        await self.add_usage(day, shares)
 
     async def number_events(self, session: str, event_sequence: int) -> None:
         query = update(sessions).where(sessions.c.id == session)

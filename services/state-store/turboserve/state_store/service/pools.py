@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from turboserve import logs
 from turboserve.clock import Clock
@@ -15,7 +16,9 @@ from turboserve.contracts.errors import (
     TurboServeError,
 )
 from turboserve.contracts.pool import OrderPool, PoolOrders, PoolReport
+from turboserve.contracts.usage import ListUsage, UsageDay, UsagePage
 from turboserve.ids import new_id
+from turboserve.state_store import metrics
 from turboserve.state_store.core import rentals as rules
 from turboserve.state_store.core.key_limits import day_of
 from turboserve.state_store.ports.database import Database, UnitOfWork
@@ -23,6 +26,11 @@ from turboserve.state_store.settings import Settings
 
 UNNAMED = "unnamed"
 """Process id of an autoscaler that sends none."""
+
+MEASURE_S = 15.0
+"""Interval at which the metrics of usage are set, seconds."""
+MEASURED = 1_000
+"""Maximum number of pairs of a tenant and a key that the metrics of usage cover."""
 
 log = logs.get("cost")
 
@@ -33,6 +41,13 @@ class Pools:
     def __init__(self, database: Database, clock: Clock, settings: Settings) -> None:
         self._database, self._clock, self._settings = database, clock, settings
         self._process = new_id("sto")
+        self._used_today: tuple[UsageDay, ...] = ()
+        for gauge, name in (
+            (metrics.usage_gpu_seconds, "gpu_seconds"),
+            (metrics.usage_chunks, "chunks"),
+            (metrics.usage_viewer_time, "viewer_seconds"),
+        ):
+            gauge.add(self, partial(Pools._used, name=name))
 
     async def report(self, report: PoolReport) -> PoolOrders:
         """Write the pool's report and its rentals. Returns the pool's orders."""
@@ -127,6 +142,28 @@ class Pools:
             at=self._clock.wall(),
         )
 
+    async def usage(self, request: ListUsage) -> UsagePage:
+        """Return what tenants have used, by day. Raises InvalidInputError."""
+        async with self._database.statement() as db:
+            page = await db.rentals.usage(request)
+        return page.model_copy(update={"currency": self._settings.currency})
+
+    def _used(self, name: str) -> dict[str, float]:
+        """Return what each tenant has used today, as it was last read."""
+        sums: dict[str, float] = {}
+        for day in self._used_today:
+            sums[day.tenant] = sums.get(day.tenant, 0.0) + getattr(day, name)
+        return sums
+
+    async def measure_usage(self) -> None:
+        """Set the metrics of today's usage, and delete usage whose retention is over."""
+        now = self._clock.wall()
+        today = day_of(now)
+        async with self._database.transaction(durable=False) as db:
+            await db.rentals.forget_usage(day_of(max(now - self._settings.usage_retention_s, 0.0)))
+            page = await db.rentals.usage(ListUsage(from_day=today, to_day=today, limit=MEASURED))
+        self._used_today = page.days
+
     async def correct(self, request: CorrectCost) -> Correction:
         """Add a correction of the cost. A repeated request returns the correction of the first one.
 
@@ -183,9 +220,13 @@ class Pools:
 
         Only one instance may run this: it measures the workers that no pool reports by its own clock.
         """
+        measured_at = -MEASURE_S
         while True:
             try:
                 await self.accrue()
+                if self._clock.monotonic() >= measured_at + MEASURE_S:
+                    measured_at = self._clock.monotonic()
+                    await self.measure_usage()
             except TurboServeError as error:
                 log.warning("cost accounting delayed", error=error.detail)
             await asyncio.sleep(self._settings.cost_sample_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from turboserve.contracts.sessions import SessionRecord
@@ -80,6 +80,17 @@ class MemoryProgress:
 
         if sums:
             await self._db.execute(run)
+
+    async def add_viewer_time(self, day: int, seconds: Mapping[str, float]) -> None:
+        def run() -> list[UsageShare]:
+            entries = [(self._db.get(self._rows, session), value) for session, value in seconds.items()]
+            return [
+                UsageShare(entry.record.tenant, entry.record.key, viewer_seconds=value)
+                for entry, value in entries
+                if entry is not None
+            ]
+
+        await self.add_usage(day, await self._db.execute(run))
 
     async def number_events(self, session: str, event_sequence: int) -> None:
         def run() -> None:

@@ -1,0 +1,1 @@
+"""Many viewers of one session at one gateway."""

@@ -1,0 +1,1 @@
+"""What tenants have used, by day."""

@@ -1,0 +1,81 @@
+"""Usage by day: what it counts on real services, and who may read it."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+from typer.testing import CliRunner
+
+from tests.helpers.problem import problem
+from tests.helpers.waiting import eventually
+from tests.security.access.conftest import ADMIN, Connect, Create, OpenSocket, accepted
+from turboserve.cli.main import app
+from turboserve.ids import new_id
+
+PROMPT = "a red circle"
+
+
+async def test_a_tenant_reads_its_own_usage_and_an_admin_all(
+    admin: httpx.AsyncClient, urls: list[str], create: Create, client: Connect, socket: OpenSocket
+) -> None:
+    tenants = [new_id("usage") for _ in range(2)]
+    keys = [await create(tenant=tenant) for tenant in tenants]
+    for key in keys:
+        await accepted(urls[0], key["key"], True, client)
+    ours, theirs = (client(urls[0], key["key"]) for key in keys)
+    session = (await ours.post("/v1/sessions", json={"prompt": PROMPT})).json()
+    found: list[dict[str, Any]] = []
+
+    async def counted() -> bool:
+        found[:] = (await ours.get("/v1/usage")).json()["usage"]
+        return bool(found) and found[0]["chunks"] > 0 and found[0]["viewer_seconds"] > 0
+
+    async with socket(urls[0], session["id"], {"Authorization": f"Bearer {keys[0]['key']}"}):
+        await eventually(counted)
+    await ours.delete(session["links"]["self"])
+    [day] = found
+    assert (day["tenant"], day["key"]) == (tenants[0], keys[0]["id"])
+    assert day["day"] == datetime.now(UTC).date().isoformat()
+    # Nothing of another tenant, not even that it exists.
+    assert (await theirs.get("/v1/usage")).json()["usage"] == []
+    for path in ("/v1/usage", "/v1/usage.csv"):
+        refused = await theirs.get(path, params={"tenant": tenants[0]})
+        assert problem(refused, 403, "missing_scope", "scope")["limit"] == "admin"
+        problem(await client(urls[0]).get(path), 401, "unauthorized", "Authorization")
+    everything = (await admin.get("/v1/usage", params={"limit": 1_000})).json()["usage"]
+    assert tenants[0] in {one["tenant"] for one in everything}
+    only = (await admin.get("/v1/usage", params={"tenant": tenants[0]})).json()["usage"]
+    assert {one["tenant"] for one in only} == {tenants[0]}
+    exported = await ours.get("/v1/usage.csv")
+    assert exported.headers["content-type"].startswith("text/csv")
+    [row] = csv.DictReader(io.StringIO(exported.text))
+    assert (row["tenant"], row["key"], row["currency"]) == (tenants[0], keys[0]["id"], "USD")
+    assert int(row["chunks"]) >= day["chunks"]
+
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(app, ["usage", "--url", urls[0], *words], env={"COLUMNS": "300"})
+
+    words = ["--key", ADMIN, "--tenant", tenants[0]]
+    shown = await asyncio.to_thread(run, *words, "--csv")
+    assert shown.exit_code == 0, shown.output
+    assert [row["key"] for row in csv.DictReader(io.StringIO(shown.stdout))] == [keys[0]["id"]]
+    lines = (await asyncio.to_thread(run, *words, "--json")).stdout.splitlines()
+    assert [json.loads(line)["tenant"] for line in lines] == [tenants[0]]
+    assert keys[0]["id"] in (await asyncio.to_thread(run, *words)).stdout
+    assert (await asyncio.to_thread(run, *words, "--csv", "--json")).exit_code == 1
+
+
+async def test_days_outside_the_range_are_refused(admin: httpx.AsyncClient) -> None:
+    for path in ("/v1/usage", "/v1/usage.csv"):
+        late = await admin.get(path, params={"from": "2026-11-02", "to": "2026-11-01"})
+        problem(late, 422, "invalid_input", "from")
+        problem(await admin.get(path, params={"from": "1969-01-01"}), 422, "invalid_input", "from")
+        problem(await admin.get(path, params={"to": "x"}), 422, "invalid_input", "to")
+    problem(await admin.get("/v1/usage", params={"after": "x"}), 422, "invalid_input", "after")
+    problem(await admin.get("/v1/usage", params={"limit": 0}), 422, "invalid_input", "limit")
