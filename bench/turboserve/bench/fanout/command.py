@@ -132,8 +132,8 @@ def _used(process: psutil.Process) -> float:
 
 
 def _busy(before: Any, after: Any) -> float:
-    spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
-    idle: float = spent["idle"] + spent.get("iowait", 0.0)
+    spent: dict[str, float] = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
+    idle = spent["idle"] + spent.get("iowait", 0.0)
     return 1.0 - idle / max(sum(spent.values()), 1e-9)
 
 

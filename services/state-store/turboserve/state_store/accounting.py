@@ -15,8 +15,8 @@ from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import PromptReceipt
 from turboserve.contracts.workers import Playhead
 from turboserve.state_store import metrics
-from turboserve.state_store.core import key_limits
 from turboserve.state_store.core.sessions import settle_prompts
+from turboserve.state_store.core.tenants import day_of
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import LogProgress, UsageShare
@@ -102,7 +102,7 @@ class Accounting:
             rows = await db.progress.count(reached)
             counted = (rows[chunk.session] for chunk in chunks if chunk.session in rows)
             shares = [UsageShare(row.tenant, row.key, chunks=1) for row in counted]
-            await db.progress.add_usage(key_limits.day_of(now), shares)
+            await db.progress.add_usage(day_of(now), shares)
             for chunk in fresh:
                 if chunk.session not in rows:
                     continue
@@ -170,7 +170,7 @@ class ViewerTime:
                 continue
             try:
                 async with self._database.transaction(durable=False) as db:
-                    await db.progress.add_viewer_time(key_limits.day_of(self._clock.wall()), seconds)
+                    await db.progress.add_viewer_time(day_of(self._clock.wall()), seconds)
             except TurboServeError as error:
                 # The outcome of a commit may be unknown: better too little than the same time twice.
                 log.warning("viewers' time is not counted", sessions=len(seconds), error=error.detail)

@@ -12,8 +12,9 @@ from turboserve.contracts.errors import InvalidInputError, KeyQuotaError
 from turboserve.contracts.keys import LIMIT_NAMES, ChangeKey, KeyLimits, KeyRecord
 from turboserve.contracts.sessions import RateLeft
 from turboserve.state_store.core import tenants
+from turboserve.state_store.core.tenants import DAY_S as DAY_S
+from turboserve.state_store.core.tenants import day_of
 
-DAY_S = 86_400.0
 CREATIONS, PROMPTS = "key_creations_per_minute", "key_prompts_per_minute"
 BUDGET = "key_gpu_seconds_per_day"
 NO_LIMITS = KeyLimits()
@@ -39,11 +40,6 @@ class KeyRates:
     key: str
     creations_full_at: float = 0.0
     prompts_full_at: float = 0.0
-
-
-def day_of(now: float) -> int:
-    """Return the day of UTC, in days since 1 January 1970."""
-    return int(now // DAY_S)
 
 
 def changed(record: KeyRecord, request: ChangeKey) -> KeyRecord:

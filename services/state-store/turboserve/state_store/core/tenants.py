@@ -16,6 +16,7 @@ from turboserve.contracts.sessions import RateLeft
 from turboserve.state_store.core.workers import ModelCapacity
 
 MINUTE_S = 60.0
+DAY_S = 86_400.0
 CLOCK_SKEW_S = 60.0
 """Wall clocks of the store's instances differ by less than this, seconds."""
 ROUNDING_S = 1e-3
@@ -79,6 +80,11 @@ class TenantUse:
     """Whether the tenant has a row."""
     others: bool = False
     """Whether another tenant has a row."""
+
+
+def day_of(now: float) -> int:
+    """Return the day of UTC, in days since 1 January 1970."""
+    return int(now // DAY_S)
 
 
 def created_bytes(prompt: str, metadata: Iterable[tuple[str, str]]) -> int:

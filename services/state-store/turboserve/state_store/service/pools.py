@@ -20,7 +20,7 @@ from turboserve.contracts.usage import ListUsage, UsageDay, UsagePage
 from turboserve.ids import new_id
 from turboserve.state_store import metrics
 from turboserve.state_store.core import rentals as rules
-from turboserve.state_store.core.key_limits import day_of
+from turboserve.state_store.core.tenants import day_of
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.settings import Settings
 

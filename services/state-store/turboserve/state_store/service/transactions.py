@@ -86,22 +86,29 @@ class Admission:
             return Admitted(refusal=refusal)
         use = await self._key_usage(db, request.key)
         now = self._clock.wall()
-        key_limits.check_slot(use, self._retry_s, now)
-        key_limits.check_sessions(use, self._retry_s)
+        if request.key is not None:
+            key_limits.check_slot(use, self._retry_s, now)
+            key_limits.check_sessions(use, self._retry_s)
         tenant = tenants.create(await db.tenants.lock(request.tenant), request, self._limits, now)
         await db.tenants.write(tenant)
         per_minute = self._limits.creations_per_minute
         left = tenants.left(tenant.creations_full_at, per_minute, now, tenants.CREATIONS)
-        if request.key is not None and use.limits.creations_per_minute is not None:
-            rates = key_limits.create(await db.keys.lock_rates(request.key), use.limits, now)
-            await db.keys.write_rates(rates)
-            left += key_limits.creations_left(rates, use.limits, now)
-        return Admitted(None, use.limits.weight or 1.0, left + key_limits.budget_left(use, now))
+        if request.key is not None:
+            left += await self._key_created(db, request.key, use, now)
+        return Admitted(None, use.limits.weight or 1.0, left)
+
+    async def _key_created(self, db: UnitOfWork, key: str, use: KeyUsage, now: float) -> tuple[RateLeft, ...]:
+        """Charge the key for a new session, and return what its limits per time have left."""
+        if use.limits.creations_per_minute is None:
+            return key_limits.budget_left(use, now)
+        rates = key_limits.create(await db.keys.lock_rates(key), use.limits, now)
+        await db.keys.write_rates(rates)
+        return key_limits.creations_left(rates, use.limits, now) + key_limits.budget_left(use, now)
 
     async def _key_usage(self, db: UnitOfWork, key: str | None) -> KeyUsage:
         if key is None:
             return KeyUsage()
-        return await db.keys.usage(key, key_limits.day_of(self._clock.wall()))
+        return await db.keys.usage(key, tenants.day_of(self._clock.wall()))
 
     async def resume(self, db: UnitOfWork, record: SessionRecord) -> float:
         """Check whether the session may run again, and return its weight. The caller holds the admission
@@ -114,7 +121,8 @@ class Admission:
         await self._admit(db, census.room)
         tenants.check_slot(census.use, census.room, self._limits, self._retry_s)
         use = await self._key_usage(db, record.key)
-        key_limits.check_slot(use, self._retry_s, self._clock.wall())
+        if record.key is not None:
+            key_limits.check_slot(use, self._retry_s, self._clock.wall())
         return use.limits.weight or 1.0
 
     async def prompt(self, db: UnitOfWork, record: SessionRecord, prompt: str) -> tuple[RateLeft, ...]:
