@@ -58,32 +58,27 @@ def usage(
     _print(found, currency)
 
 
-def _transport(url: str, key: str | None) -> Any:
-    from turboserve.client.transport import Transport
-
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return Transport(url, headers, TIMEOUT_S, ATTEMPTS)
-
-
 async def _csv(url: str, key: str | None, query: dict[str, str]) -> str:
     import httpx
 
     from turboserve.client import GatewayUnreachableError
     from turboserve.client.transport import raise_for_problem
 
-    transport = _transport(url, key)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
-        async with transport.http:
-            answer = await transport.http.get("/v1/usage.csv", params=query)
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S) as http:
+            answer = await http.get("/v1/usage.csv", params=query)
     except httpx.TransportError as error:
         raise GatewayUnreachableError(f"{url}: {error}") from error
     raise_for_problem(answer)
-    text: str = answer.text
-    return text
+    return answer.text
 
 
 async def _days(url: str, key: str | None, query: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
-    transport = _transport(url, key)
+    from turboserve.client.transport import Transport
+
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    transport = Transport(url, headers, TIMEOUT_S, ATTEMPTS)
     found: list[dict[str, Any]] = []
     params: dict[str, Any] = {**query, "limit": PAGE}
     async with transport.http:
