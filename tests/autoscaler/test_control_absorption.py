@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from turboserve.autoscaler.control.absorption import (
@@ -51,7 +51,7 @@ class Run:
     def __init__(self, workers: int, limit: float = 0.1, rho: float = 0.5, **policy: float) -> None:
         values = {"least": 1, "most": 20, "capacity": K, "quality_debt_limit": limit, **policy}
         self.controller = Controller(ControlPolicy(**values), table(rho), workers)  # type: ignore[arg-type]
-        self.now = 0.0
+        self.now, self.before, self.changes = 0.0, workers, 0
 
     def play(self, seconds: int, required: int, **more: float) -> None:
         for _ in range(seconds):
@@ -63,6 +63,10 @@ class Run:
     @property
     def target(self) -> int:
         return self.controller.target
+
+    @property
+    def advice(self) -> str:
+        return self.controller.advisor.advise(self.target, False, self.now).reason
 
     def actions(self, action: ScalingAction) -> int:
         return sum(decision.action is action for decision in self.controller.decisions)
@@ -140,18 +144,25 @@ class TestDebt:
             run = Run(12)
             run.play(60, 10, **owes)
             assert run.actions(ScalingAction.IN) == 0
-            assert "not scaling in" in run.controller.advisor.advise(run.target, False, run.now).reason
+            assert "not scaling in" in run.advice
             run.play(600, 10)
             assert run.actions(ScalingAction.IN) >= 1
 
-    def test_a_deficit_scales_out_by_one_worker_in_a_start_up_time(self) -> None:
+    def test_a_deficit_that_falls_scales_out_by_one_worker_in_a_start_up_time(self) -> None:
         run = Run(8)
-        run.play(25, 12, deficit=2.5)
+        for deficit in (9.0, 5.0, 2.5):
+            run.play(10, 12, deficit=deficit)
         assert run.target == 11
         decision = run.controller.decisions[-1]
         assert decision.action is ScalingAction.OUT
         assert "2.5 late chunks are expected" in decision.reason
         assert decision.numbers["deficit"] == 2.5
+
+    def test_a_deficit_that_no_worker_lowers_waits_twice_as_long_each_time(self) -> None:
+        run = Run(8)
+        run.play(80, 15, deficit=2.5)
+        outs = [one.at for one in run.controller.decisions if one.action is ScalingAction.OUT]
+        assert outs == [1.0, 11.0, 31.0, 71.0]
 
     def test_more_workers_than_sessions_help_no_chunk(self) -> None:
         run = Run(8)
@@ -165,6 +176,59 @@ class TestDebt:
         run.play(3, 10, quality_debt=0.06)
         assert run.target == 9
         assert "6.0% of the last minute's chunks" in run.controller.decisions[-1].reason
+
+    @settings(deadline=None, max_examples=20, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+    @given(
+        st.integers(2, 12),
+        st.floats(1.0, 20.0),
+        st.floats(0.0, 60.0),
+        st.sampled_from((3.0, 10.0, 30.0)),
+        st.booleans(),
+    )
+    def test_constant_demand_with_a_deficit_that_returns_is_scaled_a_bounded_number_of_times(
+        self, workers: int, deficit: float, delay_s: float, horizon_s: float, as_debt: bool
+    ) -> None:
+        """The demand fits by count and is late on `workers`, but not on one more."""
+        run = Run(
+            workers,
+            rho=0.75,
+            horizon_s=horizon_s,
+            in_window_s=horizon_s,
+            in_cooldown_s=4.0,
+            peak_window_s=6.0,
+        )
+        required, late_s = workers * K // 2 + 1, 0.0
+        for _ in range(1800):
+            late_s = late_s + 1.0 if run.target <= workers else 0.0
+            owes = {"quality_debt": 1.0} if as_debt else {"deficit": deficit}
+            run.play(1, required, **(owes if late_s > delay_s else {}))
+            run.changes += run.target != run.before
+            run.before = run.target
+        # Holds of 2, 4, 8 and 16 minutes: four pairs of changes in half an hour, and the way to the first size.
+        assert run.changes <= 8 + workers
+
+    def test_the_same_mistake_is_not_made_again_before_long(self) -> None:
+        """Four sessions are late on three workers of two slots, as on seed 700040 of the simulation."""
+        run = Run(3, rho=0.75, horizon_s=3.0, in_window_s=4.0, in_cooldown_s=4.0, peak_window_s=4.0)
+        run.play(5, 12)
+        run.play(2, 12, deficit=1.0)
+        assert run.target == 4
+        run.play(100, 12)
+        assert run.target == 4
+        assert "3 workers were short at 12 sessions" in run.advice
+        run.play(60, 12)
+        assert run.target == 3
+        run.play(2, 12, deficit=1.0)
+        run.play(200, 12)
+        assert run.target == 4
+
+    def test_less_demand_than_was_short_releases_the_extra_worker(self) -> None:
+        run = Run(3, rho=0.75, horizon_s=3.0, in_window_s=4.0, in_cooldown_s=4.0, peak_window_s=4.0)
+        run.play(5, 12)
+        run.play(2, 12, deficit=1.0)
+        assert run.target == 4
+        run.play(30, 8)
+        assert run.target < 4
 
     def test_the_maximum_holds(self) -> None:
         run = Run(20)

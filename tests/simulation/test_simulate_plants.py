@@ -12,7 +12,8 @@ import pytest
 from tests.simulation.simulate_plants import BUSY, all_on_the_first, violations, without_fence
 from tests.simulation.simulate_scene import scene
 from turboserve.autoscaler import lifecycle
-from turboserve.autoscaler.control.advisor import Advice, Advisor
+from turboserve.autoscaler.control.advisor import Advisor
+from turboserve.autoscaler.control.events import Advice
 from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
 from turboserve.bus.chunk_log import Chunk, ChunkLog, StreamStart
 from turboserve.contracts.sessions import SessionRecord

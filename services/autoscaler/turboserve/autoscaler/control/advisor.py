@@ -15,13 +15,13 @@ Beyond the paper:
 - Both cool-downs count from the last action of either kind.
 - Only feedback that is fresh, finite and in order can shrink the pool.
 - With a limit of quality debt, a burst may be absorbed by lower quality instead of idle workers
-  (`absorption`). Quality debt and deficit scale out, and the pool shrinks only when both are zero.
+  (`absorption`). Quality debt and deficit scale out, and the pool shrinks only when both are zero. A demand
+  that was short on a size keeps a larger one for a while (`shortage`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from turboserve.autoscaler.control.absorption import (
     DEBT_WINDOW_S,
@@ -33,24 +33,15 @@ from turboserve.autoscaler.control.absorption import (
     priced,
 )
 from turboserve.autoscaler.control.budget import EPSILON, LatencyOf, budget, fullest, would_hold
-from turboserve.autoscaler.control.events import PoolObserved, ScalingAction
+from turboserve.autoscaler.control.events import Advice, PoolObserved, ScalingAction
 from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
 from turboserve.autoscaler.control.headroom import Headroom
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control.scale_in import FARTHEST, Peak, ScaleInBackoff
+from turboserve.autoscaler.control.shortage import ShortageMemory
 from turboserve.autoscaler.control.workload import Forecast
 from turboserve.contracts.autoscale import LevelParameters
 from turboserve.contracts.pool import LoadFeedback
-
-
-@dataclass(frozen=True)
-class Advice:
-    """An advised action and size. `cause` is one word for `reason`."""
-
-    action: ScalingAction
-    size: int
-    cause: str
-    reason: str
 
 
 class Advisor:
@@ -78,6 +69,9 @@ class Advisor:
         self.forecast = Forecast(policy.horizon_s, policy.quantile)
         self._latency = latency
         self._scale_in_backoff = ScaleInBackoff(policy.horizon_s)
+        self._shortage = ShortageMemory(policy.horizon_s)
+        self._short_size: int | None = None
+        """The size for which the last advice found too few workers by quality or lateness, if it did."""
         self._needed = Peak(FARTHEST * policy.in_window_s)
         self.peak_window_s = policy.peak_window_s
         self._required = Peak(max(policy.peak_window_s, longest_peak_window_s))
@@ -107,10 +101,14 @@ class Advisor:
         """Note a decision. `changes`: it changed the target."""
         if changes:
             self._changed_at = now
+        feedback = self.feedback_monitor.feedback
         if action is ScalingAction.OUT:
             self._scale_in_backoff.grew(now)
+            if self._short_size is not None and feedback is not None:
+                self._shortage.grew(feedback, self._short_size, now)
         elif action is ScalingAction.IN:
             self._scale_in_backoff.shrank(now)
+            self._shortage.shrank(now)
 
     @property
     def predictive(self) -> bool:
@@ -153,7 +151,8 @@ class Advisor:
         needed, why = self._needs(feedback)
         self._needed.add(needed, now)
         self._required.add(feedback.required, now)
-        if needed <= size and self._is_short(feedback, now):
+        self._short_size = size if self._is_short(feedback, now) else None
+        if needed <= size and self._short_size is not None:
             needed, why = size + 1, f"{owed(feedback)}, so one more worker is needed"
         if needed > size:
             return self._out(size, feedback, needed, why, now)
@@ -178,16 +177,15 @@ class Advisor:
     def _is_short(self, feedback: LoadFeedback, now: float) -> bool:
         """Whether quality or lateness shows too few workers although counts do not.
 
-        Changes of the last start-up time do not show yet, so the next such worker waits that long. Quality
-        debt must exceed its limit for longer than one absorbed burst shows in it. Beyond one worker for each
-        session, more workers help no chunk.
+        Quality debt must exceed its limit for longer than one absorbed burst shows in it. Beyond one worker
+        for each session, more workers help no chunk.
         """
-        horizon_s = self.policy.horizon_s
         if self.policy.quality_debt_limit <= 0 or feedback.required <= feedback.workers:
             return False
-        if self.pool.starting > 0 or self._rests(horizon_s, now):
+        if self.pool.starting > 0 or self._rests(self._shortage.wait_s, now):
             return False
-        return feedback.deficit >= LATE_CHUNKS or self.price.exceeded_s(now) > DEBT_WINDOW_S + horizon_s
+        burst_s = DEBT_WINDOW_S + self.policy.horizon_s
+        return feedback.deficit >= LATE_CHUNKS or self.price.exceeded_s(now) > burst_s
 
     def _budget(self) -> int:
         feedback = self.feedback_monitor.feedback
@@ -220,7 +218,7 @@ class Advisor:
             trigger = f"{feedback.waiting} sessions wait"
         elif feedback.rho_max >= 1 - EPSILON:
             trigger = "a worker is full"
-        elif self._is_short(feedback, now):
+        elif self._short_size is not None:
             trigger = "chunks are late or below the quality that is paid for"
         elif ahead:
             trigger = "the forecast is above the capacity"
@@ -249,7 +247,11 @@ class Advisor:
         peak = self._required.over(self.peak_window_s, now)
         recent = math.ceil(peak / self._peak_slots(feedback)) if floor else 0
         window_s = self._scale_in_backoff.factor * policy.in_window_s
+        kept = self._shortage.kept(self._required.over(window_s, now), now)
         lowest = max(self._needed.over(window_s, now), recent, floor)
+        if kept >= size > lowest:
+            return Advice(ScalingAction.HOLD, size, "short", f"{self._shortage}; not scaling in")
+        lowest = max(lowest, kept)
         if lowest >= size or (mean >= edge - EPSILON and feedback.required > 0):
             return Advice(ScalingAction.HOLD, size, "steady", "the load is within the target band")
         since = self.feedback_monitor.since

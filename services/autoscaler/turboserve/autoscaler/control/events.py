@@ -101,6 +101,16 @@ class ScalingAction(StrEnum):
 
 
 @dataclass(frozen=True)
+class Advice:
+    """An advised action and size. `cause` is one word for `reason`."""
+
+    action: ScalingAction
+    size: int
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Decision:
     """The new target and the reason. `at` is the monotonic time of the event, in seconds."""
 
