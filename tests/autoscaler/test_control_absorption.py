@@ -204,7 +204,7 @@ class TestDebt:
             run.play(1, required, **(owes if late_s > delay_s else {}))
             run.changes += run.target != run.before
             run.before = run.target
-        # Holds of 2, 4, 8 and 16 minutes: four pairs of changes in half an hour, and the way to the first size.
+        # Holds of 2, 4, 8 and 16 minutes make four pairs of changes. The way to the first size comes first.
         assert run.changes <= 8 + workers
 
     def test_the_same_mistake_is_not_made_again_before_long(self) -> None:

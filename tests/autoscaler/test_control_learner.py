@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,11 +17,12 @@ from turboserve.autoscaler.control.events import (
     ScalingAction,
     TableReplaced,
 )
-from turboserve.autoscaler.control.learner import HeadroomLearner, candidates
+from turboserve.autoscaler.control.learned_state import LearnedStateError
+from turboserve.autoscaler.control.learner import MEMORY_S, HeadroomLearner, candidates
 from turboserve.autoscaler.control.policy import ControlPolicy, default_table
 from turboserve.autoscaler.control.start_up import StartUpMeter
 from turboserve.autoscaler.control.virtual_pool import VirtualController, VirtualPool
-from turboserve.contracts.pool import LoadFeedback
+from turboserve.contracts.pool import LEARNED_LIMIT, LoadFeedback
 from turboserve.experiments.autoscale.bursts import clustered
 from turboserve.experiments.autoscale.plant import Plant, policy_for
 from turboserve.experiments.autoscale.simulation import Simulation
@@ -159,6 +161,83 @@ def test_the_controller_explains_what_it_learned_and_an_operators_table_takes_pr
     controller.handle(FeedbackReceived(feedback(20, 4, 601.0)), 601.0)
     assert not controller.learning
     assert controller.advisor.row == other.levels[0]
+
+
+def test_what_was_learned_outlives_the_process() -> None:
+    before = Controller(POLICY, default_table(), 8)
+    assert before.remember(0.0) is None, "nothing was seen yet"
+    assert before.learner is not None
+    before.start_up.restore((20.0, 30.0))
+    for second in range(600):
+        before.handle(PoolObserved(before.target), float(second))
+        required = 30 if second % 120 < 20 else 10
+        before.handle(FeedbackReceived(feedback(required, before.target, float(second))), float(second))
+    text = before.remember(5_000.0)
+    assert text is not None
+    assert len(text) < LEARNED_LIMIT / 4
+    after = Controller(POLICY, default_table(), 8)
+    assert after.learner is not None
+    # The next process has another monotonic clock, and starts ten minutes later.
+    after.recall(text, 5_600.0)
+    assert after.learner.headroom == before.learner.headroom
+    assert after.learner.seen_s == before.learner.seen_s >= 590
+    assert after.start_up.value_s == 25
+    for ours, theirs in zip(after.learner.sums, before.learner.sums, strict=True):
+        assert ours.cost_s == pytest.approx(theirs.cost_s * math.exp(-600 / MEMORY_S))
+        assert ours.late == pytest.approx(theirs.late * math.exp(-600 / MEMORY_S))
+    assert max(each.late for each in after.learner.sums) > 0
+    # It goes on from there: the sums grow by what is seen now.
+    costs = [each.cost_s for each in after.learner.sums]
+    for second in range(60):
+        after.handle(FeedbackReceived(feedback(20, 8, float(second))), float(second))
+    assert all(each.cost_s > cost for each, cost in zip(after.learner.sums, costs, strict=True))
+    # A wall clock that was set back does not let the sums grow.
+    again = Controller(POLICY, default_table(), 8)
+    again.recall(text, 100.0)
+    assert again.learner is not None
+    assert [each.cost_s for each in again.learner.sums] == [each.cost_s for each in before.learner.sums]
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (lambda text: "", "JSON"),
+        (lambda text: text[:-9], "JSON"),
+        (lambda text: text.replace('"version":1', '"version":2'), "version"),
+        (lambda text: text.replace('"chosen":0', '"chosen":99'), "candidates"),
+        (lambda text: text.replace('"cost_s":', '"cost_s":-', 1), "sums.0.cost_s"),
+        (lambda text: text.replace('"conditions":"', '"conditions":"x'), "other settings"),
+        (lambda text: text + " " * LEARNED_LIMIT, "characters"),
+    ],
+)
+def test_a_broken_or_old_state_changes_nothing(broken: Callable[[str], str], says: str) -> None:
+    before = Controller(POLICY, default_table(), 8)
+    for second in range(30):
+        before.handle(FeedbackReceived(feedback(20, 8, float(second))), float(second))
+    text = before.remember(5_000.0)
+    assert text is not None
+    after = Controller(POLICY, default_table(), 8)
+    assert after.learner is not None
+    with pytest.raises(LearnedStateError, match=says):
+        after.recall(broken(text), 5_000.0)
+    assert after.learner.seen_s == 0
+    assert all(each.cost_s == 0 for each in after.learner.sums)
+    after.recall(text, 5_000.0)
+    assert after.learner.seen_s > 0
+
+
+def test_sums_of_other_settings_are_not_continued() -> None:
+    before = Controller(POLICY, default_table(), 8)
+    for second in range(30):
+        before.handle(FeedbackReceived(feedback(20, 8, float(second))), float(second))
+    text = before.remember(5_000.0)
+    assert text is not None
+    for other in (replace(POLICY, most=POLICY.most + 1), replace(POLICY, peak_window_s=60.0)):
+        with pytest.raises(LearnedStateError, match="other settings"):
+            Controller(other, default_table(), 8).recall(text, 5_000.0)
+    # The price of lateness is no part of the sums.
+    Controller(replace(POLICY, lateness_price_s=7.0), default_table(), 8).recall(text, 5_000.0)
+    Controller(replace(POLICY, learns=False), default_table(), 8).recall("ignored", 5_000.0)
 
 
 def test_start_ups_are_measured() -> None:

@@ -16,7 +16,7 @@ from turboserve.autoscaler.store_link import StoreLink, WorkerUsage
 from turboserve.bus import Bus
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.events import SessionCreated
-from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase, PoolOrders
+from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase, PoolOrders, PoolReport
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.versions import SCHEMA_VERSION
 
@@ -105,6 +105,65 @@ async def test_orders_that_cannot_be_read_are_no_orders() -> None:
     assert link.problem is not None
     assert "stored pool orders" in link.problem
     assert harness.loop.orders == ORDERS
+
+
+class _Store:
+    """Keeps what was learned, as the state store does."""
+
+    def __init__(self) -> None:
+        self.learned: str | None = None
+        self.reports: list[PoolReport] = []
+
+    async def call(self, _endpoint: object, report: PoolReport) -> PoolOrders:
+        self.reports.append(report)
+        self.learned = self.learned if report.learned is None else report.learned
+        return ORDERS.model_copy(update={"learned": self.learned}) if report.recalls else ORDERS
+
+
+def _learning(store: _Store, clock: VirtualClock) -> tuple[LoopHarness, StoreLink]:
+    harness = LoopHarness(learns=True)
+    usage = WorkerUsage(None, 1.0)
+    link = StoreLink(cast(Bus, store), clock, Pool("p", lambda: "w"), usage, harness.loop)
+    return harness, link
+
+
+async def _play(harness: LoopHarness, link: StoreLink, clock: VirtualClock, seconds: int) -> None:
+    for _ in range(seconds):
+        harness.loop.on_feedback(load(2, 1, clock.wall()), clock.monotonic())
+        await link.report()
+        clock.advance(1.0)
+
+
+async def test_the_next_process_continues_from_what_was_learned() -> None:
+    store, clock = _Store(), VirtualClock()
+    first, link = _learning(store, clock)
+    await _play(first, link, clock, 300)
+    assert first.loop.controller.learner is not None
+    seen_s = first.loop.controller.learner.seen_s
+    written = [report for report in store.reports if report.learned is not None]
+    assert 25 <= len(written) <= 31, "about every ten seconds"
+
+    second, link = _learning(store, VirtualClock())
+    await link.report()
+    assert second.loop.controller.learner is not None
+    assert second.loop.controller.learner.seen_s == pytest.approx(seen_s, abs=11.0)
+    assert [report.recalls for report in store.reports[-2:]] == [False, True]
+    assert store.reports[-1].learned is None, "nothing is overwritten before it is known"
+
+
+@pytest.mark.parametrize("stored", ["", "{", '{"version": 0}', '{"version": 1}'])
+async def test_a_stored_state_that_cannot_be_read_is_ignored_with_a_warning(
+    stored: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, clock = _Store(), VirtualClock()
+    store.learned = stored
+    harness, link = _learning(store, clock)
+    await _play(harness, link, clock, 30)
+    assert link.problem is None
+    assert harness.loop.controller.learner is not None
+    assert harness.loop.controller.learner.seen_s == pytest.approx(28.0, abs=1.5)
+    assert "learning anew" in capsys.readouterr().out
+    assert store.learned != stored, "the next process has something to continue from"
 
 
 def test_an_order_comes_before_the_settings_and_both_before_the_controller() -> None:

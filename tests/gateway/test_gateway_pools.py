@@ -40,6 +40,7 @@ async def test_a_pool_explains_its_size(api: httpx.AsyncClient, autoscaler: Repo
     found = (await api.get("/v1/pools/why")).json()
     assert (found["id"], found["target"], found["start_up_s"]) == ("why", 1, 3.5)
     assert (found["scaling"]["level"], found["scaling"]["target_utilization"]) == (1, 0.8)
+    assert found["scaling"]["basis"] == "profile"
     assert 0 <= found["age_s"] <= time.monotonic() - before
     assert found["summary"] == "1 worker. No reason to change the size."
     for status, expected in (

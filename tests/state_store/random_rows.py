@@ -433,6 +433,8 @@ class RandomRows:
             maximum=self.random.randrange(3),
             absorbs=self.random.random() < 0.5,
             absorbs_at_maximum=self.random.random() < 0.5,
+            learned=self.maybe("learned"),
+            recalls=self.random.random() < 0.5,
         )
         now, process = self.number(), f"p{self.random.randrange(3)}"
 

@@ -135,6 +135,24 @@ async def test_orders_are_kept_and_every_change_has_a_number(api: Harness) -> No
     assert (told.version, told.override, told.dry_run) == (3, None, True)
 
 
+async def test_what_an_autoscaler_learned_is_kept_and_returned_to_its_next_process(api: Harness) -> None:
+    pool = new_id("p")
+
+    async def exchange(**fields: Any) -> str | None:
+        body = PoolReport(pool=pool, model="paid", **fields)
+        return (await api.bus.call(subjects.REPORT_POOL, body)).learned
+
+    assert await exchange(recalls=True) is None
+    assert await exchange(learned="first") is None
+    assert await exchange(learned="second") is None
+    assert await exchange() is None
+    assert await exchange(recalls=True) == "second"
+    order = OrderPool(pool=pool, change=("override",), override=3)
+    assert (await api.bus.call(subjects.ORDER_POOL, order)).learned is None
+    assert await exchange(recalls=True) == "second"
+    assert await exchange(recalls=True, learned="third") == "third"
+
+
 @pytest.mark.real_servers
 async def test_a_stored_table_outside_of_todays_limits_costs_nothing_but_itself(
     api: Harness, settings: Settings

@@ -175,10 +175,20 @@ class ScalingStatus(Contract):
     override: Number | None = None
     volatility: float
     level: Number
+    """The table's level. Without meaning if `basis` is `learned`."""
     latency_weight: float
     target_utilization: float
+    """ρ̂ in force, with what absorption adds."""
     predictive: bool = False
-    """Whether the forecast is used at this level."""
+    """Whether the forecast is a lower bound of the target now."""
+    basis: Text = "profile"
+    """What decides the headroom: `learned`, or `profile` (the table's row at the present volatility)."""
+    peak_window_s: float | None = None
+    """A scale-in keeps slots for the most sessions of this time, seconds. None: an earlier version."""
+    forecast_coverage: float | None = None
+    """Share of past forecasts whose errors the forecast's margin covers. None: no forecast is used."""
+    learned_from_s: float | None = None
+    """Time of demand behind the learned headroom, seconds. None: it is not in force."""
     forecast: float | None = None
     """Number of sessions expected one scale-out delay ahead. None: no forecast."""
     required: Number | None = None

@@ -14,6 +14,8 @@ from turboserve.contracts.fidelity import Quality, SlackSeconds
 
 WORKERS_LIMIT = 100_000
 """Maximum number of workers in one pool."""
+LEARNED_LIMIT = 16_384
+"""Maximum length of what a pool's autoscaler has learned, characters."""
 
 
 class LoadFeedback(Contract):
@@ -160,6 +162,11 @@ class PoolReport(Contract):
     an earlier version."""
     rentals: tuple[Rental, ...] | None = None
     """All current workers, and ended workers whose end no answer has acknowledged. None: not known yet."""
+    learned: Text | None = Field(default=None, max_length=LEARNED_LIMIT)
+    """What the autoscaler has learned from the pool's demand, for its next process. Only the autoscaler knows
+    the format. None: as stored."""
+    recalls: bool = False
+    """Whether the answer shall have what was stored as `learned`: the process has just started."""
 
 
 class PoolOrders(Contract):
@@ -174,6 +181,8 @@ class PoolOrders(Contract):
     """Whether the controller only reports what it would do. None: as in the autoscaler's settings."""
     table: ProfileTable | None = None
     """Profiled parameters. None: the autoscaler's default table."""
+    learned: Text | None = Field(default=None, max_length=LEARNED_LIMIT)
+    """`learned` of an earlier report. Only in the answer to a report that `recalls` it."""
 
 
 class OrderPool(Contract):

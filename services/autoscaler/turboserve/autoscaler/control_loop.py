@@ -12,6 +12,7 @@ from turboserve import logs
 from turboserve.autoscaler.control import events
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.events import SessionChange
+from turboserve.autoscaler.control.learned_state import LearnedStateError
 from turboserve.autoscaler.control.workload import WorkloadDetector
 from turboserve.autoscaler.pool_members import STARTING, PoolMember
 from turboserve.bus import UNREADABLE
@@ -123,6 +124,18 @@ class ControlLoop:
             if traceparent is not None and kind in (SessionChange.ARRIVAL, SessionChange.ACTIVATION):
                 self._arrivals.append((now, traceparent))
             self._handle(events.SessionChanged(kind), now)
+
+    def recall(self, learned: str, wall: float) -> None:
+        """Continue from what an earlier process learned. A text that cannot be used is ignored, and logged.
+
+        `wall`: Unix seconds.
+        """
+        try:
+            self.controller.recall(learned, wall)
+        except LearnedStateError as error:
+            log.warning("stored learned headroom ignored; learning anew", error=str(error))
+        else:
+            log.info("learned headroom restored")
 
     def ordered(self, orders: PoolOrders, now: float) -> None:
         """Apply the pool's orders from the state store. Orders with a known version change nothing."""

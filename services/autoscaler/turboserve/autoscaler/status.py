@@ -109,8 +109,9 @@ def _problem(pool: Pool) -> str | None:
 def scaling_status(controller: Controller, now: float, wall: float) -> ScalingStatus:
     """Build the controller's status. `now` is the core's monotonic time, `wall` the same in Unix seconds."""
     advisor, policy = controller.advisor, controller.policy
-    row, hearing = advisor.row, advisor.feedback_monitor
+    row, hearing = advisor.in_force, advisor.feedback_monitor
     feedback = hearing.feedback
+    learned = controller.learner if controller.learning else None
     return ScalingStatus(
         mode=controller.mode,
         target=controller.target,
@@ -123,6 +124,10 @@ def scaling_status(controller: Controller, now: float, wall: float) -> ScalingSt
         latency_weight=row.latency_weight,
         target_utilization=row.target_utilization,
         predictive=advisor.predictive,
+        basis="profile" if learned is None else "learned",
+        peak_window_s=advisor.peak_window_s,
+        forecast_coverage=advisor.forecast.quantile if advisor.predictive else None,
+        learned_from_s=None if learned is None else learned.seen_s,
         forecast=advisor.forecast.value if advisor.predictive else None,
         required=feedback.required if feedback is not None else None,
         rho_max=feedback.rho_max if feedback is not None else None,

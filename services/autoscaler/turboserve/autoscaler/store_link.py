@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -86,6 +87,8 @@ class WorkerUsage:
 
 
 REPORT_S = 1.0
+LEARNED_S = 10.0
+"""Time between two reports of what was learned, seconds. A killed process loses at most this much of it."""
 log = logs.get("autoscaler")
 
 
@@ -99,6 +102,8 @@ class StoreLink:
         """Id of this process, since the ages of rentals are by its clock."""
         self.problem: str | None = None
         """Why the last report got no orders; None if it did."""
+        self._learned_at = -math.inf
+        """When what was learned was stored last, by the monotonic clock."""
 
     async def run(self) -> None:
         """Report every second. Never returns."""
@@ -109,7 +114,12 @@ class StoreLink:
     async def report(self) -> None:
         """Send one report and apply the orders in the answer."""
         # Before the provider's first listing, running workers may be missing here, so report no rentals.
-        rentals = self._usage.rentals(self._clock.monotonic()) if self._pool.adopted else None
+        now = self._clock.monotonic()
+        rentals = self._usage.rentals(now) if self._pool.adopted else None
+        # Before the stored state is known, this process must not overwrite it.
+        recalls = self._loop.orders is None
+        due = not recalls and now - self._learned_at >= LEARNED_S
+        learned = self._loop.controller.remember(self._clock.wall()) if due else None
         report = PoolReport(
             pool=self._pool.name,
             model=self._loop.model,
@@ -118,6 +128,8 @@ class StoreLink:
             absorbs_at_maximum=self._loop.controller.absorbs_at_maximum,
             process=self._process,
             rentals=rentals,
+            learned=learned,
+            recalls=recalls,
         )
         try:
             orders = await self._bus.call(subjects.REPORT_POOL, report)
@@ -129,6 +141,10 @@ class StoreLink:
             return
         self.problem = None
         self._usage.acknowledged(rentals or ())
+        if learned is not None:
+            self._learned_at = now
+        if recalls and orders.learned is not None:
+            self._loop.recall(orders.learned, self._clock.wall())
         self._loop.ordered(orders, self._clock.monotonic())
 
 

@@ -255,6 +255,8 @@ pools = Table(
     # The process that reports, and the processes that it has replaced.
     Column("process", Text),
     Column("former", JSONB, nullable=False, server_default=text("'[]'")),
+    # What the autoscaler has learned, in a format of its own.
+    Column("learned", Text),
 )
 
 outbox = Table(

@@ -34,6 +34,7 @@ from turboserve.autoscaler.control.events import (
     TableReplaced,
 )
 from turboserve.autoscaler.control.headroom import Headroom
+from turboserve.autoscaler.control.learned_state import parse
 from turboserve.autoscaler.control.learner import HeadroomLearner
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control.start_up import StartUpMeter
@@ -121,6 +122,26 @@ class Controller:
         if learner.observe(required, self.advisor.capacity, self.start_up.value_s, now):
             self._note(ScalingAction.TABLE, self.target, learner.reason, now)
 
+    def remember(self, wall: float) -> str | None:
+        """Return what was learned, as text for `recall` of a later process; None if there is nothing.
+
+        `wall`: Unix seconds.
+        """
+        state = None if self.learner is None else self.learner.state(self.start_up.measured_s, wall)
+        return None if state is None else state.model_dump_json()
+
+    def recall(self, text: str, wall: float) -> None:
+        """Continue from what `remember` of an earlier process returned. Raises LearnedStateError.
+
+        Without a learner the text is ignored. `wall`: Unix seconds.
+        """
+        learner = self.learner
+        if learner is None:
+            return
+        state = parse(text, learner.conditions, len(learner.candidates))
+        learner.restore(state, wall)
+        self.start_up.restore(state.start_ups_s)
+
     @property
     def mode(self) -> str:
         """Mode of the controller: auto, override or dry_run."""
@@ -182,7 +203,6 @@ class Controller:
         row, feedback = advisor.in_force, advisor.feedback_monitor.feedback
         numbers = {
             "volatility": self.detector.volatility,
-            "level": row.level,
             "latency_weight": row.latency_weight,
             "target_utilization": row.target_utilization,
             "sessions_per_worker": advisor.capacity,
@@ -205,6 +225,8 @@ class Controller:
                 }
         if self.learner is not None and self.learning:
             numbers |= self.learner.numbers() | {"start_up_s": self.start_up.value_s}
+        else:
+            numbers["level"] = row.level
         if advisor.predictive and advisor.forecast.value is not None:
             numbers["forecast"] = advisor.forecast.value
         return numbers

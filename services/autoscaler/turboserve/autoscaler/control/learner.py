@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from turboserve.autoscaler.control.budget import LatencyOf, compute_bound
 from turboserve.autoscaler.control.headroom import Headroom
+from turboserve.autoscaler.control.learned_state import CandidateSums, LearnedState, conditions_of
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control.virtual_pool import VirtualController
 from turboserve.contracts.autoscale import LevelParameters
@@ -138,6 +139,31 @@ class HeadroomLearner:
             "lateness_price_s": self._policy.lateness_price_s,
             "peak_window_s": self.headroom.peak_window_s,
         }
+
+    @property
+    def conditions(self) -> str:
+        """Digest of the settings under which the sums count."""
+        return conditions_of(self._policy, self.candidates)
+
+    def state(self, start_ups_s: Sequence[float], wall: float) -> LearnedState | None:
+        """Return what a restart has to keep, as of `wall` (Unix seconds); None if nothing has been seen."""
+        if self.seen_s <= 0:
+            return None
+        return LearnedState(
+            conditions=self.conditions,
+            at=max(wall, 0.0),
+            seen_s=self.seen_s,
+            chosen=self.chosen,
+            sums=tuple(CandidateSums(cost_s=each.cost_s, late=each.late) for each in self.sums),
+            start_ups_s=tuple(start_ups_s),
+        )
+
+    def restore(self, state: LearnedState, wall: float) -> None:
+        """Continue from a state of `parse` at `wall` (Unix seconds). The sums fade for the time between."""
+        fades = math.exp(-max(wall - state.at, 0.0) / MEMORY_S)
+        self.sums = [FadingSums(each.cost_s * fades, each.late * fades) for each in state.sums]
+        self.seen_s, self.chosen = state.seen_s, state.chosen
+        self._before = self.chosen
 
     def observe(self, required: int, capacity: int, start_up_s: float, now: float) -> bool:
         """Note the demand at monotonic time `now`. Returns whether another candidate is in force from now on.

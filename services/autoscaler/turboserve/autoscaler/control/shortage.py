@@ -20,7 +20,7 @@ from turboserve.autoscaler.control.scale_in import FARTHEST
 from turboserve.contracts.pool import LoadFeedback
 
 HOLD_S = 2 * DEBT_WINDOW_S
-"""Shortest hold: quality debt counts over the last minute, so a shorter one would end with the debt itself."""
+"""Shortest hold. Quality debt counts over the last minute, so a shorter hold would end with the debt."""
 
 
 @dataclass(frozen=True)

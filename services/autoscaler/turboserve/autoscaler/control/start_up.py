@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Iterable
 
 from turboserve.autoscaler.control.events import PoolObserved
 
@@ -26,6 +27,15 @@ class StartUpMeter:
     def value_s(self) -> float:
         """Start-up time of a worker, seconds."""
         return statistics.median(self._found) if self._found else self._configured_s
+
+    @property
+    def measured_s(self) -> tuple[float, ...]:
+        """The measured start-ups, oldest first, seconds."""
+        return tuple(self._found)
+
+    def restore(self, measured_s: Iterable[float]) -> None:
+        """Continue from the measurements of an earlier process."""
+        self._found.extend(min(each, LONGEST_S) for each in measured_s)
 
     def observe(self, pool: PoolObserved, now: float) -> None:
         """Note the pool's state at monotonic time `now`. Workers become ready in launch order."""

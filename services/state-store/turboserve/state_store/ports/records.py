@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from turboserve import logs
 from turboserve.contracts.errors import InvalidInputError
-from turboserve.contracts.pool import PoolOrders
+from turboserve.contracts.pool import LEARNED_LIMIT, PoolOrders
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.tenants import TenantUse
@@ -109,6 +109,13 @@ class SigningEdition:
 
     database: str
     version: int
+
+
+def with_learned(orders: PoolOrders, learned: str | None) -> PoolOrders:
+    """Return the answer to a report that recalls what was learned. A text above the limit counts as none."""
+    if learned is None or len(learned) > LEARNED_LIMIT:
+        return orders
+    return orders.model_copy(update={"learned": learned})
 
 
 def pool_orders(values: Mapping[str, Any]) -> PoolOrders:

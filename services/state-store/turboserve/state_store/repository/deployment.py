@@ -15,7 +15,13 @@ from turboserve.contracts.pool import PoolOrders, PoolReport
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.core.aging import Aging
-from turboserve.state_store.ports.records import GONE_LISTED, WORKER_COUNTED, WORKER_FIELDS, pool_orders
+from turboserve.state_store.ports.records import (
+    GONE_LISTED,
+    WORKER_COUNTED,
+    WORKER_FIELDS,
+    pool_orders,
+    with_learned,
+)
 from turboserve.state_store.tables import clocks, leaders, pools, sessions, workers
 
 
@@ -117,9 +123,8 @@ class SqlLeaders:
 
 
 def _orders(row: RowMapping) -> PoolOrders:
-    return pool_orders(
-        {"pool": row["id"]} | {name: row[name] for name in PoolOrders.model_fields if name != "pool"}
-    )
+    orders = ("version", "override", "dry_run", "table")
+    return pool_orders({"pool": row["id"]} | {name: row[name] for name in orders})
 
 
 class SqlPools:
@@ -131,9 +136,12 @@ class SqlPools:
     async def reported(self, report: PoolReport, now: float) -> PoolOrders:
         news = {"model": report.model, "maximum": report.maximum, "reported_at": now}
         news |= {"absorbs": report.absorbs, "absorbs_at_maximum": report.absorbs_at_maximum}
+        if report.learned is not None:
+            news["learned"] = report.learned
         query = pg_insert(pools).values(id=report.pool, **news)
         query = query.on_conflict_do_update(index_elements=[pools.c.id], set_=news)
-        return _orders((await self._db.execute(query.returning(pools))).mappings().one())
+        row = (await self._db.execute(query.returning(pools))).mappings().one()
+        return with_learned(_orders(row), row["learned"]) if report.recalls else _orders(row)
 
     async def processes(self, pool: str) -> tuple[str | None, tuple[str, ...]]:
         query = select(pools.c.process, pools.c.former).where(pools.c.id == pool).with_for_update()

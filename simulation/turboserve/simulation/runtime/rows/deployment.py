@@ -13,7 +13,7 @@ from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import PoolEntry
 from turboserve.state_store.core.aging import Aging
-from turboserve.state_store.ports.records import PendingEvent, pool_orders
+from turboserve.state_store.ports.records import PendingEvent, pool_orders, with_learned
 from turboserve.state_store.publish.outbox import outbox_values
 
 
@@ -100,16 +100,26 @@ class MemoryPools:
         self._db, self._rows = session, session.tables.pools
 
     async def reported(self, report: PoolReport, now: float) -> PoolOrders:
-        entry = PoolEntry(report.model, report.maximum, now, report.absorbs, report.absorbs_at_maximum)
+        entry = PoolEntry(
+            report.model,
+            report.maximum,
+            now,
+            report.absorbs,
+            report.absorbs_at_maximum,
+            learned=report.learned,
+        )
 
         def run() -> PoolOrders:
             if self._db.insert_if_absent(self._rows, report.pool, entry):
-                return _orders(report.pool, entry)
+                return with_learned(_orders(report.pool, entry), entry.learned if report.recalls else None)
             before = self._db.lock(self._rows, report.pool, LockMode.NO_KEY_UPDATE)
             assert before is not None
-            after = replace(entry, orders=before.orders, process=before.process, former=before.former)
+            kept = before.learned if report.learned is None else report.learned
+            after = replace(
+                entry, orders=before.orders, process=before.process, former=before.former, learned=kept
+            )
             self._db.update(self._rows, report.pool, after)
-            return _orders(report.pool, after)
+            return with_learned(_orders(report.pool, after), after.learned if report.recalls else None)
 
         return await self._db.execute(run)
 

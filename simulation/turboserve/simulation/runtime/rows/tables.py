@@ -126,6 +126,7 @@ class PoolEntry:
     """Columns of the orders that are not at their default, as JSON."""
     process: str | None = None
     former: tuple[str, ...] = ()
+    learned: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,20 +112,22 @@ function showPool(pool) {
   at("r-required").textContent = scaling.required ?? "–";
   at("r-rho").textContent = number(scaling.rho_max, 2);
   at("r-volatility").textContent = number(scaling.volatility, 2);
-  at("r-level").textContent = scaling.level;
+  at("r-basis").textContent = scaling.level === null ? `Learned, ${duration(scaling.learned_from_s)}` : `Profile, level ${scaling.level}`;
   at("r-target-rho").textContent = scaling.target_utilization;
   at("r-weight").textContent = scaling.latency_weight;
   at("workers").min = scaling.least;
   at("workers").max = scaling.most;
   if (!edited) at("workers").value = scaling.override ?? scaling.target;
   at("dry-run").checked = scaling.mode === "dry_run";
-  at("table-of").textContent = `Profile: ${scaling.profile?.source ?? "–"}`;
+  at("table-of").textContent = scaling.level === null
+    ? "Headroom: learned from this pool's own demand."
+    : `Profile: ${scaling.profile?.source ?? "–"}`;
   fill(at("decisions"), scaling.decisions.toReversed(), (d) =>
     showLine(d.at, d.target === d.previous ? `${d.action} at ${d.target}` : `${d.action}: ${d.previous} → ${d.target}`, d.reason));
 }
 
 function showUnmanaged() {
-  for (const name of ["target", "limits", "required", "rho", "volatility", "level", "target-rho", "weight"]) {
+  for (const name of ["target", "limits", "required", "rho", "volatility", "basis", "target-rho", "weight"]) {
     at(`r-${name}`).textContent = "–";
   }
   at("table-of").textContent = "Another system starts the workers of this pool.";
