@@ -42,6 +42,7 @@ NAMES = (
     "paper",
     "placement",
     "report",
+    "scale",
     "sequence-parallel",
     "simulate",
     "slack",

@@ -18,7 +18,6 @@ from turboserve.autoscaler.control.headroom import Headroom
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.contracts.pool import LEARNED_LIMIT
 
-VERSION = 1
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
 
@@ -42,7 +41,7 @@ class LearnedState(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     conditions: str = Field(max_length=64)
     """Digest of what the sums depend on: `conditions_of`."""
     at: Amount

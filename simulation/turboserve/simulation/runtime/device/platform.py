@@ -70,7 +70,7 @@ class VirtualPlatform:
         loop, settings, config = asyncio.get_running_loop(), self.settings, engine.config
         clock, seconds = DeviceClock(self.clock), self.profile.package_s
         lends = settings.sequence_parallel_directory is not None
-        encoder = VirtualEncoder(config, seconds, clock)
+        encoder = self.encoder(engine, clock)
         convert = ChunkPackager(encoder, config.fps, clock, engine.package, engine.fidelity.ladder)
         limit = PACKAGER_LIMIT * engine.slabs
         packager = VirtualPackager(convert, deliver, loop, clock, seconds, limit)
@@ -87,6 +87,10 @@ class VirtualPlatform:
         )
         self.runner = runner
         return Device(runner, packager)
+
+    def encoder(self, engine: Engine, clock: DeviceClock) -> VirtualEncoder:
+        """Create the encoder of chunks."""
+        return VirtualEncoder(engine.config, self.profile.package_s, clock)
 
     def network(self, engine: Engine) -> MemoryNetwork:
         """See `Platform.network`."""

@@ -1,0 +1,1 @@
+"""The size of deployment that one control plane carries."""
