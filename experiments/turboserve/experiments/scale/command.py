@@ -24,6 +24,7 @@ from turboserve.bus import Bus
 from turboserve.cli.embedded import Layout
 from turboserve.cli.stack.background import BackgroundStack, StackStartError
 from turboserve.config import Settings
+from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.experiments.scale.clients import Clients
@@ -194,8 +195,11 @@ class Load:
     async def _joined(self, bus: Bus) -> float:
         began = time.monotonic()
         while True:
-            page = await bus.call(LIST_WORKERS, ListWorkers(), deadline_s=REQUEST_S)
-            ready = sum(record.phase is WorkerPhase.READY for record in page.workers)
+            ready = 0
+            # A busy store answers some requests with `unavailable`.
+            with suppress(TurboServeError):
+                page = await bus.call(LIST_WORKERS, ListWorkers(), deadline_s=REQUEST_S)
+                ready = sum(record.phase is WorkerPhase.READY for record in page.workers)
             if ready >= self._workers:
                 return time.monotonic() - began
             if any(host.poll() is not None for host in self._hosts):
