@@ -93,9 +93,9 @@ def load_figures(
         (mix, name, number): PaperCell(
             "mixed", f"{mix} {name} matrix {number}", load_at_99, (number, mix, name, seed)
         )
+        for number, seed in pairs
         for mix in MIXES
         for name in POLICIES
-        for number, seed in pairs
     }
     bounds = {
         (mix, number): PaperCell("mixed", f"{mix} bound matrix {number}", fluid_of, (number, mix))
