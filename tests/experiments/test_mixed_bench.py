@@ -83,13 +83,15 @@ def test_gains_are_paired() -> None:
 
 def test_a_run_that_was_cut_off_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "MIXES", {"S5": MIXES["S5"]})
-    first = command.run(only="loads", seeds=1, matrices=1, first_seed=3, cells=tmp_path)
+    options = {"only": "loads,placed", "seeds": 1, "matrices": 2, "placed": 1, "first_seed": 3}
+    first = command.run(**options, cells=tmp_path)  # type: ignore[arg-type]
     finished = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    assert len(finished) == len(POLICIES) + 1
-    assert first["load_at_99"]["S5"]["ours"] >= first["load_at_99"]["S5"]["static"]
+    assert len(finished) == 2 + len(POLICIES) + 1
+    for figures in (first, first["placed"]):
+        assert figures["load_at_99"]["S5"]["ours"] >= figures["load_at_99"]["S5"]["static"]
     one = sorted(finished)[0]
     (tmp_path / one).unlink()
-    again = command.run(only="loads", seeds=1, matrices=1, first_seed=3, cells=tmp_path)
+    again = command.run(**options, cells=tmp_path)  # type: ignore[arg-type]
     assert again == first
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == finished
 

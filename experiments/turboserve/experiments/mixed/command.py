@@ -12,8 +12,9 @@ from rich import box
 from rich.table import Table
 
 from turboserve.bench.report import BenchError
+from turboserve.experiments.mixed.analytic import analytic_loads
 from turboserve.experiments.mixed.family import KINDS, MIXES, WORKERS_OF_KIND, coefficient_of_variation
-from turboserve.experiments.mixed.figures import gains, loads, median_interval, summary
+from turboserve.experiments.mixed.figures import gains, median_interval, medians, summary
 from turboserve.experiments.mixed.snapshot import POLICIES, fluid_of, load_at_99
 from turboserve.experiments.mixed.solver import solver_times
 from turboserve.experiments.paper.cells import PaperCell, ResultFolder
@@ -24,10 +25,14 @@ SEEDS, QUICK_SEEDS = 5, 2
 MATRICES, QUICK_MATRICES = 20, 3
 FIRST_SEED = 100
 """Seeds below this were used while the policies were written."""
-PARTS = ("loads", "solver")
+PLACED, QUICK_PLACED = 4, 1
+PARTS = ("loads", "placed", "solver")
 DEFINITIONS = {
     "capability": "Declared: every n_kj and L_kj(b) is drawn from the family in the documentation.",
-    "load_at_99": "Most sessions with 99 % of all chunks in time. Median over the matrices.",
+    "load_at_99": "Most sessions with 99 % of all chunks in time. Median over the matrices. In fractions of "
+    "sessions, with the exact shares of the mix, by the cores that decide shares.",
+    "placed": "The same with whole sessions, drawn by the mix, that the placement cores place one by one. A "
+    "chunk is in time if the chunks of all classes of its worker take at most a chunk's playing time.",
     "load_at_99_each_class": "Most sessions with 99 % of the chunks of each class in time. Median.",
     "gain": "Load of `ours` over another policy's with the same matrix and sessions: median, 95 % interval "
     "of the median (bootstrap over matrices), and the worst matrix.",
@@ -37,7 +42,7 @@ DEFINITIONS = {
     "oserve_exact": "Quotas from the exact optimum of OServe's objective.",
     "of_bound": "Load over that of the linear program with fractions of sessions and the exact mix.",
     "solver": "Processor time of one program for 256 workers and 6 classes, by the number of kinds.",
-    "method": "The placement cores decide on snapshots of sessions; no chunk is played out.",
+    "method": "The cores decide on snapshots of sessions; no chunk is played out.",
 }
 
 
@@ -49,6 +54,10 @@ def run(
         int, typer.Option(min=0, help="Matrices of each seed. 0: 20, or 3 with --quick.")
     ] = 0,
     first_seed: Annotated[int, typer.Option(min=0, max=10**6, help="First seed.")] = FIRST_SEED,
+    placed: Annotated[
+        int,
+        typer.Option(min=0, help="Matrices of each seed with whole sessions. 0: 4, or 1 with --quick."),
+    ] = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Number of processes; 0 for one per core.")] = 1,
     cells: Annotated[Path | None, typer.Option(help="Folder that keeps finished runs.")] = None,
 ) -> dict[str, Any]:
@@ -72,10 +81,15 @@ def run(
         "matrices": each * len(numbers),
     }
     pairs = [(matrix_number(seed, place), seed) for seed in numbers for place in range(each)]
-    with progress_bar(len(pairs) * len(MIXES) * (len(POLICIES) + 1)) as done:
+    few = placed or (QUICK_PLACED if quick else PLACED)
+    some = [(matrix_number(seed, place), seed) for seed in numbers for place in range(few)]
+    processes = jobs or os.cpu_count() or 1
+    with progress_bar(len(pairs) + len(some) * len(MIXES) * (len(POLICIES) + 1)) as done:
         folder = ResultFolder(cells)
         if "loads" in parts:
-            result |= load_figures(folder, pairs, jobs or os.cpu_count() or 1, done)
+            result |= analytic_figures(folder, pairs, processes, done)
+        if "placed" in parts:
+            result["placed"] = placed_figures(folder, some, processes, done)
     if "solver" in parts:
         result["solver"] = solver_times(2 if quick else 10, first_seed)
     return result
@@ -85,10 +99,23 @@ def matrix_number(seed: int, place: int) -> int:
     return seed * 10_000 + place
 
 
-def load_figures(
+def analytic_figures(
     folder: ResultFolder, pairs: Sequence[tuple[int, int]], jobs: int, done: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return the figures by mix. `pairs`: the number of each matrix, and the seed of its sessions."""
+    """Return the figures over all matrices, in fractions of sessions. `pairs`: matrix and seed."""
+    cells = {number: PaperCell("mixed", f"matrix {number}", analytic_loads, (number,)) for number, _ in pairs}
+    found = folder.run(cells.values(), jobs, done)
+    values = {
+        mix: {name: [found[cells[number]][mix][name] for number, _ in pairs] for name in POLICIES}
+        for mix in MIXES
+    }
+    return _figures(values)
+
+
+def placed_figures(
+    folder: ResultFolder, pairs: Sequence[tuple[int, int]], jobs: int, done: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the figures of whole sessions that the placement cores place. `pairs`: matrix and seed."""
     cells = {
         (mix, name, number): PaperCell(
             "mixed", f"{mix} {name} matrix {number}", load_at_99, (number, mix, name, seed)
@@ -103,38 +130,48 @@ def load_figures(
         for number, _ in pairs
     }
     found = folder.run([*cells.values(), *bounds.values()], jobs, done)
-    result: dict[str, Any] = {name: {} for name in ("load_at_99", "load_at_99_ci95", "gain", "of_bound")} | {
-        "load_at_99_each_class": {},
-        "gain_each_class": {},
+    values = {
+        mix: {name: [found[cells[mix, name, number]] for number, _ in pairs] for name in POLICIES}
+        for mix in MIXES
     }
-    for mix in MIXES:
-        by_policy = {name: [found[cells[mix, name, number]] for number, _ in pairs] for name in POLICIES}
-        overall = {name: [float(one[0]) for one in values] for name, values in by_policy.items()}
-        worst = {name: [float(one[1]) for one in values] for name, values in by_policy.items()}
-        result["load_at_99"][mix] = loads(overall)
-        result["load_at_99_ci95"][mix] = {name: median_interval(values) for name, values in overall.items()}
-        result["load_at_99_each_class"][mix] = loads(worst)
+    most = {mix: [found[bounds[mix, number]] for number, _ in pairs] for mix in MIXES}
+    of_bound = {
+        mix: summary([one[0] / bound for one, bound in zip(values[mix]["ours"], most[mix], strict=True)])
+        for mix in MIXES
+    }
+    return {**_figures(values), "matrices": len(pairs), "of_bound": of_bound}
+
+
+def _figures(values: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> dict[str, Any]:
+    """Return medians, intervals and paired gains by mix.
+
+    `values` has by mix and policy, for each matrix, the load with 99 % of all chunks in time, and that with
+    99 % of the chunks of each class.
+    """
+    names = ("load_at_99", "load_at_99_ci95", "gain", "load_at_99_each_class", "gain_each_class")
+    result: dict[str, Any] = {name: {} for name in names}
+    for mix, by_policy in values.items():
+        overall = {name: [float(one[0]) for one in loads] for name, loads in by_policy.items()}
+        worst = {name: [float(one[1]) for one in loads] for name, loads in by_policy.items()}
+        result["load_at_99"][mix] = medians(overall)
+        result["load_at_99_ci95"][mix] = {name: median_interval(loads) for name, loads in overall.items()}
         result["gain"][mix] = gains(overall, "ours")
+        result["load_at_99_each_class"][mix] = medians(worst)
         result["gain_each_class"][mix] = gains(worst, "ours")
-        result["of_bound"][mix] = summary(
-            [
-                one / found[bounds[mix, number]]
-                for one, (number, _) in zip(overall["ours"], pairs, strict=True)
-            ]
-        )
     return result
 
 
 def table(result: Mapping[str, Any]) -> Table:
     """Format the loads by mix, the gains, and the solver's times."""
     shown = Table("mix (CV)", *POLICIES, "over static: median, worst", "over oserve", box=box.SIMPLE)
-    for mix, by_policy in result.get("load_at_99", {}).items():
-        gain = result["gain"][mix]
-        shown.add_row(
-            f"{mix} ({result['cv'][mix]:.3f})",
-            *(f"{by_policy[name]:.1f}" for name in POLICIES),
-            *(f"{gain[name]['median']:.3f}, {gain[name]['worst']:.3f}" for name in ("static", "oserve")),
-        )
+    for part, of in (("", result), ("placed ", result.get("placed", {}))):
+        for mix, by_policy in of.get("load_at_99", {}).items():
+            gain = of["gain"][mix]
+            shown.add_row(
+                f"{part}{mix} ({result['cv'][mix]:.3f})",
+                *(f"{by_policy[name]:.1f}" for name in POLICIES),
+                *(f"{gain[name]['median']:.3f}, {gain[name]['worst']:.3f}" for name in ("static", "oserve")),
+            )
     for kinds, times in result.get("solver", {}).items():
         shown.add_row(
             f"program, {kinds} kinds",

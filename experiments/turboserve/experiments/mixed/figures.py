@@ -27,7 +27,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def loads(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def medians(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return the median by policy. `found`: one value for each matrix."""
     return {name: float(np.median(values)) for name, values in found.items()}
 
