@@ -13,6 +13,7 @@ from rich.table import Table
 
 from turboserve.bench.report import BenchError
 from turboserve.experiments.mixed.analytic import analytic_loads
+from turboserve.experiments.mixed.composing import composition_figures
 from turboserve.experiments.mixed.family import KINDS, MIXES, WORKERS_OF_KIND, coefficient_of_variation
 from turboserve.experiments.mixed.figures import gains, median_interval, medians, summary
 from turboserve.experiments.mixed.snapshot import POLICIES, fluid_of, load_at_99
@@ -26,7 +27,7 @@ MATRICES, QUICK_MATRICES = 20, 3
 FIRST_SEED = 100
 """Seeds below this were used while the policies were written."""
 PLACED, QUICK_PLACED = 4, 1
-PARTS = ("loads", "placed", "solver")
+PARTS = ("loads", "placed", "solver", "composition")
 DEFINITIONS = {
     "capability": "Declared: every n_kj and L_kj(b) is drawn from the family in the documentation.",
     "load_at_99": "Most sessions with 99 % of all chunks in time. Median over the matrices. In fractions of "
@@ -42,6 +43,9 @@ DEFINITIONS = {
     "oserve_exact": "Quotas from the exact optimum of OServe's objective.",
     "of_bound": "Load over that of the linear program with fractions of sessions and the exact mix.",
     "solver": "Processor time of one program for 256 workers and 6 classes, by the number of kinds.",
+    "composition": "Cost of the decision above the least of all compositions (2 kinds, 2 models). Processor "
+    "time of a decision with 4 kinds, 6 classes and at most 64 workers. The least served share of a class with "
+    "the composition that OServe's Algorithm 1 finds for the same workers.",
     "method": "The cores decide on snapshots of sessions; no chunk is played out.",
 }
 
@@ -92,6 +96,9 @@ def run(
             result["placed"] = placed_figures(folder, some, processes, done)
     if "solver" in parts:
         result["solver"] = solver_times(2 if quick else 10, first_seed)
+    if "composition" in parts:
+        cases = 10 if quick else 40
+        result["composition"] = composition_figures(cases, cases, first_seed)
     return result
 
 
