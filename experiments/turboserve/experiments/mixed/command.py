@@ -44,8 +44,8 @@ DEFINITIONS = {
     "of_bound": "Load over that of the linear program with fractions of sessions and the exact mix.",
     "solver": "Processor time of one program for 256 workers and 6 classes, by the number of kinds.",
     "composition": "Cost of the decision above the least of all compositions (2 kinds, 2 models). Processor "
-    "time of a decision with 4 kinds, 6 classes and at most 64 workers. The least served share of a class with "
-    "the composition that OServe's Algorithm 1 finds for the same workers.",
+    "time of a decision with 4 kinds, 6 classes and at most 64 workers. The least served share of a class "
+    "with the composition that OServe's Algorithm 1 finds for the same workers.",
     "method": "The cores decide on snapshots of sessions; no chunk is played out.",
 }
 
