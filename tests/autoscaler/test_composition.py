@@ -11,8 +11,8 @@ import pytest
 from turboserve.allocation.classes import Capability, SessionClass
 from turboserve.autoscaler.control.composition import CompositionPolicy, Offer, Terms, decide
 from turboserve.autoscaler.control.transition import StepKind, Transition, plan, share_with_places
-from turboserve.baselines.random_search import RandomSearch
 from turboserve.experiments.mixed.composing import drawn_case, oracle_cost
+from turboserve.experiments.mixed.random_search import RandomSearch
 
 A, B = SessionClass("a"), SessionClass("b")
 TERMS = {"k": Terms(price=2.0, most=6)}

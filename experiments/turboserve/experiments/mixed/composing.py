@@ -21,8 +21,8 @@ from turboserve.autoscaler.control.composition import (
     decide,
 )
 from turboserve.baselines.oserve import MostSessions
-from turboserve.baselines.random_search import RandomSearch
 from turboserve.bench.report import percentile
+from turboserve.experiments.mixed.random_search import RandomSearch
 from turboserve.scheduler.placement.shares import Kind, solve_shares
 
 SMALL = {"kinds": 2, "models": 2, "most": 2}
