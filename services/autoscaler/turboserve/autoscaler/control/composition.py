@@ -166,10 +166,10 @@ def _build(
         # Of the new workers of all offers, as many are hired as the kind grows; the others are switched.
         linear.row([(hired, 1.0), *((column, -1.0) for column, _ in all_workers)], lower=-float(had))
         linear.row([*all_new, (hired, -1.0)], lower=0.0)
-    for one, count in wanted.items():
-        short = columns.short[one] = linear.column(0.0, count)
+    for one, sessions in wanted.items():
+        short = columns.short[one] = linear.column(0.0, sessions)
         columns.prices.append((short, policy.shortage_price * hours))
-        linear.row([*places[one], (short, 1.0)], lower=count)
+        linear.row([*places[one], (short, 1.0)], lower=sessions)
     return columns
 
 
