@@ -113,8 +113,8 @@ test: setup-dev
 	@$(MAKE) -j2 --output-sync=target lint-imports lint-style compiled-tests
 	@echo "test: pytest, $(TEST_PROCESSES) files at a time; beside it mypy and mkdocs"; \
 		rm -f .coverage .coverage.*; status=0; $(MAKE) --keep-going lint-types lint-docs >$(CHECKS) 2>&1 & checks=$$!; \
-		$(BIN)/python -m pytest -p tests.helpers.sampled_coverage -n $(TEST_PROCESSES) --dist loadfile \
-		$(PYTEST_ARGS) || status=$$?; wait $$checks || status=$$(($$status ? $$status : 1)); cat $(CHECKS); \
+		$(BIN)/python -m pytest -p tests.helpers.sampled_coverage -p tests.helpers.cpu_times \
+		-n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS) || status=$$?; wait $$checks || status=$$(($$status ? $$status : 1)); cat $(CHECKS); \
 		$(BIN)/python -m coverage combine --quiet || exit 1; \
 		echo "test: these tests execute at least $$($(BIN)/python -m coverage report --format=total) % of the" \
 		"lines and branches"; exit $$status

@@ -6,6 +6,7 @@ Each server starts only when a test needs it. A module gets them empty: no strea
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -185,6 +186,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return first.get(group, len(first)), -sizes[group], found[group], within
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, which takes a seventh of the CPU time and finds little."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def process_state() -> dict[str, object]:

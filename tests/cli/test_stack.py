@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from tests.helpers.broker_clients import PATIENCE_S, connected_client
 from turboserve.cli.embedded import Layout
 from turboserve.cli.main import app
+from turboserve.cli.stack import run
 from turboserve.cli.stack.background import BackgroundStack
-from turboserve.cli.stack.options import Options
+from turboserve.cli.stack.options import Options, Workers
 from turboserve.cli.stack.plan import Plan
 from turboserve.cli.stack.run import INSTALLED
 
@@ -273,18 +274,41 @@ def test_a_taken_port_that_was_asked_for_is_an_error(data_dir: Path) -> None:
     assert f"port {port} on 127.0.0.1 is in use" in result.stderr
 
 
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+    """The stacks that `turboserve up` would start in this process. None is started."""
+    started: list[Options] = []
+
+    def start(options: Options) -> int:
+        started.append(options)
+        return 0
+
+    monkeypatch.setattr(run, "run", start)
+    return started
+
+
 @pytest.mark.parametrize("port", ["0", "65536", "x"])
-def test_an_impossible_port_is_refused(data_dir: Path, port: str) -> None:
-    result = up(data_dir, "--port", port)
-    assert result.returncode == 2
+def test_an_impossible_port_is_refused(data_dir: Path, port: str, starts: list[Options]) -> None:
+    result = RUNNER.invoke(app, ["up", "--data", str(data_dir), "--port", port])
+    assert result.exit_code == 2
     assert "--port" in result.stderr
+    assert starts == []
 
 
 @pytest.mark.parametrize("workers", ["", "-1", "3..1", "1..1000", "two"])
-def test_impossible_workers_are_refused(data_dir: Path, workers: str) -> None:
-    result = up(data_dir, f"--workers={workers}")
-    assert result.returncode == 1
+def test_impossible_workers_are_refused(data_dir: Path, workers: str, starts: list[Options]) -> None:
+    result = RUNNER.invoke(app, ["up", "--data", str(data_dir), f"--workers={workers}"])
+    assert result.exit_code == 1
     assert "--workers" in result.stderr
+    assert starts == []
+
+
+def test_possible_options_start_a_stack(data_dir: Path, starts: list[Options]) -> None:
+    """The refusals above come from the options, not from what else would fail in this process."""
+    result = RUNNER.invoke(app, ["up", "--data", str(data_dir), "--port", "8081", "--workers=1..3"])
+    assert result.exit_code == 0, result.output
+    [options] = starts
+    assert (options.port, options.workers) == (8081, Workers.parse("1..3"))
 
 
 async def _write(nats_url: str, postgres_url: str) -> None:

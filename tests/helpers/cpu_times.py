@@ -1,0 +1,96 @@
+"""CPU time of each test file, with the processes that its tests start: `make test` loads this plugin.
+
+Wall time depends on what else the machine does; CPU time depends on it much less. A process that several
+files share counts for the file that runs while it computes. A process whose parent has ended before it counts
+for no file. With `TURBOSERVE_CPU_TIMES=PATH`, every test's figures are written to that file too: a line of
+JSON with its id, and CPU and wall seconds, without processes that still run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+
+import psutil
+import pytest
+from _pytest.terminal import TerminalReporter
+from xdist.workermanage import WorkerController
+
+SHOWN = 20
+"""Number of files in the report."""
+TARGET = os.environ.get("TURBOSERVE_CPU_TIMES")
+"""Read before `conftest.py` removes the product's variables."""
+
+
+def own_s() -> float:
+    """Return the CPU seconds of this process and of the descendants that it and they have waited for."""
+    spent = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
+
+
+def running_s() -> float:
+    """Return the CPU seconds of the descendants that run, and of what they have waited for."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+class CpuTimes:
+    """Measures the tests of this process. xdist's distributing process collects what the others measured."""
+
+    def __init__(self) -> None:
+        self.files: Counter[str] = Counter()
+        """CPU seconds by file."""
+        self._before = 0.0
+        """CPU seconds of all processes at the last change of files."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        cpu, wall = own_s(), time.monotonic()
+        file = item.nodeid.split("::", 1)[0]
+        try:
+            return (yield)
+        finally:
+            if TARGET:
+                with Path(TARGET).open("a") as lines:
+                    figures = own_s() - cpu, time.monotonic() - wall
+                    lines.write(json.dumps([item.nodeid, *(round(each, 3) for each in figures)]) + "\n")
+            # Looking at every process takes some milliseconds, so it is done once a file.
+            if nextitem is None or nextitem.nodeid.split("::", 1)[0] != file:
+                now = own_s() + running_s()
+                self.files[file] += max(0.0, now - self._before)
+                self._before = now
+
+    def pytest_collection_finish(self) -> None:
+        self._before = own_s() + running_s()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["cpu_times"] = dict(self.files)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: WorkerController) -> None:
+        self.files.update(getattr(node, "workeroutput", {}).get("cpu_times", {}))
+
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        total = sum(self.files.values())
+        terminalreporter.section(f"{total:.0f} s of CPU time in {len(self.files)} files; the most in")
+        for file, cpu in self.files.most_common(SHOWN):
+            terminalreporter.write_line(f"{cpu:6.1f} s  {file}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuTimes())
