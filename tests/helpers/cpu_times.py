@@ -12,7 +12,7 @@ import json
 import os
 import resource
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class CpuTimes:
     """Measures the tests of this process. xdist's distributing process collects what the others measured."""
 
     def __init__(self) -> None:
-        self.files: Counter[str] = Counter()
+        self.files: defaultdict[str, float] = defaultdict(float)
         """CPU seconds by file."""
         self._before = 0.0
         """CPU seconds of all processes at the last change of files."""
@@ -83,12 +83,13 @@ class CpuTimes:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: WorkerController) -> None:
-        self.files.update(getattr(node, "workeroutput", {}).get("cpu_times", {}))
+        for file, cpu in getattr(node, "workeroutput", {}).get("cpu_times", {}).items():
+            self.files[file] += cpu
 
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
         total = sum(self.files.values())
         terminalreporter.section(f"{total:.0f} s of CPU time in {len(self.files)} files; the most in")
-        for file, cpu in self.files.most_common(SHOWN):
+        for file, cpu in sorted(self.files.items(), key=lambda row: -row[1])[:SHOWN]:
             terminalreporter.write_line(f"{cpu:6.1f} s  {file}")
 
 
