@@ -41,7 +41,7 @@ async def shoot(page: Any, url: str, look: str, out: Path) -> None:
     await page.get_by_label("What should the video show?").fill("a red circle wearing a hat")
     await page.locator("#hint").wait_for()
     await save("2-unknown-words")
-    await page.get_by_label("What should the video show?").fill("a red circle moving left on navy")
+    await page.get_by_label("What should the video show?").fill("a red balloon moving left over the sea")
     await page.get_by_role("button", name="Start", exact=True).click()
     await page.locator("body[data-mode=live]").wait_for()
     await page.wait_for_timeout(2_000)

@@ -47,10 +47,10 @@ async def test_chips_compose_a_prompt_and_unknown_words_are_named(gateway_url: s
     assert await field.input_value() == "an orange circle"
     await page.get_by_role("button", name="square", exact=True).click()
     await page.get_by_role("button", name="moving left", exact=True).click()
-    await page.get_by_role("group", name="background").get_by_role("button", name="navy").click()
-    assert await field.input_value() == "an orange square moving left on navy"
+    await page.get_by_role("group", name="scene").get_by_role("button", name="the sea").click()
+    assert await field.input_value() == "an orange square moving left over the sea"
     chosen = await page.locator(".chip[aria-pressed=true]").all_inner_texts()
-    assert chosen == ["orange", "square", "left", "navy"]
+    assert chosen == ["orange", "square", "left", "sea"]
     assert await page.locator("#hint").is_hidden()
     await field.fill("a red circle wearing a hat")
     await page.locator("#hint", has_text="does not know “wearing” and “hat”").wait_for()

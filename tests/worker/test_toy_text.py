@@ -35,6 +35,16 @@ def test_words_without_case_and_punctuation() -> None:
         ("on navy blue , a ball in red", "on navy blue , a ball in red"),
         ("a red ball over dark blue", "a red ball over dark blue"),
         ("in white", "in white"),
+        # Synonyms
+        ("a crimson balloon rising", "a red ball moving up"),
+        ("golden cube, whirling", "yellow box , circling"),
+        # Scenes
+        ("a red ball over the sea", "a red ball over navy"),
+        ("a red ball in the snow", "a red ball on white"),
+        ("a red ball at night", "a red ball on black"),
+        ("a starry night sky with a red ball", "on black with a red ball"),
+        ("misty mountains: a teal tent sinking", "on gray a cyan triangle moving down"),
+        ("a snow ball", "on white blue ball"),
     ],
 )
 def test_figures_get_colors_that_figures_have(prompt: str, read: str) -> None:

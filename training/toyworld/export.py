@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from turboserve.experiments.toyworld.scenery import SIZE
+from turboserve.worker.model.toy_picture import PIXELS_PER_LATENT
 from turboserve.worker.model.toyworld import WEIGHTS, read_toyworld
 
 LIMIT_BYTES = 16_000_000
@@ -38,10 +40,10 @@ def main() -> None:
     }
     config = {
         "name": "toyworld",
-        "transformer": json.loads(dit["config"]),
+        "transformer": {**json.loads(dit["config"]), "pixels_per_latent": PIXELS_PER_LATENT},
         "vae": vae["config"],
         "vocabulary": list(text["vocabulary"]),
-        "pixels": 64,
+        "pixels": SIZE,
         "provenance": {
             "transformer": dit["provenance"],
             "vae": [vae["provenance"], *vae.get("tuned", [])],

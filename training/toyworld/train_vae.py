@@ -34,6 +34,11 @@ def draw_clips(rng: random.Random, count: int) -> Tensor:
 
     Half of them change to another scene after the ninth frame.
     """
+    return torch.cat([world.render_batch(scenes, places) for scenes, places in draw_scenes(rng, count)], 1)
+
+
+def draw_scenes(rng: random.Random, count: int) -> list[tuple[list[world.Scene], Tensor]]:
+    """Draw the scenes and places of `draw_clips`: of the first 9 frames, and of the other 8."""
     parts: list[tuple[list[world.Scene], list[Tensor]]] = [([], []), ([], [])]
     for _ in range(count):
         old = random_scene(rng, want_held_out=None)
@@ -52,7 +57,7 @@ def draw_clips(rng: random.Random, count: int) -> Tensor:
             scenes.append(scene)
             path = world.centres(scene, at, frames)
             places.append(path.expand(2, -1, -1) if len(path) == 1 else path)
-    return torch.cat([world.render_batch(scenes, torch.stack(places)) for scenes, places in parts], 1)
+    return [(scenes, torch.stack(places)) for scenes, places in parts]
 
 
 def reconstruction_loss(made: Tensor, real: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
-"""Train the decoder further for a fixed encoder, so that the transformer's latents stay the same.
+"""Train the decoder that ships: figures at 128×128 before landscapes, for a fixed encoder and its latents.
 
-    python training/toyworld/tune_decoder.py --vae runs/vae.pt --out runs/vae_tuned.pt --minutes 15
+    python training/toyworld/tune_decoder.py --vae runs/vae.pt --out runs/vae_tuned.pt --minutes 30
 
-The clips are as in sessions, with shapes on the lattice, and the latents have as much noise as the
-transformer has errors. New residual blocks at 16×16 begin as the identity.
+The encoder sees plain frames of 64×64, as it was trained. The decoder learns to draw the same scenes with
+landscapes and shading (`turboserve.experiments.toyworld.scenery`). The clips are as in sessions, with shapes
+on the lattice, and the latents have as much noise as the transformer has errors. New residual blocks at 16×16
+begin as the identity. At first only the new last stage learns, then the whole decoder (`--alone`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import train_vae
@@ -19,31 +22,50 @@ from common import MovingAverage, commit, contact_sheet, warmup_cosine, write_pn
 from parallel import average_gradients, join, spawn
 from torch import Tensor, nn
 
-from turboserve.experiments.toyworld import world
+from turboserve.experiments.toyworld import scenery, world
 from turboserve.worker.model.toy_vae import ToyVae
 
 LARGEST_NOISE = 0.25
 OFF_LATTICE = 0.03
+PICTURE = {"channels": 48, "frame_channels": 32, "landscapes": len(world.BACKGROUNDS), "size": scenery.SIZE}
 
 
-def widen(saved: dict[str, Tensor], config: dict[str, int]) -> ToyVae:
+def widen(saved: dict[str, Tensor], config: dict[str, Any]) -> ToyVae:
     """Return the VAE with weights `saved`; decoder blocks missing there pass their input on."""
     vae = ToyVae(**config)
     state = vae.state_dict()
-    for name in state.keys() - saved.keys():
-        if name.endswith(("second.weight", "second.bias")):
+    known = {name: value for name, value in saved.items() if name in state}
+    for name in state.keys() - known.keys():
+        if name.startswith("decoder_fine") and name.endswith(("second.weight", "second.bias")):
             state[name] = torch.zeros_like(state[name])
-    vae.load_state_dict(state | saved)
+    state["decoder_out.landscapes"] = scenery.landscapes()
+    # Most pixels have no figure.
+    opacity = state["decoder_out.out.bias"].view(4, -1)[3]
+    opacity.fill_(-2.0)
+    vae.load_state_dict(state | known)
     return vae
 
 
-def loss_of(made: Tensor, real: Tensor) -> Tensor:
-    """Return the absolute plus squared error; pixels of shapes weigh five times as much."""
+def loss_of(made: Tensor, real: Tensor, empty: Tensor) -> Tensor:
+    """Return the absolute plus squared error; pixels of shapes weigh five times as much.
+
+    `empty`: the frames without figures.
+    """
     error = made - real
-    plain = real.flatten(3).median(-1, keepdim=True).values.unsqueeze(-1)
-    drawn = ((real - plain).abs().amax(2, keepdim=True) > 0.1).float()
+    drawn = ((real - empty).abs().amax(2, keepdim=True) > 0.02).float()
     weight = 1.0 + 4.0 * drawn
     return (weight * (error.abs() + 2.0 * error.square())).mean()
+
+
+def draw_pairs(rng: random.Random, count: int, behind: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw clips as the encoder and as viewers see them, and the latter without figures."""
+    plain, fine, empty = [], [], []
+    for scenes, places in train_vae.draw_scenes(rng, count):
+        plain.append(world.render_batch(scenes, places))
+        fine.append(scenery.draw_batch(scenes, places, behind))
+        rows = torch.tensor([list(world.BACKGROUNDS).index(scene.background) for scene in scenes])
+        empty.append(behind[rows].unsqueeze(1).expand_as(fine[-1]))
+    return torch.cat(plain, 1), torch.cat(fine, 1), torch.cat(empty, 1)
 
 
 def main() -> None:
@@ -52,9 +74,10 @@ def main() -> None:
     )
     parser.add_argument("--vae", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--batch", type=int, default=8, help="clips of 17 frames")
     parser.add_argument("--fine", type=int, default=4)
+    parser.add_argument("--alone", type=float, default=0.2, help="share of the time for the last stage alone")
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
@@ -69,11 +92,12 @@ def tune(rank: int, args: argparse.Namespace) -> None:
     rng = random.Random(args.seed + 1000 * rank)
     train_vae.OFF_LATTICE = OFF_LATTICE
     saved = torch.load(args.vae, weights_only=False)
-    config = {**saved["config"], "fine": args.fine}
-    vae = widen(saved["scaled"], config).to(memory_format=torch.channels_last)
+    config = {**saved["config"], "fine": args.fine, "picture": PICTURE}
+    vae = widen(saved["scaled"], config)
+    behind = scenery.landscapes()
+    trained: list[nn.Parameter] = [p for name, p in vae.named_parameters() if name.startswith("decoder")]
     for name, parameter in vae.named_parameters():
-        parameter.requires_grad_(name.startswith("decoder"))
-    trained: list[nn.Parameter] = [p for p in vae.parameters() if p.requires_grad]
+        parameter.requires_grad_(name.startswith("decoder_out"))
     optimiser = torch.optim.AdamW(trained, lr=args.rate, betas=(0.9, 0.99), weight_decay=1e-4)
     average = MovingAverage(vae, 0.99)
     torch.manual_seed(args.seed + 1000 * rank)
@@ -81,12 +105,12 @@ def tune(rank: int, args: argparse.Namespace) -> None:
     def save() -> None:
         shown = ToyVae(**config)
         shown.load_state_dict(average.values)
-        clips = train_vae.draw_clips(random.Random(2), 6)
+        plain, clips, empty = draw_pairs(random.Random(2), 6, behind)
         with torch.no_grad():
-            made, _ = shown.decode(shown.encode(clips))
+            made, _ = shown.decode(shown.encode(plain))
         error = made - clips
         print(
-            f"steps {steps} held l1 {error.abs().mean().item():.5f} "
+            f"steps {steps} held loss {loss_of(made, clips, empty).item():.5f} "
             f"psnr {-10 * error.square().mean().div(4).log10().item():.2f}",
             flush=True,
         )
@@ -115,12 +139,15 @@ def tune(rank: int, args: argparse.Namespace) -> None:
     while progress < 1.0:
         for group in optimiser.param_groups:
             group["lr"] = args.rate * warmup_cosine(progress)
-        clips = train_vae.draw_clips(rng, args.batch // args.processes)
+        if progress >= args.alone and not vae.decoder_in.weight.requires_grad:
+            for parameter in trained:
+                parameter.requires_grad_(True)
+        plain, clips, empty = draw_pairs(rng, args.batch // args.processes, behind)
         with torch.no_grad():
-            latents = vae.encode(clips)
+            latents = vae.encode(plain)
             scale = LARGEST_NOISE * torch.rand(len(latents), 1, 1, 1, 1)
             latents = latents + scale * torch.randn_like(latents)
-        loss = loss_of(vae.decode(latents)[0], clips)
+        loss = loss_of(vae.decode(latents)[0], clips, empty)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         spent = time.monotonic() - begun

@@ -85,8 +85,8 @@ class Verdict:
 
 
 def judge(frames: NDArray[np.uint8]) -> Verdict:
-    """Judge frames [F, 64, 64, 3], F ≥ 8, of one prompt (no switch inside)."""
-    pixels = frames.astype(np.float32)
+    """Judge frames [F, 64, 64, 3] or twice as large, F ≥ 8, of one prompt (no switch inside)."""
+    pixels = _in_world_pixels(frames.astype(np.float32))
     background = _background(pixels)
     behind = np.array(BACKGROUNDS[background], dtype=np.float32)
     # A few frames show which colors occur; only those are searched for in all frames.
@@ -112,6 +112,14 @@ def judge(frames: NDArray[np.uint8]) -> Verdict:
 def has_colours(frames: NDArray[np.uint8], colours: Sequence[str]) -> bool:
     """Return whether the clip's figures have exactly these colors, regardless of shape and motion."""
     return sorted(seen.colour for seen in judge(frames).figures) == sorted(colours)
+
+
+def _in_world_pixels(pixels: Floats) -> Floats:
+    """Return the frames with one pixel for each of the world's, as means of the pixels there."""
+    count, height, width, channels = pixels.shape
+    fine = height // PIXELS
+    means: Floats = pixels.reshape(count, height // fine, fine, width // fine, fine, channels).mean((2, 4))
+    return means
 
 
 def _background(pixels: Floats) -> str:

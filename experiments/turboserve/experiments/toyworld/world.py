@@ -173,9 +173,12 @@ def render_batch(scenes: Sequence[Scene], places: Tensor) -> Tensor:
     return frames
 
 
-def coverage(shape: str, places: Tensor) -> Tensor:
-    """Return how much of each pixel a shape covers: places [n, 2] → [n, 64, 64] in 0..1, y before x."""
-    axis = torch.arange(PIXELS, dtype=torch.float32) + 0.5
+def coverage(shape: str, places: Tensor, fine: int = 1) -> Tensor:
+    """Return how much of each pixel a shape covers: places [n, 2] → [n, 64·fine, 64·fine] in 0..1, y, x.
+
+    `fine`: pixels drawn for one of the world's pixels, across and down.
+    """
+    axis = (torch.arange(PIXELS * fine, dtype=torch.float32) + 0.5) / fine
     half = PIXELS / 2
     dx = ((axis[None, :] - places[:, :1] + half) % PIXELS - half)[:, None, :]
     dy = ((axis[None, :] - places[:, 1:] + half) % PIXELS - half)[:, :, None]
@@ -186,7 +189,7 @@ def coverage(shape: str, places: Tensor) -> Tensor:
     else:
         slope = dx.abs() * (math.sqrt(3) / 2) - dy * 0.5
         distance = torch.maximum(slope, dy) - _TRIANGLE_INRADIUS
-    return (0.5 - distance).clamp(0.0, 1.0)
+    return (0.5 - distance * fine).clamp(0.0, 1.0)
 
 
 def to_uint8(frames: Tensor) -> Tensor:

@@ -85,34 +85,39 @@ def _choices(*texts: str) -> list[PromptChoice]:
 
 
 _TOYWORLD_OTHER_WORDS = (
-    "a against an and around background both draw drift drifting drifts flies float floating floats fly "
-    "flying forever front generate go goes going high i is let make me move moves moving next now of on "
-    "one over please quality run running runs see show slide slides sliding smooth thanks that the there "
-    "together travel travelling travels us video want which with"
+    "a above across against an and around at background both by draw drift drifting drifts field flies float "
+    "floating floats fly flying forever front generate go goes going high i in is landscape let make me move "
+    "moves moving near next now of on one over please quality run running runs scene see show sky slide "
+    "slides sliding smooth thanks that the there through together travel travelling travels under us video "
+    "want which with"
 )
 
 _TOYWORLD = PromptGuide(
-    pattern="a {color} {shape} {motion} on {background}",
+    pattern="a {color} {shape} {motion} over {scene}",
     subjects=["color", "shape"],
     kinds=[
         PromptKind(
             kind="color",
             default="blue",
             choices=_choices(
-                "red",
-                "green",
-                "blue",
-                "yellow",
-                "orange",
-                "purple|violet",
-                "cyan|turquoise",
-                "pink|magenta",
+                "red|crimson|scarlet|ruby",
+                "green|lime|emerald",
+                "blue|azure|sapphire",
+                "yellow|gold|golden|lemon",
+                "orange|amber|tangerine",
+                "purple|violet|lilac|lavender",
+                "cyan|turquoise|teal|aqua",
+                "pink|magenta|rose|fuchsia",
             ),
         ),
         PromptKind(
             kind="shape",
             default="circle",
-            choices=_choices("circle|ball|disc|dot", "square|box|block", "triangle"),
+            choices=_choices(
+                "circle|ball|disc|dot|sphere|balloon|bubble|coin",
+                "square|box|block|cube|crate|tile",
+                "triangle|pyramid|tent|sail",
+            ),
         ),
         PromptKind(
             kind="motion",
@@ -120,30 +125,37 @@ _TOYWORLD = PromptGuide(
             choices=_choices(
                 "moving left|left|leftward|leftwards",
                 "moving right|right|rightward|rightwards",
-                "moving up|up|upward|upwards|to the top",
-                "moving down|down|downward|downwards|to the bottom",
-                "moving in circles|in circles|in a circle|in a loop|circling|circles|orbiting|round",
-                "standing still|still|stationary|at rest|not moving|staying in place|stays",
+                "moving up|up|upward|upwards|to the top|rising|climbing|ascending",
+                "moving down|down|downward|downwards|to the bottom|falling|sinking|descending",
+                "moving in circles|in circles|in a circle|in a loop|circling|circles|orbiting|round|spinning|"
+                "whirling",
+                "standing still|still|stationary|at rest|not moving|staying in place|stays|resting|"
+                "waiting|hovering",
             ),
         ),
         PromptKind(
-            kind="background",
-            default="black",
-            choices=_choices("black", "white", "gray|grey", "navy|navy blue|dark blue"),
+            kind="scene",
+            default="a night sky",
+            choices=_choices(
+                "a night sky|night|stars|starry|space|black",
+                "a snow field|snow|snowy|winter|ice|white",
+                "misty mountains|mountains|hills|mist|misty|fog|foggy|gray|grey",
+                "the sea|sea|ocean|waves|water|navy|navy blue|dark blue",
+            ),
         ),
     ],
     other_words=_TOYWORLD_OTHER_WORDS.split(),
     words_limit=48,
     figures_limit=2,
     notes=[
-        "White, gray, black and navy are colors of backgrounds. A white figure is shown in yellow, a "
-        "navy one in blue, a gray or black one in purple."
+        "White, gray, black and navy are colors of scenes. A white figure is shown in yellow, a navy one in "
+        "blue, a gray or black one in purple."
     ],
     examples=[
         "a red circle moving left",
-        "a blue square moving up on white",
+        "a blue square moving up over a snow field",
         "a green triangle moving in circles",
-        "a pink ball standing still and a cyan box moving right on navy",
+        "a pink ball standing still and a cyan box moving right over the sea",
     ],
 )
 

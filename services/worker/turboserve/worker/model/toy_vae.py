@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from turboserve.worker.model.toy_picture import PIXELS_PER_LATENT, ToyPicture
+
 LATENT_CHANNELS = 16
 TIME_STRIDE = 4
 _PATCH = 4
@@ -74,12 +76,20 @@ class ToyVae(nn.Module):
         width: Channels at 16×16.
         depth: Residual blocks at each resolution, in the encoder and in the decoder.
         fine: Residual blocks of the decoder at 16×16; by default `depth`.
+        picture: Arguments of `ToyPicture`, which then paints the frames, larger than the encoder's. By
+            default the decoder returns what the encoder was given.
     """
 
     latent_mean: Tensor
     latent_std: Tensor
 
-    def __init__(self, width: int = 64, depth: int = 2, fine: int | None = None) -> None:
+    def __init__(
+        self,
+        width: int = 64,
+        depth: int = 2,
+        fine: int | None = None,
+        picture: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__()
         deep = 2 * width
         patch = 3 * TIME_STRIDE * _PATCH * _PATCH
@@ -93,7 +103,11 @@ class ToyVae(nn.Module):
         self.decoder_coarse = nn.ModuleList(_Block(deep) for _ in range(depth))
         self.decoder_up = nn.Conv2d(deep, 4 * width, 1)
         self.decoder_fine = nn.Sequential(*(_Block(width) for _ in range(fine or depth)))
-        self.decoder_out = nn.Conv2d(width, patch, 1)
+        self.decoder_out: nn.Conv2d | ToyPicture
+        if picture is None:
+            self.decoder_out = nn.Conv2d(width, patch, 1)
+        else:
+            self.decoder_out = ToyPicture(width, frames=TIME_STRIDE, **picture)
         self.register_buffer("latent_mean", torch.zeros(LATENT_CHANNELS))
         self.register_buffer("latent_std", torch.ones(LATENT_CHANNELS))
 
@@ -117,6 +131,7 @@ class ToyVae(nn.Module):
     def decode(self, latents: Tensor, cache: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Cache]:
         """latents [B, f, 16, h, w] → (frames [B, F', 3, 8h, 8w] in -1..1, the cache for the next call).
 
+        With `picture`, frames have 16h × 16w pixels.
         Without a cache the latents begin a video, and F' = 1 + 4·(f - 1); with one, F' = 4·f.
         """
         raw = latents * self.latent_std.view(-1, 1, 1) + self.latent_mean.view(-1, 1, 1)
@@ -131,7 +146,10 @@ class ToyVae(nn.Module):
 
     def workspace_numbers(self, frames: int, cells: int) -> int:
         """Largest number of elements while decoding `frames` latent frames, as measured: 10 times the tensors
-        at the finer resolution, and the pixels."""
+        at the finer resolution, and the pixels; with a picture, 5 times its pixels."""
+        if isinstance(self.decoder_out, ToyPicture):
+            pixels = TIME_STRIDE * 3 * PIXELS_PER_LATENT**2 * cells
+            return 5 * frames * pixels
         finer = 4 * frames * cells * (self.decoder_up.out_channels // 4)
         return 10 * finer + 3 * 64 * TIME_STRIDE * frames * cells
 
@@ -154,6 +172,8 @@ class ToyVae(nn.Module):
             mixed, after[name] = time(h.unflatten(0, (batch, count)), past)
             h = block(mixed.flatten(0, 1))
         h = self.decoder_fine(F.pixel_shuffle(self.decoder_up(h), 2))
-        pixels = F.pixel_shuffle(self.decoder_out(h), _PATCH)
-        frames = pixels.reshape(batch, count * TIME_STRIDE, 3, *pixels.shape[2:])
+        pixels = self.decoder_out(h)
+        if pixels.dim() == 4:
+            pixels = F.pixel_shuffle(pixels, _PATCH).unflatten(1, (TIME_STRIDE, 3))
+        frames = pixels.reshape(batch, count * TIME_STRIDE, *pixels.shape[2:])
         return frames, after

@@ -22,6 +22,8 @@ from turboserve.worker.model.weights import weight_bytes
 
 WEIGHTS = Path(__file__).parent.parent / "weights" / "toyworld.safetensors"
 
+DECODED_FRAMES = 3
+"""Latent frames decoded at once. A rebuilt session decodes its whole window, which would take much memory."""
 PARTS = ("transformer", "vae", "text")
 """Prefixes of the tensors in the weights file."""
 
@@ -59,20 +61,22 @@ class ToyDecoder:
         """Bytes of one session's cache."""
         self.weight_bytes = weight_bytes(vae)
         """See `Decoder.weight_bytes`."""
-        # A rebuilt session decodes its whole window at once.
-        self.workspace_bytes = vae.workspace_numbers(config.window_frames, cells) * size
+        self.workspace_bytes = vae.workspace_numbers(DECODED_FRAMES, cells) * size
         """See `Decoder.workspace_bytes`."""
 
     @torch.inference_mode()
     def decode(self, latents: Tensor, caches: Sequence[Cache] | None) -> tuple[Tensor, list[Cache]]:
         """See `Decoder.decode`."""
-        before = None if caches is None else {name: stacked(caches, name) for name in caches[0]}
-        frames, joined = self._vae.decode(latents.to(self._vae.latent_mean.dtype), before)
+        joined = None if caches is None else {name: stacked(caches, name) for name in caches[0]}
+        made: list[Tensor] = []
+        for part in latents.to(self._vae.latent_mean.dtype).split(DECODED_FRAMES, 1):
+            frames, joined = self._vae.decode(part, joined)
+            pixels = (frames.movedim(2, -1) + 1.0) * 127.5
+            made.append(pixels.round().clamp(0, 255).to(torch.uint8))
         after: list[Cache] = [{} for _ in latents]
-        for name, parts in joined.items():
+        for name, parts in (joined or {}).items():
             keep(after, name, parts)
-        pixels = (frames.movedim(2, -1) + 1.0) * 127.5
-        return pixels.round().clamp(0, 255).to(torch.uint8), after
+        return torch.cat(made, 1), after
 
 
 def read_toyworld(path: Path | None = None) -> ToyWorld:

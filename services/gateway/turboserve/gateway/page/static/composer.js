@@ -73,7 +73,7 @@ export class Composer {
     const chip = document.createElement("button");
     chip.type = "button";
     chip.className = "chip";
-    chip.textContent = choice.replace(/^(moving|standing) /, "");
+    chip.textContent = choice.replace(/^(moving|standing|a|an|the) /, "");
     chip.setAttribute("aria-label", choice);
     Object.assign(chip.dataset, { kind, choice });
     chip.addEventListener("click", () => {

@@ -97,7 +97,7 @@ export class PromptReader {
       const needed = kind === this.guide.subjects.at(-1);
       const choice = chosen.get(kind) ?? (needed && this.#defaultOf(kind));
       if (choice) parts.push(choice);
-      // "on" without a background
+      // "over" without a scene
       else if (wasAfterWord && parts.length > 1 && this.guide.pattern.endsWith(part)) parts.pop();
     }
     return withArticles(parts.join(" "));
@@ -108,9 +108,12 @@ export class PromptReader {
   }
 }
 
-// A background directly before a shape, or behind it with "in": the model cannot paint the shape so.
+// Colors that only scenes have.
+const SCENE_COLORS = new Set(["white", "gray", "grey", "black", "navy"]);
+
+// The color of a scene directly before a shape, or behind it with "in": the model cannot paint the shape so.
 function isMisplaced(each, before, after, words) {
-  if (each.kind !== "background") return false;
+  if (!SCENE_COLORS.has(words[each.at].word)) return false;
   if (after?.kind === "shape" && after.at === each.last + 1) return true;
   return before?.kind === "shape" && each.at === before.last + 2 && words[each.at - 1].word === "in";
 }
