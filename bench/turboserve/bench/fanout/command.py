@@ -78,7 +78,7 @@ def _measure(stack: BackgroundStack, viewers: int, seconds: float, blocks: int) 
     api = httpx.Client(base_url=stack.url, timeout=60.0)
     session = api.post("/v1/sessions", json={"prompt": "a red circle"}).raise_for_status().json()
     # A player over HTTP counts as playing at normal speed: it keeps the session generating.
-    player = threading.Thread(target=_play, args=(stack.url + session["links"]["video"],), daemon=True)
+    player = threading.Thread(target=_watch, args=(stack.url + session["links"]["video"],), daemon=True)
     player.start()
     found: dict[str, list[Block]] = {mode: [] for mode in GATEWAYS}
     for number in range(blocks):
@@ -170,7 +170,7 @@ def _until_ready(port: int) -> None:
             time.sleep(0.2)
 
 
-def _play(url: str) -> None:
+def _watch(url: str) -> None:
     # The gateway ends the stream with the stack.
     try:
         with httpx.stream("GET", url, timeout=None) as answer:

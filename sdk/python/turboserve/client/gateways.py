@@ -55,6 +55,8 @@ class SilenceWatch:
     def __init__(self) -> None:
         self.limit_s = SILENT_S
         self._asked_at: float | None = None
+        self.reads = True
+        """Whether the client reads. A client that does not hears nothing, however well the gateway is."""
 
     def asked(self, now: float) -> None:
         """Note that the gateway was asked for something: a connection, or the answer to a ping."""
@@ -69,11 +71,11 @@ class SilenceWatch:
     @property
     def wants_ping(self) -> bool:
         """Whether nothing that was asked is still unanswered."""
-        return self._asked_at is None
+        return self.reads and self._asked_at is None
 
     def silent(self, now: float) -> bool:
         """Return whether the gateway owes an answer for longer than the limit."""
-        return self._asked_at is not None and now - self._asked_at >= self.limit_s
+        return self.reads and self._asked_at is not None and now - self._asked_at >= self.limit_s
 
     def left(self) -> None:
         """Note that the gateway was left. The next one gets more time, in case the network is slow."""

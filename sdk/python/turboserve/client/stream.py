@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
 import tenacity
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import (
     ConnectionClosed,
     ConnectionClosedError,
@@ -28,16 +25,18 @@ from turboserve.client.errors import (
 )
 from turboserve.client.gateways import Gateways, SilenceWatch
 from turboserve.client.models import Chunk, End, Event, Hello, Skip
-from turboserve.client.stream_messages import Item, MessageReader, read_hello
-from turboserve.client.transport import problem_in, with_retry_after
+from turboserve.client.stream_messages import (
+    FINAL_CODES,
+    Item,
+    MessageReader,
+    close_code,
+    read_hello,
+    without_skipped,
+)
+from turboserve.client.stream_socket import greeting, open_socket, refusal, send_reports
 
-MESSAGE_LIMIT_BYTES = 64 * 2**20
 RECONNECT_WITHIN_S = 60.0
 """Time without a connection after which a stream gives up."""
-_FINAL = {4401: 401, 4403: 403, 4404: 404, 4410: 410, 4422: 422, 1007: 400, 1008: 400, 1009: 413}
-"""Close codes after which a connection with the same parameters would end in the same way, and the status of
-their problems."""
-_NO_CLOSE_FRAME = 1006
 _RECEIVED_ITEMS = 64
 """Largest number of items that are received before the caller takes them, so that a skip is noticed in time.
 More stay with the gateway."""
@@ -165,7 +164,9 @@ class VideoStream:
                 while len(self._received) >= _RECEIVED_ITEMS:
                     self._taken.clear()
                     self._silence.heard()
+                    self._silence.reads = False
                     await self._taken.wait()
+                self._silence.reads = True
                 item = messages.read(await socket.recv())
                 self._silence.heard(video=isinstance(item, Chunk))
                 self._problem = messages.problem
@@ -181,29 +182,19 @@ class VideoStream:
         if isinstance(item, Chunk):
             self._received_s = item.end_s
         elif isinstance(item, Skip):
-            item = self._skip(item)
+            item = self.last_skip = without_skipped(self._received, item, keep=self.keep_skipped)
         self._received.append(item)
         self._arrived.set()
 
-    def _skip(self, skip: Skip) -> Skip:
-        """Discard the received chunks before the skip, unless they are kept. Return it with their indices."""
-        early = [each for each in self._received if isinstance(each, Chunk) and each.index < skip.index]
-        if self.keep_skipped:
-            early = []
-        for chunk in early:
-            self._received.remove(chunk)
-        self.last_skip = replace(skip, discarded=tuple(chunk.index for chunk in early))
-        return self.last_skip
-
     async def _reconnect(self, closed: ConnectionClosed) -> None:
         await self._disconnect()
-        self._go_on_after(_code(closed))
+        self._go_on_after(close_code(closed))
         self._gateways.leave(self._gateway)
         await self._connect()
 
     def _go_on_after(self, code: int) -> None:
         """Raise the problem behind a close code that a repeat would meet again."""
-        status = _FINAL.get(code)
+        status = FINAL_CODES.get(code)
         if status is None:
             return
         problem, self._problem = self._problem, {}
@@ -248,37 +239,24 @@ class VideoStream:
         query = {"after": self._after, "events_after": self._events_after}
         given = urlencode({name: value for name, value in query.items() if value is not None})
         try:
-            socket = await connect(
-                f"{url}?{given}" if given else url,
-                additional_headers=self._headers,
-                max_size=MESSAGE_LIMIT_BYTES,
-                open_timeout=10,
-            )
+            socket = await open_socket(f"{url}?{given}" if given else url, self._headers)
         except InvalidStatus as refused:
-            status, headers = refused.response.status_code, refused.response.headers
-            problem = with_retry_after(
-                problem_in(bytes(refused.response.body or b"")), headers.get("Retry-After")
-            )
+            status, problem = refusal(refused)
             if status >= 500 or problem.get("retry_after_s") is not None:
                 self._problem = {"status": status, **problem} if problem else {}
                 raise
             raise problem_error(status, problem) from None
         try:
-            self._greeted(socket, await self._greeting(socket))
+            self._greeted(socket, await greeting(socket, self._note))
         except ConnectionClosed as closed:
-            self._go_on_after(_code(closed))
+            self._go_on_after(close_code(closed))
             raise
         except BaseException:
             await socket.close()
             raise
 
-    async def _greeting(self, socket: ClientConnection) -> dict[str, Any]:
-        """Return the first message. A gateway that refuses sends an error, and closes."""
-        while True:
-            message: dict[str, Any] = json.loads(await socket.recv())
-            if message.get("type") != "error":
-                return message
-            self._problem = message
+    def _note(self, problem: dict[str, Any]) -> None:
+        self._problem = problem
 
     def _greeted(self, socket: ClientConnection, message: dict[str, Any]) -> None:
         hello = read_hello(message)
@@ -292,32 +270,23 @@ class VideoStream:
         self._received.clear()
         self.connections += 1
         self._tasks = (
-            asyncio.create_task(self._report(socket, hello.report_interval_s)),
+            asyncio.create_task(
+                send_reports(
+                    socket,
+                    hello.report_interval_s,
+                    self._position_s,
+                    lambda: self._received_s,
+                    self._silence if self._gateways.several else None,
+                )
+            ),
             asyncio.create_task(self._receive(socket)),
         )
 
-    async def _report(self, socket: ClientConnection, interval_s: float) -> None:
-        with suppress(ConnectionClosed):
-            while True:
-                position_s = self._taken_s if self.playhead_s is None else self.playhead_s
-                if self.last_skip is not None and not self.keep_skipped:
-                    position_s = max(position_s, self.last_skip.start_s)
-                buffered_s = max(0.0, self._received_s - position_s)
-                report = {"type": "playhead", "playhead_s": position_s, "buffered_s": buffered_s}
-                await socket.send(json.dumps(report))
-                if self._gateways.several:
-                    await self._check(socket)
-                await asyncio.sleep(interval_s)
-
-    async def _check(self, socket: ClientConnection) -> None:
-        """Ping the gateway. End a connection whose gateway is silent, so that the stream leaves it."""
-        now = asyncio.get_running_loop().time()
-        if self._silence.silent(now) and len(self._received) < _RECEIVED_ITEMS:
-            self._silence.left()
-            socket.transport.abort()
-        elif self._silence.wants_ping:
-            self._silence.asked(now)
-            await socket.send(json.dumps({"type": "ping"}))
+    def _position_s(self) -> float:
+        position_s = self._taken_s if self.playhead_s is None else self.playhead_s
+        if self.last_skip is not None and not self.keep_skipped:
+            position_s = max(position_s, self.last_skip.start_s)
+        return position_s
 
     async def _disconnect(self) -> None:
         tasks, socket = self._tasks, self._socket
@@ -327,7 +296,3 @@ class VideoStream:
         await asyncio.gather(*tasks, return_exceptions=True)
         if socket is not None:
             await socket.close()
-
-
-def _code(closed: ConnectionClosed) -> int:
-    return closed.rcvd.code if closed.rcvd is not None else _NO_CLOSE_FRAME

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
+from websockets.exceptions import ConnectionClosed
 
 from turboserve.client.errors import ProtocolError
 from turboserve.client.models import Chunk, End, Event, Hello, Skip, VideoFormat
 
 PROTOCOL_VERSION = 1
+FINAL_CODES = {4401: 401, 4403: 403, 4404: 404, 4410: 410, 4422: 422, 1007: 400, 1008: 400, 1009: 413}
+"""Close codes after which a connection with the same parameters would end in the same way, and the status of
+their problems."""
+_NO_CLOSE_FRAME = 1006
 
 Item = Chunk | Event | Skip | End
 
@@ -80,3 +87,18 @@ def read_hello(message: dict[str, Any]) -> Hello:
             f"and this client version {PROTOCOL_VERSION}"
         )
     return hello
+
+
+def close_code(closed: ConnectionClosed) -> int:
+    """Return the code with which the gateway closed, or that of a connection that just ended."""
+    return closed.rcvd.code if closed.rcvd is not None else _NO_CLOSE_FRAME
+
+
+def without_skipped(received: deque[Item | Exception], skip: Skip, *, keep: bool) -> Skip:
+    """Discard the received chunks before the skip, unless they are kept. Return it with their indices."""
+    early = [each for each in received if isinstance(each, Chunk) and each.index < skip.index]
+    if keep:
+        early = []
+    for chunk in early:
+        received.remove(chunk)
+    return replace(skip, discarded=tuple(chunk.index for chunk in early))
