@@ -27,6 +27,7 @@ OPERATIONS = {
 }
 JSON = "application/json"
 WITHOUT_JSON = {
+    "export_usage",
     "get_session_video",
     "follow_session_events",
     "get_metrics",

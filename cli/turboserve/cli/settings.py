@@ -30,18 +30,20 @@ SOURCES = {
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """Return (variable, reader, default, meaning) of every setting. Shared settings come first, once."""
-    found: list[tuple[str, str, str, str]] = []
+    """Return (variable, readers, default, meaning) of every setting. Shared settings come first, once."""
+    found: dict[str, tuple[str, str, str, str]] = {}
     shared: set[str] = set()
     for reader, (module, name) in SOURCES.items():
         fields: dict[str, FieldInfo] = getattr(importlib.import_module(module), name).model_fields
         for field, info in fields.items():
             if field in shared:
                 continue
-            found.append((f"TURBOSERVE_{field.upper()}", reader, _default(info), _meaning(info)))
+            variable = f"TURBOSERVE_{field.upper()}"
+            readers = f"{found[variable][1]}, {reader}" if variable in found else reader
+            found[variable] = (variable, readers, _default(info), _meaning(info))
         if reader == "every service":
             shared = set(fields)
-    return found
+    return list(found.values())
 
 
 def names(reader: str) -> frozenset[str]:

@@ -44,9 +44,9 @@ class SchedulerSettings(Settings):
     time, seconds, and makes no migration that causes such chunks. It needs workers that report slack. 0: the
     rebalancer ignores slack."""
     tier_alpha: TierAlpha = TIER_ALPHA
-    """Width of a tier of playout slack, as a multiple of a chunk's time T: a worker has room for a rescued
-    session if one with a slack of this many T would make no chunk late there. Set it on workers and
-    schedulers alike."""
+    """Width of a tier of playout slack, as a multiple of a chunk's time T: a session is urgent below a credit
+    of this many T, and relaxed above twice as many. A worker has room for a rescued session if one with a
+    slack of this many T would make no chunk late there. Set it on workers and schedulers alike."""
     target_chunk_s: Seconds | None = None
     """A worker gets only as many sessions as keep its chunk latency within this limit. None: as many as the
     worker itself reports that it can serve in real time."""

@@ -114,7 +114,8 @@ class Settings(Shared):
     worker's extra of that name."""
     tier_alpha: TierAlpha = TIER_ALPHA
     """Width of a tier of playout slack, as a multiple of a chunk's time T: a session is urgent below a credit
-    of this many T, and relaxed above twice as many. Set it on workers and schedulers alike."""
+    of this many T, and relaxed above twice as many. A worker has room for a rescued session if one with a
+    slack of this many T would make no chunk late there. Set it on workers and schedulers alike."""
     sequence_parallel_directory: Path | None = None
     """Directory of sockets by which workers of one host lend each other their devices (sequence parallelism).
     The workers need one user, one network namespace and, with GPUs, one GPU each. None: no loans."""
