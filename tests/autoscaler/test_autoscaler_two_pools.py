@@ -72,7 +72,12 @@ async def test_each_pool_has_its_orders_its_workers_and_its_cost(
     two_autoscalers: Any, api: httpx.AsyncClient
 ) -> None:
     for autoscaler in two_autoscalers:
-        autoscaler.variables |= {"TURBOSERVE_POOL_MIN": "1", "TURBOSERVE_POOL_MAX": "3"}
+        autoscaler.variables |= {
+            "TURBOSERVE_POOL_MIN": "1",
+            "TURBOSERVE_POOL_MAX": "3",
+            # Only then the orders' profile is in force.
+            "TURBOSERVE_SCALE_HEADROOM": "profiled",
+        }
         autoscaler.start()
     one, two = [autoscaler.name for autoscaler in two_autoscalers]
     for pool in (one, two):

@@ -30,7 +30,7 @@ def test_all_keys_are_there() -> None:
             assert 0 < found["p50"] <= found["p99"] <= found["max"]
             assert found["decisions"] == least
     assert sum(result["slack_moves"]["report"].values()) > 0
-    assert table(result).row_count == 2 + 2 + 7
+    assert table(result).row_count == 2 + 2 + 9
 
 
 def test_a_rebalance_has_something_to_migrate() -> None:

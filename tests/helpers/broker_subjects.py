@@ -16,7 +16,7 @@ RECORDING_VERBS = ("delete", "get", "list", "start", "stop")
 RECORDER_VERBS = ("forget", "orders", "report")
 AUDIT_VERBS = ("list", "note")
 LINK_VERBS = ("create", "list", "revoke", "signing")
-KEY_VERBS = ("create", "get", "list", "revoke", "used", "valid")
+KEY_VERBS = ("change", "create", "get", "list", "revoke", "used", "valid")
 
 NEEDS: dict[str, dict[str, set[str]]] = {
     "gateway": {
@@ -44,6 +44,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "state.session.pause.from.gateway",
             "state.session.prompt.from.gateway",
             "state.session.resume.from.gateway",
+            "state.usage.list.from.gateway",
             "state.worker.list.from.gateway",
         },
         "subscribe": {
@@ -204,6 +205,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
                     "state.session.release",
                     "state.session.resume",
                     "state.session.suspend-idle",
+                    "state.usage.list",
                     "state.worker.drain",
                     "state.worker.gone",
                     "state.worker.list",
