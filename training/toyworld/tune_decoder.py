@@ -63,8 +63,7 @@ def draw_pairs(rng: random.Random, count: int, behind: Tensor) -> tuple[Tensor, 
     for scenes, places in train_vae.draw_scenes(rng, count):
         plain.append(world.render_batch(scenes, places))
         fine.append(scenery.draw_batch(scenes, places, behind))
-        rows = torch.tensor([list(world.BACKGROUNDS).index(scene.background) for scene in scenes])
-        empty.append(behind[rows].unsqueeze(1).expand_as(fine[-1]))
+        empty.append(scenery.without_figures(scenes, places.shape[2], behind))
     return torch.cat(plain, 1), torch.cat(fine, 1), torch.cat(empty, 1)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from turboserve.experiments.toyworld.world import BACKGROUNDS, COLOURS, PIXELS, Scene, coverage
+from turboserve.experiments.toyworld.world import BACKGROUNDS, COLOURS, PIXELS, Scene, coverage, offsets
 
 SIZE = 2 * PIXELS
 """Pixels of a landscape, across and down."""
@@ -132,10 +132,7 @@ def draw_batch(scenes: Sequence[Scene], places: Tensor, behind: Tensor) -> Tenso
     `places`: [scenes, 2 or 1, n, 2] pixels of the world, as in `render_batch`. `behind`: `landscapes()`.
     Returns float [scenes, n, 3, 128, 128] in -1..1.
     """
-    count, _, n, _ = places.shape
-    names = list(BACKGROUNDS)
-    rows = torch.tensor([names.index(scene.background) for scene in scenes])
-    frames = behind[rows].unsqueeze(1).expand(count, n, 3, SIZE, SIZE).clone()
+    frames = without_figures(scenes, places.shape[2], behind).clone()
     for row, scene in enumerate(scenes):
         for index, figure in enumerate(scene.figures):
             at = places[row, index]
@@ -145,10 +142,13 @@ def draw_batch(scenes: Sequence[Scene], places: Tensor, behind: Tensor) -> Tenso
     return frames
 
 
+def without_figures(scenes: Sequence[Scene], frames: int, behind: Tensor) -> Tensor:
+    """Return the landscapes of scenes for a number of frames: [scenes, frames, 3, 128, 128]."""
+    rows = torch.tensor([list(BACKGROUNDS).index(scene.background) for scene in scenes])
+    return behind[rows].unsqueeze(1).expand(-1, frames, -1, -1, -1)
+
+
 def _light(places: Tensor) -> Tensor:
     """Return the light on figures at `places` [n, 2], from the upper left: [n, 128, 128] around 1."""
-    axis = (torch.arange(SIZE, dtype=torch.float32) + 0.5) * PIXELS / SIZE
-    half = PIXELS / 2
-    dx = ((axis[None, :] - places[:, :1] + half) % PIXELS - half)[:, None, :]
-    dy = ((axis[None, :] - places[:, 1:] + half) % PIXELS - half)[:, :, None]
+    dx, dy = offsets(places, SIZE // PIXELS)
     return (0.98 - 0.008 * (dx + dy)).clamp(0.86, 1.1)

@@ -178,10 +178,7 @@ def coverage(shape: str, places: Tensor, fine: int = 1) -> Tensor:
 
     `fine`: pixels drawn for one of the world's pixels, across and down.
     """
-    axis = (torch.arange(PIXELS * fine, dtype=torch.float32) + 0.5) / fine
-    half = PIXELS / 2
-    dx = ((axis[None, :] - places[:, :1] + half) % PIXELS - half)[:, None, :]
-    dy = ((axis[None, :] - places[:, 1:] + half) % PIXELS - half)[:, :, None]
+    dx, dy = offsets(places, fine)
     if shape == "circle":
         distance = (dx.square() + dy.square()).sqrt() - _CIRCLE_RADIUS
     elif shape == "square":
@@ -190,6 +187,14 @@ def coverage(shape: str, places: Tensor, fine: int = 1) -> Tensor:
         slope = dx.abs() * (math.sqrt(3) / 2) - dy * 0.5
         distance = torch.maximum(slope, dy) - _TRIANGLE_INRADIUS
     return (0.5 - distance * fine).clamp(0.0, 1.0)
+
+
+def offsets(places: Tensor, fine: int = 1) -> tuple[Tensor, Tensor]:
+    """Return the way from `places` [n, 2] to each pixel on the torus: x [n, 1, W] and y [n, H, 1]."""
+    axis = (torch.arange(PIXELS * fine, dtype=torch.float32) + 0.5) / fine
+    half = PIXELS / 2
+    dx, dy = ((axis - places[:, side, None] + half) % PIXELS - half for side in (0, 1))
+    return dx[:, None, :], dy[:, :, None]
 
 
 def to_uint8(frames: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def check_slot(use: KeyUsage, retry_s: float, now: float) -> None:
         )
     budget = use.limits.gpu_seconds_per_day
     if budget is not None and use.gpu_seconds >= budget:
-        reset = datetime.fromtimestamp((day_of(now) + 1) * DAY_S, UTC)
+        reset = datetime.fromtimestamp(_tomorrow(now), UTC)
         raise KeyQuotaError(
             f"this key's sessions have used {use.gpu_seconds:.0f} of {budget:g} GPU-seconds today; the "
             f"budget begins anew at {reset:%Y-%m-%dT%H:%M:%SZ}",
@@ -89,7 +89,11 @@ def check_slot(use: KeyUsage, retry_s: float, now: float) -> None:
 
 def until_tomorrow_s(now: float) -> float:
     """Return the seconds until the next day of UTC begins."""
-    return (day_of(now) + 1) * DAY_S - now
+    return _tomorrow(now) - now
+
+
+def _tomorrow(now: float) -> float:
+    return (day_of(now) + 1) * DAY_S
 
 
 def budget_left(use: KeyUsage, now: float) -> tuple[RateLeft, ...]:

@@ -51,9 +51,9 @@ class ToyPicture(nn.Module):
         count = len(features)
         chosen = self.choose(features.mean((2, 3))).view(count, self.frames, -1).softmax(-1)
         h = F.pixel_shuffle(self.up(features), 2)
-        h = h + F.silu(self.mix(_around(self.norm(h))))
+        h = h + F.silu(self.mix(around(self.norm(h))))
         h = F.silu(self.split(h)).reshape(count * self.frames, -1, *h.shape[2:])
-        h = h + F.silu(self.sharpen(_around(h)))
+        h = h + F.silu(self.sharpen(around(h)))
         figure = F.pixel_shuffle(self.out(h), _PATCH).unflatten(0, (count, self.frames))
         colour, opacity = figure[:, :, :3], figure[:, :, 3:].sigmoid()
         landscapes = self.landscapes
@@ -63,6 +63,6 @@ class ToyPicture(nn.Module):
         return torch.lerp(behind, colour, opacity)
 
 
-def _around(x: Tensor) -> Tensor:
+def around(x: Tensor) -> Tensor:
     """Pad by one on each side: the toy world is a torus."""
     return F.pad(x, (1, 1, 1, 1), mode="circular")

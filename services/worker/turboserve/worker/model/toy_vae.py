@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from turboserve.worker.model.toy_picture import PIXELS_PER_LATENT, ToyPicture
+from turboserve.worker.model.toy_picture import PIXELS_PER_LATENT, ToyPicture, around
 
 LATENT_CHANNELS = 16
 TIME_STRIDE = 4
@@ -31,7 +31,7 @@ class _Space(nn.Module):
         self.conv = nn.Conv2d(inputs, outputs, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(F.pad(x, (1, 1, 1, 1), mode="circular"))
+        out: Tensor = self.conv(around(x))
         return out
 
 
