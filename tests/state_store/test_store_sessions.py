@@ -86,6 +86,22 @@ async def test_a_session_from_prompt_to_end(api: Harness) -> None:
     )
 
 
+async def test_an_ended_session_keeps_its_last_playhead(api: Harness) -> None:
+    """Incident: no chunk was counted after the last report, so the row kept an earlier playhead."""
+    record = await api.running("last_playhead")
+    await api.bus.publish(
+        subjects.PLAYHEAD, record.id, Playhead(session=record.id, playhead_s=1.5, viewers=1)
+    )
+
+    async def heard() -> bool:
+        return (await api.get(record.id)).playhead_s == 1.5
+
+    await eventually(heard)
+    await api.end(record.id)
+    ended = await api.get(record.id)
+    assert (ended.phase, ended.playhead_s) == (Phase.TERMINATED, 1.5)
+
+
 async def test_the_same_create_makes_one_session_and_another_of_its_id_is_refused(api: Harness) -> None:
     await api.worker("twice")
     session = new_id("ses")

@@ -36,6 +36,7 @@ from turboserve.state_store.core.change import Change, traced, with_field
 from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.hot.session_state import Latents, Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork
+from turboserve.state_store.ports.records import LogProgress
 from turboserve.state_store.publish.canaries import LogStatus
 from turboserve.state_store.service.transactions import Admission, PostCommit, fenced, locked, visible
 from turboserve.state_store.settings import Settings
@@ -270,9 +271,9 @@ class Sessions:
             change = rule(record)
             if change is not None:
                 await db.changes.write(change)
-        if change is None:
-            return await self._post_commit.fresh(record)
-        return await self._post_commit.changed(change.record, record.target)
+        if change is not None:
+            return await self._post_commit.changed(change.record, record.target)
+        return await self._post_commit.fresh(record)
 
     async def _end(self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None]) -> SessionRecord:
         async with self._database.transaction() as db:
@@ -281,13 +282,14 @@ class Sessions:
             change = rule(record)
             if change is not None:
                 await db.changes.write(change)
+                # A playhead is stored with counted chunks. No later chunk stores the last playhead.
+                await db.progress.count([LogProgress(record.id, 0, 0, self._playheads.known(record.id))])
         if change is None:
             return record
         await self._latents.forget(record.id)
         await self._playheads.forget(record.id)
-        return await self._post_commit.owner_changed(
-            change.record, row.fence_revision, record.worker, record.target
-        )
+        named = record.worker, record.target
+        return await self._post_commit.owner_changed(change.record, row.fence_revision, *named)
 
 
 def _cursor(after: str | None) -> int | None:
