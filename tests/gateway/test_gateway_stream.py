@@ -326,7 +326,7 @@ async def test_an_ended_session_is_replayed_from_its_beginning(
     receipt = (await api.post(f"{links['self']}/prompts", json=prompt)).json()
     await viewer.until("skip")
     await viewer.until("chunk", control_seq=receipt["control_seq"])
-    # Playheads are published at most once per interval, so the session could end before a later one than 0 is.
+    # Playheads are published once per interval: the session might end before one later than 0 is.
     async with asyncio.timeout(30):
         while (await api.get(links["self"])).json()["playhead_s"] == 0:
             await viewer.until("chunk")
