@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from turboserve.experiments.toyworld import scenery, world
 from turboserve.experiments.toyworld.judge import judge
 from turboserve.experiments.toyworld.world import Figure, Scene, random_scene, single_scenes
+from turboserve.worker.model.toy_steering import DIRECTIONS
 
 Clip = NDArray[np.uint8]
 
@@ -127,3 +128,10 @@ def test_a_shape_that_jumps_has_no_motion() -> None:
     frames = clip(Scene((Figure("circle", "red", "left"),)), 0)
     shuffled = frames[np.random.default_rng(1).permutation(len(frames))]
     assert judge(shuffled).figures[0].motion is None
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("spoil", ["", "blurred", "scenery"])
+def test_directions_of_steering_in_eight_frames(direction: str, spoil: str) -> None:
+    scene = world.steer(Scene((Figure("triangle", "green", "up"),), "gray"), direction)
+    assert right(as_spoiled(spoil, scene, 3, range(1, 9)), scene)

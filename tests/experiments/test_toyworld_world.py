@@ -19,6 +19,7 @@ from turboserve.experiments.toyworld.world import (
     single_scenes,
 )
 from turboserve.worker.model.toy_prompt import split_words
+from turboserve.worker.model.toy_steering import DIRECTIONS, STEPS
 
 
 def on_lattice(bodies: tuple[Body, ...]) -> bool:
@@ -113,3 +114,42 @@ def test_every_word_of_every_phrasing_is_known() -> None:
         scene = random_scene(rng, 0.5, None)
         for text in (describe(scene), phrase(scene, rng, None)):
             assert set(split_words(text)) <= known, text
+
+
+def test_steered_figures_stand_on_the_lattice_at_every_latent_frame() -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        scene = random_scene(rng, 0.3, None)
+        bodies = world.advance(scene, world.start(scene), -8)
+        for _ in range(12):
+            steered = world.steer(scene, rng.choice(DIRECTIONS))
+            bodies = world.switch(scene, steered, bodies)
+            visible = world.centres(steered, bodies, [4])[0, 0]
+            bodies, scene = world.advance(steered, bodies, 4), steered
+            assert on_lattice(bodies[:1]), (scene, bodies)
+            assert bodies[0].slip == (0.0, 0.0)
+            assert visible.tolist() == pytest.approx([bodies[0].x, bodies[0].y])
+
+
+def test_a_circling_figure_slips_to_the_lattice_without_a_jump() -> None:
+    circling = Scene((Figure("circle", "red", "circling"),))
+    for frames in (4, 8, 16, 20):
+        before = world.advance(circling, world.start(circling), frames)
+        left = world.steer(circling, "left")
+        after = world.switch(circling, left, before)
+        here = world.centres(left, after, [0])[0, 0].tolist()
+        assert here == pytest.approx([before[0].x, before[0].y])
+        path = world.centres(left, after, [0, 1, 2, 3, 4])[0]
+        steps = (path[1:] - path[:-1]).norm(dim=1)
+        assert steps.max() < world.SPEED + 1.1
+
+
+def test_steering_moves_the_first_figure_one_cell_in_each_latent_frame() -> None:
+    scene = Scene((Figure("circle", "red", "circling"), Figure("square", "blue", "left")), "white")
+    for name, (across, down) in STEPS.items():
+        steered = world.steer(scene, name)
+        bodies = world.switch(scene, steered, (Body(24.0, 24.0), Body(56.0, 40.0)))
+        after = world.advance(steered, bodies, 4)
+        assert (after[0].x, after[0].y) == (24.0 + 8 * across, 24.0 + 8 * down)
+        assert (after[1].x, after[1].y) == (48.0, 40.0)
+    assert world.steer(scene, None) is scene

@@ -10,6 +10,7 @@ from turboserve.experiments.toyworld.judge import judge
 from turboserve.experiments.toyworld.quality import Job, generate
 from turboserve.experiments.toyworld.world import Scene
 from turboserve.worker.model.toy_prompt import MAX_WORDS, split_words
+from turboserve.worker.model.toy_steering import DIRECTIONS
 from turboserve.worker.model.toy_text import BUCKETS, SUMMARY, ToyText
 from turboserve.worker.model.toyworld import read_toyworld
 from turboserve.worker.replicas.toyworld import load_toyworld
@@ -99,3 +100,18 @@ def test_the_shipped_encoder_hears_the_same_in_different_words() -> None:
     near = (same[0] - same[1:]).square().mean((1, 2))
     far = (same[0] - text.encode(other)).square().mean((1, 2))
     assert near.max() < 0.5 * far.min()
+
+
+def test_steering_replaces_the_motion_of_the_first_figure_alone() -> None:
+    text = read_toyworld().text
+    plain = text.encode(["a red circle moving left and a blue square moving up"])
+    kept = plain.clone()
+    steered = [text.steered(plain, direction) for direction in DIRECTIONS]
+    assert torch.equal(plain, kept)
+    others = [i for i in range(len(SUMMARY)) if i != SUMMARY.index("motion1")]
+    for each in steered:
+        assert torch.equal(each[:, others], plain[:, others])
+    tokens = torch.stack([each[0, SUMMARY.index("motion1")] for each in steered])
+    assert torch.cdist(tokens, tokens).fill_diagonal_(float("inf")).min() > 1.0
+    with pytest.raises(ValueError, match="steer: 'north' is not one of up, "):
+        text.steered(plain, "north")

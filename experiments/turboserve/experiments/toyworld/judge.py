@@ -5,7 +5,8 @@ The benchmark's ground truth is tested against it. The method is analytic, witho
 - The background is the palette color that most pixels are near.
 - Each other pixel is explained as a mix of the background and one figure color.
 - Colors that cover enough pixels in enough frames are figures.
-- A figure's outline is compared with the three shapes, and its path over the torus with the six motions.
+- A figure's outline is compared with the three shapes, and its path over the torus with the motions:
+  circling, standing still and eight directions.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from turboserve.experiments.toyworld.world import (
     BACKGROUNDS,
     COLOURS,
+    DIRECTION,
     PERIOD,
     PIXELS,
     RADIUS,
@@ -158,8 +160,8 @@ def _motion(weight: Floats) -> str | None:
     steps, times = steps[good] / LAG, np.arange(len(good))[good]
     moves = steps[:, 0] + 1j * steps[:, 1]
     found: dict[str, float] = {}
-    for name, move in {"left": -1, "right": 1, "up": -1j, "down": 1j, "still": 0}.items():
-        found[name] = float(np.median(np.abs(moves - SPEED * move)))
+    for name, (across, down) in DIRECTION.items():
+        found[name] = float(np.median(np.abs(moves - SPEED * complex(across, down))))
     spin = np.exp(1j * _CLOCKWISE * times)
     length = 2 * RADIUS * math.sin(_CLOCKWISE * LAG / 2) / LAG
     phase = np.angle((moves * spin.conj()).sum())

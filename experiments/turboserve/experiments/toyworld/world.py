@@ -3,11 +3,16 @@
 The world has no chance in it, on purpose: a small model that takes four steps cannot choose well between
 equally likely videos. Speed, size, radius and start are fixed, so the prompt determines the video. A shape
 that moves straight covers 8 pixels, one latent cell, in 4 frames, which is one latent frame. A circle takes
-24 frames, two chunks. Every shape is therefore on the 8-pixel lattice at every chunk boundary, for any
-earlier prompts.
+24 frames, two chunks of 12 frames. Every shape is therefore on the 8-pixel lattice at every boundary of such
+chunks, for any earlier prompts. Where chunks have one latent frame, a circling shape may stop between lattice
+places. It then slips to the nearest one within the next latent frame, so that all straight paths are on the
+lattice at every latent frame.
 
 A `Body` is the state of one shape at a boundary: after the last frame of a chunk. The first chunk has 9
 frames, each later one 12, and 4 · i is the last frame of latent frame i.
+
+Steering gives a figure one of the motions of `STEERED`, among them four diagonal ones that no prompt names. A
+diagonal motion covers one latent cell across and one down in each latent frame.
 """
 
 from __future__ import annotations
@@ -16,10 +21,12 @@ import math
 import random
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from turboserve.worker.model.toy_steering import STEPS
 
 PIXELS = 64
 CHUNK_FRAMES = 12
@@ -39,6 +46,7 @@ SECOND_OFFSET = (32.0, 16.0)
 
 SHAPES = ("circle", "square", "triangle")
 MOTIONS = ("left", "right", "up", "down", "circling", "still")
+"""Motions that prompts name."""
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (230, 20, 30),
     "green": (20, 190, 40),
@@ -56,13 +64,18 @@ BACKGROUNDS: dict[str, tuple[int, int, int]] = {
     "navy": (12, 16, 84),
 }
 
-_DIRECTION = {
-    "left": (-1.0, 0.0),
-    "right": (1.0, 0.0),
-    "up": (0.0, -1.0),
-    "down": (0.0, 1.0),
-    "still": (0.0, 0.0),
+STEERED: dict[str, str] = {name: {"stop": "still"}.get(name, name) for name in STEPS}
+"""Value of the control `steer` → motion."""
+DIRECTION: dict[str, tuple[float, float]] = {
+    STEERED[name]: (float(across), float(down)) for name, (across, down) in STEPS.items()
 }
+"""Straight motion → its way in units of `SPEED`, across and down."""
+CELL = 8.0
+"""Pixels of a latent cell, across and down."""
+GROUP_FRAMES = 4
+"""Frames of one latent frame."""
+_TIE = 1e-6
+"""Pixels by which places may differ from rounding errors alone. Half a cell counts as less than half."""
 _CIRCLE_RADIUS = 7.5
 _SQUARE_HALF = 6.75
 _TRIANGLE_INRADIUS = 5.0
@@ -89,12 +102,14 @@ class Scene:
 class Body:
     """Place of one figure after the last frame of a chunk, in pixels.
 
-    The phase, in turns, is of circling figures only.
+    The phase, in turns, is of circling figures only. The slip is the way from the body's path to where the
+    figure is; it ends within the next latent frame.
     """
 
     x: float
     y: float
     phase: float = 0.0
+    slip: tuple[float, float] = (0.0, 0.0)
 
 
 def start(scene: Scene) -> tuple[Body, ...]:
@@ -121,8 +136,24 @@ def switch(old: Scene, new: Scene, bodies: Sequence[Body]) -> tuple[Body, ...]:
     for place, now in enumerate(new.figures):
         index = place if len(new.figures) == 1 else _colours(old).index(now.colour)
         body, going_on = bodies[index], old.figures[index].motion == "circling" == now.motion
-        kept.append(Body(body.x, body.y, body.phase if going_on else 0.0))
+        kept.append(body if going_on else _on_lattice(body))
     return tuple(kept)
+
+
+def steer(scene: Scene, direction: str | None) -> Scene:
+    """Return the scene whose first figure moves as steered; None: the same scene."""
+    if direction is None:
+        return scene
+    first, *others = scene.figures
+    return replace(scene, figures=(replace(first, motion=STEERED[direction]), *others))
+
+
+def _on_lattice(body: Body) -> Body:
+    """Return the body on the nearest lattice place, from which it differs only by its slip."""
+    seen = body.x + body.slip[0], body.y + body.slip[1]
+    x, y = (CELL * math.floor(place / CELL + 0.5 - _TIE) for place in seen)
+    slip = [0.0 if abs(way) < _TIE else way for way in (seen[0] - x, seen[1] - y)]
+    return Body(x % PIXELS, y % PIXELS, slip=(slip[0], slip[1]))
 
 
 def restarts(old: Scene, new: Scene) -> bool:
@@ -140,8 +171,16 @@ def centres(scene: Scene, bodies: Sequence[Body], frames: Sequence[int]) -> Tens
 
     The result is [figures, n, 2], x then y.
     """
+    return torch.tensor(places(scene, bodies, frames))
+
+
+def places(scene: Scene, bodies: Sequence[Body], frames: Sequence[int]) -> list[list[tuple[float, float]]]:
+    """Return the centers of `centres` as lists."""
     moved = [advance(scene, bodies, frame) for frame in frames]
-    return torch.tensor([[(m[i].x, m[i].y) for m in moved] for i in range(len(scene.figures))])
+    return [
+        [((m[i].x + m[i].slip[0]) % PIXELS, (m[i].y + m[i].slip[1]) % PIXELS) for m in moved]
+        for i in range(len(scene.figures))
+    ]
 
 
 def render(scene: Scene, places: Tensor) -> Tensor:
@@ -203,13 +242,16 @@ def to_uint8(frames: Tensor) -> Tensor:
 
 
 def _move(figure: Figure, body: Body, frames: int) -> Body:
+    left = max(0.0, 1.0 - frames / GROUP_FRAMES)
+    slip = (body.slip[0] * left, body.slip[1] * left)
     if figure.motion == "circling":
         phase = body.phase + frames / PERIOD
         dx = RADIUS * (math.cos(2 * math.pi * phase) - math.cos(2 * math.pi * body.phase))
         dy = RADIUS * (math.sin(2 * math.pi * phase) - math.sin(2 * math.pi * body.phase))
-        return Body((body.x + dx) % PIXELS, (body.y + dy) % PIXELS, phase % 1.0)
-    ux, uy = _DIRECTION[figure.motion]
-    return Body((body.x + SPEED * ux * frames) % PIXELS, (body.y + SPEED * uy * frames) % PIXELS, body.phase)
+        return Body((body.x + dx) % PIXELS, (body.y + dy) % PIXELS, phase % 1.0, slip)
+    ux, uy = DIRECTION[figure.motion]
+    x, y = (body.x + SPEED * ux * frames) % PIXELS, (body.y + SPEED * uy * frames) % PIXELS
+    return Body(x, y, body.phase, slip)
 
 
 def _beside(first: Body) -> Body:

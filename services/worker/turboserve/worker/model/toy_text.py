@@ -15,11 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from turboserve.worker.model.toy_prompt import MAX_WORDS, split_words
+from turboserve.worker.model.toy_steering import DIRECTIONS, SENTENCES, STEPS
 from turboserve.worker.model.weights import weight_bytes
 
 BUCKETS = 64
 SUMMARY = ("shape1", "colour1", "motion1", "shape2", "colour2", "motion2", "background", "count")
 """The attribute that each summary token is trained to encode."""
+STEERED = SUMMARY.index("motion1")
+"""Token that steering replaces."""
 
 
 class _TextLayer(nn.Module):
@@ -58,6 +61,7 @@ class ToyText(nn.Module):
         self.queries = nn.Parameter(0.2 * torch.randn(len(SUMMARY), dim))
         self.layers = nn.ModuleList(_TextLayer(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim, elementwise_affine=False)
+        self.steering = nn.Parameter(torch.zeros(len(DIRECTIONS), dim))
 
     @property
     def weight_bytes(self) -> int:
@@ -92,6 +96,29 @@ class ToyText(nn.Module):
         """Encode prompts as [B, 8, dim]."""
         embedded: Tensor = self(self.tokenize(prompts).to(self.queries.device))
         return embedded
+
+    def steered(self, embedded: Tensor, direction: str) -> Tensor:
+        """Replace the first figure's motion in embeddings [..., 8, dim] by a direction of `DIRECTIONS`.
+
+        Returns a new tensor. Raises `ValueError` for an unknown direction.
+        """
+        if direction not in DIRECTIONS:
+            raise ValueError(f"steer: {direction!r} is not one of {', '.join(DIRECTIONS)}")
+        steered = embedded.clone()
+        steered[..., STEERED, :] = self.steering[DIRECTIONS.index(direction)].detach()
+        return steered
+
+    @torch.no_grad()
+    def words_as_steering(self) -> Tensor:
+        """Return tokens [9, dim] for the directions made of the prompts' own: what training begins with."""
+        tokens = self.encode(list(SENTENCES.values()))[:, STEERED]
+        known = dict(zip(SENTENCES, tokens, strict=True))
+        straight = {STEPS[name]: token for name, token in known.items()}
+        rows = [
+            known[name] if name in known else (straight[across, 0] + straight[0, down]) / 2**0.5
+            for name, (across, down) in STEPS.items()
+        ]
+        return torch.stack(rows).clone()
 
     def _token(self, word: str) -> int:
         known = self._index.get(word)

@@ -101,6 +101,12 @@ def read_toyworld(path: Path | None = None) -> ToyWorld:
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise UnreadableCheckpointError(f"{path}: {error!r}") from error
     networks: dict[str, nn.Module] = {"transformer": transformer, "vae": vae, "text": text}
+    untrained = text.steering.detach()
+    steers = "steering" in state["text"]
+    state["text"].setdefault("steering", untrained)
     for part, network in networks.items():
         load_state(network, state[part])
+    if not steers:
+        # A file from before steering was trained.
+        text.steering.copy_(text.words_as_steering())
     return ToyWorld(transformer, vae, text, details)
