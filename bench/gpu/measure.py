@@ -1,4 +1,6 @@
-"""Correctness, then speed, of the engine on a GPU. Needs torch, numpy and safetensors, and a checkout.
+"""Correctness, then speed, of the engine on a GPU.
+
+Needs torch, numpy, safetensors and cachetools, and a checkout.
 
     python bench/gpu/measure.py --golden DIR_OR_FILE... --out results.json
 
@@ -25,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "services" / "worker"), str(ROOT / "shared")]
 
 import torch  # noqa: E402
+from configurations import configurations  # noqa: E402
 from notes import Notes, reason  # noqa: E402
 
 from turboserve.bench.engine.hardware import chunk_flop, matrix_rate, slab_memory, suspend  # noqa: E402
@@ -54,7 +57,7 @@ BFLOAT16_TOLERANCE = 0.2
 """Tolerance against float32 after all chunks of a reference. Latents have a standard deviation of about 1."""
 MOST_DECODED = 4
 """Maximum number of sessions whose chunks are decoded at once: each takes 8 GB with the Wan VAE at 480p."""
-PARTS = ("correctness", "kernels", "speed", "whole")
+PARTS = ("correctness", "kernels", "speed", "fidelity", "whole")
 TINY = ModelConfig(
     dim=48,
     ffn_dim=96,
@@ -117,11 +120,14 @@ def main() -> int:
         if "kernels" in arguments.parts:
             repeats = arguments.repeats
             notes.take(into, "attention_kernels", partial(attention_kernels, config, device, dtype, repeats))
-        if {"speed", "whole"} & set(arguments.parts):
+        if {"speed", "fidelity", "whole"} & set(arguments.parts):
             model = random_transformer(config, device, dtype)
             text = torch.randn(1, config.text_len, config.text_dim, device=device, dtype=dtype)
             if "speed" in arguments.parts:
                 speed(model, text, rate, arguments, notes, into)
+            if "fidelity" in arguments.parts:
+                measure = partial(configurations, model, text, arguments.batches[0], arguments.repeats)
+                notes.take(into, "fidelity", measure)
             if "whole" in arguments.parts:
                 whole(model, text, arguments, notes, into)
             # Two models at once leave less room for the second model's sessions.
