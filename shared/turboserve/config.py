@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from turboserve import failover
+from turboserve.failover import Failover
 
 PREFIX = "TURBOSERVE_"
 
@@ -25,6 +29,9 @@ class Settings(BaseSettings):
     """Broker user. Defaults to the service's name: the broker has one user per service."""
     nats_password: SecretStr | None = None
     """Password of the broker user. None: the broker requires no password."""
+    broker_ping_s: Seconds = 5.0
+    """Interval at which a service pings the broker. After two pings without an answer, with the third one, it
+    connects again, to another of the broker's servers if `nats_url` has several."""
     log_format: Literal["text", "json"] = "text"
     """Format of log lines: text for people, JSON objects for machines."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -41,6 +48,9 @@ class Settings(BaseSettings):
     """Address of the health server."""
     health_port: int = Field(default=0, ge=0, le=65_535)
     """Port of the health server: /healthz, /readyz and /metrics. 0: no health server."""
+    failover: Failover = Failover.PATIENT
+    """Times within which a frozen process is replaced. `short`: shorter defaults of the settings that say so,
+    such as a lease of 2 s, for stacks with two or more of each service."""
     request_deadline_s: Seconds = 3.0
     """Time that a service waits for the answer of another service."""
     canary_timeout_s: Seconds = 5.0
@@ -50,12 +60,26 @@ class Settings(BaseSettings):
     lease_s: Seconds = 8.0
     """A worker stops generating when its last renewal is older than this."""
     worker_timeout_s: Seconds = 12.0
-    """A worker that has been silent for this long counts as dead. Keep it above `lease_s`, by a margin."""
+    """A worker that has been silent for this long counts as dead. It must exceed `lease_s`; the difference is
+    the safety margin."""
     migration_timeout_s: Seconds = 20.0
     """Minimum time allowed for a migration. Large states get more: four times the estimated copy time is
     added."""
     migration_timeout_max_s: Seconds = 3_600.0
     """Maximum time allowed for a migration. A peer that is dead or hangs is noticed within seconds anyway."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _failover_times(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        return failover.apply(values, cls.model_fields)
+
+    @model_validator(mode="after")
+    def _lease_ends_first(self) -> Self:
+        if self.lease_s >= self.worker_timeout_s:
+            raise ValueError(
+                f"worker_timeout_s: {self.worker_timeout_s:g} is not above lease_s, {self.lease_s:g}"
+            )
+        return self
 
 
 class SettingsError(Exception):

@@ -161,11 +161,17 @@ def test_a_worker_that_the_store_has_given_up_is_ended_and_replaced() -> None:
     worker = bench.start()
     bench.list_workers(row(worker, sessions=1))
     bench.list_workers()
-    release = bench.do(Release)
-    assert release.worker == worker
+    refused = bench.take(Release)
+    assert (refused.worker, refused.declared_gone) == (worker, True)
+    bench.feed(Failed(refused.ticket, "it does not end"))
+    bench.feed(Tick(), after=2.0)
+    assert bench.do(Release).declared_gone
     bench.feed(Tick())
     assert bench.do(Reserve).member == "local-0"
-    assert bench.take(Launch).worker != worker
+    assert bench.do(Launch).worker != worker
+    bench.feed(SizeWanted(0, "test"))
+    member = bench.pool.members["local-0"]
+    assert not member.declared_gone
 
 
 def test_failures_are_forgotten_after_a_stable_time() -> None:

@@ -347,3 +347,21 @@ def test_schedulers_that_stand_by_are_processes_of_their_own(data_dir: Path) -> 
         assert specs[name].environment["TURBOSERVE_NATS_USER"] == "scheduler"
         assert specs[name].environment["TURBOSERVE_HEALTH_PORT"] == str(specs[name].port)
         assert specs[name].member.rank == specs["scheduler"].member.rank
+
+
+def test_only_a_stack_with_redundancy_has_short_times(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(data_dir)
+    layout.create()
+    monkeypatch.delenv("TURBOSERVE_FAILOVER", raising=False)
+
+    def times(gateways: int, schedulers: int, state_stores: int) -> set[str | None]:
+        options = Options(data_dir, gateways=gateways, schedulers=schedulers, state_stores=state_stores)
+        specs = Plan(options, layout).processes()
+        return {spec.environment.get("TURBOSERVE_FAILOVER") for spec in specs if spec.kind == "service"}
+
+    assert times(2, 2, 2) == {"short"}
+    assert times(2, 2, 1) == times(1, 1, 1) == {None}
+    monkeypatch.setenv("TURBOSERVE_FAILOVER", "patient")
+    assert times(2, 2, 2) == {"patient"}

@@ -29,10 +29,11 @@ LIMIT_S = 30.0
 class Scene:
     """One session, some workers, two schedulers, and no other activity. `scene` creates it."""
 
-    def __init__(self, workers: int = 2) -> None:
+    def __init__(self, workers: int = 2, scale: Scale | None = None) -> None:
         self.said: list[tuple[str, Any]] = []
         """Commands of the schedulers, each with its process."""
-        self.world = World(SEED, CALM, Scale(workers=workers, most_workers=workers, slots=2, gateways=1))
+        shipped = Scale(workers=workers, most_workers=workers, slots=2, gateways=1)
+        self.world = World(SEED, CALM, scale or shipped)
         self._injector = FaultInjector(self.world)
         self.users = Users(self.world)
         self.users.stop()
@@ -144,8 +145,8 @@ class Scene:
 
 
 @contextmanager
-def scene(workers: int = 2) -> Iterator[Scene]:
-    made = Scene(workers)
+def scene(workers: int = 2, scale: Scale | None = None) -> Iterator[Scene]:
+    made = Scene(workers, scale)
     with quiet(made.world):
         try:
             yield made

@@ -266,7 +266,7 @@ def test_a_leaders_lock_is_lost_while_it_is_frozen(world: World) -> None:
     frozen = Process("frozen")
 
     async def hold(database: MemoryDatabase) -> None:
-        async with database.session_lock(1) as lock:
+        async with database.session_lock(1, 5.0) as lock:
             world.log.append(f"first {await lock.acquire()}")
             world.loop.freeze(frozen, 20.0)
             # Sent before the freeze, and answered during it.
@@ -277,7 +277,7 @@ def test_a_leaders_lock_is_lost_while_it_is_frozen(world: World) -> None:
                 world.log.append("first lost it")
 
     async def follow(database: MemoryDatabase) -> None:
-        async with database.session_lock(1) as lock:
+        async with database.session_lock(1, 5.0) as lock:
             world.log.append(f"second {await lock.acquire()}")
 
     world.start(hold, frozen)

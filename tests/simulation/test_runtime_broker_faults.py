@@ -403,6 +403,28 @@ def test_a_server_that_is_cut_off_still_gets_its_share_of_requests(scene: Scene)
     assert len(second) == outcomes.count("late")
 
 
+def test_a_server_that_is_frozen_gets_no_requests_once_its_silence_is_noticed(scene: Scene) -> None:
+    first: list[float] = []
+    second: list[float] = []
+    serve(scene, "state-store", first)
+    scene.connect("second", "state-store")
+    serve(scene, "second", second)
+    scene.loop.freeze(scene.processes["second"], 10.0)
+    for _ in range(4):
+        scene.broker.drop_silent(1.5)
+        scene.loop.advance(0.5)
+    for _ in range(20):
+        finish(scene, calling(scene, deadline_s=0.2))
+    assert (len(first), len(second)) == (20, 0)
+    scene.loop.advance(20.0)
+    assert scene.buses["second"].connection == 1
+    # Connected again, it takes its share.
+    scene.broker.drop_silent(1.5)
+    for _ in range(20):
+        finish(scene, calling(scene, deadline_s=0.2))
+    assert len(second) > 0
+
+
 def test_the_broker_hears_of_a_death_behind_a_partition_when_that_ends(scene: Scene) -> None:
     serve(scene, "state-store", [])
     scene.broker.cut_off(scene.processes["state-store"], 5.0)

@@ -122,7 +122,7 @@ async def test_a_server_that_waits_for_its_clients_to_disconnect_ends(
     async with machine(server, tmp_path) as postgres:
         database = PostgresDatabase(settings)
         await eventually(lambda: migrated(database))
-        async with database.session_lock(7) as lock:
+        async with database.session_lock(7, 5.0) as lock:
             assert await lock.acquire()
             await asyncio.gather(*(slept(database, 0.2) for _ in range(2)))
             pid = int(postgres.server.pid_file.read_text())

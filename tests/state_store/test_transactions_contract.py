@@ -8,8 +8,6 @@ from contextlib import suppress
 
 import pytest
 
-import turboserve.simulation.runtime.rows.database
-import turboserve.state_store.session_lock
 from tests.helpers.waiting import eventually
 from tests.state_store.core_requests import REQUEST
 from tests.state_store.database_servers import DatabaseServer
@@ -455,26 +453,22 @@ async def test_the_exclusive_lock_ends_with_its_holder(
         await task
 
 
-@pytest.fixture
-def patient_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise the limits, so that a holder that is delayed by a busy machine keeps its lock."""
-    for module in (turboserve.state_store.session_lock, turboserve.simulation.runtime.rows.database):
-        for name in ("LOCK_ANSWER_S", "LOCK_SILENCE_S"):
-            monkeypatch.setattr(module, name, 60.0)
+PATIENT_LOCK_S = 60.0
+"""A holder that is delayed by a busy machine keeps its lock."""
 
 
 async def test_a_session_lock_has_one_holder_until_its_block_ends(
-    patient_locks: None, server: DatabaseServer, database: Database
+    server: DatabaseServer, database: Database
 ) -> None:
     other = server.connect()
-    async with database.session_lock(KEY) as first:
+    async with database.session_lock(KEY, PATIENT_LOCK_S) as first:
         assert await first.acquire()
         await first.confirm()
-        async with other.session_lock(KEY) as second:
+        async with other.session_lock(KEY, PATIENT_LOCK_S) as second:
             assert not await second.acquire()
-            async with other.session_lock(KEY + 1) as third:
+            async with other.session_lock(KEY + 1, PATIENT_LOCK_S) as third:
                 assert await third.acquire()
-    async with other.session_lock(KEY) as second:
+    async with other.session_lock(KEY, PATIENT_LOCK_S) as second:
         async with asyncio.timeout(60):
             while not await second.acquire():
                 await asyncio.sleep(0.02)
@@ -483,7 +477,7 @@ async def test_a_session_lock_has_one_holder_until_its_block_ends(
 async def test_a_session_lock_whose_holder_is_silent_is_given_to_another(
     server: DatabaseServer, database: Database
 ) -> None:
-    async with database.session_lock(KEY) as silent, server.connect().session_lock(KEY) as other:
+    async with database.session_lock(KEY, 2.0) as silent, server.connect().session_lock(KEY, 2.0) as other:
         assert await silent.acquire()
         async with asyncio.timeout(60):
             while not await other.acquire():
@@ -492,7 +486,7 @@ async def test_a_session_lock_whose_holder_is_silent_is_given_to_another(
             await silent.confirm()
 
 
-async def test_leaders_take_turns(patient_locks: None, server: DatabaseServer, database: Database) -> None:
+async def test_leaders_take_turns(server: DatabaseServer, database: Database) -> None:
     leads: list[int] = []
 
     async def lead_as(number: int, instance: Database) -> None:
@@ -500,7 +494,7 @@ async def test_leaders_take_turns(patient_locks: None, server: DatabaseServer, d
             leads.append(number)
             await asyncio.sleep(60.0)
 
-        await lead(instance, KEY, work)
+        await lead(instance, KEY, work, PATIENT_LOCK_S)
 
     tasks = {n: asyncio.create_task(lead_as(n, server.connect())) for n in (1, 2)}
     await eventually(lambda: leads, 60)

@@ -23,6 +23,9 @@ from turboserve.subject_types import Caller
 from turboserve.tasks import stop
 from turboserve.worker.service import events
 from turboserve.worker.service.heartbeat import Heartbeat
+from turboserve.worker.settings import Settings as WorkerSettings
+
+SETTINGS = WorkerSettings(heartbeat_s=0.1, request_deadline_s=0.3)
 
 
 @pytest.fixture
@@ -39,7 +42,9 @@ async def first_event(bus: Bus, seconds: float) -> events.Input | None:
     """Return the first input that the table receives within `seconds`."""
     received: asyncio.Queue[events.Input] = asyncio.Queue()
     report = LoadReport(worker="heartbeat-1", model="toyworld", capacity=1)
-    heartbeat = Heartbeat(bus, SystemClock(), 0.1, lambda: report, received.put_nowait, lambda reason: None)
+    heartbeat = Heartbeat(
+        bus, SystemClock(), SETTINGS, lambda: report, received.put_nowait, lambda reason: None
+    )
     beating = asyncio.create_task(heartbeat.run())
     try:
         async with asyncio.timeout(seconds):
@@ -99,7 +104,7 @@ async def test_a_refused_version_is_no_excuse_for_the_lease_and_shows_in_readine
         beats += 1
         return report
 
-    heartbeat = Heartbeat(worker, SystemClock(), 0.1, count, received.put_nowait, lambda reason: None)
+    heartbeat = Heartbeat(worker, SystemClock(), SETTINGS, count, received.put_nowait, lambda reason: None)
     with monkeypatch.context() as newer:
         data = of_version(Renew(load=report), NEWER).decode()
         newer.setattr(Renew, "to_text", lambda _: data)

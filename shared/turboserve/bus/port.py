@@ -118,7 +118,7 @@ async def open_client(
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.2,
                 connect_timeout=2,
-                ping_interval=5,
+                ping_interval=settings.broker_ping_s,
                 max_outstanding_pings=2,
                 disconnected_cb=disconnected,
                 reconnected_cb=reconnected,

@@ -23,7 +23,13 @@ from turboserve.simulation.calm import calm_table, run_calm
 from turboserve.simulation.mechanisms import Mechanisms
 from turboserve.simulation.names import INVARIANTS
 from turboserve.simulation.scenario import SETTLE_S, ScenarioOutcome, percentiles, run_scenario, scale_of
-from turboserve.simulation.settings import FIDELITY, GATHER, PLACEMENT, REBALANCER, RESCUE_HORIZON_S
+from turboserve.simulation.settings import (
+    FIDELITY,
+    GATHER,
+    PLACEMENT,
+    REBALANCER,
+    RESCUE_HORIZON_S,
+)
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
 from turboserve.worker.engine.gather import GATHER_POLICIES
 
@@ -94,6 +100,13 @@ def run(
             "late chunks, the pool absorbs bursts, and admission forecasts slots."
         ),
     ] = Mechanisms.DRAWN,
+    failover: Annotated[
+        bool,
+        typer.Option(
+            "--failover",
+            help="With faults: the short times of a stack with redundancy, and two state stores.",
+        ),
+    ] = False,
 ) -> dict[str, Any]:
     """Run the services' own processes on virtual time, against servers in memory.
 
@@ -135,6 +148,8 @@ def run(
             rebalancer=rebalancer,
             **{name: value for name, value in replaced.items() if value is not None},  # type: ignore[arg-type]
         )
+        if failover:
+            scale = scale.with_failover()
         outcome = run_scenario(each, seconds=seconds, scale=scale, keep_lines=trace)
         if (
             each % TWICE_EVERY == 0
@@ -159,7 +174,7 @@ def run(
             ("--mechanisms", mechanisms.value, Mechanisms.DRAWN.value),
         )
         if chosen != shipped
-    )
+    ) + (" --failover" if failover else "")
     return summary(outcomes, unequal, seconds, wall_s, cpu_s, options)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from turboserve import failover
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.broker_accounts import worker_user
 from turboserve.config import Settings
@@ -57,6 +58,12 @@ TIMES = {
     "worker_timeout_s": 6.0,
     "migration_timeout_s": 8.0,
 }
+FAILOVER_TIMES = {**failover.SHORT_TIMES, "migration_timeout_s": TIMES["migration_timeout_s"]}
+"""Instead of `TIMES`: the short times of a stack with redundancy."""
+
+
+CLIENT_SILENCE_S = 1.5
+"""Silence after which the broker of a stack with redundancy disconnects a client."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +96,16 @@ class Scale:
     """Number of tenants. With more than one, gateways need their keys."""
     tenant_limits: Mapping[str, float] = field(default_factory=dict)
     """Settings of the state store that limit each tenant."""
+    client_silence_s: float | None = None
+    """Silence after which the broker disconnects a client. None: it never does."""
     report_s: float = 0.5
     """Time between two reports of one viewer's playhead."""
-    times: dict[str, float] = field(default_factory=lambda: dict(TIMES))
+    times: Mapping[str, float] = field(default_factory=lambda: dict(TIMES))
     """Settings that all services share."""
+
+    def with_failover(self) -> Scale:
+        """Return the size with two state stores, and the short times of a stack with redundancy."""
+        return replace(self, times=FAILOVER_TIMES, client_silence_s=CLIENT_SILENCE_S, stores=2)
 
     @property
     def most_sessions(self) -> int:

@@ -41,6 +41,8 @@ RESTART_S = (0.1, 2.0)
 """Bounds of the time between the end of a service's process and the next start, in seconds."""
 START_S = (0.5, 2.0)
 """Bounds of the time for which a worker loads its model, in seconds."""
+LOOK_S = 0.25
+"""Interval at which the broker looks for silent clients, in seconds."""
 
 
 class World(Servers):
@@ -124,10 +126,16 @@ class World(Servers):
         ):
             for number in range(1, count + 1):
                 self._start(f"{kind}-{number}", kind)
+        if scale.client_silence_s is not None:
+            self._drop_silent_clients(scale.client_silence_s)
 
     def later(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
         """Call `action` after `seconds`, in no process."""
         self.loop.call_later(seconds, action, *args, context=self._context)
+
+    def _drop_silent_clients(self, silence_s: float) -> None:
+        self.broker.drop_silent(silence_s)
+        self.later(LOOK_S, self._drop_silent_clients, silence_s)
 
     # Services
 

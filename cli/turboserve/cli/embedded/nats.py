@@ -76,10 +76,18 @@ class NatsServer(EmbeddedServer):
         port: int,
         passwords: Mapping[str, str],
         max_store_bytes: int | None = None,
+        ping_interval_s: float | None = None,
     ) -> None:
-        """`max_store_bytes` is the storage limit of JetStream. None: a share of the disk."""
+        """Set the server up.
+
+        Args:
+            max_store_bytes: Storage limit of JetStream. None: a share of the disk.
+            ping_interval_s: Interval of the pings to each client. After two pings without an answer, the
+                server disconnects the client. None: the server's default.
+        """
         super().__init__(directory, port)
         self._max_store_bytes = max_store_bytes
+        self._ping_interval_s = ping_interval_s
         self.passwords = passwords
         self._health_password = secrets.token_urlsafe(24)
 
@@ -145,7 +153,7 @@ server_name: "turboserve"
 host: "{HOST}"
 port: {self.port}
 max_payload: {MAX_PAYLOAD_BYTES}
-jetstream {{
+{self._pings()}jetstream {{
   store_dir: {json.dumps(self.home)}
   max_file_store: {self.store_limit()}
 }}
@@ -158,6 +166,11 @@ accounts {{
   }}
 {accounts}}}
 """
+
+    def _pings(self) -> str:
+        if self._ping_interval_s is None:
+            return ""
+        return f'ping_interval: "{round(1000 * self._ping_interval_s)}ms"\nping_max: 2\n'
 
     def _health_user(self) -> str:
         return (

@@ -80,5 +80,11 @@ class Options:
     """Whether clients need API keys, which are in the database."""
     log_format: Literal["text", "json"] = "text"
     external: External = field(default_factory=External)
+
+    @property
+    def redundant(self) -> bool:
+        """Whether another process takes over from each frozen one, so that short times replace it."""
+        return min(self.gateways, self.schedulers, self.state_stores) > 1
+
     modules: dict[str, str] = field(default_factory=lambda: dict(MODULES))
     prefixes: dict[str, list[str]] = field(default_factory=lambda: dict(PREFIXES))

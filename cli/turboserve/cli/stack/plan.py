@@ -28,6 +28,7 @@ from turboserve.cli.supervisor.core import Member
 from turboserve.cli.supervisor.probe import healthz, readyz
 from turboserve.cli.supervisor.spec import ProcessSpec
 from turboserve.config import Settings
+from turboserve.failover import Failover
 from turboserve.free_ports import is_free
 
 SERVER_WAVE, STORE_WAVE, SERVICE_WAVE = range(3)
@@ -39,10 +40,14 @@ SERVER_FAILING_LIMIT = 3
 SERVER_ASK_EVERY_S = 1.5
 PER_WORKER = frozenset({"TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_MEMBER"})
 """Settings that the autoscaler sets for each worker."""
+SHORT_PING_S = 0.5
+"""Interval at which the broker of a redundant stack pings its clients. One that does not answer two pings is
+frozen, and gets no more requests."""
 MANUAL = "manual"
 """Identity of a worker that is started by hand. The autoscaler does not have its password."""
 RECORDINGS_URL = "TURBOSERVE_RECORDINGS_URL"
 GATEWAY_URLS = "TURBOSERVE_GATEWAY_URLS"
+FAILOVER = "TURBOSERVE_FAILOVER"
 STOP_ORDER = ("gateway", "autoscaler", "workers", "scheduler", "recorder", "state-store", "servers")
 
 
@@ -98,6 +103,7 @@ class Plan:
             self.layout.server("nats"),
             self._ports.get("nats"),
             passwords,
+            ping_interval_s=SHORT_PING_S if self.options.redundant else None,
         )
 
     @cached_property
@@ -225,6 +231,8 @@ class Plan:
             "TURBOSERVE_LOG_FORMAT": "json",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
+        if self.options.redundant and FAILOVER not in os.environ:
+            common[FAILOVER] = Failover.SHORT.value
         if self.nats is not None:
             common["TURBOSERVE_NATS_URL"] = self.nats.address
             common["TURBOSERVE_NATS_USER"] = name

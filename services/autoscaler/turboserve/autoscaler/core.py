@@ -177,6 +177,7 @@ class Pool:
             if self._life.is_late(member, row, self._asked_at[ListWorkers]):
                 self._life.fail(member, f"not ready within {self.policy.ready_timeout_s:g} s", now)
             elif row is None and member.has_vanished(event.ticket):
+                member.declared_gone = True
                 self._life.fail(member, "the state store no longer has it", now)
         ours = [r.id for r in event.workers if r.pool_member is not None and self.owns(r.pool_member)]
         orphans = [worker for worker in ours if self._member_of(worker) is None]

@@ -33,6 +33,8 @@ log = logs.get("autoscaler")
 PROVIDER_LIMIT_S = 60.0
 """Time-out of a command in seconds, beside the grace period. A provider call without a bound of its own fails
 the command instead of blocking the pool member forever."""
+GONE_GRACE_S = 1.0
+"""Grace period of a worker that was declared gone, in seconds."""
 
 
 class Executor:
@@ -71,8 +73,10 @@ class Executor:
             case Drain(ticket, _, worker):
                 await call(subjects.DRAIN_WORKER, requests.DrainWorker(worker=worker))
                 await provider.drain(worker)
-            case Release(ticket, member, release_worker):
-                await provider.release(member, release_worker, self._grace_s)
+            case Release(ticket, member, release_worker, _, declared_gone):
+                # A frozen worker heeds no request to end. Its successor waits for its place.
+                grace_s = min(self._grace_s, GONE_GRACE_S) if declared_gone else self._grace_s
+                await provider.release(member, release_worker, grace_s)
             case DeclareGone(ticket, worker, reason):
                 await call(subjects.WORKER_GONE, requests.WorkerGone(worker=worker, reason=reason))
             case ListProviderWorkers(ticket):

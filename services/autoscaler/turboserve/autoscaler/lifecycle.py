@@ -164,9 +164,7 @@ class Lifecycle:
             case PoolMemberPhase.DRAINING:
                 self._drain(member, now)
             case PoolMemberPhase.RELEASING if member.ticket is None and member.retry_at <= now:
-                self._tracker.send(
-                    Release(self._tracker.take(member), member.name, member.worker, member.reason)
-                )
+                self._send_release(member)
             case _:
                 pass
 
@@ -193,4 +191,8 @@ class Lifecycle:
         member.enter(PoolMemberPhase.RELEASING, now, reason)
         self._tracker.act(now, "release", reason, member)
         # The new ticket replaces that of any command under way, so its answer is ignored.
-        self._tracker.send(Release(self._tracker.take(member), member.name, member.worker, reason))
+        self._send_release(member)
+
+    def _send_release(self, member: PoolMember) -> None:
+        ticket = self._tracker.take(member)
+        self._tracker.send(Release(ticket, member.name, member.worker, member.reason, member.declared_gone))

@@ -118,6 +118,8 @@ class Release:
     member: str
     worker: str | None
     reason: str
+    declared_gone: bool = False
+    """Whether the worker was declared gone. Its sessions are elsewhere, so its end need not be orderly."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ class PoolMember:
     ready_at: float | None = None
     listed: bool = False
     """Whether the store has had a row of the worker."""
+    declared_gone: bool = False
+    """Whether the store no longer has the worker, whose process may still run, or be frozen."""
     up_since: int | None = None
     """Stamp after which the provider lists the worker if it lives; None while the launch is under way."""
     reported_at: float | None = None
@@ -105,6 +107,7 @@ class PoolMember:
         self.launched_at, self.ready_at, self.reported_at = now, None, None
         self.playout = None
         self.listed, self.drain_requested, self.drained_since = False, False, None
+        self.declared_gone = False
         self.sessions = self.suspended = self.incoming = 0
 
     def vacate(self) -> None:

@@ -199,5 +199,6 @@ class AutoscalerSettings(Settings):
             ready_timeout_s=self.pool_ready_timeout_s,
             drain_deadline_s=self.pool_drain_deadline_s,
             # Workers report once per heartbeat interval, and single reports may be lost.
+            list_s=min(Policy.list_s, 2 * self.heartbeat_s),
             report_timeout_s=max(Policy.report_timeout_s, 3 * self.heartbeat_s),
         )

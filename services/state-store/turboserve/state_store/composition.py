@@ -90,7 +90,9 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     runtime.spawn(outbox.measure(), "outbox gauges")
     runtime.spawn(fence.sweep_forever(settings.sweep_s, lambda: streams.made), "fence")
     runtime.spawn(playheads.flush_forever(), "playheads")
-    runtime.spawn(lead(database, ACCOUNTING_LOCK, accounting.run), "accounting")
+    runtime.spawn(
+        lead(database, ACCOUNTING_LOCK, accounting.run, settings.store_lead_timeout_s), "accounting"
+    )
     histories = LogHistories(bus, owners, settings)
     runtime.spawn(histories.run(), "log histories")
     space = LogSpace(database, bus, clock, canaries, histories, settings)
@@ -100,7 +102,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     sessions = Sessions(database, post_commit, playheads, latents, status, clock, settings)
     runtime.spawn(Retention(database, sessions, playheads, hot, bus, clock, settings).run(), "retention")
     pools = Pools(database, clock, settings)
-    runtime.spawn(lead(database, COST_LOCK, pools.accrue_forever), "cost")
+    runtime.spawn(lead(database, COST_LOCK, pools.accrue_forever, settings.store_lead_timeout_s), "cost")
     leases = Leases(settings.lease_s, settings.worker_timeout_s, clock.monotonic())
     await serve_pools(bus, clock, pools)
     await serve_keys(bus, clock, Keys(database, bus, clock))

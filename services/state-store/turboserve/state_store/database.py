@@ -210,7 +210,7 @@ class PostgresDatabase:
                 raise
 
     @asynccontextmanager
-    async def session_lock(self, key: int) -> AsyncIterator[PostgresSessionLock]:
+    async def session_lock(self, key: int, silence_s: float) -> AsyncIterator[PostgresSessionLock]:
         connection = self._single.connect()
         try:
             await connection.start()
@@ -218,7 +218,7 @@ class PostgresDatabase:
             raise self._failed(error) from error
         try:
             ended = self._connections.ended()
-            yield PostgresSessionLock(connection, key, self._failed, ended)
+            yield PostgresSessionLock(connection, key, silence_s, self._failed, ended)
         finally:
             # Closing the connection releases the lock. It must not return to the pool with the lock.
             await connection.invalidate()

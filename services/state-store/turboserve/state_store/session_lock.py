@@ -9,7 +9,7 @@ import asyncpg
 from sqlalchemy import TextClause, exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from turboserve.state_store.ports.database import LOCK_ANSWER_S, LOCK_SILENCE_S, unavailable
+from turboserve.state_store.ports.database import LOCK_ANSWER_SHARE, unavailable
 
 _TRY_LOCK = text(
     "select pg_try_advisory_lock(:key) from set_config('idle_session_timeout', :limit_ms, false)"
@@ -23,12 +23,14 @@ class PostgresSessionLock:
         self,
         connection: AsyncConnection,
         key: int,
+        silence_s: float,
         failed: Callable[[BaseException], Exception],
         ended: Callable[[], bool],
     ) -> None:
         """`ended`: whether the connection must be closed."""
         self._connection, self._failed, self._ended = connection, failed, ended
-        limit_ms = str(int(LOCK_SILENCE_S * 1000))
+        self._answer_s = LOCK_ANSWER_SHARE * silence_s
+        limit_ms = str(int(silence_s * 1000))
         self._try_lock = _TRY_LOCK.bindparams(key=key, limit_ms=limit_ms)
 
     async def acquire(self) -> bool:
@@ -41,7 +43,7 @@ class PostgresSessionLock:
         if self._ended():
             raise unavailable()
         try:
-            async with asyncio.timeout(LOCK_ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 return bool((await self._connection.execute(question)).scalar())
         except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             raise self._failed(error) from error

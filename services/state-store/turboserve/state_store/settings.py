@@ -139,6 +139,8 @@ class Settings(Shared):
     """Interval between the canaries in each stream. Must be below `canary_timeout_s`, with a margin."""
     progress_interval_s: Seconds = 0.05
     """Time of chunks that one transaction counts. A prompt counts as applied at most this much later."""
+    store_lead_timeout_s: Seconds = 5.0
+    """Another state store counts chunks and cost after this long without a sign of the one that did."""
     sweep_s: Seconds = 1.0
     """Interval at which the store looks for work that another instance or an earlier process left undone."""
     purge_s: Seconds = 30.0

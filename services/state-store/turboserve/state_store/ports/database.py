@@ -30,10 +30,8 @@ from turboserve.state_store.ports.sessions import (
 )
 
 RETRY_AFTER_S = 1.0
-LOCK_ANSWER_S = 3.0
-"""Time after which the connection of a session lock counts as lost if it does not answer, seconds."""
-LOCK_SILENCE_S = 5.0
-"""Silence after which the server ends the connection of a session lock, seconds: its holder is stopped."""
+LOCK_ANSWER_SHARE = 0.6
+"""Share of `silence_s` after which the connection of a session lock is lost if it does not answer."""
 
 
 def unavailable() -> UnavailableError:
@@ -127,11 +125,11 @@ class Database(Protocol):
         `transaction`.
         """
 
-    def session_lock(self, key: int) -> AbstractAsyncContextManager[SessionLock]:
+    def session_lock(self, key: int, silence_s: float) -> AbstractAsyncContextManager[SessionLock]:
         """Open a connection that may hold the advisory lock `key` during the block.
 
-        The server releases the lock if the connection is silent for `LOCK_SILENCE_S`. Raises
-        `UnavailableError`.
+        The server ends the connection, and so releases the lock, if it is silent for `silence_s`: its holder
+        is stopped. Raises `UnavailableError`.
         """
 
     async def migrate(self) -> None:

@@ -61,12 +61,14 @@ class Heartbeat:
         self,
         bus: Bus,
         clock: Clock,
-        heartbeat_s: float,
+        settings: Settings,
         report: Callable[[], LoadReport],
         deliver_event: Callable[[events.Input], None],
         gone: Callable[[str], None],
     ) -> None:
-        self._bus, self._clock, self._heartbeat_s = bus, clock, heartbeat_s
+        self._bus, self._clock, self._heartbeat_s = bus, clock, settings.heartbeat_s
+        # A state store that is frozen answers nothing. Other ones get the next renewals within the lease.
+        self._answer_s = min(settings.request_deadline_s, settings.lease_s / 3)
         self._report, self._deliver, self._gone = report, deliver_event, gone
         self._wanted = asyncio.Event()
         self.answered = False
@@ -119,7 +121,7 @@ class Heartbeat:
         asked_at = self._clock.monotonic()
         try:
             await self._bus.publish(LOAD, load.worker, load)
-            answer = await self._bus.call(RENEW, Renew(load=load))
+            answer = await self._bus.call(RENEW, Renew(load=load), deadline_s=self._answer_s)
         except NoServerError:
             self._deliver(events.RenewalUnavailable(asked_at))
         except WorkerGoneError as error:
@@ -168,9 +170,7 @@ async def announced(
     """Renew with `report` while the body runs; send the final report if it raises. `gone`: see
     `Heartbeat`."""
     announcement = _Announcement(report)
-    heartbeat = Heartbeat(
-        bus, clock, settings.heartbeat_s, lambda: announcement.report, announcement.handle, gone
-    )
+    heartbeat = Heartbeat(bus, clock, settings, lambda: announcement.report, announcement.handle, gone)
     announcement.changed = heartbeat.soon
     beating = asyncio.create_task(heartbeat.run(), name="announcement")
     try:

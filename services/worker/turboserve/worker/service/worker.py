@@ -80,7 +80,7 @@ class Worker:
             self.handle,
             self._check_connection,
         )
-        self.heartbeat = Heartbeat(bus, clock, settings.heartbeat_s, self.load, self.handle, platform.leave)
+        self.heartbeat = Heartbeat(bus, clock, settings, self.load, self.handle, platform.leave)
         self._audiences = AudienceFollower(bus, clock.monotonic, self._audience_changed)
         self._tasks = BackgroundTasks(_log_failure)
         self._connection = bus.connection

@@ -57,6 +57,7 @@ class MemoryBroker:
         self._frozen_until = 0.0
         self._cut_until: dict[LinkedClient | Process, float] = {}
         self._links: dict[Link, None] = {}
+        self._silent_since: dict[Link, float] = {}
         self._interests: PatternIndex[Interest] = PatternIndex()
 
     def wall(self) -> float:
@@ -99,6 +100,7 @@ class MemoryBroker:
         """Remove a connection, with its subscriptions."""
         link.open_at_broker = False
         self._links.pop(link, None)
+        self._silent_since.pop(link, None)
         for interest in link.interests.values():
             self._interests.remove(interest.pattern, interest)
         link.interests.clear()
@@ -241,6 +243,22 @@ class MemoryBroker:
         """Break the client's connection; the client connects again."""
         for link in list(self._links):
             if link.client is client:
+                self.disconnect(link)
+                link.end()
+
+    def drop_silent(self, silence_s: float) -> None:
+        """Disconnect clients that are frozen or cut off in every call within `silence_s`.
+
+        So does a nats-server whose pings get no answer. Requests to their queue groups then reach others.
+        """
+        now = self.loop.time()
+        if not self.up or self._frozen_until > now:
+            return
+        for link in list(self._links):
+            frozen = link.process is not None and link.process.frozen_until > now
+            if not frozen and not self._is_cut(link.client):
+                self._silent_since.pop(link, None)
+            elif now - self._silent_since.setdefault(link, now) >= silence_s:
                 self.disconnect(link)
                 link.end()
 

@@ -14,7 +14,7 @@ from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.unit import MemoryUnitOfWork
-from turboserve.state_store.ports.database import LOCK_ANSWER_S, LOCK_SILENCE_S, unavailable
+from turboserve.state_store.ports.database import LOCK_ANSWER_SHARE, unavailable
 
 
 class MemoryDatabase:
@@ -52,12 +52,12 @@ class MemoryDatabase:
             await session.execute(lambda: session.kept.discard(name))
 
     @asynccontextmanager
-    async def session_lock(self, key: int) -> AsyncIterator[MemorySessionLock]:
+    async def session_lock(self, key: int, silence_s: float) -> AsyncIterator[MemorySessionLock]:
         session = await self._connect(
-            durable=True, autocommit=True, deadline=math.inf, idle_limit_s=LOCK_SILENCE_S
+            durable=True, autocommit=True, deadline=math.inf, idle_limit_s=silence_s
         )
         try:
-            yield MemorySessionLock(session, key)
+            yield MemorySessionLock(session, key, LOCK_ANSWER_SHARE * silence_s)
         finally:
             self._disconnect(session)
 
@@ -150,8 +150,8 @@ class _Transaction:
 class MemorySessionLock:
     """`ports.database.SessionLock` on a session of its own."""
 
-    def __init__(self, session: Session, key: int) -> None:
-        self._session, self._name = session, ("advisory", key)
+    def __init__(self, session: Session, key: int, answer_s: float) -> None:
+        self._session, self._name, self._answer_s = session, ("advisory", key), answer_s
 
     async def acquire(self) -> bool:
         session, name = self._session, self._name
@@ -169,7 +169,7 @@ class MemorySessionLock:
 
     async def _ask(self, run: Callable[[], bool]) -> bool:
         try:
-            async with asyncio.timeout(LOCK_ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 return await self._session.execute(run)
         except TimeoutError:
             raise unavailable() from None
