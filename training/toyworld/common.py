@@ -91,7 +91,10 @@ def keep_memory() -> None:
 def commit() -> str:
     """Return the commit of these scripts."""
     here = Path(__file__).parent
-    found = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True
-    )
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True
+        )
+    except OSError:
+        return "unknown"
     return found.stdout.strip() or "unknown"

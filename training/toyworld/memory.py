@@ -29,7 +29,8 @@ def turn(keys: Tensor, frames: Tensor, config: ModelConfig) -> Tensor:
     """Rotate keys to a later time. keys [..., heads, head_dim]; frames: long, broadcasts over keys' [...]."""
     pairs = config.head_dim // 2
     time_pairs = pairs - 2 * (pairs // 3)
-    exponents = torch.arange(0, 2 * time_pairs, 2, dtype=torch.float64) / (2 * time_pairs)
+    steps = torch.arange(0, 2 * time_pairs, 2, dtype=torch.float64, device=frames.device)
+    exponents = steps / (2 * time_pairs)
     angles = frames.to(torch.float64).unsqueeze(-1) * config.rotation_theta**-exponents
     angles = F.pad(angles, (0, pairs - time_pairs)).unsqueeze(-2)
     cos, sin = angles.cos().float(), angles.sin().float()

@@ -71,11 +71,11 @@ def show(model: CausalWanTransformer, text: ToyText, vae: ToyVae, path: Path) ->
         "a green triangle moving right on black",
         "a red circle moving up and a yellow circle moving left",
     ]
-    sampler = Sampler(model, text)
-    sessions = sampler.open(before, 7)
+    sampler = Sampler(model, model.config)
+    sessions = sampler.open(text.encode(before).clone(), 7)
     for chunk in range(5):
         if chunk == 3:
-            sampler.switch(sessions, after)
+            sampler.switch(sessions, text.encode(after).clone())
         sampler.step(sessions)
     with torch.no_grad():
         frames, _ = vae.decode(torch.cat(sessions.latents, 1))

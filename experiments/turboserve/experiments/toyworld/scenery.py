@@ -137,7 +137,7 @@ def draw_batch(scenes: Sequence[Scene], places: Tensor, behind: Tensor) -> Tenso
         for index, figure in enumerate(scene.figures):
             at = places[row, index]
             alpha = coverage(figure.shape, at, SIZE // PIXELS).unsqueeze(1)
-            paint = _paint(COLOURS[figure.colour]) * _light(at).unsqueeze(1)
+            paint = _paint(COLOURS[figure.colour]) * light(at).unsqueeze(1)
             frames[row] = torch.lerp(frames[row], paint.clamp(0, 255) / 127.5 - 1.0, alpha)
     return frames
 
@@ -148,7 +148,7 @@ def without_figures(scenes: Sequence[Scene], frames: int, behind: Tensor) -> Ten
     return behind[rows].unsqueeze(1).expand(-1, frames, -1, -1, -1)
 
 
-def _light(places: Tensor) -> Tensor:
+def light(places: Tensor) -> Tensor:
     """Return the light on figures at `places` [n, 2], from the upper left: [n, 128, 128] around 1."""
     dx, dy = offsets(places, SIZE // PIXELS)
     return (0.98 - 0.008 * (dx + dy)).clamp(0.86, 1.1)

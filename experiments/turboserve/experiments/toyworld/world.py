@@ -30,6 +30,7 @@ from turboserve.worker.model.toy_steering import STEPS
 
 PIXELS = 64
 CHUNK_FRAMES = 12
+FIRST_CHUNK_FRAMES = 9
 SPEED = 2.0
 """Pixels per frame of a straight motion."""
 RADIUS = 8.0
@@ -76,9 +77,7 @@ GROUP_FRAMES = 4
 """Frames of one latent frame."""
 _TIE = 1e-6
 """Pixels by which places may differ from rounding errors alone. Half a cell counts as less than half."""
-_CIRCLE_RADIUS = 7.5
-_SQUARE_HALF = 6.75
-_TRIANGLE_INRADIUS = 5.0
+_CIRCLE_RADIUS, _SQUARE_HALF, _TRIANGLE_INRADIUS = 7.5, 6.75, 5.0
 
 
 @dataclass(frozen=True)
@@ -217,20 +216,21 @@ def coverage(shape: str, places: Tensor, fine: int = 1) -> Tensor:
 
     `fine`: pixels drawn for one of the world's pixels, across and down.
     """
-    dx, dy = offsets(places, fine)
+    return (0.5 - distance(shape, *offsets(places, fine)) * fine).clamp(0.0, 1.0)
+
+
+def distance(shape: str, dx: Tensor, dy: Tensor) -> Tensor:
+    """Return the distance in pixels from a shape's outline, negative inside: dx [n, 1, W], dy [n, H, 1]."""
     if shape == "circle":
-        distance = (dx.square() + dy.square()).sqrt() - _CIRCLE_RADIUS
-    elif shape == "square":
-        distance = torch.maximum(dx.abs(), dy.abs()) - _SQUARE_HALF
-    else:
-        slope = dx.abs() * (math.sqrt(3) / 2) - dy * 0.5
-        distance = torch.maximum(slope, dy) - _TRIANGLE_INRADIUS
-    return (0.5 - distance * fine).clamp(0.0, 1.0)
+        return (dx.square() + dy.square()).sqrt() - _CIRCLE_RADIUS
+    if shape == "square":
+        return torch.maximum(dx.abs(), dy.abs()) - _SQUARE_HALF
+    return torch.maximum(dx.abs() * (math.sqrt(3) / 2) - dy * 0.5, dy) - _TRIANGLE_INRADIUS
 
 
 def offsets(places: Tensor, fine: int = 1) -> tuple[Tensor, Tensor]:
     """Return the way from `places` [n, 2] to each pixel on the torus: x [n, 1, W] and y [n, H, 1]."""
-    axis = (torch.arange(PIXELS * fine, dtype=torch.float32) + 0.5) / fine
+    axis = (torch.arange(PIXELS * fine, dtype=torch.float32, device=places.device) + 0.5) / fine
     half = PIXELS / 2
     dx, dy = ((axis - places[:, side, None] + half) % PIXELS - half for side in (0, 1))
     return dx[:, None, :], dy[:, :, None]
