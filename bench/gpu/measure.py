@@ -28,7 +28,9 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "services" / "worker"), str(ROOT
 
 import torch  # noqa: E402
 from configurations import configurations  # noqa: E402
+from forward_profile import forward_profile  # noqa: E402
 from notes import Notes, reason  # noqa: E402
+from shipped_model import shipped_model  # noqa: E402
 
 from turboserve.bench.engine.hardware import chunk_flop, matrix_rate, slab_memory, suspend  # noqa: E402
 from turboserve.bench.engine.kernels import attention_kernels  # noqa: E402
@@ -57,7 +59,7 @@ BFLOAT16_TOLERANCE = 0.2
 """Tolerance against float32 after all chunks of a reference. Latents have a standard deviation of about 1."""
 MOST_DECODED = 4
 """Maximum number of sessions whose chunks are decoded at once: each takes 8 GB with the Wan VAE at 480p."""
-PARTS = ("correctness", "kernels", "speed", "fidelity", "whole")
+PARTS = ("correctness", "shipped", "kernels", "speed", "profile", "fidelity", "whole")
 TINY = ModelConfig(
     dim=48,
     ffn_dim=96,
@@ -101,6 +103,8 @@ def main() -> int:
     notes.found |= {"machine": machine(device), "tiny": arguments.tiny}
     if "correctness" in arguments.parts:
         notes.found["correctness"] = correctness(arguments.golden, device)
+    if "shipped" in arguments.parts:
+        notes.take(notes.found, "shipped", partial(shipped_model, device, 4 if arguments.tiny else 100))
     # An option that the device lacks is reported and is no failure.
     checks = notes.found.get("correctness", [])
     passed = all(each["passed"] for each in checks if "unavailable" not in each)
@@ -120,11 +124,15 @@ def main() -> int:
         if "kernels" in arguments.parts:
             repeats = arguments.repeats
             notes.take(into, "attention_kernels", partial(attention_kernels, config, device, dtype, repeats))
-        if {"speed", "fidelity", "whole"} & set(arguments.parts):
+        if {"speed", "profile", "fidelity", "whole"} & set(arguments.parts):
             model = random_transformer(config, device, dtype)
             text = torch.randn(1, config.text_len, config.text_dim, device=device, dtype=dtype)
             if "speed" in arguments.parts:
                 speed(model, text, rate, arguments, notes, into)
+            if "profile" in arguments.parts and device.type == "cuda":
+                into["profile"] = {}
+                for name, compiler in (("rows", None), ("rows compiled", COMPILER)):
+                    notes.take(into["profile"], name, partial(forward_profile, model, text, "rows", compiler))
             if "fidelity" in arguments.parts:
                 measure = partial(configurations, model, text, arguments.batches[0], arguments.repeats)
                 notes.take(into, "fidelity", measure)

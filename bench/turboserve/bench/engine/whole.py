@@ -86,7 +86,6 @@ def _story(models: Models, chunks: int, overlap: bool) -> tuple[dict[str, Any], 
             2 * state,
             max_lead_s=float("inf"),
             max_batch=2,
-            policy="fcfs",
             overlap=overlap,
         ),
     )

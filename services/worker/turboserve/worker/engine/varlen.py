@@ -6,6 +6,7 @@ runs of different lengths ("varlen") needs their starts and lengths, and no copy
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import torch
@@ -102,9 +103,16 @@ def varlen(q: Tensor, keys: Tensor, values: Tensor, runs: Runs) -> Tensor:
 
 
 def require_varlen(device: torch.device, dtype: torch.dtype) -> None:
-    """Raise `AttentionUnavailableError` where a GPU's varlen attention does not support this type."""
-    if device.type == "cuda" and dtype not in (torch.bfloat16, torch.float16):
+    """Raise `AttentionUnavailableError` where a GPU's varlen attention lacks this type, or runs in a pool."""
+    if device.type != "cuda":
+        return
+    if dtype not in (torch.bfloat16, torch.float16):
         raise AttentionUnavailableError("varlen", f"{dtype}: a GPU does it in bfloat16 and float16")
+    from torch.nn.attention.varlen import varlen_attn
+
+    if "seqused_k" not in inspect.signature(varlen_attn).parameters:
+        reason = f"torch {torch.__version__} cannot attend to runs with gaps between them"
+        raise AttentionUnavailableError("varlen", reason)
 
 
 def _whole(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
