@@ -32,6 +32,9 @@ WITHOUT_JSON = {
     "follow_session_events",
     "get_metrics",
     "delete_recording",
+    "watch_over_webrtc",
+    "get_webrtc_servers",
+    "leave_webrtc",
     *(
         f"get_recording_{item}"
         for item in ("video", "playlist", "init", "segment", "poster", "contact_sheet")

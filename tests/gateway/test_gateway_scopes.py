@@ -14,6 +14,7 @@ from turboserve.gateway.app import create_app, create_gateway
 from turboserve.gateway.auth.middleware import AccessCheck
 from turboserve.gateway.settings import Settings
 
+WEBRTC = ("watch_over_webrtc", "webrtc_servers", "leave_webrtc")
 APP = create_app(create_gateway(Settings(api_keys_store=True), object(), object(), dict))  # type: ignore[arg-type]
 
 
@@ -46,9 +47,13 @@ def test_every_route_declares_one_scope() -> None:
 
 def test_what_changes_something_needs_more_than_the_right_to_read() -> None:
     for route in guarded(APP.routes):
-        # A ticket lets a browser's stream do what its sender may do, and changes nothing.
+        # A ticket lets a browser's stream do what its sender may do, and changes nothing. To watch over
+        # WebRTC is to read.
         reads = (
-            isinstance(route, APIWebSocketRoute) or route.methods == {"GET"} or route.name == "create_ticket"
+            isinstance(route, APIWebSocketRoute)
+            or route.methods == {"GET"}
+            or route.name == "create_ticket"
+            or route.name in WEBRTC
         )
         found = scopes(route)
         if not route.path.startswith(("/v1/keys", "/v1/audit")):
@@ -73,6 +78,7 @@ def test_a_link_opens_only_what_its_role_names() -> None:
     assert shared == {
         Role.VIEWER: {
             *("read", "create_ticket", "stream_mp4", "not_a_socket", "stream", "events"),
+            *WEBRTC,
             *("list_recordings", "video", "playlist", "init", "segment", "poster", "contact_sheet"),
         },
         Role.CONTROLLER: {"change", "prompt", "pause", "resume", "start", "stop"},

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from websockets.sync.client import connect
 
 from tests.helpers.attack_target import KEYS, PATIENCE_S, SPARE_KEY, Target
+from tests.helpers.whep_client import an_offer
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.links import Role
 from turboserve.gateway.app import create_app, create_gateway
@@ -48,6 +49,7 @@ class Access(Enum):
 
 P, T, S, SO, O, A, R, U = Access  # noqa: E741
 SESSION = "/v1/sessions/{session}"
+WHEP = f"{SESSION}/whep"
 POOL = "/v1/pools/{pool}"
 RECORDING = "/v1/recordings/{recording}"
 TABLE: dict[tuple[str, str], Access] = {
@@ -114,6 +116,9 @@ TABLE: dict[tuple[str, str], Access] = {
     ("GET", f"{SESSION}/stream.mp4"): S,
     ("GET", f"{SESSION}/stream"): U,
     ("WEBSOCKET", f"{SESSION}/stream"): S,
+    ("POST", WHEP): S,
+    ("OPTIONS", WHEP): S,
+    ("DELETE", f"{WHEP}/{{peer}}"): S,
 }
 FILES = {"/page": "/pool.css", "/page/client": "/index.js", "/docs/swagger-ui": "/swagger-ui.css"}
 """Folder of static files → one of them."""
@@ -196,12 +201,15 @@ def ask(
         options.setdefault("json", {"limits": {"slots": 3}})
     elif path == f"{POOL}/profile" and verb == "PUT":
         options.setdefault("json", profile())
+    elif path == WHEP and verb == "POST" and "content" not in options:
+        options["content"], headers = an_offer(), {"Content-Type": "application/sdp", **dict(headers)}
     address = path + FILES.get(path, "")
     for name, value in (
         ("{session}", session),
         ("{pool}", "local"),
         ("{key}", SPARE_KEY),
         ("{link}", "lnk_none"),
+        ("{peer}", "peer_none"),
         ("{index}", "0"),
         ("{recording}", "rec_none"),
         ("{part}", "1"),
@@ -350,8 +358,8 @@ def test_the_owner_may(target: Target) -> None:
             of(Access.SESSION), key=lambda one: (one[0] == "DELETE", "resume" in one[1])
         ):
             answer = ask(client, verb, path, name)
-            # There is no such link.
-            expected = (404,) if "{link}" in path else (200, 201, 202)
+            # There is no such link, and no such viewer.
+            expected = (404,) if "{link}" in path or "{peer}" in path else (200, 201, 202, 204)
             assert answer.status_code in expected, (verb, path, answer.text)
         answer = ask(client, "POST", "/v1/sessions", name)
         assert answer.status_code == 201
@@ -444,6 +452,9 @@ VIEWER_MAY = {
     ("GET", f"{SESSION}/events"),
     ("GET", f"{SESSION}/stream.mp4"),
     ("GET", f"{SESSION}/stream"),
+    ("POST", WHEP),
+    ("OPTIONS", WHEP),
+    ("DELETE", f"{WHEP}/{{peer}}"),
     ("GET", "/v1/recordings"),
     *(key for key, access in TABLE.items() if access is Access.RECORDING and key[0] == "GET"),
 }
@@ -478,7 +489,9 @@ def test_a_link_opens_what_its_role_allows_for_its_session(
                 # There is no such recording.
                 assert all(one.json()["code"] == "not_found" for one in (answer, foreign, nothing)), path
             elif (verb, path) in may:
-                assert answer.status_code in (200, 201, 202, 409, 426), (verb, path, answer.text)
+                # There is no such viewer.
+                expected = (404,) if "{peer}" in path else (200, 201, 202, 204, 409, 426)
+                assert answer.status_code in expected, (verb, path, answer.text)
                 assert foreign.status_code == 404, (verb, path, foreign.text)
                 assert shown(foreign, session) == shown(nothing, unknown)
             else:
@@ -499,6 +512,8 @@ def test_a_ticket_opens_streams_alone(target: Target, session: str, unknown: str
                     expected = (200, 404)
                 elif path == f"{SESSION}/stream":
                     expected = (426, 404)
+                elif path.startswith(WHEP):
+                    expected = ({"POST": 201, "OPTIONS": 204, "DELETE": 404}[verb], 404)
                 assert (own.status_code, foreign.status_code) == expected, (verb, path)
     for role, ticket in grants.tickets.items():
         first, _ = socket_answer(target, session, ticket=ticket)

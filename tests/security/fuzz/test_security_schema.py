@@ -72,6 +72,9 @@ WRITES = (
     ("POST", "/v1/sessions/{session}/recording"),
     ("DELETE", "/v1/sessions/{session}/recording"),
     ("DELETE", "/v1/recordings/{recording}"),
+    ("POST", "/v1/sessions/{session}/whep"),
+    ("OPTIONS", "/v1/sessions/{session}/whep"),
+    ("DELETE", "/v1/sessions/{session}/whep/{peer}"),
 )
 LASTING = (("GET", "/v1/sessions/{session}/events"), ("GET", "/v1/sessions/{session}/stream.mp4"))
 """Called only for sessions that do not exist, because their answers do not end."""
@@ -102,6 +105,12 @@ ANSWERS = (
     "response_headers_conformance",
     "response_schema_conformance",
 )
+
+
+@schemathesis.serializer("application/sdp")
+def sdp(_: Any, value: Any) -> bytes:
+    """An offer is text, of any kind here."""
+    return str(value).encode()
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,8 @@ from turboserve.gateway.sharing.service import Sharing
 from turboserve.gateway.stream.endpoints import router as stream
 from turboserve.gateway.timeline.service import TimelineService
 from turboserve.gateway.usage.endpoints import router as usage
+from turboserve.gateway.whep.endpoints import router as whep
+from turboserve.gateway.whep.peers import Peers
 from turboserve.gateway.workers.endpoints import router as workers
 from turboserve.service import Runtime
 from turboserve.telemetry_names import REASON
@@ -127,13 +129,14 @@ def create_app(gateway: Gateway) -> FastAPI:
         # A redirect would contain the host that the client claims, and would lose the body of a POST.
         redirect_slashes=False,
     )
-    app.state.gateway = gateway
+    app.state.gateway, app.state.peers = gateway, Peers()
     handlers.install(app)
     for router in (
         sessions,
         sharing,
         recordings,
         stream,
+        whep,
         events,
         chunks,
         workers,
@@ -156,7 +159,14 @@ def create_app(gateway: Gateway) -> FastAPI:
             allow_origins=list(gateway.settings.page_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["Location", "RateLimit", "RateLimit-Policy", "Retry-After", "X-Request-Id"],
+            expose_headers=[
+                "Link",
+                "Location",
+                "RateLimit",
+                "RateLimit-Policy",
+                "Retry-After",
+                "X-Request-Id",
+            ],
         )
     app.add_middleware(
         OriginCheck,

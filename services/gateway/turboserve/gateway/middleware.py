@@ -24,13 +24,15 @@ from turboserve.gateway.problems.errors import (
     UnsupportedMediaTypeError,
 )
 from turboserve.gateway.problems.handlers import problem_response
-from turboserve.gateway.public import takes_head
+from turboserve.gateway.public import is_whep, takes_head
 from turboserve.telemetry_names import HEADER
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SHOWN = 200
 EMBED = "/embed/"
 JSON = "application/json"
+SDP = "application/sdp"
+SDP_FRAGMENT = "application/trickle-ice-sdpfrag"
 DISCARD_BYTES = 8 << 20
 DISCARD_S = 2.0
 
@@ -192,7 +194,8 @@ async def _answer(error: TurboServeError, scope: Scope, receive: Receive, send: 
 class JsonOnly:
     """ASGI middleware: refuses a request that changes something if its body is not declared as JSON.
 
-    Browsers send forms and text to any site without a preflight. They send JSON only after a preflight.
+    Browsers send forms and text to any site without a preflight. They send JSON only after a preflight, and
+    SDP, which opens a WebRTC stream.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -202,12 +205,14 @@ class JsonOnly:
         if scope["type"] == "http" and scope["method"] not in SAFE_METHODS:
             headers = Headers(scope=scope)
             kinds = headers.getlist("content-type")
-            if (kinds or _has_body(headers)) and not (len(kinds) == 1 and _is_json(kinds[0])):
-                declared = ", ".join(kinds)[:SHOWN] or "nothing"
+            sdp = is_whep(scope["path"])
+            accepted = _is_sdp if sdp else _is_json
+            if (kinds or _has_body(headers)) and not (len(kinds) == 1 and accepted(kinds[0])):
+                declared, wanted = ", ".join(kinds)[:SHOWN] or "nothing", SDP if sdp else JSON
                 error = UnsupportedMediaTypeError(
-                    f"the body is declared as {declared}: declare {JSON}, or send no body",
+                    f"the body is declared as {declared}: declare {wanted}, or send no body",
                     field="Content-Type",
-                    limit=JSON,
+                    limit=wanted,
                 )
                 await problem_response(error, scope["path"])(scope, receive, send)
                 return
@@ -221,6 +226,11 @@ def _has_body(headers: Headers) -> bool:
 def _is_json(content_type: str) -> bool:
     kind = content_type.partition(";")[0].strip().lower()
     return kind == JSON or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _is_sdp(content_type: str) -> bool:
+    # Trickled candidates have a type of their own. Their method is refused by the route, as WHEP has it.
+    return content_type.partition(";")[0].strip().lower() in (SDP, SDP_FRAGMENT)
 
 
 class BodyLimit:

@@ -19,6 +19,7 @@ from turboserve.contracts.sessions import Activity, RateLeft, SessionRecord
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 _FORM = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
 _LASTING = ("/stream", "/stream.mp4", "/events")
+_WHEP = re.compile(r"/v1/sessions/[^/]+/whep(?:/[^/]+)?")
 
 
 class PublicInput(BaseModel):
@@ -90,6 +91,16 @@ def rate_headers(rates: Iterable[RateLeft]) -> dict[str, str]:
 def takes_head(path: str) -> bool:
     """Return whether the response at `path` is finite. Only finite responses support HEAD."""
     return not path.endswith(_LASTING)
+
+
+def is_whep(path: str) -> bool:
+    """Return whether WebRTC streams are opened and closed at `path`."""
+    return _WHEP.fullmatch(path) is not None
+
+
+def takes_ticket(path: str) -> bool:
+    """Return whether a ticket in the query is accepted at `path`: wherever a stream is opened."""
+    return not takes_head(path) or is_whep(path)
 
 
 class PublicActivity(StrEnum):

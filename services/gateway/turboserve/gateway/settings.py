@@ -15,6 +15,7 @@ from turboserve.gateway.addresses import origins_of, parse_address
 from turboserve.gateway.auth import key_file, key_list
 from turboserve.gateway.auth.access import is_loopback, parse_host, parse_origin
 from turboserve.gateway.auth.hashing import KeySet
+from turboserve.gateway.ice_servers import is_relay, parse_ice_server
 from turboserve.gateway.serving.settings import ServerSettings
 
 KEYLESS = "set TURBOSERVE_ALLOW_KEYLESS=1 to allow this"
@@ -80,6 +81,16 @@ class Settings(ServerSettings):
     """Interval at which the playheads of watched sessions are published, seconds."""
     report_timeout_s: Seconds = 5.0
     """A viewer that has not reported for this many seconds no longer moves the playhead."""
+    ice_servers: Annotated[tuple[str, ...], NoDecode] = ()
+    """STUN and TURN servers for WebRTC, separated by commas: `stun:stun.example.com`,
+    `turn:turn.example.com:3478?transport=udp`. The gateway uses them itself, and names them to viewers. None:
+    viewers reach the gateway's own addresses over UDP."""
+    turn_secret: SecretStr | None = None
+    """Secret that the TURN servers of `ice_servers` share with the gateway (coturn: `use-auth-secret`). Each
+    viewer gets a name and a password of its own, valid for a day."""
+    whep_buffer_s: Annotated[float, Field(ge=0, le=2)] = 0.05
+    """Time for which a WebRTC viewer's first chunk waits, seconds. Later chunks may come late by as much
+    before the video stands still."""
     events_keepalive_s: Seconds = 15.0
     """Interval at which a silent event stream sends a comment, seconds, so that proxies keep it open."""
 
@@ -102,7 +113,13 @@ class Settings(ServerSettings):
         return value
 
     @field_validator(
-        "cors_origins", "frame_ancestors", "gateway_urls", "operators", "allowed_hosts", mode="before"
+        "cors_origins",
+        "frame_ancestors",
+        "gateway_urls",
+        "operators",
+        "allowed_hosts",
+        "ice_servers",
+        mode="before",
     )
     @classmethod
     def _split(cls, value: object) -> object:
@@ -128,6 +145,11 @@ class Settings(ServerSettings):
     def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(parse_host(host) for host in value)
 
+    @field_validator("ice_servers")
+    @classmethod
+    def _ice_servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(parse_ice_server(server) for server in value)
+
     @field_validator("operators")
     @classmethod
     def _tenants(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -135,6 +157,13 @@ class Settings(ServerSettings):
             if not is_id(tenant):
                 raise ValueError(f"entry {number} is not a tenant: 1 to 64 letters, digits, '_' or '-'")
         return value
+
+    @model_validator(mode="after")
+    def _turn_has_a_secret(self) -> Self:
+        relays = [server for server in self.ice_servers if is_relay(server)]
+        if relays and self.turn_secret is None:
+            raise ValueError(f"TURBOSERVE_ICE_SERVERS: {relays[0]} needs TURBOSERVE_TURN_SECRET")
+        return self
 
     @model_validator(mode="after")
     def _keys_are_there(self) -> Self:

@@ -31,7 +31,7 @@ from turboserve.gateway.problems.errors import (
     TooManyWrongKeysError,
 )
 from turboserve.gateway.problems.handlers import problem_response
-from turboserve.gateway.public import takes_head
+from turboserve.gateway.public import takes_head, takes_ticket
 from turboserve.telemetry_names import REASON
 
 CHECK_EVERY_S = 0.5
@@ -203,7 +203,7 @@ def _credentials(scope: Scope) -> tuple[str | None, str | None]:
         )
     key = bearer(Headers(scope=scope).get("authorization"))
     # Only for streams, where browsers cannot set headers.
-    return key, None if takes_head(scope["path"]) else in_query.ticket
+    return key, in_query.ticket if takes_ticket(scope["path"]) else None
 
 
 def _identity(

@@ -129,3 +129,21 @@ class KeyReusedError(InvalidInputError):
     """The idempotency key was used before with a different request."""
 
     code, title = "idempotency_key_reused", "Idempotency key reused"
+
+
+class InvalidOfferError(TurboServeError):
+    """The body is no SDP offer, or lacks a part that WebRTC needs. `field` is the part."""
+
+    code, status, title = "invalid_offer", 400, "Invalid offer"
+
+
+class UnsupportedOfferError(TurboServeError):
+    """The SDP offer does not receive H.264 video, which is all that the gateway sends."""
+
+    code, status, title = "unsupported_offer", 422, "Unsupported offer"
+
+
+class PeerNotFoundError(TurboServeError):
+    """This gateway has no such WebRTC viewer of the session. The viewer may have left, or be at another."""
+
+    code, status, title = "peer_not_found", 404, "Viewer not found"

@@ -128,9 +128,15 @@ class ChunkMessage(_ServerMessage):
     )
     published_at: Timestamp = Field(description="When the worker published it.")
     bytes: int = Field(description="Size of the binary message that follows.", examples=[48213])
+    rtp_time: int | None = Field(
+        default=None,
+        description="Over WebRTC, where no binary message follows: the RTP timestamp of its first frame less "
+        "that of the stream's first frame, in 1/90000 s. `null` over WebSocket.",
+        examples=[135000],
+    )
 
     @classmethod
-    def of(cls, header: ChunkHeader, size: int) -> ChunkMessage:
+    def of(cls, header: ChunkHeader, size: int, rtp_time: int | None = None) -> ChunkMessage:
         return cls(
             index=header.index,
             epoch=header.epoch,
@@ -145,6 +151,7 @@ class ChunkMessage(_ServerMessage):
             fidelity=None if header.fidelity is None else ChunkFidelity(**header.fidelity.model_dump()),
             published_at=timestamp(header.published_at),
             bytes=size,
+            rtp_time=rtp_time,
         )
 
 

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from contextlib import aclosing, suppress
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, SpanKind
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turboserve import logs
 from turboserve.bus.chunk_log import StreamStart
-from turboserve.contracts.errors import ChunkGoneError, InvalidInputError, TurboServeError
+from turboserve.contracts.errors import ChunkGoneError, TurboServeError
 from turboserve.contracts.events import SessionEvent
-from turboserve.contracts.keys import Scope
-from turboserve.contracts.links import Role
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.events.session_events import EventBase, public_event
-from turboserve.gateway.problems.errors import MalformedRequestError
+from turboserve.gateway.events.session_events import public_event
 from turboserve.gateway.problems.schemas import problem_of
-from turboserve.gateway.public import activity_of, timestamp
-from turboserve.gateway.stream import client_messages, protocol
+from turboserve.gateway.stream import protocol
+from turboserve.gateway.stream.requests import (
+    OutgoingMessage,
+    TooManyBadMessagesError,
+    ViewerRequests,
+    init_message,
+    skip_message,
+)
 from turboserve.gateway.stream.watch import Watch
 from turboserve.tasks import stop
-from turboserve.telemetry import QUIET, links_to, traceparent, tracer, within
-from turboserve.telemetry_names import SESSION
+from turboserve.telemetry import links_to, traceparent, within
 
 log = logs.get("stream")
-_trace = tracer("gateway")
 
 ENDED = 1000
 """Close code: the session ended and all its video was sent."""
@@ -60,10 +60,6 @@ async def refuse(socket: WebSocket, error: TurboServeError) -> None:
         await asyncio.wait_for(socket.close(close_code(error), error.title), CLOSE_S)
 
 
-class _TooManyBadMessagesError(Exception):
-    pass
-
-
 class Connection:
     """An accepted socket. Sends events with a number above `events_after`; None: only new events."""
 
@@ -78,16 +74,11 @@ class Connection:
     ) -> None:
         self._socket = socket
         self._gateway = gateway
-        self._identity = identity
         self._record = record
         self._start = start
-        self._limit_bytes = gateway.settings.body_limit_bytes
         # A chunk is two messages, and no other message may be sent between them.
         self._sending = asyncio.Lock()
         self._init: bytes | None = None
-        self._bad = 0
-        self._links: list[Link] = []
-        """To the span of the handshake."""
         self._watch = Watch(
             gateway,
             record,
@@ -96,10 +87,11 @@ class Connection:
             events_after=events_after,
             on_event=self._event,
         )
+        self._requests = ViewerRequests(gateway, identity, self._watch, self._send, socket.url.path)
 
     async def run(self) -> None:
         """Serve the viewer until the session ends, the viewer leaves or the gateway stops."""
-        self._links = links_to(traceparent())
+        self._requests.links = links_to(traceparent())
         # What this connection sends for hours is no part of the trace of its handshake.
         with within(Context()):
             await self._run()
@@ -107,7 +99,7 @@ class Connection:
     async def _run(self) -> None:
         try:
             async with self._watch:
-                await self._send(self._hello())
+                await self._send(self._requests.hello(self._record, self._start))
                 code, reason = await self._serve()
             with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
                 await asyncio.wait_for(self._socket.close(code, reason), CLOSE_S)
@@ -141,14 +133,14 @@ class Connection:
                 )
                 return ENDED, "session ended"
             return RESTART, "gateway stops"
-        except _TooManyBadMessagesError:
+        except TooManyBadMessagesError:
             return BAD_MESSAGES, "too many bad messages"
         except TurboServeError as error:
             if isinstance(error, ChunkGoneError):
                 metrics.gaps.add(1)
             # Stop the tasks first: one that waits for a slow reader holds the lock that the message needs.
             await stop(*tasks)
-            await self._problem(error)
+            await self._requests.problem(error)
             return close_code(error), error.title
         finally:
             await stop(*tasks)
@@ -161,21 +153,11 @@ class Connection:
                     async with self._sending:
                         if chunk.init != self._init:
                             self._init = chunk.init
-                            init = protocol.Init(
-                                mime=f'video/mp4; codecs="{header.codec}"',
-                                bytes=len(chunk.init),
-                                width=header.width,
-                                height=header.height,
-                                fps=header.fps,
-                            )
-                            await self._socket.send_text(init.text())
+                            await self._socket.send_text(init_message(chunk).text())
                             await self._socket.send_bytes(chunk.init)
                         # Of an ended session, a viewer gets all that is kept.
                         if header.drops_buffer and header.index > 0 and not self._record.phase.ended:
-                            skip = protocol.Skip(
-                                index=header.index, start_s=header.start_s, control_seq=header.control_seq
-                            )
-                            await self._socket.send_text(skip.text())
+                            await self._socket.send_text(skip_message(chunk).text())
                             await self._watch.skipped(header.start_s)
                         await self._socket.send_text(protocol.ChunkMessage.of(header, len(fragment)).text())
                         await self._socket.send_bytes(fragment)
@@ -189,105 +171,8 @@ class Connection:
             raw = await self._socket.receive()
             if raw["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(raw.get("code", 1005), raw.get("reason"))
-            text = raw.get("text")
-            message_id: str | None = None
-            try:
-                message = client_messages.read_message(text, self._limit_bytes)
-                message_id = message.id
-                with self._span(message):
-                    await self._do(message)
-            except (InvalidInputError, MalformedRequestError) as error:
-                self._bad += 1
-                await self._problem(error, message_id or client_messages.message_id(text, self._limit_bytes))
-                if self._bad >= self._gateway.settings.bad_message_limit:
-                    raise _TooManyBadMessagesError from None
-            except TurboServeError as error:
-                await self._problem(error, message_id)
+            await self._requests.handle(raw.get("text"))
 
-    def _span(self, message: client_messages.ClientMessage) -> AbstractContextManager[object]:
-        """Return the span of a request. It begins a trace, since the connection's own may last for hours."""
-        if isinstance(
-            message, client_messages.PlayheadReport | client_messages.FirstFrame | client_messages.Ping
-        ):
-            return nullcontext()
-        return _trace.start_as_current_span(
-            f"process {message.type}",
-            context=Context(),
-            kind=SpanKind.SERVER,
-            links=self._links,
-            attributes={SESSION: self._record.id},
-            **QUIET,
-        )
-
-    async def _do(self, message: client_messages.ClientMessage) -> None:
-        tenant, session = self._record.tenant, self._record.id
-        if isinstance(message, client_messages.CHANGES):
-            self._identity.require(Scope.SESSIONS_WRITE)
-        match message:
-            case client_messages.PlayheadReport():
-                await self._gateway.timeline.reported(
-                    session, self._watch.viewer, message.playhead_s, message.buffered_s
-                )
-            case client_messages.PromptRequest():
-                receipt = await self._gateway.sessions.prompt(
-                    tenant, session, message.prompt, message.id, "id", drop_buffer=message.drop_buffer
-                )
-                await self._send(
-                    protocol.ReceiptMessage(
-                        id=message.id,
-                        prompt_id=receipt.prompt_id,
-                        control_seq=receipt.control_seq,
-                        accepted_at=timestamp(receipt.accepted_at),
-                    )
-                )
-            case client_messages.ChangeRequest():
-                await self._gateway.sessions.change(tenant, session, message)
-            case client_messages.PauseRequest():
-                await self._gateway.sessions.pause(tenant, session)
-            case client_messages.ResumeRequest():
-                await self._gateway.sessions.resume(tenant, session)
-            case client_messages.FirstFrame():
-                self._watch.shown()
-            case client_messages.Ping():
-                await self._send(protocol.Pong(id=message.id))
-
-    def _hello(self) -> protocol.Hello:
-        record = self._record
-        return protocol.Hello(
-            protocol_version=protocol.VERSION,
-            session=record.id,
-            phase=record.phase,
-            activity=activity_of(record),
-            prompt=record.prompt,
-            model=record.model,
-            seed=record.seed,
-            epoch=record.epoch,
-            worker=record.worker,
-            target=record.target,
-            control_seq=record.control_seq,
-            applied_control_seq=record.applied_control_seq,
-            next=self._start.index,
-            start_s=self._start.start_s,
-            events_after=self._watch.events_after,
-            newest_event=record.event_sequence,
-            max_message_bytes=self._limit_bytes,
-            report_interval_s=self._gateway.settings.playhead_interval_s,
-            role=Role.CONTROLLER if self._identity.may(Scope.SESSIONS_WRITE) else Role.VIEWER,
-            gateways=self._gateway.settings.gateway_urls,
-        )
-
-    async def _problem(self, error: TurboServeError, message_id: str | None = None) -> None:
-        problem = problem_of(error, self._socket.url.path)
-        await self._send(protocol.ErrorMessage.of_problem(problem, message_id))
-
-    async def _send(
-        self,
-        message: protocol.Hello
-        | EventBase
-        | protocol.ReceiptMessage
-        | protocol.Pong
-        | protocol.End
-        | protocol.ErrorMessage,
-    ) -> None:
+    async def _send(self, message: OutgoingMessage) -> None:
         async with self._sending:
             await self._socket.send_text(message.text())

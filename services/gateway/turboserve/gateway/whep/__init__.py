@@ -1,0 +1,1 @@
+"""Video and messages over WebRTC, negotiated by WHEP."""

@@ -1,0 +1,86 @@
+"""The WebRTC viewers of this gateway, by id. A viewer's connection outlives the request that opened it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from contextlib import ExitStack
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from turboserve.gateway.auth.access import Identity
+from turboserve.gateway.context import Gateway, owner_of
+from turboserve.gateway.ice_servers import IceServer, ice_servers
+from turboserve.gateway.problems.errors import PeerNotFoundError
+from turboserve.gateway.stream.watch import place_of_viewer
+from turboserve.gateway.whep.offer import check_offer
+from turboserve.ids import new_id
+from turboserve.tasks import BackgroundTasks
+
+if TYPE_CHECKING:
+    from turboserve.gateway.whep.peer import Peer
+
+
+def servers_for(gateway: Gateway, viewer: str) -> tuple[IceServer, ...]:
+    """Return the STUN and TURN servers with what they ask of `viewer`."""
+    settings = gateway.settings
+    secret = None if settings.turn_secret is None else settings.turn_secret.get_secret_value()
+    return ice_servers(settings.ice_servers, secret, viewer, gateway.clock.wall())
+
+
+class Peers:
+    """Viewers from their offer until they leave."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, Peer] = {}
+        self._tasks = BackgroundTasks()
+        self._loading: asyncio.Task[ModuleType] | None = None
+
+    async def open(
+        self, gateway: Gateway, identity: Identity, session: str, offer: str, path: str
+    ) -> tuple[str, str]:
+        """Answer the offer of a viewer, and serve it from now on. Returns its id and the answer.
+
+        Raises the errors of `Streams.check`, `place_of_viewer`, `check_offer` and `Peer.answer`.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(gateway.streams.place(*owner_of(identity)))
+            record, start = await place_of_viewer(gateway, identity.tenant, session, None)
+            checked = check_offer(offer, candidates=bool(gateway.settings.ice_servers))
+            module = await self._module()
+            name = new_id("peer")
+            peer: Peer = module.Peer(gateway, identity, record, start, path, servers_for(gateway, name))
+            try:
+                answer = await peer.answer(checked)
+            except BaseException:
+                await peer.close()
+                raise
+            self._peers[name] = peer
+            self._tasks.create(self._serve(name, peer, stack.pop_all()), name)
+        return name, answer
+
+    async def leave(self, gateway: Gateway, tenant: str, session: str, name: str) -> None:
+        """End the connection of a viewer. Raises PeerNotFoundError and the errors of `Sessions.get`."""
+        gateway.sessions.check_id(session)
+        await gateway.sessions.get_or_remembered(tenant, session)
+        peer = self._peers.get(name)
+        if peer is None or (peer.tenant, peer.session) != (tenant, session):
+            raise PeerNotFoundError(
+                f"session {session} has no viewer {name[:64]} over WebRTC at this gateway", field="peer"
+            )
+        peer.leaving.set()
+
+    async def _serve(self, name: str, peer: Peer, place: ExitStack) -> None:
+        with place:
+            try:
+                await peer.serve()
+            finally:
+                del self._peers[name]
+
+    async def _module(self) -> ModuleType:
+        """Load what WebRTC needs, which takes tens of MB: only a gateway with such viewers pays for it."""
+        if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
+            self._loading = asyncio.create_task(
+                asyncio.to_thread(importlib.import_module, "turboserve.gateway.whep.peer")
+            )
+        return await asyncio.shield(self._loading)
