@@ -9,6 +9,7 @@ import torch
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.model.config import ModelConfig, ModelConfigError
 from turboserve.worker.model.presets import UnknownPresetError, preset
+from turboserve.worker.replicas.models import ModelOptions, load_model
 
 
 def test_the_public_models_sizes_are_the_facts() -> None:
@@ -73,3 +74,17 @@ def test_unknown_and_missing_keys_are_named() -> None:
 def test_unknown_presets_are_refused() -> None:
     with pytest.raises(UnknownPresetError, match=r"'wan' is not one of self-forcing-1-3b"):
         preset("wan")
+
+
+def test_the_live_model_has_chunks_of_one_frame_in_the_same_slabs() -> None:
+    whole, live = preset("toyworld"), preset("toyworld-live")
+    assert (live.frames_per_chunk, live.sink_size, live.window_frames) == (1, 1, whole.window_frames)
+    assert live.chunk_media_s == 0.25
+    slabs = [SlabLayout.of(config, torch.float32).self_bytes for config in (whole, live)]
+    assert slabs[0] == slabs[1]
+    loaded = load_model("toyworld-live", ModelOptions(torch.device("cpu"), torch.float32))
+    assert loaded.transformer.config == live
+    assert (
+        loaded.fingerprint
+        != load_model("toyworld", ModelOptions(torch.device("cpu"), torch.float32)).fingerprint
+    )

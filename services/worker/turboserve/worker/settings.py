@@ -27,8 +27,8 @@ class Settings(Shared):
     pool_member: str | None = None
     """The pool's name for the pool member that this worker is."""
     model: Annotated[Id, AfterValidator(MODELS.check)] = "toyworld"
-    """The model that the worker serves: `toyworld`, `self-forcing-1-3b`, `longlive-1-3b`, or one that another
-    distribution installs."""
+    """The model that the worker serves: `toyworld`, `toyworld-live` (the same weights, with chunks of one
+    latent frame), `self-forcing-1-3b`, `longlive-1-3b`, or one that another distribution installs."""
     model_weights: Path | None = None
     """toyworld's weights file. None: the file that ships with the worker."""
     checkpoint: Path | None = None

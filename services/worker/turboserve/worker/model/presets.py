@@ -25,7 +25,8 @@ _PUBLIC = {
     "self-forcing-1-3b": _SELF_FORCING,
     "longlive-1-3b": dataclasses.replace(_SELF_FORCING, local_attn_size=12, sink_size=3),
 }
-_SHIPPED = {"toyworld": Path(__file__).parent.parent / "weights" / "toyworld.safetensors"}
+_WEIGHTS = Path(__file__).parent.parent / "weights" / "toyworld.safetensors"
+_SHIPPED = {"toyworld": _WEIGHTS, "toyworld-live": _WEIGHTS}
 
 NAMES = (*_PUBLIC, *_SHIPPED)
 """Names of all presets."""
@@ -58,6 +59,15 @@ def preset(name: str) -> ModelConfig:
     try:
         with safe_open(path, "pt") as file:
             details = json.loads((file.metadata() or {})["config"])
-        return ModelConfig.from_mapping(details["transformer"])
+        config = ModelConfig.from_mapping(details["transformer"])
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise UnreadableCheckpointError(f"{path}: {error!r}") from error
+    return with_single_frames(config) if name == "toyworld-live" else config
+
+
+def with_single_frames(config: ModelConfig) -> ModelConfig:
+    """The configuration with chunks of one latent frame, and the first one of a session as sink.
+
+    Of the shipped models, toyworld's weights are trained for both sizes of chunks.
+    """
+    return dataclasses.replace(config, frames_per_chunk=1, sink_size=1)

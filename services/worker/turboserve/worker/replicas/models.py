@@ -64,6 +64,14 @@ def _toyworld(options: ModelOptions) -> Models:
     return load_toyworld(options.device, options.model_weights)
 
 
+def _toyworld_live(options: ModelOptions) -> Models:
+    from turboserve.worker.model.presets import with_single_frames
+
+    models = _toyworld(options)
+    models.transformer.config = with_single_frames(models.transformer.config)
+    return models
+
+
 def _public(name: str, options: ModelOptions) -> Models:
     from turboserve.worker.model.public import PublicFiles
     from turboserve.worker.replicas.public import load_public
@@ -89,6 +97,7 @@ MODELS: Plugins[LoadModel] = Plugins(
     "turboserve.models",
     {
         "toyworld": _toyworld,
+        "toyworld-live": _toyworld_live,
         "self-forcing-1-3b": partial(_public, "self-forcing-1-3b"),
         "longlive-1-3b": partial(_public, "longlive-1-3b"),
     },
