@@ -81,7 +81,6 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     if rotation.is_complex():
         turned = torch.view_as_real(torch.view_as_complex(pairs) * rotation)
     else:
-        # Each result is computed where it is written: a compiler then reads and writes neighbors together.
-        cos, sin = rotation.split(1, dim=-1)
-        turned = pairs * cos + pairs.flip(-1) * torch.cat([-sin, sin], dim=-1)
+        (a, b), (c, d) = pairs.unbind(-1), rotation.unbind(-1)
+        turned = torch.stack([a * c - b * d, a * d + b * c], dim=-1)
     return turned.flatten(-2).to(x.dtype)
