@@ -34,7 +34,7 @@ from turboserve.cli.embedded import (
     ServerFullError,
     guard,
 )
-from turboserve.cli.embedded.nats import HEALTH_USER, server_health
+from turboserve.cli.embedded.nats_probe import HEALTH_USER, server_health
 from turboserve.cli.embedded.running import running
 from turboserve.cli.embedded.server import EmbeddedServer, ServerUnhealthyError, ServerUnresponsiveError
 from turboserve.subjects import ADMIN

@@ -32,6 +32,9 @@ def up(
     state_stores: Annotated[
         int, typer.Option(min=1, max=8, help="Number of state stores. They share the requests.")
     ] = 1,
+    nats: Annotated[
+        int, typer.Option(help="Number of NATS servers: 1, or a cluster of 3 or 5.", show_default=True)
+    ] = 1,
     auth: Annotated[
         bool,
         typer.Option(
@@ -56,6 +59,7 @@ def up(
             schedulers,
             gateways,
             state_stores,
+            nats,
             auth=auth,
             log_format=log_format,
             external=External(),

@@ -2,6 +2,7 @@
 
 from turboserve.cli.embedded.layout import Layout
 from turboserve.cli.embedded.nats import NatsServer
+from turboserve.cli.embedded.nats_cluster import ClusterMember
 from turboserve.cli.embedded.ports import Ports, PortTakenError
 from turboserve.cli.embedded.postgres import PostgresServer
 from turboserve.cli.embedded.redis import RedisServer
@@ -15,6 +16,7 @@ from turboserve.cli.embedded.server import (
 )
 
 __all__ = [
+    "ClusterMember",
     "EmbeddedServer",
     "Layout",
     "NatsServer",

@@ -23,6 +23,7 @@ PREFIXES: dict[str, list[str]] = {}
 """Service → prefix of its command, such as `prlimit` or `env` with arguments. For tests and benchmarks."""
 
 MOST_WORKERS = 256
+NATS_SERVERS = (1, 3, 5)
 
 
 class InvalidOptionError(ValueError):
@@ -76,10 +77,19 @@ class Options:
     """Number of gateways, each with a port of its own. Clients go from one that is silent to another."""
     state_stores: int = 1
     """Number of state stores. They share the requests."""
+    nats: int = 1
+    """Number of NATS servers: 1, or a cluster of 3 or 5 that replicates the streams."""
     auth: bool = False
     """Whether clients need API keys, which are in the database."""
     log_format: Literal["text", "json"] = "text"
     external: External = field(default_factory=External)
+
+    def __post_init__(self) -> None:
+        """Raise InvalidOptionError for an impossible number of NATS servers."""
+        if self.nats not in NATS_SERVERS:
+            raise InvalidOptionError(f"--nats: {self.nats} is not 1, 3 or 5: a cluster needs a majority")
+        if self.nats > 1 and self.external.nats_url is not None:
+            raise InvalidOptionError("--nats: the broker is external, by TURBOSERVE_NATS_URL")
 
     @property
     def redundant(self) -> bool:

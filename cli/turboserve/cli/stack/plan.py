@@ -10,8 +10,8 @@ from functools import cached_property
 
 from pydantic import SecretStr
 
-from turboserve import environment, subjects
-from turboserve.broker_accounts import WORKER, worker_user
+from turboserve import environment
+from turboserve.broker_accounts import worker_user
 from turboserve.cli.embedded import (
     EmbeddedServer,
     Layout,
@@ -23,6 +23,7 @@ from turboserve.cli.embedded import (
 )
 from turboserve.cli.embedded.ports import HOST, next_free
 from turboserve.cli.settings import names
+from turboserve.cli.stack.brokers import nats_servers
 from turboserve.cli.stack.options import DEFAULT_PORT, Options
 from turboserve.cli.supervisor.core import Member
 from turboserve.cli.supervisor.probe import healthz, readyz
@@ -40,9 +41,6 @@ SERVER_FAILING_LIMIT = 3
 SERVER_ASK_EVERY_S = 1.5
 PER_WORKER = frozenset({"TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_MEMBER"})
 """Settings that the autoscaler sets for each worker."""
-SHORT_PING_S = 0.5
-"""Interval at which the broker of a redundant stack pings its clients. One that does not answer two pings is
-frozen, and gets no more requests."""
 MANUAL = "manual"
 """Identity of a worker that is started by hand. The autoscaler does not have its password."""
 RECORDINGS_URL = "TURBOSERVE_RECORDINGS_URL"
@@ -93,18 +91,21 @@ class Plan:
         return [f"wk{number}" for number in range(max(2, 2 * self.options.workers.high))]
 
     @cached_property
-    def nats(self) -> NatsServer | None:
+    def nats_servers(self) -> list[NatsServer]:
+        """The embedded NATS servers; none if the broker is external."""
         if self.options.external.nats_url is not None:
-            return None
-        services = [service for service in subjects.SERVICES if service != WORKER]
-        users = (*services, subjects.ADMIN, *map(worker_user, (*self.identities, MANUAL)))
-        passwords = {user: self.layout.secret(f"nats.{user}") for user in users}
-        return NatsServer(
-            self.layout.server("nats"),
-            self._ports.get("nats"),
-            passwords,
-            ping_interval_s=SHORT_PING_S if self.options.redundant else None,
-        )
+            return []
+        return nats_servers(self.options, self.layout, self._ports, (*self.identities, MANUAL))
+
+    @property
+    def nats(self) -> NatsServer | None:
+        """The first embedded NATS server."""
+        return self.nats_servers[0] if self.nats_servers else None
+
+    @property
+    def nats_address(self) -> str:
+        """The URLs of the embedded NATS servers without credentials, for services."""
+        return ",".join(server.address for server in self.nats_servers)
 
     @cached_property
     def redis(self) -> RedisServer | None:
@@ -133,7 +134,7 @@ class Plan:
         if self.nats is None:
             return Settings()
         password = SecretStr(self.nats.passwords[user])
-        return Settings(nats_url=self.nats.address, nats_user=user, nats_password=password)
+        return Settings(nats_url=self.nats_address, nats_user=user, nats_password=password)
 
     @property
     def redis_url(self) -> str:
@@ -152,7 +153,7 @@ class Plan:
         return STOP_ORDER.index("workers")
 
     def processes(self) -> list[ProcessSpec]:
-        servers = [server for server in (self.nats, self.redis, self.postgres) if server is not None]
+        servers = [server for server in (*self.nats_servers, self.redis, self.postgres) if server is not None]
         return [
             *(self._server(server) for server in servers),
             *(
@@ -234,7 +235,7 @@ class Plan:
         if self.options.redundant and FAILOVER not in os.environ:
             common[FAILOVER] = Failover.SHORT.value
         if self.nats is not None:
-            common["TURBOSERVE_NATS_URL"] = self.nats.address
+            common["TURBOSERVE_NATS_URL"] = self.nats_address
             common["TURBOSERVE_NATS_USER"] = name
             common["TURBOSERVE_NATS_PASSWORD"] = self.nats.passwords[name]
         return common
@@ -253,6 +254,7 @@ class Plan:
             own = {"TURBOSERVE_POSTGRES_URL": self.postgres_url, "TURBOSERVE_REDIS_URL": self.redis_url}
             if self.nats is not None:
                 own["TURBOSERVE_LOG_DIRECTORY"] = str(self.nats.directory)
+                own["TURBOSERVE_LOG_REPLICAS"] = str(len(self.nats_servers))
             return own
         if name == "recorder":
             folder = self.layout.recordings

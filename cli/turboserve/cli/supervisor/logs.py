@@ -102,7 +102,7 @@ class LogHub:
         self._to_file(name, text)
         if self._format == "json":
             self._to_console(self._shown.json(name, text))
-        elif record is not None or name not in SERVERS or server_level(text) != "info":
+        elif record is not None or name.partition("-")[0] not in SERVERS or server_level(text) != "info":
             self._to_console(self._shown.text(name, text))
 
     def log(self, event: str, level: str = "info", **fields: Any) -> None:

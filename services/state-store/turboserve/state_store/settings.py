@@ -86,6 +86,8 @@ class Settings(Shared):
     """The event log keeps an event this long."""
     duplicate_window_s: Seconds = 120.0
     """Time for which the broker recognizes a repeated message."""
+    log_replicas: int = Field(default=1, ge=1, le=5)
+    """Number of NATS servers that keep each stream. More than 1 needs a cluster of as many servers."""
     log_max_bytes: int | None = Field(default=None, ge=2**20)
     """Bytes that both streams together may reserve at the broker. None: as much as the broker's account or
     storage allows. Keep the value below half of the broker's disk."""

@@ -22,7 +22,9 @@ LARGEST_BYTES = 64 * 2**30
 SMALLEST_BYTES = 2**20
 STEP = 0.8
 """Factor between attempted sizes. A broker only reports whether a size is too large, not the largest one."""
-TOO_LARGE = 10047
+TOO_LARGE = frozenset({10005, 10023, 10047})
+"""Error codes of a size that the broker has no room for: no server of a cluster has it (10005, also while too
+few servers are there), or the server (10023, 10047) has not."""
 
 log = logs.get("streams")
 
@@ -40,6 +42,7 @@ def wanted(settings: Settings) -> tuple[api.StreamConfig, ...]:
             description="The fence (own.*) and the chunk log (chunk.*): one order for both",
             subjects=[OWN.every, CHUNK.every, CANARY_CHUNKS.every],
             storage=api.StorageType.FILE,
+            num_replicas=settings.log_replicas,
             discard=api.DiscardPolicy.NEW,
             max_msgs_per_subject=settings.chunks_kept,
             duplicate_window=settings.duplicate_window_s,
@@ -52,6 +55,7 @@ def wanted(settings: Settings) -> tuple[api.StreamConfig, ...]:
             description="Session and worker events, in the order of their commits",
             subjects=[EVENT.every, WORKER_EVENT.every, CANARY_EVENTS.every],
             storage=api.StorageType.FILE,
+            num_replicas=settings.log_replicas,
             discard=api.DiscardPolicy.NEW,
             max_age=settings.events_retention_s,
             duplicate_window=settings.duplicate_window_s,
@@ -133,7 +137,7 @@ class Streams:
             try:
                 await self._apply(jetstream, sizes)
             except APIError as error:
-                if error.err_code != TOO_LARGE:
+                if error.err_code not in TOO_LARGE:
                     raise
                 refusal = error
                 continue
@@ -189,6 +193,6 @@ def _bound(config: api.StreamConfig | None) -> int:
 def _differs(current: api.StreamConfig, want: api.StreamConfig) -> bool:
     names = (
         *("subjects", "max_msgs_per_subject", "max_age", "max_bytes", "discard", "duplicate_window"),
-        *("allow_direct", "allow_msg_ttl", "republish"),
+        *("allow_direct", "allow_msg_ttl", "republish", "num_replicas"),
     )
     return any((getattr(current, name) or None) != (getattr(want, name) or None) for name in names)

@@ -29,6 +29,9 @@ from turboserve.worker.service.wire import RETRY_S, Wire
 
 log = logs.get("worker")
 
+LAG_S = 2.0
+"""Time that a replica of the log has to catch up before its end is read as it is, seconds."""
+
 LogCommand = commands.ReadLogEnd | commands.FetchLatents | commands.PublishChunk | commands.FailSession
 
 
@@ -158,8 +161,13 @@ class SessionLogs:
 
     async def _read_end(self, command: commands.ReadLogEnd) -> None:
         """Read the end of the log, repeatedly while it cannot be read and the answer is wanted."""
+        lagging_until = self._clock.monotonic() + LAG_S
         while self._asked(command):
             try:
+                # A log that does not get there has lost its end.
+                if self._clock.monotonic() < lagging_until and not await self._reaches(command):
+                    await asyncio.sleep(RETRY_S)
+                    continue
                 end = await self._wire.log_end(command.session, command.known)
             except UnavailableError as error:
                 log.warning("log not readable", session=command.session, error=error.detail)
@@ -181,6 +189,12 @@ class SessionLogs:
                 )
             )
             return
+
+    async def _reaches(self, command: commands.ReadLogEnd) -> bool:
+        """Whether the log has the fence, and the chunk that the command names. Raises UnavailableError."""
+        entry = self._table.entries[command.session]
+        known = 0 if command.known is None else command.known[1]
+        return await self._wire.reaches(max(known, entry.record.own_revision or 0))
 
     async def _fetch_latents(self, command: commands.FetchLatents) -> None:
         found = await self._takeover.latents(

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from turboserve import logs
-from turboserve.bus import Bus, Owners, append
+from turboserve.bus import Bus, Owners, append, next_entry
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader, ChunkStages, LatentsHeader
 from turboserve.contracts.errors import FencedError, TurboServeError, UnavailableError
 from turboserve.contracts.requests import GetLatents
 from turboserve.ids import random_token
-from turboserve.subjects import CHUNK, GET_LATENTS, LATENTS, OWN
+from turboserve.subjects import CHUNK, CHUNKS, GET_LATENTS, LATENTS, OWN
 from turboserve.worker import metrics
 from turboserve.worker.engine.errors import InvalidFidelityError
 from turboserve.worker.model.config import ModelConfig
@@ -147,6 +147,15 @@ class Wire:
             await self._bus.publish(LATENTS, self._worker, header, chunk.latents)
         except (nats.errors.Error, OSError) as error:
             log.warning("latents not sent", session=chunk.session, chunk=chunk.index, error=repr(error))
+
+    async def reaches(self, sequence: int) -> bool:
+        """Whether the replica of the log that answers has what was appended up to `sequence`.
+
+        A replica may lag, above all one whose server was frozen. A broker's server answers reads itself if it
+        has a replica, so the reads that follow over this connection go to the same one. Raises
+        `UnavailableError`.
+        """
+        return sequence == 0 or await next_entry(self._bus, CHUNKS, ">", sequence) is not None
 
     async def log_end(self, session: str, known: LogPlace | None = None) -> LogEnd:
         """Where the log ends, counting only entries that owners wrote. Raises `UnavailableError`.
