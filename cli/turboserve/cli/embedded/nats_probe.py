@@ -114,7 +114,13 @@ async def append(url: str, stream: api.StreamConfig = PROBE_STREAM) -> None:
         try:
             await jetstream.publish(subject)
         except NoStreamResponseError:
-            await jetstream.add_stream(stream)
+            try:
+                await jetstream.add_stream(stream)
+            except (TimeoutError, nats.errors.TimeoutError, APIError):
+                if stream.placement is None:
+                    raise
+                # The leader of the cluster creates streams. This server is not at fault if there is none.
+                return
             await jetstream.publish(subject)
     except APIError as error:
         raise ServerFullError(f"nats: append refused: {error.description}") from error
