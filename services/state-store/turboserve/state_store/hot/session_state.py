@@ -138,12 +138,10 @@ class Playheads:
 
     def known(self, session: str) -> float | None:
         """Return the playhead in this instance's memory, seconds."""
-        seen = self._seen.get(session)
-        return None if seen is None else seen.playhead_s
+        return None if (seen := self._seen.get(session)) is None else seen.playhead_s
 
     def apply_to(self, record: SessionRecord) -> SessionRecord:
-        """Return the record with the playhead in this instance's memory and `waiting_s`, without a request to
-        Redis."""
+        """Return the record with the playhead in this instance's memory and `waiting_s`, without Redis."""
         seen = self._seen.get(record.id)
         update = self._waiting(record, self._wall())
         if seen is not None:
@@ -185,15 +183,14 @@ class Playheads:
         rows = await self._hot.attempt(lambda store: store.read(keys, fields)) if sessions else None
         found: dict[str, PlayheadSample] = {}
         nothing: list[float | None] = [None, None, None]
-        for session, row in zip(sessions, rows or [nothing] * len(sessions), strict=True):
-            playhead, watched, at = row
+        for session, (playhead, watched, at) in zip(sessions, rows or [nothing] * len(sessions), strict=True):
             mine = self._seen.get(session)
             if at is None and mine is None:
                 continue
             stored = PlayheadSample(playhead or 0.0, watched or 0.0, at or 0.0)
             newest = stored if mine is None or stored.at > mine.at else mine
             watched_at = max(stored.watched_at, mine.watched_at if mine else 0.0)
-            found[session] = PlayheadSample(newest.playhead_s, watched_at, newest.at)
+            found[session] = replace(newest, watched_at=watched_at)
         return found
 
     async def onto(self, records: Iterable[SessionRecord], wall: float | None = None) -> list[SessionRecord]:
@@ -205,7 +202,6 @@ class Playheads:
         rows = list(records)
         self._wall()
         seen = await self._read([row.id for row in rows if not row.phase.ended])
-        known = not self._hot.backing_off
         now = self._wall() if wall is None else wall
         out: list[SessionRecord] = []
         for row in rows:
@@ -213,10 +209,14 @@ class Playheads:
             update = self._waiting(row, now)
             if last is not None:
                 update["playhead_s"] = last.playhead_s
-            if known and not row.phase.ended:
+            if not self._hot.backing_off and not row.phase.ended:
                 update["unwatched_s"] = max(0.0, now - max(last.watched_at if last else 0.0, row.updated_at))
             out.append(row.model_copy(update=update) if update else row)
         return out
+
+    async def newest(self, session: str) -> float | None:
+        """Return the newest playhead that any instance heard of, seconds; None if none is known."""
+        return next((seen.playhead_s for seen in (await self._read([session])).values()), None)
 
     async def watched_s(self, session: str) -> float | None:
         """Return the seconds since the last report of a viewer; None if none is known."""

@@ -276,14 +276,14 @@ class Sessions:
         return await self._post_commit.fresh(record)
 
     async def _end(self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None]) -> SessionRecord:
+        last_s = await self._playheads.newest(ref.session)
         async with self._database.transaction() as db:
             row = await locked(db, ref)
-            record = row.record
-            change = rule(record)
+            change = rule(record := row.record)
             if change is not None:
                 await db.changes.write(change)
-                # A playhead is stored with counted chunks. No later chunk stores the last playhead.
-                await db.progress.count([LogProgress(record.id, 0, 0, self._playheads.known(record.id))])
+                # Playheads are stored with counted chunks, and no chunk follows.
+                await db.progress.count([LogProgress(record.id, 0, 0, last_s)])
         if change is None:
             return record
         await self._latents.forget(record.id)
