@@ -1,13 +1,12 @@
 """Real servers, state store, scheduler and gateway, each its own process, with a worker that draws.
 
-As a program, it serves the player page for development until Ctrl-C: `python tests/helpers/pool_harness.py
+As a program, it serves the player page for development until Ctrl-C: `python -m tests.helpers.pool_harness
 8090`.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,12 +14,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 import httpx
 
+from tests.helpers import forked_process
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.cli.embedded.running import running
@@ -77,7 +76,9 @@ class Pool:
         self.postgres = PostgresServer(
             self.layout.server("postgres"), self._ports.get("postgres"), postgres, services, ("fsync=off",)
         )
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, forked_process.Started] = {}
+        self.unforked: set[str] = set()
+        """Names of processes whose own command line and environment are in /proc."""
 
     @contextmanager
     def running(self) -> Iterator[Pool]:
@@ -123,24 +124,24 @@ class Pool:
         `descriptors` limits its open files; None: the same limit as this process.
         """
         user = user or name
-        command = [sys.executable, program] if program.endswith(".py") else [sys.executable, "-m", program]
+        variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            **COMMON_DEADLINES,
+            "TURBOSERVE_NATS_URL": self.nats.address,
+            "TURBOSERVE_NATS_USER": user,
+            "TURBOSERVE_NATS_PASSWORD": self.nats.passwords[user],
+            **environment,
+        }
+        command = [program] if program.endswith(".py") else ["-m", program]
         with (self.layout.logs / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
+            self._processes[name] = forked_process.start(
                 command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=None if descriptors is None else partial(_limit, descriptors),
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    **COMMON_DEADLINES,
-                    "TURBOSERVE_NATS_URL": self.nats.address,
-                    "TURBOSERVE_NATS_USER": user,
-                    "TURBOSERVE_NATS_PASSWORD": self.nats.passwords[user],
-                    **environment,
-                },
+                variables,
+                log.fileno(),
+                new_session=True,
+                descriptors=descriptors,
+                forked=name not in self.unforked,
             )
 
     def stop(self, name: str, sign: signal.Signals = signal.SIGTERM) -> int:
@@ -204,10 +205,6 @@ class Pool:
             time.sleep(0.1)
         logs = "\n".join(f"{one}: {self.log(one)[-2000:]}" for one in self._processes)
         raise RuntimeError(f"{name} at {url} is not ready: {seen}\n{logs}")
-
-
-def _limit(descriptors: int) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
 
 def _serve(port: int) -> None:

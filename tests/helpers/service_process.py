@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from pydantic import SecretStr
 
+from tests.helpers import forked_process
 from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
@@ -29,13 +28,13 @@ class Service:
             "TURBOSERVE_NATS_PASSWORD": nats.passwords[name],
             **variables,
         }
-        self._command = [sys.executable, *([module] if module.endswith(".py") else ["-m", module])]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._command = [module] if module.endswith(".py") else ["-m", module]
+        self._process: forked_process.Started | None = None
 
     def of_version(self, schemas: Path) -> Service:
         """Make the service a process of an earlier version: see `schema_peer.py`. Returns the service."""
         peer = str(Path(__file__).with_name("schema_peer.py"))
-        self._command = [sys.executable, peer, str(schemas), self._command[-1]]
+        self._command = [peer, str(schemas), self._command[-1]]
         return self
 
     def start(self, **variables: str) -> None:
@@ -44,7 +43,7 @@ class Service:
             return
         with self.log.open("ab") as log:
             environment = {**self.variables, **variables}
-            self._process = subprocess.Popen(self._command, env=environment, stderr=log)
+            self._process = forked_process.start(self._command, environment, log.fileno())
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
         if self._process is not None:

@@ -19,7 +19,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import websockets
 
@@ -53,6 +52,7 @@ class Attacked:
         self.url: str = pool.gateway(name, 0, descriptors, **SHORT, **environment)
         self.pid: int = pool.pid(name)
         self.address: attacks.Address = ("127.0.0.1", httpx.URL(self.url).port or 0)
+        self.health: attacks.Address = ("127.0.0.1", int(environment.get(HEALTH_VARIABLE, 0)))
 
     def session(self) -> dict[str, Any]:
         answer = httpx.post(f"{self.url}/v1/sessions", json={"prompt": "a red circle"}, timeout=PATIENCE_S)
@@ -217,13 +217,12 @@ def test_a_request_that_comes_a_byte_at_a_time_is_cut_off(attacked: Attacked) ->
 
 def test_idle_sockets_starve_no_client(attacked: Attacked) -> None:
     """Incident: at 246 idle of 256 descriptors the supervisor killed the gateway with all viewers."""
-    health = ("127.0.0.1", int(_environment(attacked.pid)[HEALTH_VARIABLE]))
     with Player(attacked) as player, ExitStack() as held:
         for _ in range(3):
             held.enter_context(attacks.half_open(attacked.address, DESCRIPTORS + 44, b"", PATIENCE_S))
             assert attacks.descriptors(attacked.pid) < DESCRIPTORS - 16
             assert attacks.answers(attacked.address, timeout_s=PATIENCE_S), "a stranger is not answered"
-            assert attacks.answers(health, timeout_s=PATIENCE_S), "the supervisor is not answered"
+            assert attacks.answers(attacked.health, timeout_s=PATIENCE_S), "the supervisor is not answered"
             player.plays_on(1)
         second = attacked.session()  # The broker is reached.
         httpx.delete(f"{attacked.url}{second['links']['self']}", timeout=PATIENCE_S)
@@ -328,11 +327,6 @@ async def _close_code(url: str, origin: str) -> int | None:
             while True:
                 await opened.recv()
         return opened.close_code
-
-
-def _environment(pid: int) -> dict[str, str]:
-    variables: dict[str, str] = psutil.Process(pid).environ()
-    return variables
 
 
 # With chunks that fill buffers: the server alone, under an application that sends 100 kB at a time.

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import SecretStr
 
+from tests.helpers import forked_process
 from tests.helpers.chunk_headers import chunk_header
 from tests.helpers.waiting import eventually
 from turboserve import subjects
@@ -333,7 +333,7 @@ class Harness:
 class Process:
     """A state store as a process of its own, which may die."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: forked_process.Started) -> None:
         self.process = process
 
     @classmethod
@@ -346,22 +346,20 @@ class Process:
         With `point`, the process dies there.
         """
         script = [str(Path(__file__).with_name("crashing_store.py")), point] if point else []
-        command = [sys.executable, *(script or ["-m", "turboserve.state_store"])]
+        command = script or ["-m", "turboserve.state_store"]
         environment = {**os.environ, **_environment(settings), **(variables or {})}
-        process = await asyncio.create_subprocess_exec(*command, env=environment)
+        process = forked_process.start(command, environment, 2)
         try:
             async with Harness.connected(settings) as harness:
                 await eventually(harness.answered, START_LIMIT_S)
             yield cls(process)
         finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            process.kill()
+            process.wait()
 
     async def died(self) -> int:
         """Wait until the process is dead. Returns its exit status."""
-        async with asyncio.timeout(LIMIT_S):
-            return await self.process.wait()
+        return await asyncio.to_thread(self.process.wait, LIMIT_S)
 
     async def dies_of(self, bus: Bus, request: Coroutine[Any, Any, object]) -> None:
         """Send a request over `bus` that makes the process kill itself before it answers."""

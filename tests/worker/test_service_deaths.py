@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import datetime
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.helpers import forked_process
 from tests.worker.worker_scene import TAKEOVERS, Scene, environment, pool, scene, store
 from turboserve.cli.embedded import NatsServer
 from turboserve.contracts.requests import DrainWorker, ListWorkers, SessionRef
@@ -108,12 +108,10 @@ async def scheduler(
 ) -> AsyncIterator[None]:
     variables = environment | TIMES | {"TURBOSERVE_NATS_URL": nats_server.url("scheduler")}
     with (tmp_path / "scheduler.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "turboserve.scheduler", env=variables, stdout=log, stderr=log
-        )
+        process = forked_process.start(["-m", "turboserve.scheduler"], variables, log.fileno())
     yield
     process.kill()
-    await process.wait()
+    process.wait()
     print((tmp_path / "scheduler.log").read_text())
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.worker.forked_worker import ForkedWorker
+from tests.helpers import forked_process
+
+TINY_WORKER = Path(__file__).with_name("tiny_worker.py")
 
 
 class Pool:
@@ -15,7 +15,7 @@ class Pool:
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs
-        self.processes: dict[str, ForkedWorker] = {}
+        self.processes: dict[str, forked_process.Started] = {}
         self.health: dict[str, int] = {}
         self.free: set[str] = set()
 
@@ -29,7 +29,9 @@ class Pool:
             "TURBOSERVE_WORKER_MAX_SESSIONS": "2",
             "TURBOSERVE_HEALTH_PORT": str(health_port),
         }
-        self.processes[worker] = ForkedWorker(environment | own, self.log(worker))
+        with self.log(worker).open("ab") as log:
+            command = [str(TINY_WORKER)]
+            self.processes[worker] = forked_process.start(command, environment | own, log.fileno())
 
     def kill(self, worker: str) -> None:
         process = self.processes[worker]
@@ -49,10 +51,10 @@ class Store:
         self._environment, self.log = environment, log
         self.process = self.start()
 
-    def start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "turboserve.state_store"]
+    def start(self) -> forked_process.Started:
+        command = ["-m", "turboserve.state_store"]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+            self.process = forked_process.start(command, self._environment, log.fileno())
         return self.process
 
     def kill(self) -> None:

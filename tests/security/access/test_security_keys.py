@@ -192,6 +192,7 @@ def first(file: Path) -> str:
 
 @pytest.fixture(scope="module")
 def filed_url(pool: Pool, file: Path, first: str) -> Iterator[str]:
+    pool.unforked.add("filed")
     yield pool.gateway("filed", TURBOSERVE_API_KEYS_FILE=str(file), DRAWN_KEY=first)
     pool.stop("filed")
 
@@ -305,6 +306,7 @@ async def test_no_secret_of_the_file_is_in_the_process_or_its_log(
     assert await status(first) == 200
     secret = first.rpartition("_")[2]
     assert secret not in pool.log("filed")
+    assert b"turboserve.gateway" in Path(f"/proc/{pool.pid('filed')}/cmdline").read_bytes()
     for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
