@@ -18,7 +18,7 @@ from turboserve.experiments.toyworld.scenery import SIZE
 from turboserve.worker.model.toy_picture import PIXELS_PER_LATENT
 from turboserve.worker.model.toyworld import WEIGHTS, read_toyworld
 
-LIMIT_BYTES = 16_000_000
+LIMIT_BYTES = 14_000_000
 
 
 def main() -> None:

@@ -242,12 +242,12 @@ class SequenceMemory:
             self._bias,
             self._scale,
         )
-        return out[..., : v.shape[-1]]
+        return out[..., : v.shape[-1]].to(v.dtype)
 
     def attend_text(self, layer: int, q: Tensor) -> Tensor:
         """See `Memory`."""
         k, v = (torch.cat(x.chunk(2), 1).to(self._dtype) for x in self._text[layer])
-        return _attention(q.to(self._dtype), k, v, self._text_bias, self._scale)
+        return _attention(q.to(self._dtype), k, v, self._text_bias, self._scale).to(q.dtype)
 
 
 def conditioned(batch: Batch, steering: Tensor) -> Tensor:
