@@ -25,6 +25,8 @@ from turboserve.experiments.chaos.invariants import (
 from turboserve.experiments.chaos.mechanisms import MechanismSet, settings_of
 from turboserve.experiments.chaos.plan import (
     AFTERWARDS_S,
+    FREEZES,
+    REDUNDANT,
     SERVERS,
     SERVICES,
     SHIPPED_ACTIONS,
@@ -111,6 +113,21 @@ def test_faults_with_an_end_of_their_own_come_one_after_the_other_and_all_of_the
     assert steps == {3600.0, -3600.0}
     # The supervisor replaces a frozen broker. Some faults last longer than that takes.
     assert max(f.seconds for one in LASTING for f in one.faults if f.kind is FaultKind.BROKER_FROZEN) > 100.0
+
+
+def test_every_pair_of_processes_freezes_that_another_process_can_stand_in_for() -> None:
+    [one, two] = FREEZES.values()
+    assert set(one) == {name for names in REDUNDANT.values() for name in names}
+    service = {name: service for service, names in REDUNDANT.items() for name in names}
+    pairs = [tuple(target.split("+")) for target in two]
+    assert len(set(pairs)) == len(pairs)
+    assert ("worker", "worker") in pairs
+    assert all(service[a] != service[b] or a == b == "worker" for a, b in pairs)
+    drawn = plan(1, 3_000.0, 3, 2, 2.0, [FaultGroup.TWO_FROZEN])
+    assert {fault.target for fault in drawn.faults} == set(two)
+    assert {fault.seconds for fault in drawn.faults} == {20.0}
+    # After a pause, a session waits for a slot: that is no stall of a freeze.
+    assert {action.kind for action in drawn.actions} == {UserActionKind.PROMPT, UserActionKind.CUT}
 
 
 def test_faults_of_processes_may_be_among_them() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
+from tests.helpers.waiting import eventually
+from turboserve.bench.streaming import viewer
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.experiments.chaos.plan import UserAction, UserActionKind
-from turboserve.experiments.chaos.simulated_clients import SimulatedClient
+from turboserve.experiments.chaos.simulated_clients import BUFFER_S, SimulatedClient
 
 SENT: list[tuple[str, Any]] = []
 """Method and body of each request of the present test."""
@@ -69,3 +73,44 @@ async def test_a_viewer_skips_to_the_chunk_after_the_message(client: SimulatedCl
     assert viewer.skips == [(2, 2)]
     assert viewer.player.position_s >= 2.0
     assert viewer.player.buffered_s <= 2.0
+
+
+class Gateway:
+    """A gateway that greets, answers pings until it freezes, and counts its viewers."""
+
+    def __init__(self) -> None:
+        self.frozen = False
+        self.viewers = 0
+
+    async def serve(self, socket: ServerConnection) -> None:
+        self.viewers += 1
+        await socket.send(json.dumps({"type": "hello"}))
+        async for message in socket:
+            if not self.frozen and json.loads(message)["type"] == "ping":
+                await socket.send(json.dumps({"type": "pong"}))
+
+
+async def test_a_viewer_leaves_a_frozen_gateway_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewer, "SILENT_S", 0.5)
+    first, second = Gateway(), Gateway()
+    async with (
+        serve(first.serve, "127.0.0.1", 0) as one,
+        serve(second.serve, "127.0.0.1", 0) as two,
+        httpx.AsyncClient(base_url="http://127.0.0.1:1") as api,
+    ):
+        ports = [next(iter(server.sockets)).getsockname()[1] for server in (one, two)]
+        urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
+        async with Viewer(api, "ses", gateways=urls, report_s=0.05).watching():
+            await eventually(lambda: first.viewers == 1)
+            await asyncio.sleep(1.0)
+            assert (first.viewers, second.viewers) == (1, 0)
+            first.frozen = True
+            await eventually(lambda: second.viewers == 1)
+
+
+def test_a_stall_counts_what_the_buffer_does_not_hide(client: SimulatedClient) -> None:
+    client.viewer.player.start_buffer_s = BUFFER_S
+    for index in range(4):
+        client.viewer.player.arrived(index, 0.75 * index, 0.75 * (index + 1), 100.0)
+    assert client.stall_s(102.9) == 0.0
+    assert client.stall_s(105.0) == pytest.approx(2.0)

@@ -11,7 +11,8 @@ import pytest
 
 from tests.stack.conftest import Open, ReadLog
 from turboserve.bench.streaming.decode import decode
-from turboserve.bench.streaming.viewer import Viewer, request
+from turboserve.bench.streaming.rest import request
+from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.experiments.chaos.simulated_clients import with_retry
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 
@@ -28,6 +30,27 @@ class Received:
     """Configuration of the chunk: steps, window_chunks, sparsity and quality. None: the best."""
     compute_s: float = 0.0
     """Time from the chunk's first denoising step to its packaging, seconds."""
+
+    @classmethod
+    def of(
+        cls, announced: Mapping[str, Any], received_at: float, size_bytes: int, init: bytes, fragment: bytes
+    ) -> Received:
+        """Build it from the message that announced the chunk, and from what was received."""
+        return cls(
+            index=announced["index"],
+            epoch=announced["epoch"],
+            worker=announced["worker"],
+            control_seq=announced["control_seq"],
+            start_s=announced["start_s"],
+            end_s=announced["start_s"] + announced["duration_s"],
+            published_at=datetime.fromisoformat(announced["published_at"]).timestamp(),
+            received_at=received_at,
+            size_bytes=size_bytes,
+            init=init,
+            fragment=fragment,
+            fidelity=announced.get("fidelity"),
+            compute_s=announced["compute_s"],
+        )
 
 
 @dataclass(frozen=True)

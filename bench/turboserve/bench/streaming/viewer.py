@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 import httpx
@@ -21,14 +20,15 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from turboserve.bench.streaming.player import Player
-from turboserve.bench.streaming.problems import ProblemError, json_of
+from turboserve.bench.streaming.problems import ProblemError
 from turboserve.bench.streaming.received import PromptSwitch, Received
+from turboserve.bench.streaming.rest import request
 from turboserve.tasks import stop
 
 MESSAGE_LIMIT_BYTES = 16 * 2**20
 REPORT_INTERVAL_S = 0.25
 RECONNECT_S = 0.2
-REQUEST_S = 10.0
+SILENT_S = 2.0
 CLOSED_FOR_GOOD = 4000
 """From here on, a close code is this plus the HTTP status of a problem that a retry does not solve."""
 
@@ -48,6 +48,8 @@ class Viewer:
     """Errors that the gateway reported on the WebSocket."""
     skips: list[tuple[int, int]] = field(default_factory=list)
     """For each `skip`: the chunk that it names, and the chunk that came after it."""
+    gateways: tuple[str, ...] = ()
+    """Addresses of several gateways. The viewer leaves one that is silent for `SILENT_S` for the next."""
     report_s: float = REPORT_INTERVAL_S
     """Time between two reports of the playhead."""
     connections: int = 0
@@ -60,6 +62,9 @@ class Viewer:
     _skip: dict[str, Any] | None = None
     """Announces that the next chunk is the one to skip to."""
     _socket: ClientConnection | None = None
+    _gateway: int = 0
+    _heard_s: float = 0.0
+    """Monotonic time of the last message."""
 
     @classmethod
     async def create(
@@ -102,9 +107,13 @@ class Viewer:
                     name: self.api.headers[name] for name in ("Authorization",) if name in self.api.headers
                 }
                 async with connect(
-                    self._stream_url(), max_size=MESSAGE_LIMIT_BYTES, open_timeout=5, additional_headers=key
+                    self._stream_url(),
+                    max_size=MESSAGE_LIMIT_BYTES,
+                    open_timeout=SILENT_S if self.gateways else 5,
+                    additional_headers=key,
                 ) as socket:
                     self.connections += 1
+                    self._heard_s = time.monotonic()
                     self._socket, self._skip = socket, None
                     reports = asyncio.create_task(self._report(socket))
                     try:
@@ -117,6 +126,7 @@ class Viewer:
             except (OSError, TimeoutError, WebSocketException):
                 pass
             if self.ended is None:
+                self._gateway += 1
                 await asyncio.sleep(RECONNECT_S)
 
     async def drop_connection(self) -> None:
@@ -199,7 +209,8 @@ class Viewer:
     # The stream
 
     def _stream_url(self) -> str:
-        base = str(self.api.base_url).rstrip("/").replace("http", "ws", 1)
+        gateways = self.gateways or (str(self.api.base_url),)
+        base = gateways[self._gateway % len(gateways)].rstrip("/").replace("http", "ws", 1)
         places = []
         if self.chunks:
             places.append(f"after={self.last}")
@@ -214,6 +225,7 @@ class Viewer:
     async def _read(self, socket: ClientConnection) -> None:
         announced: dict[str, Any] | None = None
         async for message in socket:
+            self._heard_s = time.monotonic()
             if isinstance(message, bytes):
                 if announced is not None:
                     self._binary(announced, message)
@@ -253,21 +265,8 @@ class Viewer:
         if skip is not None:
             self.skips.append((skip["index"], announced["index"]))
             self.player.skip(start_s, now_s)
-        received = Received(
-            index=announced["index"],
-            epoch=announced["epoch"],
-            worker=announced["worker"],
-            control_seq=announced["control_seq"],
-            start_s=start_s,
-            end_s=end_s,
-            published_at=datetime.fromisoformat(announced["published_at"]).timestamp(),
-            received_at=received_at,
-            size_bytes=len(data),
-            init=self._init if self.keep_video else b"",
-            fragment=data if self.keep_video else b"",
-            fidelity=announced.get("fidelity"),
-            compute_s=announced["compute_s"],
-        )
+        kept = (self._init, data) if self.keep_video else (b"", b"")
+        received = Received.of(announced, received_at, len(data), *kept)
         self.chunks.append(received)
         if self.on_chunk is not None:
             self.on_chunk(received)
@@ -286,13 +285,8 @@ class Viewer:
                     "buffered_s": round(self.player.buffered_s, 3),
                 }
                 await socket.send(json.dumps(report))
+                if self.gateways:
+                    await socket.send(json.dumps({"type": "ping"}))
+                    if time.monotonic() - self._heard_s > SILENT_S:
+                        socket.transport.abort()
                 await asyncio.sleep(self.report_s)
-
-
-async def request(api: httpx.AsyncClient, method: str, path: str, **more: Any) -> dict[str, Any]:
-    """Make one call of the REST API and return its JSON. Raises ProblemError."""
-    answer = await api.request(method, path, timeout=REQUEST_S, **more)
-    if answer.is_error:
-        raise ProblemError(answer.status_code, json_of(answer.content))
-    body: dict[str, Any] = answer.json() if answer.content else {}
-    return body

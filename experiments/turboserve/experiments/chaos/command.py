@@ -17,7 +17,7 @@ from turboserve.bench.report import BenchError
 from turboserve.cli.stack.background import StackStartError
 from turboserve.experiments.chaos.invariants import INVARIANTS
 from turboserve.experiments.chaos.mechanisms import MechanismSet, settings_of
-from turboserve.experiments.chaos.plan import FaultGroup, plan
+from turboserve.experiments.chaos.plan import FREEZES, FaultGroup, plan
 from turboserve.experiments.chaos.run import run_scenario
 from turboserve.experiments.chaos.small_disk import SmallDiskError
 from turboserve.experiments.chaos.surroundings import left_out, prepared
@@ -41,6 +41,14 @@ async def run(
             "their buffers and change their limits."
         ),
     ] = MechanismSet.SHIPPED,
+    redundancy: Annotated[
+        bool,
+        typer.Option(
+            "--redundancy",
+            help="Run two gateways, schedulers and state stores, three NATS servers, and at least three "
+            "workers, with short times of failure detection.",
+        ),
+    ] = False,
     data: Annotated[
         Path | None,
         typer.Option(help="Keep the stack's data and logs in this folder. By default they are deleted."),
@@ -50,7 +58,8 @@ async def run(
 
     Services and workers get SIGKILL, SIGSTOP and SIGCONT. NATS, Redis and Postgres restart. Real clients
     change prompts, pause, resume and migrate. --fault adds a full disk, a gateway without descriptors, steps
-    of the clock, or a frozen broker.
+    of the clock, or a frozen broker. With --redundancy, it also freezes one or two processes at once, and
+    measures the stalls of clients with a buffer of 3 s.
     """
     seconds = minutes * 60.0
     wanted = list(dict.fromkeys(fault or [FaultGroup.PROCESS]))
@@ -58,6 +67,10 @@ async def run(
     groups = [group for group in wanted if group not in omitted]
     if not groups:
         raise BenchError("; ".join(f"{group.value}: {reason}" for group, reason in omitted.items()))
+    if redundancy:
+        workers, schedulers = max(workers, 3), max(schedulers, 2)
+    elif set(groups) & set(FREEZES):
+        raise typer.BadParameter("one_frozen and two_frozen need --redundancy", param_hint="--fault")
     limits = mechanisms is MechanismSet.ALL
     planned = plan(seed, seconds, sessions, schedulers, gap, groups, limits=limits)
     with tempfile.TemporaryDirectory(prefix="turboserve-chaos-") as folder:
@@ -66,7 +79,9 @@ async def run(
         try:
             with prepared(groups, Path(folder), place) as surroundings:
                 surroundings.environment |= settings_of(mechanisms, Path(folder))
-                found = await run_scenario(planned, seconds, surroundings, workers, schedulers, sessions)
+                found = await run_scenario(
+                    planned, seconds, surroundings, workers, schedulers, sessions, redundancy=redundancy
+                )
         except SmallDiskError as error:
             raise BenchError(str(error)) from None
         except StackStartError as error:
@@ -87,6 +102,9 @@ def table(result: Mapping[str, Any]) -> RenderableType:
         spread = result[name]
         if spread["max"] is not None:
             figures.add_row(name, f"p50 {spread['p50']:.2f}, max {spread['max']:.2f}")
+    for name, spread in result["frozen_stall_s"].items():
+        if spread["max"] is not None:
+            figures.add_row(f"stall_s, {name}", f"p50 {spread['p50']:.2f}, max {spread['max']:.2f}")
     for name in ("settle_s", "chunks", "chunks_lost", "chunks_repeated", "owner_changes", "reconnects"):
         value = result[name]
         figures.add_row(name, f"{value:.2f}" if isinstance(value, float) else str(value))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,6 +35,10 @@ class FaultKind(StrEnum):
     """The wall clock of services and workers jumps by `Fault.step_s`, and back at the end."""
     BROKER_FROZEN = "broker_frozen"
     """SIGSTOP to NATS for longer than its supervisor waits for answers."""
+    ONE_FROZEN = "one_frozen"
+    """SIGSTOP to one process of a stack with redundancy."""
+    TWO_FROZEN = "two_frozen"
+    """SIGSTOP to two processes of a stack with redundancy at once."""
 
 
 class FaultGroup(StrEnum):
@@ -45,6 +50,8 @@ class FaultGroup(StrEnum):
     DESCRIPTORS = FaultKind.DESCRIPTORS.value
     CLOCK_STEP = FaultKind.CLOCK_STEP.value
     BROKER_FROZEN = FaultKind.BROKER_FROZEN.value
+    ONE_FROZEN = FaultKind.ONE_FROZEN.value
+    TWO_FROZEN = FaultKind.TWO_FROZEN.value
 
 
 TARGETS = {
@@ -58,8 +65,33 @@ LASTING_S = {
     FaultGroup.DESCRIPTORS: (15.0, 40.0),
     FaultGroup.CLOCK_STEP: (10.0, 20.0),
     FaultGroup.BROKER_FROZEN: (30.0, 120.0),
+    FaultGroup.ONE_FROZEN: (20.0, 20.0),
+    FaultGroup.TWO_FROZEN: (20.0, 20.0),
 }
 """Shortest and longest duration, in seconds."""
+REDUNDANT: dict[str, tuple[str, ...]] = {
+    "gateway": ("gateway", "gateway-2"),
+    "scheduler": ("scheduler", "scheduler-2"),
+    "state-store": ("state-store", "state-store-2"),
+    "nats": ("nats", "nats-2", "nats-3"),
+    "autoscaler": ("autoscaler",),
+    WORKER: (WORKER, WORKER),
+}
+"""Service → its processes that freeze. No two of one service freeze at once, except workers: what both of two
+gateways served has no other place."""
+FREEZES: dict[FaultGroup, tuple[str, ...]] = {
+    FaultGroup.ONE_FROZEN: tuple(name for names in REDUNDANT.values() for name in names),
+    FaultGroup.TWO_FROZEN: (
+        f"{WORKER}+{WORKER}",
+        *(
+            f"{one}+{other}"
+            for first, second in itertools.combinations(REDUNDANT, 2)
+            for one in REDUNDANT[first]
+            for other in dict.fromkeys(REDUNDANT[second])
+        ),
+    ),
+}
+"""Group → targets, which a run takes in an order of the seed's."""
 CLOCK_STEP_S = 3600.0
 LASTING_SHARE = 0.3
 """Share of the lasting faults in a run that has process faults as well."""
@@ -73,7 +105,7 @@ class Fault:
 
     at_s: float
     target: str
-    """A process of the stack, or `worker`."""
+    """A process of the stack, or `worker`. Two are joined by `+`."""
     kind: FaultKind
     seconds: float = 0.0
     """Duration of a stop or of a lasting fault."""
@@ -81,6 +113,15 @@ class Fault:
     """For workers: the number among those alive, modulo their count."""
     step_s: float = 0.0
     """For a step of the clock: its size."""
+
+    @property
+    def targets(self) -> list[str]:
+        return self.target.split("+")
+
+    @property
+    def freezes(self) -> bool:
+        """Whether a stack with redundancy is to hide the fault from viewers."""
+        return self.kind in (FaultKind.ONE_FROZEN, FaultKind.TWO_FROZEN)
 
     @property
     def lasts(self) -> bool:
@@ -109,6 +150,8 @@ class UserActionKind(StrEnum):
     """Change the limits of quality and lead."""
 
 
+WATCHING_ACTIONS = {UserActionKind.PROMPT: 4, UserActionKind.CUT: 1}
+"""Kind → how often it is chosen where stalls are measured. After a pause, a session waits for a slot."""
 SHIPPED_ACTIONS = {
     UserActionKind.PROMPT: 4,
     UserActionKind.PAUSE: 2,
@@ -157,10 +200,13 @@ def plan(
     # The groups take turns in an order of the seed's, so a short run covers as many kinds as it has time for.
     chance_of_groups = random.Random(f"chaos groups {seed}")
     chance_of_groups.shuffle(lasting)
+    freezes = {group: _without_end(chance_of_groups, targets) for group, targets in FREEZES.items()}
     turn = 0
     while (at := at + chance.uniform(0.5, 1.5) * gap_s) < seconds:
         if lasting and (FaultGroup.PROCESS not in groups or chance_of_groups.random() < LASTING_SHARE):
-            fault = _lasting(chance_of_groups, round(at, 2), lasting[turn % len(lasting)])
+            group = lasting[turn % len(lasting)]
+            target = next(freezes[group]) if group in freezes else TARGETS[group]
+            fault = _lasting(chance_of_groups, round(at, 2), group, target)
             turn += 1
             at += fault.seconds + AFTERWARDS_S
             if faults and at > seconds + AFTERWARDS_S:
@@ -171,7 +217,9 @@ def plan(
     actions = [
         action
         for session in range(sessions)
-        for action in _actions(chance, session, seconds, SHIPPED_ACTIONS)
+        for action in _actions(
+            chance, session, seconds, WATCHING_ACTIONS if set(groups) <= set(FREEZES) else SHIPPED_ACTIONS
+        )
     ]
     if limits:
         chance_of_limits = random.Random(f"chaos limits {seed}")
@@ -180,10 +228,19 @@ def plan(
     return Plan(tuple(faults), tuple(sorted(actions, key=lambda action: (action.at_s, action.session))))
 
 
-def _lasting(chance: random.Random, at_s: float, group: FaultGroup) -> Fault:
+def _without_end(chance: random.Random, targets: Sequence[str]) -> Iterator[str]:
+    """Yield all targets in a random order, again and again."""
+    order = list(targets)
+    while True:
+        chance.shuffle(order)
+        yield from order
+
+
+def _lasting(chance: random.Random, at_s: float, group: FaultGroup, target: str) -> Fault:
     step_s = chance.choice((CLOCK_STEP_S, -CLOCK_STEP_S)) if group is FaultGroup.CLOCK_STEP else 0.0
     seconds = round(chance.uniform(*LASTING_S[group]), 2)
-    return Fault(at_s, TARGETS[group], FaultKind(group.value), seconds, step_s=step_s)
+    which = chance.randrange(1_000) if group in FREEZES else 0
+    return Fault(at_s, target, FaultKind(group.value), seconds, which, step_s)
 
 
 def _fault(chance: random.Random, at_s: float, target: str) -> Fault:

@@ -42,7 +42,9 @@ class ProcessFaults:
             case FaultKind.CLOCK_STEP:
                 await self._step_clock(fault.step_s, fault.seconds)
                 return True
-        pid = await asyncio.to_thread(self._pid, fault)
+        if fault.freezes:
+            return await self._freeze(fault)
+        pid = await asyncio.to_thread(self._pid, fault.target, fault.which)
         if pid is None:
             return False
         if fault.kind is FaultKind.KILL:
@@ -57,6 +59,25 @@ class ProcessFaults:
         finally:
             self._stopped.discard(pid)
             _send(pid, signal.SIGCONT)
+        return True
+
+    async def _freeze(self, fault: Fault) -> bool:
+        found = [
+            await asyncio.to_thread(self._pid, target, fault.which + number)
+            for number, target in enumerate(fault.targets)
+        ]
+        pids = [pid for pid in found if pid is not None]
+        if len(set(pids)) < len(found):
+            return False
+        self._stopped.update(pids)
+        try:
+            for pid in pids:
+                _send(pid, signal.SIGSTOP)
+            await asyncio.sleep(fault.seconds)
+        finally:
+            self._stopped.difference_update(pids)
+            for pid in pids:
+                _send(pid, signal.SIGCONT)
         return True
 
     async def _fill_disk(self, seconds: float) -> None:
@@ -91,13 +112,13 @@ class ProcessFaults:
             _send(pid, signal.SIGCONT)
         self._stopped.clear()
 
-    def _pid(self, fault: Fault) -> int | None:
+    def _pid(self, target: str, which: int) -> int | None:
         record = self._stack.record
-        if fault.target == WORKER:
+        if target == WORKER:
             pids = record.worker_pids()
-            return pids[fault.which % len(pids)] if pids else None
+            return pids[which % len(pids)] if pids else None
         with suppress(LookupError):
-            return record.pid(fault.target)
+            return record.pid(target)
         return None
 
 

@@ -37,10 +37,13 @@ SETTLE_S = 90.0
 """Time after the last fault within which every session must play on."""
 SETTLED_CHUNKS = 3
 LOOK_S = 1.0
+REDUNDANCY = ("--gateways", "2", "--state-stores", "2", "--nats", "3")
 ROOM_S = 6.0
 """Time after which the store has noticed that the disk has room; less than the time to the next fault."""
 SILENCE_S = 8.0
 """Silence of a log before its owner changes, by which the former owner had died (12 s) or was stopped."""
+STALLED_S = 8.0
+"""Time after a freeze in which a stall still counts; less than the time to the next fault, seconds."""
 SLOTS = 4
 """Sessions per worker: the others must hold the sessions of a worker that dies."""
 
@@ -52,6 +55,8 @@ class InjectedFault:
     fault: Fault
     began_s: float
     ended_s: float
+    stall_s: float | None = None
+    """For processes that froze: the longest stall of a client from the beginning until after the end."""
 
     @property
     def recovers_from_s(self) -> float:
@@ -89,6 +94,12 @@ class Run:
             "playing_again_s": _spread([wait for fault, wait in known if fault.lasts]),
             "worker_recovery_s": _spread([wait for fault, wait in known if fault.target == WORKER]),
             "takeover_s": _spread(self.takeovers),
+            "frozen_stall_s": {
+                kind.value: _spread(
+                    [hit.stall_s for hit in self.hits if hit.fault.kind is kind and hit.stall_s is not None]
+                )
+                for kind in (FaultKind.ONE_FROZEN, FaultKind.TWO_FROZEN)
+            },
             "settle_s": self.settle_s,
             "chunks_lost": sum(client.viewer.player.lost for client in self.clients),
             "chunks_repeated": sum(client.viewer.player.repeated for client in self.clients),
@@ -102,8 +113,12 @@ class Run:
             "left_out": self.left_out,
             "deeds": dict(sorted(actions.items())),
             "timeline": [
-                {"fault": fault.describe(), "recovery_s": None if wait is None else round(wait, 3)}
-                for fault, wait in waits
+                {
+                    "fault": hit.fault.describe(),
+                    "recovery_s": None if wait is None else round(wait, 3),
+                    **({} if hit.stall_s is None else {"stall_s": round(hit.stall_s, 3)}),
+                }
+                for hit, (_, wait) in zip(self.hits, waits, strict=True)
             ],
         }
 
@@ -114,15 +129,24 @@ class Run:
 
 
 async def run_scenario(
-    plan: Plan, seconds: float, surroundings: Surroundings, workers: int, schedulers: int, sessions: int
+    plan: Plan,
+    seconds: float,
+    surroundings: Surroundings,
+    workers: int,
+    schedulers: int,
+    sessions: int,
+    *,
+    redundancy: bool = False,
 ) -> Run:
     """Start a stack in `surroundings`, carry out the plan, check. Raises StackStartError.
 
-    Leaves nothing running.
+    With `redundancy`, the stack has two or more of each service, and clients know all gateways. Leaves
+    nothing running.
     """
     stack = BackgroundStack(
         surroundings.data,
         *("--workers", str(workers), "--schedulers", str(schedulers)),
+        *(REDUNDANCY if redundancy else ()),
         environment={
             "TURBOSERVE_WORKER_MAX_SESSIONS": str(SLOTS),
             "TURBOSERVE_CHUNKS_KEPT": "100000",
@@ -150,7 +174,7 @@ async def _run_faults(
     watches: list[asyncio.Task[None]] = []
     try:
         for number in range(sessions):
-            client = await SimulatedClient.begin(number, api)
+            client = await SimulatedClient.begin(number, api, stack.record.gateway_urls)
             run.clients.append(client)
             watches.append(asyncio.create_task(client.watch()))
         for client in run.clients:
@@ -183,8 +207,16 @@ async def _inject(
         before = f"before the disk is full at {fault.at_s:.0f} s"
         check_oldest(await _oldest(run, stack), run.oldest, before, run.violations)
     at_s = time.monotonic()
+    stalls = [client.stall_s(at_s) for client in run.clients]
     if await process_faults.hit(fault):
-        run.hits.append(InjectedFault(fault, at_s, time.monotonic()))
+        ended_s, stall_s = time.monotonic(), None
+        if fault.freezes:
+            await asyncio.sleep(STALLED_S)
+            now_s = time.monotonic()
+            stall_s = max(
+                client.stall_s(now_s) - before for client, before in zip(run.clients, stalls, strict=True)
+            )
+        run.hits.append(InjectedFault(fault, at_s, ended_s, stall_s))
         run.hits.sort(key=lambda hit: hit.began_s)
     else:
         run.missed += 1

@@ -14,13 +14,16 @@ import httpx
 from turboserve.bench.stream import prompts
 from turboserve.bench.streaming.problems import ProblemError
 from turboserve.bench.streaming.received import Received
-from turboserve.bench.streaming.viewer import Viewer, request
+from turboserve.bench.streaming.rest import request
+from turboserve.bench.streaming.viewer import Viewer
 from turboserve.experiments.chaos.chunklog import digest_of
 from turboserve.experiments.chaos.plan import UserAction, UserActionKind
 
 RETRY_TIMEOUT_S = 90.0
 """Time for which an action that must succeed in the end is retried."""
 RETRY_S = 0.5
+BUFFER_S = 3.0
+"""Video with which a client that knows several gateways starts: the shipped lead of a worker, seconds."""
 LIMITS: tuple[Mapping[str, Any], ...] = (
     {"max_lead_s": 0.75},
     {"quality": {"pin": True}},
@@ -47,11 +50,16 @@ class SimulatedClient:
         viewer.on_chunk = self._got
 
     @classmethod
-    async def begin(cls, number: int, api: httpx.AsyncClient) -> SimulatedClient:
-        """Open a session, with retries."""
+    async def begin(
+        cls, number: int, api: httpx.AsyncClient, gateways: Sequence[str] = ()
+    ) -> SimulatedClient:
+        """Open a session, with retries. With several `gateways`, the client leaves a silent one."""
         viewer = await with_retry(
             lambda: Viewer.create(api, prompts(number)[0], keep_video=True, seed=number)
         )
+        if len(gateways) > 1:
+            viewer.gateways = tuple(gateways)
+            viewer.player.start_buffer_s = BUFFER_S
         return cls(number, viewer)
 
     def _got(self, chunk: Received) -> None:
@@ -124,6 +132,11 @@ class SimulatedClient:
             except ProblemError:
                 self.done["stream refused"] += 1
                 await asyncio.sleep(RETRY_S)
+
+    def stall_s(self, now_s: float) -> float:
+        """Return the total time for which the video has stalled by `now_s`, monotonic seconds."""
+        self.viewer.player.tick(now_s)
+        return self.viewer.player.stall_s
 
     def wait_after(self, at_s: float) -> float | None:
         """Return the seconds from `at_s` to the next chunk; None if the session was paused or got none."""

@@ -20,7 +20,7 @@ from rich.table import Table
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.bench.report import BenchError, percentile
 from turboserve.bench.streaming.problems import ProblemError
-from turboserve.bench.streaming.viewer import request
+from turboserve.bench.streaming.rest import request
 from turboserve.cli.stack.background import BackgroundStack, StackStartError
 from turboserve.experiments.elastic.ramp import Ramp
 from turboserve.experiments.elastic.watch import PoolWatch, unix_seconds

@@ -12,7 +12,7 @@ import httpx
 
 from turboserve.bench.streaming.problems import ProblemError
 from turboserve.bench.streaming.received import Received
-from turboserve.bench.streaming.viewer import request
+from turboserve.bench.streaming.rest import request
 
 POOL = "local"
 """Default id of a stack's pool."""

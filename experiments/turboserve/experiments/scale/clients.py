@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import httpx
 
 from turboserve.bench.streaming.problems import ProblemError
-from turboserve.bench.streaming.viewer import Viewer, request
+from turboserve.bench.streaming.rest import request
+from turboserve.bench.streaming.viewer import Viewer
 from turboserve.tasks import stop
 
 PROMPT = "a red circle"

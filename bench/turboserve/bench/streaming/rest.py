@@ -1,0 +1,20 @@
+"""Calls of the gateway's REST API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from turboserve.bench.streaming.problems import ProblemError, json_of
+
+REQUEST_S = 10.0
+
+
+async def request(api: httpx.AsyncClient, method: str, path: str, **more: Any) -> dict[str, Any]:
+    """Make one call of the REST API and return its JSON. Raises ProblemError."""
+    answer = await api.request(method, path, timeout=REQUEST_S, **more)
+    if answer.is_error:
+        raise ProblemError(answer.status_code, json_of(answer.content))
+    body: dict[str, Any] = answer.json() if answer.content else {}
+    return body
