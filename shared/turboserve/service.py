@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import nats.errors
 from pydantic import ValidationError
 
-from turboserve import lifeline, logs, telemetry
+from turboserve import lifeline, logs, program_start, telemetry
 from turboserve.bus import Bus
 from turboserve.bus.canary import CanaryMonitor, canaries_of, subscribe_canaries, watch_canaries
 from turboserve.clock import Clock, SystemClock
@@ -220,6 +220,7 @@ def run(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None
     logs.setup(name, settings)
     telemetry.setup(name, settings)
     lifeline.watch()
+    program_start.finish()
     try:
         code = asyncio.run(_serve(name, settings, start))
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import turboserve.program_start  # noqa: F401
 from turboserve import service
 from turboserve.autoscaler import app
 from turboserve.autoscaler.providers.base import PoolProvider

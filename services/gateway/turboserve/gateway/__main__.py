@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import turboserve.program_start  # noqa: F401
 from turboserve import logs, service
 from turboserve.gateway import exposure
 from turboserve.gateway.app import create_app, start_gateway

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import turboserve.program_start  # noqa: F401
 from turboserve import service
 from turboserve.recorder import app
 from turboserve.recorder.settings import Settings

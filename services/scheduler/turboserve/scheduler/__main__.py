@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import turboserve.program_start  # noqa: F401
 from turboserve import service
 from turboserve.scheduler import app
 from turboserve.scheduler.settings import SchedulerSettings

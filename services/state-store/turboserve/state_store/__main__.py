@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import turboserve.program_start  # noqa: F401
 from turboserve.service import Runtime, load, run
 from turboserve.state_store.app import start
 from turboserve.state_store.settings import Settings

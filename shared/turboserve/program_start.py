@@ -1,0 +1,46 @@
+"""Shortens a service's start by about a fifth. A service's `__main__` imports this module before all others.
+
+The garbage collector rests while modules are imported, which make many objects and no garbage: `finish`
+starts it again. The NATS client is imported without aiohttp, which only its WebSocket transport uses. With a
+URL of that transport, it is imported as usual.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+
+def begin() -> None:
+    """Prepare this process for its imports."""
+    gc.disable()
+    if "ws" not in os.environ.get("TURBOSERVE_NATS_URL", "").partition("://")[0]:
+        _import_nats_without("aiohttp")
+
+
+def finish() -> None:
+    """Collect garbage from now on. What has been imported lives as long as the process, so it is left out."""
+    gc.freeze()
+    gc.enable()
+
+
+def is_service() -> bool:
+    """Whether this process runs a service, rather than importing its `__main__`."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name.startswith("turboserve.") and spec.name.endswith(".__main__")
+
+
+def _import_nats_without(library: str) -> None:
+    if library in sys.modules:
+        return
+    # None makes an import of the library fail.
+    sys.modules[library] = None  # type: ignore[assignment]
+    try:
+        import nats.aio.transport  # noqa: F401
+    finally:
+        del sys.modules[library]
+
+
+if is_service():
+    begin()
