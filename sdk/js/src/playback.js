@@ -61,6 +61,17 @@ export class Playback {
     });
   }
 
+  /** Leave the `<video>` to another playback. */
+  release() {
+    this.#queue = [];
+    this.#source = this.#buffer = this.#skipTo = null;
+    this.#chunks = 0;
+    this.started = this.stalled = false;
+    if (this.#video.src) URL.revokeObjectURL(this.#video.src);
+    this.#video.removeAttribute("src");
+    this.#video.load();
+  }
+
   get supported() {
     return this.#source !== null;
   }
@@ -149,7 +160,8 @@ export class Playback {
   }
 
   #fail(cause) {
-    if (this.#failed) return;
+    // Without a source, another playback has the `<video>`.
+    if (this.#failed || !this.#source) return;
     this.#failed = true;
     this.#queue = [];
     this.#onError(new PlaybackError(`this browser cannot play the video: ${cause.message}`, { cause }));

@@ -2,10 +2,12 @@
 
 import { StreamConnection } from "./connection.js";
 import { ShownPrompts } from "./shown_prompts.js";
+import { WebRtcConnection } from "./webrtc_connection.js";
 
 /** What `promptId` is in `promptshown` for the prompt that the session was created with. */
 export const FIRST_PROMPT = "first";
 
+const ENDED = new Set(["terminated", "failed"]);
 const NO_STATE = { phase: null, activity: null, epoch: 0, worker: null, target: null };
 
 export class PlayedSession {
@@ -13,26 +15,56 @@ export class PlayedSession {
   chunk = null;
   connected = false;
   ended = null;
+  /** `websocket` or `webrtc`. */
+  transport = null;
 
+  #playbacks;
   #playback;
   #emit;
-  #connection;
+  #connection = null;
+  #eventsAfter = 0;
   #shown = new ShownPrompts((shown) => this.#emit("promptshown", shown));
   #quality = "";
   #timer = 0;
   #frame = 0;
   #closed = false;
 
-  /** `emit` (type, detail): reports an event. `createdAtMs`: when the user asked for this new session, or null. */
-  constructor(session, playback, emit, createdAtMs) {
+  /**
+   * `playbacks`: by transport, `websocket` and `webrtc`. `emit` (type, detail): reports an event. `createdAtMs`:
+   * when the user asked for this new session, or null. `transport`: if WebRTC fails, it is `websocket`.
+   */
+  constructor(session, playbacks, emit, createdAtMs, transport) {
     this.session = session;
-    this.#playback = playback;
+    this.#playbacks = playbacks;
     this.#emit = emit;
-    playback.reset();
-    playback.play();
     if (createdAtMs !== null) this.#shown.sent(FIRST_PROMPT, createdAtMs);
-    this.#connection = new StreamConnection(session, this.#handlers(), { eventsAfter: 0, skipLost: true });
+    this.use(transport);
     this.#look();
+  }
+
+  /** The playback in use. */
+  get playback() {
+    return this.#playback;
+  }
+
+  /** Continue over another transport, at the session's playhead. */
+  use(transport) {
+    if (this.#closed || this.ended || transport === this.transport) return;
+    const wanted = this.#playback?.wanted ?? true;
+    this.#connection?.close();
+    clearInterval(this.#timer);
+    for (const one of Object.values(this.#playbacks)) one.release();
+    this.transport = transport;
+    this.#playback = this.#playbacks[transport];
+    this.#playback.reset();
+    if (wanted) this.#playback.play();
+    else this.#playback.pause();
+    const options = { eventsAfter: this.#eventsAfter };
+    this.#connection =
+      transport === "webrtc"
+        ? new WebRtcConnection(this.session, this.#handlers(), options)
+        : new StreamConnection(this.session, this.#handlers(), { ...options, skipLost: true });
+    this.#emit("transport", { transport });
   }
 
   close() {
@@ -81,7 +113,10 @@ export class PlayedSession {
         this.#emit("skip", message);
       },
       chunk: (message, data) => this.#received(message, data),
+      track: (track) => this.#playback.track(track),
+      unavailable: () => this.use("websocket"),
       event: (message, isNew) => {
+        this.#eventsAfter = message.sequence;
         if (message.type === "prompt.applied") {
           this.#shown.applied(message.chunk_index, message.prompt, message.prompt_id);
           this.#emit("promptapplied", message);
@@ -108,7 +143,9 @@ export class PlayedSession {
 
   #greeted(message) {
     this.connected = true;
-    if (this.#connection.lastIndex === null) this.#playback.beginAt(message.start_s);
+    // Of an ended session, a viewer may want to see the same place again.
+    if (ENDED.has(message.phase) && this.transport === "webrtc") return this.use("websocket");
+    if ((this.#connection.lastIndex ?? null) === null) this.#playback.beginAt(message.start_s);
     if (message.control_seq === 0) this.#shown.applied(0, message.prompt, FIRST_PROMPT);
     clearInterval(this.#timer);
     this.#timer = setInterval(() => {

@@ -1,6 +1,7 @@
 // The custom element `<turboserve-player>`: plays one session, and reports what the viewer sees as events.
 
 import { Client, DEFAULT_URL } from "./client.js";
+import { LivePlayback } from "./live_playback.js";
 import { Playback } from "./playback.js";
 import { FIRST_PROMPT, PlayedSession } from "./played_session.js";
 
@@ -13,15 +14,16 @@ const STYLE = `
 `;
 
 /**
- * Attributes: `base-url` and `session`, or `src` with the address of a session. Property `key`: the API key.
+ * Attributes: `base-url` and `session`, or `src` with the address of a session; `transport`. Property `key`: the
+ * API key.
  * A `<video>` inside is used; without one, the element makes one.
  */
 export class TurboServePlayer extends HTMLElement {
-  static observedAttributes = ["base-url", "session", "src"];
+  static observedAttributes = ["base-url", "session", "src", "transport"];
 
   #client = null;
   #key = "";
-  #playback = null;
+  #playbacks = null;
   /** @type {PlayedSession | null} */
   #played = null;
   #isScheduled = false;
@@ -29,12 +31,7 @@ export class TurboServePlayer extends HTMLElement {
 
   connectedCallback() {
     if (!document.adoptedStyleSheets.includes(sheet)) document.adoptedStyleSheets.push(sheet);
-    this.#playback ??= new Playback(
-      this.querySelector("video") ?? this.#makeVideo(),
-      () => this.#changed(),
-      () => this.#played?.firstFrame(),
-      (error) => this.#played && this.#report("error", { error, isFinal: true }),
-    );
+    this.#playbacks ??= this.#makePlaybacks(this.querySelector("video") ?? this.#makeVideo());
     this.#schedule();
   }
 
@@ -45,6 +42,10 @@ export class TurboServePlayer extends HTMLElement {
 
   attributeChangedCallback(name, before, now) {
     if (before === now) return;
+    if (name === "transport") {
+      this.#played?.use(this.transport);
+      return;
+    }
     if (name !== "session" && now !== null) this.#client = null;
     this.#schedule();
   }
@@ -69,6 +70,18 @@ export class TurboServePlayer extends HTMLElement {
 
   set client(client) {
     this.#client = client;
+  }
+
+  /**
+   * How video comes: `websocket`, with a buffer, or `webrtc`, with hardly any. If WebRTC fails, a WebSocket takes
+   * its place, and the event `transport` says so.
+   */
+  get transport() {
+    return this.getAttribute("transport") === "webrtc" ? "webrtc" : "websocket";
+  }
+
+  set transport(transport) {
+    this.setAttribute("transport", transport);
   }
 
   /** The session that is open; null: none. */
@@ -136,7 +149,7 @@ export class TurboServePlayer extends HTMLElement {
 
   /** Play a session. `createdAtMs`: `performance.now()` when the user asked for it, if it is a new one. */
   open(id, { createdAtMs = null } = {}) {
-    if (!this.#playback) throw new TypeError("put the element into the document first");
+    if (!this.#playbacks) throw new TypeError("put the element into the document first");
     this.#leave();
     const session = this.client.session(id);
     if (this.#src && this.#src[2] !== id) this.removeAttribute("src");
@@ -144,12 +157,13 @@ export class TurboServePlayer extends HTMLElement {
     // This is the session that the attributes name now.
     this.#isScheduled = false;
     const emit = (type, detail) => this.#report(type, detail);
-    this.#played = new PlayedSession(session, this.#playback, emit, createdAtMs);
+    this.#played = new PlayedSession(session, this.#playbacks, emit, createdAtMs, this.transport);
   }
 
   /** Leave the session. It is suspended after a while without a viewer; `end` ends it. */
   close() {
     this.#leave();
+    for (const one of Object.values(this.#playbacks ?? {})) one.release();
     this.#playback?.reset();
     this.removeAttribute("session");
     this.removeAttribute("src");
@@ -181,8 +195,22 @@ export class TurboServePlayer extends HTMLElement {
     return this.#played;
   }
 
+  get #playback() {
+    return this.#played?.playback ?? this.#playbacks?.websocket ?? null;
+  }
+
   get #src() {
     return SRC.exec(this.getAttribute("src") ?? "");
+  }
+
+  #makePlaybacks(video) {
+    const changed = () => this.#changed();
+    const firstFrame = () => this.#played?.firstFrame();
+    const failed = (error) => this.#played && this.#report("error", { error, isFinal: true });
+    return {
+      websocket: new Playback(video, changed, firstFrame, failed),
+      webrtc: new LivePlayback(video, changed, firstFrame),
+    };
   }
 
   #makeVideo() {
@@ -194,7 +222,7 @@ export class TurboServePlayer extends HTMLElement {
 
   // Attributes that change together open one stream.
   #schedule() {
-    if (this.#isScheduled || !this.#playback) return;
+    if (this.#isScheduled || !this.#playbacks) return;
     this.#isScheduled = true;
     queueMicrotask(() => {
       if (!this.#isScheduled) return;
@@ -218,6 +246,7 @@ export class TurboServePlayer extends HTMLElement {
   }
 
   #changed() {
+    if (!this.#playback) return;
     const { stalled } = this.#playback;
     if (stalled !== this.#isStalled) {
       this.#isStalled = stalled;

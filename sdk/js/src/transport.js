@@ -26,7 +26,10 @@ export async function request(address, { idempotent, ...options }) {
   return value;
 }
 
-/** As `request`, for an answer of another kind. `read` reads the body of a successful `Response`. */
+/**
+ * As `request`, for an answer of another kind. `read` reads a successful `Response`. `contentType`: of a body that
+ * is a text, not JSON.
+ */
 export async function answered(address, { attempts, gateways, ...options }) {
   for (let attempt = 1; ; attempt += 1) {
     const gateway = gateways.current;
@@ -44,12 +47,12 @@ export async function answered(address, { attempts, gateways, ...options }) {
   }
 }
 
-async function once(url, { method, key, body, timeoutS, headers, read }) {
+async function once(url, { method, key, body, contentType, timeoutS, headers, read }) {
   const sent = { method, headers: { ...headers } };
   if (Number.isFinite(timeoutS)) sent.signal = AbortSignal.timeout(timeoutS * 1000);
   if (body !== undefined) {
-    sent.body = JSON.stringify(body);
-    sent.headers["Content-Type"] = "application/json";
+    sent.body = contentType ? body : JSON.stringify(body);
+    sent.headers["Content-Type"] = contentType ?? "application/json";
   }
   if (key) sent.headers.Authorization = `Bearer ${key}`;
   let answer, refused;

@@ -36,12 +36,14 @@ export interface PlayerEventDetails {
   reconnecting: { waitMs: number };
   end: End;
   error: { error: TurboServeError; isFinal: boolean };
+  transport: { transport: "websocket" | "webrtc" };
 }
 
-/** `<turboserve-player>`: plays one session. Attributes: `base-url` and `session`, or `src`. */
+/** `<turboserve-player>`: plays one session. Attributes: `base-url` and `session`, or `src`; `transport`. */
 export class TurboServePlayer extends HTMLElement {
   key: string;
   client: Client;
+  transport: "websocket" | "webrtc";
   readonly session: Session | null;
   readonly state: SessionState | null;
   readonly chunk: ChunkMessage | null;

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
@@ -20,6 +20,7 @@ from turboserve.gateway.middleware import SDP
 from turboserve.gateway.problems.errors import InvalidOfferError
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.sessions.parameters import SessionId
+from turboserve.gateway.stream.endpoints import INDEX_LIMIT
 from turboserve.gateway.whep.peers import Peers, servers_for
 
 router = APIRouter(prefix="/v1/sessions", tags=["video"])
@@ -74,14 +75,27 @@ def _with_links(response: Response, servers: tuple[IceServer, ...]) -> Response:
     },
 )
 async def watch_over_webrtc(
-    session: SessionId, request: Request, caller: StreamCaller, gateway: GatewayOf, peers: PeersOf
+    session: SessionId,
+    request: Request,
+    caller: StreamCaller,
+    gateway: GatewayOf,
+    peers: PeersOf,
+    events_after: Annotated[
+        int | None,
+        Query(
+            ge=0,
+            le=INDEX_LIMIT,
+            description="Send the session's events after this `sequence`. Without it: new events only.",
+            examples=[4],
+        ),
+    ] = None,
 ) -> Response:
     try:
         offer = (await request.body()).decode()
     except UnicodeDecodeError:
         raise InvalidOfferError("the body is not UTF-8", field="body", limit="UTF-8") from None
     path = request.url.path
-    name, answer = await peers.open(gateway, caller, session, offer, path)
+    name, answer = await peers.open(gateway, caller, session, offer, path, events_after)
     response = Response(answer, 201, {"Location": f"{path}/{name}"}, media_type=SDP)
     return _with_links(response, servers_for(gateway, name))
 

@@ -60,6 +60,7 @@ class Peer:
         start: StreamStart,
         path: str,
         servers: tuple[IceServer, ...],
+        events_after: int | None,
     ) -> None:
         """`path`: that of the request, which problems name."""
         self.tenant, self.session = record.tenant, record.id
@@ -69,7 +70,9 @@ class Peer:
         self._pacer = Pacer(gateway.settings.whep_buffer_s)
         self._track = VideoTrack(self._pacer, gateway.clock, self._sending)
         self._connection = ViewerConnection(self._track, servers)
-        self._watch = Watch(gateway, record, start, self_paced=False, on_event=self._event)
+        self._watch = Watch(
+            gateway, record, start, self_paced=False, events_after=events_after, on_event=self._event
+        )
         self._requests = ViewerRequests(gateway, identity, self._watch, self._send, path, reports=False)
         self._coming: dict[int, Chunk] = {}
         """Chunks of which no frame was sent, by index: their headers are announced with the first frame."""

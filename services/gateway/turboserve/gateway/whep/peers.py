@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.context import Gateway, owner_of
+from turboserve.gateway.events.session_events import known_position
 from turboserve.gateway.ice_servers import IceServer, ice_servers
 from turboserve.gateway.problems.errors import PeerNotFoundError
 from turboserve.gateway.stream.watch import place_of_viewer
@@ -37,19 +38,30 @@ class Peers:
         self._loading: asyncio.Task[ModuleType] | None = None
 
     async def open(
-        self, gateway: Gateway, identity: Identity, session: str, offer: str, path: str
+        self,
+        gateway: Gateway,
+        identity: Identity,
+        session: str,
+        offer: str,
+        path: str,
+        events_after: int | None = None,
     ) -> tuple[str, str]:
         """Answer the offer of a viewer, and serve it from now on. Returns its id and the answer.
+
+        Sends events with a number above `events_after`; None: only new events.
 
         Raises the errors of `Streams.check`, `place_of_viewer`, `check_offer` and `Peer.answer`.
         """
         with ExitStack() as stack:
             stack.enter_context(gateway.streams.place(*owner_of(identity)))
             record, start = await place_of_viewer(gateway, identity.tenant, session, None)
+            if events_after is not None:
+                events_after = await known_position(gateway.bus, record, events_after)
             checked = check_offer(offer, candidates=bool(gateway.settings.ice_servers))
             module = await self._module()
             name = new_id("peer")
-            peer: Peer = module.Peer(gateway, identity, record, start, path, servers_for(gateway, name))
+            servers = servers_for(gateway, name)
+            peer: Peer = module.Peer(gateway, identity, record, start, path, servers, events_after)
             try:
                 answer = await peer.answer(checked)
             except BaseException:

@@ -4,7 +4,7 @@ import { rememberLead, rememberedLead } from "./memory.js";
 
 // leadS null: the worker's own, 3 s as shipped.
 const LEADS = {
-  instant: { leadS: 0.75, drops: true, text: "Prompts show at once and skip what is buffered. The video may stall." },
+  instant: { leadS: 0.75, drops: true, transport: "webrtc", text: "Prompts show at once and skip what is buffered. The video may stall." },
   balanced: { leadS: 1.5, drops: false, text: "Prompts show after about two seconds." },
   safe: { leadS: null, drops: false, text: "The longest buffer. Prompts show after three to four seconds." },
 };
@@ -25,6 +25,11 @@ export class LeadSelector {
 
   get leadS() {
     return LEADS[this.#name].leadS;
+  }
+
+  // How the video comes: without a player's buffer at the shortest lead.
+  get transport() {
+    return LEADS[this.#name].transport ?? "websocket";
   }
 
   // Whether viewers skip to a new prompt.

@@ -29,6 +29,7 @@ const readouts = new Readouts();
 const strip = new Strip(at("strip"), at("workers"));
 const composer = new Composer(at("prompt"), at("chips"), at("hint"));
 const lead = new LeadSelector(at("lead"), (maxLeadS) => {
+  player.transport = lead.transport;
   if (session && !ended) attempt(() => client.session(session).change({ maxLeadS }));
 });
 const model = new DefaultModel(client, at("examples"), {
@@ -70,7 +71,11 @@ let askedAt = null, greetedAt = 0;
 function open(id) {
   player.open(id);
   begin(id, performance.now());
-  client.session(id).refresh().then(({ max_lead_s }) => id === session && lead.learn(max_lead_s), () => {});
+  client.session(id).refresh().then(({ max_lead_s }) => {
+    if (id !== session) return;
+    lead.learn(max_lead_s);
+    player.transport = lead.transport;
+  }, () => {});
 }
 
 // The player has opened the session. `sinceMs`: when the user asked for it.
@@ -131,6 +136,9 @@ const ON = {
     show();
   },
   playback: show,
+  transport({ transport }) {
+    document.body.dataset.transport = transport;
+  },
   end({ phase, reason }) {
     ended = phase === "failed" ? `The session failed: ${reason}` : "This session has ended.";
     rememberSession(null);
@@ -185,6 +193,7 @@ at("form").addEventListener("submit", (submitted) => {
       return;
     }
     const askedAtMs = performance.now();
+    player.transport = lead.transport;
     const created = await player.create(prompt, { maxLeadS: lead.leadS });
     begin(created.id, askedAtMs);
     sessions.look();

@@ -1,0 +1,171 @@
+// WebRTC of one session (WHEP): a video track, and the messages of the WebSocket over a data channel.
+
+import { GatewayUnreachableError, ProtocolError, problemError } from "./errors.js";
+import { answered } from "./transport.js";
+
+const SDP = "application/sdp";
+/** Time for each step until the gateway's first message, seconds. */
+const CONNECT_S = 5;
+/** Time in which candidates are gathered if there are STUN or TURN servers, seconds. */
+const GATHER_S = 2;
+const AGAIN_MS = 250;
+const ICE_SERVER = /<([^>]+)>((?:\s*;\s*[a-z-]+="[^"]*")*)/g;
+const PARAMETER = /([a-z-]+)="([^"]*)"/g;
+
+export class WebRtcConnection {
+  /**
+   * Connects at once. Handlers are those of `StreamConnection`, without the data of `init` and `chunk`. A lost
+   * connection is made again once.
+   *
+   * @param {import("./session.js").Session} session
+   * @param {object} on Besides: `track` (MediaStreamTrack); `unavailable` (error): there is no connection, and
+   *   a WebSocket may do.
+   * @param {{eventsAfter?: number}} options `eventsAfter`: see `StreamConnection`.
+   */
+  constructor(session, on, { eventsAfter } = {}) {
+    this.session = session;
+    this.#on = on;
+    this.#eventsAfter = eventsAfter ?? null;
+    // Handlers are not called before the caller has this connection.
+    queueMicrotask(() => this.#closed || this.#open());
+  }
+
+  #on;
+  #eventsAfter;
+  #newestEvent = 0;
+  #pc = null;
+  #channel = null;
+  #timer = 0;
+  #greeted = false;
+  #closed = false;
+  #gateway = "";
+
+  close() {
+    this.#closed = true;
+    this.#drop();
+  }
+
+  /** Send a message, if the connection is open. */
+  send(message) {
+    if (this.#channel?.readyState === "open") this.#channel.send(JSON.stringify(message));
+  }
+
+  /** The gateway knows the playhead: it has sent each frame at its time. */
+  report() {}
+
+  async #open() {
+    this.#greeted = false;
+    let pc = null;
+    try {
+      if (!globalThis.RTCPeerConnection) throw new ProtocolError("this browser has no WebRTC");
+      this.#gateway = this.session.client.baseUrl;
+      const iceServers = await this.#ask("OPTIONS", {}, (answer) => serversOf(answer.headers.get("Link")));
+      if (this.#closed) return;
+      pc = this.#pc = new RTCPeerConnection({ iceServers });
+      this.#prepare(pc);
+      await pc.setLocalDescription();
+      if (iceServers.length) await gathered(pc);
+      const body = { body: pc.localDescription.sdp, contentType: SDP };
+      const sdp = await this.#ask("POST", body, (answer) => answer.text());
+      if (this.#closed || pc !== this.#pc) return;
+      await pc.setRemoteDescription({ type: "answer", sdp });
+      this.#timer = setTimeout(() => this.#fail(new GatewayUnreachableError("no answer over WebRTC")), CONNECT_S * 1000);
+    } catch (error) {
+      if (!this.#closed && pc === this.#pc) this.#fail(error);
+    }
+  }
+
+  #prepare(pc) {
+    pc.addTransceiver("video", { direction: "recvonly" });
+    const channel = (this.#channel = pc.createDataChannel("messages"));
+    pc.ontrack = ({ track }) => this.#isCurrent(pc) && this.#on.track?.(track);
+    channel.onmessage = ({ data }) => this.#isCurrent(pc) && this.#message(JSON.parse(data));
+    channel.onclose = () => this.#isCurrent(pc) && this.#lost();
+    pc.onconnectionstatechange = () => {
+      if (this.#isCurrent(pc) && ["failed", "disconnected", "closed"].includes(pc.connectionState)) this.#lost();
+    };
+  }
+
+  #isCurrent(pc) {
+    return !this.#closed && pc === this.#pc;
+  }
+
+  #ask(method, options, read) {
+    const { client, id } = this.session;
+    const query = method === "POST" ? { events_after: this.#eventsAfter } : {};
+    const address = () => client.url(`v1/sessions/${encodeURIComponent(id)}/whep`, query);
+    const { key, gateways } = client;
+    return answered(address, { method, key, gateways, attempts: 1, timeoutS: CONNECT_S, ...options, read });
+  }
+
+  #message(message) {
+    switch (message.type) {
+      case "hello":
+        this.#greet(message);
+        break;
+      case "init":
+      case "chunk":
+      case "skip":
+        this.#on[message.type]?.(message, null);
+        break;
+      case "error":
+        if (message.id) this.#on.problem?.(problemError(message, { key: this.session.client.key }));
+        break;
+      case "end":
+        // What was sent last is shown, so the connection stays until the caller closes it.
+        this.#closed = true;
+        this.#on.end?.(message);
+        break;
+      default:
+        if (message.sequence === undefined) break;
+        this.#eventsAfter = message.sequence;
+        this.#on.event?.(message, message.sequence > this.#newestEvent);
+    }
+  }
+
+  #greet(message) {
+    clearTimeout(this.#timer);
+    this.#greeted = true;
+    this.session.client.gateways.learn(message.gateways ?? []);
+    this.#newestEvent = message.newest_event;
+    this.#eventsAfter ??= message.events_after;
+    this.#on.hello?.(message);
+  }
+
+  #lost() {
+    if (!this.#greeted) return this.#fail(new GatewayUnreachableError("WebRTC does not connect"));
+    this.#drop();
+    this.session.client.gateways.leave(this.#gateway);
+    this.#on.lost?.(AGAIN_MS);
+    if (!this.#closed) this.#timer = setTimeout(() => this.#open(), AGAIN_MS);
+  }
+
+  #fail(error) {
+    this.close();
+    this.#on.unavailable?.(error);
+  }
+
+  #drop() {
+    clearTimeout(this.#timer);
+    const pc = this.#pc;
+    this.#pc = this.#channel = null;
+    pc?.close();
+  }
+}
+
+// The header `Link` with STUN and TURN servers, as draft-ietf-wish-whep has it.
+function serversOf(header) {
+  return [...(header ?? "").matchAll(ICE_SERVER)]
+    .map(([, urls, rest]) => ({ urls, ...Object.fromEntries([...rest.matchAll(PARAMETER)].map(([, name, value]) => [name, value])) }))
+    .filter(({ rel }) => rel === "ice-server")
+    .map(({ urls, username, credential }) => (username ? { urls, username, credential } : { urls }));
+}
+
+function gathered(pc) {
+  return new Promise((resolve) => {
+    const look = () => pc.iceGatheringState === "complete" && resolve();
+    pc.addEventListener("icegatheringstatechange", look);
+    setTimeout(resolve, GATHER_S * 1000);
+    look();
+  });
+}
