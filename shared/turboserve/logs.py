@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,6 +24,7 @@ REQUEST_HEADER = "Ts-Request-Id"
 """Header of a message on the bus: the id of the client's request that caused it."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
 _request: ContextVar[str | None] = ContextVar("request", default=None)
+_SAME = nullcontext()
 
 
 def is_request_id(text: str) -> bool:
@@ -36,9 +37,14 @@ def request_id() -> str | None:
     return _request.get()
 
 
-@contextmanager
-def for_request(name: str | None) -> Iterator[None]:
+def for_request(name: str | None) -> AbstractContextManager[None]:
     """Add the id of a client's request to the log lines and the messages of this block and of its tasks."""
+    # Most messages are of no client's request, and are handled where there is none.
+    return _SAME if name == _request.get() else _changed(name)
+
+
+@contextmanager
+def _changed(name: str | None) -> Iterator[None]:
     token = _request.set(name)
     try:
         yield

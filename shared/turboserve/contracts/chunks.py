@@ -25,6 +25,9 @@ ChunkIndex = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """Index of a chunk, a frame or a latent frame. The limit allows years of video and keeps the index exact in
 every reader's arithmetic (Redis counts in floats and prints 14 digits)."""
 
+HEADERS_KEPT = 2_048
+"""Newest headers that a process keeps parsed, about 2 kB each. The state store reads chunks a second late."""
+
 StageAge = Annotated[float, Field(ge=0, le=1e9)]
 
 
@@ -136,7 +139,7 @@ class ChunkHeader(Contract):
         return header
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=HEADERS_KEPT)
 def _read(kind: type[H], text: str) -> H:
     """Parse a header. The cache lets a gateway parse each header once for all viewers of the session."""
     return kind.from_text(text)

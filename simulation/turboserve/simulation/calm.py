@@ -212,7 +212,7 @@ def run_calm(
     else:
         coming = read_arrivals(arrivals)
     began, began_cpu = time.monotonic(), time.process_time()
-    with quiet(world):
+    with quiet(world, handed_over=True):
         users = CalmUsers(world, coming)
         world.begin()
         world.loop.advance(seconds)

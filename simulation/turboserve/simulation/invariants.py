@@ -138,7 +138,7 @@ class Checker:
         owner = None if before is None else self._world.workers.get(str(before.worker))
         chunks = None if owner is None else owner.profile.chunks_of.get(after.seed)
         last = self.log.of(after.id).last
-        return chunks is not None and last is not None and last.header.index + 1 >= chunks
+        return chunks is not None and last is not None and last.index + 1 >= chunks
 
     def _admitted(self, record: SessionRecord) -> None:
         """Check an admission: the pool at its largest must have a slot for each session that must run."""
@@ -185,10 +185,10 @@ class Checker:
         # A source that took over from itself and has made no chunk yet may have begun without its context.
         other = (
             log.last is not None
-            and log.last.header.epoch == before.epoch
+            and log.last.epoch == before.epoch
             and log.last.contents.number != state.number
         )
-        made = 0 if log.last is None else log.last.header.index + 1
+        made = 0 if log.last is None else log.last.index + 1
         if (state.next_chunk != made and not log.fresh) or other:
             self.fail(
                 "verified_before_flip",

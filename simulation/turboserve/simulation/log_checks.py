@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from turboserve.contracts.chunks import ChunkHeader, Ownership
+from turboserve.contracts.chunks import HEADER, ChunkHeader, Ownership
 from turboserve.contracts.events import Event, event_from_bytes
 from turboserve.gateway.auth.access import DEFAULT_TENANT
 from turboserve.simulation.player import Player
@@ -14,16 +14,23 @@ from turboserve.simulation.runtime.broker.stream import Stored, Stream
 from turboserve.simulation.runtime.device.contents import LOST, ChunkContents, begin, link
 from turboserve.subjects import CANARY_EVENTS, CHUNK, EVENTS, OWN
 
-CHUNKS_KEPT = 1_000
+CHUNKS_KEPT = 500
 """Newest chunks per session that are compared with what viewers receive: more than the log keeps."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Accepted:
     """A chunk that the log accepted."""
 
-    header: ChunkHeader
+    index: int
+    epoch: int
     contents: ChunkContents
+    text: str
+    """The chunk's header as the log has it: a parsed one takes four times the memory."""
+
+    @property
+    def header(self) -> ChunkHeader:
+        return ChunkHeader.from_headers({HEADER: self.text})
 
 
 @dataclass
@@ -156,7 +163,7 @@ class LogChecks:
                 f"{header.worker} at {header.epoch} wrote chunk {header.index} of {session}, "
                 f"which is {owner and (owner.worker, owner.epoch)}'s",
             )
-        following = 0 if last is None else last.header.index + 1
+        following = 0 if last is None else last.index + 1
         contiguous = header.index == following or (log.fresh and header.index <= following)
         if not contiguous:
             self._reports.fail(
@@ -168,8 +175,8 @@ class LogChecks:
             self._reports.fail(
                 "pinned_is_best", f"{session}: chunk {header.index} has quality {fidelity.quality}"
             )
-        accepted = Accepted(header, contents)
-        self._chained(log, accepted, log.chunks.get(header.index - 1))
+        accepted = Accepted(header.index, header.epoch, contents, stored.headers[HEADER])
+        self._chained(log, header, contents, log.chunks.get(header.index - 1))
         log.last, log.fresh = accepted, False
         log.chunks[header.index] = accepted
         log.indices[contents.to_bytes()] = header.index
@@ -177,8 +184,9 @@ class LogChecks:
         if old is not None:
             log.indices.pop(old.contents.to_bytes(), None)
 
-    def _chained(self, log: SessionLog, chunk: Accepted, last: Accepted | None) -> None:
-        header, contents = chunk.header, chunk.contents
+    def _chained(
+        self, log: SessionLog, header: ChunkHeader, contents: ChunkContents, last: Accepted | None
+    ) -> None:
         migrated, log.migrated = log.migrated, None
         if migrated is not None and migrated[0] == header.epoch and migrated[1] != contents.parent:
             self._reports.fail(
@@ -192,21 +200,22 @@ class LogChecks:
                     "chunks_contiguous",
                     f"{header.session}: the first chunk is not generated from the initial state",
                 )
-        elif last is not None and contents.parent not in self._parents(header, last):
+        elif last is not None and not self._follows(header, contents.parent, last):
             self._reports.fail(
                 "chunks_contiguous",
                 f"{header.session}: chunk {header.index} is not generated from the previous one",
             )
 
     @staticmethod
-    def _parents(header: ChunkHeader, last: Accepted) -> set[int]:
-        """Return the numbers of the states from which the chunk may be made.
+    def _follows(header: ChunkHeader, parent: int, last: Accepted) -> bool:
+        """Return whether the chunk may be made from the state of number `parent`.
 
-        These are the state of the chunk before it and, under a new owner that found no latents, a state
-        without context.
+        It is made from the state of the chunk before it or, under a new owner that found no latents, from a
+        state without context.
         """
-        rebuilt = {link(LOST, header.index)} if header.epoch != last.header.epoch else set()
-        return {last.contents.number} | rebuilt
+        if parent == last.contents.number:
+            return True
+        return header.epoch != last.epoch and parent == link(LOST, header.index)
 
     def index_of(self, session: str, fragment: bytes) -> int:
         """Return the index of the chunk with this fragment; -1 if the log never accepted it."""

@@ -23,12 +23,14 @@ RARELY = (70_000, 10, 20)
 
 
 @contextmanager
-def quiet(world: World) -> Iterator[None]:
+def quiet(world: World, *, handed_over: bool = False) -> Iterator[None]:
     """Drop the services' log lines, and count unexpected errors as violations.
 
     Log lines are for operators, and thousands of runs have too many of them. A log line with a traceback is
     an error that the service's code did not expect, thus a violation. Device errors are excepted: the run
     injects them.
+
+    `handed_over`: see `shared_parsing`.
 
     Cyclic garbage is rare here, so the collector runs a hundred times less often than Python's default.
     """
@@ -60,7 +62,7 @@ def quiet(world: World) -> Iterator[None]:
     gc.freeze()
     gc.set_threshold(*RARELY)
     try:
-        with shared_parsing():
+        with shared_parsing(handed_over=handed_over):
             yield
     finally:
         gc.set_threshold(*thresholds)

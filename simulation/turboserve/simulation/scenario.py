@@ -210,7 +210,7 @@ def _unwatched(world: World, users: Users, record: SessionRecord) -> str | None:
     if not any(users.connected(viewer) for viewer in own):
         return None
     last = world.checker.log.of(record.id).last
-    made = 0 if last is None else last.header.index + 1
+    made = 0 if last is None else last.index + 1
     if made <= world.made_when_calm.get(record.id, -1) + 1:
         return "its video does not continue"
     if record.applied_control_seq < record.control_seq:

@@ -203,7 +203,7 @@ def run_streams(
     world = World(seed, CALM, chosen, False, Network(LATENCY_S))
     FaultInjector(world)
     world.postgres.behavior.statement_s = STATEMENT_S
-    with quiet(world):
+    with quiet(world, handed_over=True):
         users = StreamUsers(world, plans, start_buffer_s)
         world.begin()
         records = users.records

@@ -24,7 +24,7 @@ class EventTrace:
 
     def note(self, *what: object) -> None:
         """Write one line."""
-        line = " ".join(map(str, what))
+        line = str(what[0]) if len(what) == 1 else " ".join(map(str, what))
         now = self._loop.time()
         self._digest.update(f"{now:.6f} {line}\n".encode())
         if self.lines is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -154,7 +153,7 @@ class ViewerConnection:
                 "playhead_s": viewer.playhead_s,
                 "buffered_s": max(0.0, viewer.end_s - viewer.playhead_s),
             }
-            self._incoming.put_nowait({"type": "websocket.receive", "text": json.dumps(report)})
+            self._incoming.put_nowait({"type": "websocket.receive", "text": to_json(report).decode()})
 
     def _over(self, answer: asyncio.Future[None]) -> None:
         if self._reporting is not None:

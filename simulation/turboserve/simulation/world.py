@@ -308,7 +308,7 @@ class World(Servers):
         """Record how many chunks each session has when the faults stop."""
         self.restarts = True
         self.made_when_calm = {
-            session: 0 if log.last is None else log.last.header.index + 1
+            session: 0 if log.last is None else log.last.index + 1
             for session, log in self.checker.log.sessions.items()
         }
 

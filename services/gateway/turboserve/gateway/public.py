@@ -17,6 +17,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Plai
 from turboserve.contracts.sessions import Activity, RateLeft, SessionRecord
 
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+_LATEST_S = _LATEST.timestamp()
 _FORM = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
 _LASTING = ("/stream", "/stream.mp4", "/events")
 _WHEP = re.compile(r"/v1/sessions/[^/]+/whep(?:/[^/]+)?")
@@ -36,7 +37,7 @@ class PublicOutput(BaseModel):
 
 def timestamp(unix_s: float) -> datetime:
     """Convert Unix seconds. Times after the year 9999, which RFC 3339 cannot express, become its last one."""
-    return datetime.fromtimestamp(unix_s, UTC) if unix_s < _LATEST.timestamp() else _LATEST
+    return datetime.fromtimestamp(unix_s, UTC) if unix_s < _LATEST_S else _LATEST
 
 
 def _time_of(value: object) -> object:
@@ -44,7 +45,8 @@ def _time_of(value: object) -> object:
 
 
 def _written(time: datetime) -> str:
-    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    utc = time if time.tzinfo is UTC else time.astimezone(UTC)
+    return f"{utc.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 def _read(value: object) -> datetime:

@@ -157,9 +157,9 @@ def suspend_idle(
     for session in view.sessions.values():
         record = session.record
         if (
-            record.activity is Activity.WATCHING
+            listened - session.watched_at >= policy.idle_after_s
+            and record.activity is Activity.WATCHING
             and record.phase in (Phase.ACTIVE, Phase.REQUESTED)
-            and listened - session.watched_at >= policy.idle_after_s
             and session.may_change(now)
         ):
             yield SuspendIdle(take(session), session.id, record.version)

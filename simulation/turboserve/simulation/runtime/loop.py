@@ -180,25 +180,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # Inside
 
-    def _enqueue(self, handle: asyncio.Handle) -> None:
-        process: Process = handle.process  # type: ignore[attr-defined]
-        if not process.alive:
-            return
-        if not process.ready:
-            self._runnable.append(process)
-        process.ready.append(handle)
-
     def _run_once(self) -> None:
         """Run callbacks until the loop is stopped; when none is ready, jump to the time of the next timer."""
+        runnable, draw = self._runnable, self.random.random
         while not self._stopping:  # type: ignore[attr-defined]
-            process = self._next_process()
-            if process is None:
+            count = len(runnable)
+            if not count:
                 self._jump()
+                continue
+            # The seed draws a process.
+            index = int(draw() * count) if count > 1 else 0
+            process = runnable[index]
+            alive = process.alive
+            if not alive or process.frozen_until > self._now:
+                self._set_aside(index)
                 continue
             ready = process.ready
             handle = ready.popleft()
             if not ready:
-                self._runnable.remove(process)
+                del runnable[index]
             if handle._cancelled:
                 continue
             if self.before_callback is not None:
@@ -207,8 +207,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     continue
                 if process.frozen_until > self._now:
                     process.ready.appendleft(handle)
-                    if process not in self._runnable:
-                        self._runnable.append(process)
+                    if process not in runnable:
+                        runnable.append(process)
                     continue
             self.callbacks += 1
             self._running = process
@@ -233,19 +233,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
             }
         )
 
-    def _next_process(self) -> Process | None:
-        """Draw a process with a ready callback. A frozen process waits for the end of its freeze."""
-        runnable = self._runnable
-        while runnable:
-            count = len(runnable)
-            index = int(self.random.random() * count) if count > 1 else 0
-            process = runnable[index]
-            if process.alive and process.frozen_until <= self._now:
-                return process
-            del runnable[index]
-            if process.alive:
-                heapq.heappush(self._frozen, (process.frozen_until, next(self._order), process))
-        return None
+    def _set_aside(self, index: int) -> None:
+        """Remove a process from those that may run. A frozen one waits for the end of its freeze."""
+        process = self._runnable.pop(index)
+        if process.alive:
+            heapq.heappush(self._frozen, (process.frozen_until, next(self._order), process))
 
     def _jump(self) -> None:
         if self._stopping:  # type: ignore[attr-defined]
@@ -268,8 +260,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while timers and timers[0][0] <= now:
             timer = heapq.heappop(timers)[2]
             timer._scheduled = False
-            if not timer._cancelled:
-                self._enqueue(timer)
+            process = timer.process
+            if not timer._cancelled and process.alive:
+                if not process.ready:
+                    self._runnable.append(process)
+                process.ready.append(timer)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Do nothing: a cancelled timer leaves the queue when its time comes."""

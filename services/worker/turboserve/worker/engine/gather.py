@@ -39,7 +39,10 @@ class LatencyProfile:
         """`seconds`: measurements by batch size. Without any, every size is unknown (0 seconds)."""
         self._seconds = dict(sorted((seconds or {}).items()))
         self._seen: dict[int, int] = {}
-        self._unseen: dict[int, int] = {}
+        self._samples = 0
+        """Number of samples of all sizes."""
+        self._seen_at: dict[int, int] = dict.fromkeys(self._seconds, 0)
+        """Size → `_samples` when it was measured last."""
         self._outliers: dict[int, int] = {}
 
     def __call__(self, batch: int) -> float:
@@ -65,8 +68,8 @@ class LatencyProfile:
 
     def observe(self, batch: int, seconds: float) -> None:
         """Add a sample, unless it is one of a size's first samples or an outlier."""
-        for size in self._seconds:
-            self._unseen[size] = 0 if size == batch else self._unseen.get(size, 0) + 1
+        self._samples += 1
+        self._seen_at[batch] = self._samples
         self._seen[batch] = self._seen.get(batch, 0) + 1
         if self._seen[batch] <= _WARM_UP:
             return
@@ -98,9 +101,9 @@ class LatencyProfile:
         sample would count forever. The size after the best is tried if it is beyond all measured ones.
         """
         for size in self._seconds:
-            if size <= limit and self._unseen.get(size, 0) > _STALE:
+            if size <= limit and self._samples - self._seen_at[size] > _STALE:
                 # Reset even if the batch does not get this size: the caller may choose fewer rows.
-                self._unseen[size] = 0
+                self._seen_at[size] = self._samples
                 return size
         best = self.paying_batch(limit, gain)
         return best + 1 if best < limit and best + 1 > max(self._seconds, default=0) else best

@@ -23,7 +23,7 @@ from nats.errors import StaleConnectionError, UnexpectedEOF
 from turboserve.simulation.runtime.broker.formats import as_received
 from turboserve.simulation.runtime.broker.link import Link
 from turboserve.simulation.runtime.broker.messages import Message
-from turboserve.simulation.runtime.broker.receiver import MemoryJetStream, Receiver
+from turboserve.simulation.runtime.broker.receiver import MemoryJetStream, MessageQueue, Receiver
 from turboserve.simulation.runtime.process import Process, enter
 
 SERVER_VERSION = "2.15.1"
@@ -226,6 +226,7 @@ class MemoryClient(Receiver):
         return await super().subscribe(subject, *args, **options)
 
     async def _send_subscribe(self, sub: Subscription) -> None:
+        sub._pending_queue = MessageQueue(sub._pending_queue.maxsize)
         if self._link is not None:
             self._link.subscribe(sub._id, sub.subject, sub.queue)
 

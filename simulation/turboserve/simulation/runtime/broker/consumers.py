@@ -16,6 +16,7 @@ from turboserve.simulation.runtime.broker.stream_config import NS
 
 INACTIVE_S = 5.0
 """Time without a request after which a consumer is deleted, unless its configuration sets another."""
+SUBJECTS_KEPT = 20_000
 
 
 class MessageRouter(Protocol):
@@ -57,6 +58,8 @@ class Consumer:
         filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
         self._filters: list[str] = filters
         self._takes_all = ">" in filters
+        self._taken: dict[str, bool] = {}
+        """Whether a filter matches a subject, by subject."""
         self._headers_only = bool(config.get("headers_only"))
         self._inactive_s = (config.get("inactive_threshold") or INACTIVE_S * NS) / NS
         self._delivered = 0
@@ -197,7 +200,14 @@ class Consumer:
         self._broker.route(pull.reply, Message(pull.reply, headers=headers), Kind.ENTRY)
 
     def _takes(self, subject: str) -> bool:
-        return self._takes_all or any(matches(pattern, subject) for pattern in self._filters)
+        if self._takes_all:
+            return True
+        taken = self._taken.get(subject)
+        if taken is None:
+            taken = any(matches(pattern, subject) for pattern in self._filters)
+            if len(self._taken) < SUBJECTS_KEPT:
+                self._taken[subject] = taken
+        return taken
 
 
 def _first(stream: Stream, config: dict[str, Any]) -> int:
