@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from turboserve import failover
 from turboserve.autoscaler.settings import AutoscalerSettings
@@ -48,6 +48,9 @@ FORWARDS_OF = {4: 1.0, 2: 0.6, 1: 0.4}
 QUALITIES = {4: 1.0, 2: 0.95, 1: 0.9}
 NO_VARIABLES = "TURBOSERVE_SIMULATED_"
 """Prefix of the environment variables that are read. None exist, so a run depends on its parameters alone."""
+SETTINGS_KEPT = 1_000
+_made: dict[tuple[type[Settings], str], Settings] = {}
+"""Settings by class and values. They are frozen, and take milliseconds to validate."""
 PASSWORD = "simulated"
 """Password of workers' identities. The in-memory broker does not check it."""
 TIMES = {
@@ -156,18 +159,16 @@ class Scale:
         )
 
     def worker(self, name: str, slot: str) -> WorkerSettings:
+        names = {"worker_id": name, "pool_member": slot, "nats_user": worker_user(identity_of(name))}
         return self._of(
             WorkerSettings,
-            worker_id=name,
-            pool_member=slot,
             worker_max_sessions=None if self.quality_debt_limit > 0 else self.slots,
             real_time_margin=REAL_TIME_MARGIN,
             gather_policy=self.gather,
             fidelity=self.fidelity,
             device="cpu",
-            nats_user=worker_user(identity_of(name)),
             nats_password=PASSWORD,
-        )
+        ).model_copy(update=names)
 
     def profile(self, load_s: float) -> DeviceProfile:
         """Return the profile of each worker's device."""
@@ -191,7 +192,14 @@ class Scale:
         )
 
     def _of(self, kind: type[S], **more: Any) -> S:
-        return kind(_env_prefix=NO_VARIABLES, **{**self.times, **more})  # type: ignore[call-arg]
+        values = {**self.times, **more}
+        text = repr(values)
+        made = _made.get((kind, text))
+        if made is None:
+            if len(_made) >= SETTINGS_KEPT:
+                _made.clear()
+            made = _made[kind, text] = kind(_env_prefix=NO_VARIABLES, **values)  # type: ignore[call-arg]
+        return cast(S, made)
 
 
 def _forward_of(profile: DeviceProfile, capacity: int) -> dict[int, float]:

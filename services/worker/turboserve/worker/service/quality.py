@@ -213,15 +213,16 @@ def count(playout: Playout) -> None:
 def session_slack(playout: Playout) -> SessionSlack:
     """Return the measurement as reports carry it."""
     return SessionSlack(
-        slack_s=_bounded(playout.slack_s),
-        credit_s=_bounded(playout.credit_s),
+        slack_s=bounded(playout.slack_s),
+        credit_s=bounded(playout.credit_s),
         tier=Tier(playout.tier),
-        lateness_s=max(0.0, _bounded(playout.lateness_s)),
+        lateness_s=max(0.0, bounded(playout.lateness_s)),
         playing=playout.playing,
     )
 
 
-def _bounded(seconds: float) -> float:
+def bounded(seconds: float) -> float:
+    """Return the slack or credit as reports and headers carry it: within `LARGEST_SLACK_S`."""
     return max(-LARGEST_SLACK_S, min(LARGEST_SLACK_S, seconds))
 
 

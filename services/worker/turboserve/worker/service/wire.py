@@ -17,6 +17,7 @@ from turboserve.bus import Bus, Owners, append, next_entry
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader, ChunkStages, LatentsHeader
 from turboserve.contracts.errors import FencedError, TurboServeError, UnavailableError
+from turboserve.contracts.fidelity import Tier
 from turboserve.contracts.requests import GetLatents
 from turboserve.ids import random_token
 from turboserve.subjects import CHUNK, CHUNKS, GET_LATENTS, LATENTS, OWN
@@ -25,7 +26,7 @@ from turboserve.worker.engine.errors import InvalidFidelityError
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.events import LogPlace, Ownership, PublishOutcome
 from turboserve.worker.service.packager import PackagedChunk
-from turboserve.worker.service.quality import fidelity_from, session_slack
+from turboserve.worker.service.quality import bounded, fidelity_from
 
 RETRY_S = 0.2
 
@@ -80,10 +81,8 @@ class Wire:
         """
         epoch, revision = ownership
         packaged = chunk.packaged
-        slack = None
-        if chunk.playout is not None:
-            measured_s, left = chunk.playout
-            slack = session_slack(left.after(self._clock.monotonic() - measured_s))
+        now = self._clock.monotonic()
+        left = None if chunk.playout is None else chunk.playout[1].after(now - chunk.playout[0])
         header = ChunkHeader(
             session=chunk.session,
             index=chunk.index,
@@ -102,11 +101,11 @@ class Wire:
             init_bytes=len(packaged.init),
             compute_s=chunk.compute_s,
             fidelity=chunk.fidelity,
-            slack_s=None if slack is None else slack.slack_s,
-            credit_s=None if slack is None else slack.credit_s,
-            tier=None if slack is None else slack.tier,
+            slack_s=None if left is None else bounded(left.slack_s),
+            credit_s=None if left is None else bounded(left.credit_s),
+            tier=None if left is None else Tier(left.tier),
             published_at=self._clock.wall(),
-            stages=stages_of(chunk, self._clock.monotonic()),
+            stages=stages_of(chunk, now),
         )
         try:
             ack = await append(
