@@ -126,6 +126,9 @@ LIST_SESSIONS = Endpoint(
 SUBMIT_PROMPT = Endpoint(
     "state.session.prompt", requests.SubmitPrompt, sessions.PromptReceipt, _STORE, ("gateway",)
 )
+SET_CONTROL = Endpoint(
+    "state.session.control", requests.SetControl, sessions.ControlReceipt, _STORE, ("gateway",)
+)
 PAUSE_SESSION = Endpoint(
     "state.session.pause", requests.SessionRef, sessions.SessionRecord, _STORE, ("gateway",)
 )
@@ -229,6 +232,7 @@ _ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignm
     GET_SESSION,
     LIST_SESSIONS,
     SUBMIT_PROMPT,
+    SET_CONTROL,
     PAUSE_SESSION,
     RESUME_SESSION,
     CHANGE_SESSION,

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from turboserve.cli.reference.api_documents import DOCUMENTS, text_of, update
 from turboserve.contracts.events import SessionEvent
-from turboserve.gateway.events.session_events import SCHEMAS
+from turboserve.gateway.events.schemas import SCHEMAS
 from turboserve.gateway.stream import client_messages
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.stream_protocol import check_sent
 from turboserve.contracts import events
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.gateway.events.session_events import SCHEMAS, public_event
+from turboserve.gateway.events.schemas import SCHEMAS, public_event
 
 RECORD = SessionRecord(
     id="ses_a",
@@ -30,6 +30,7 @@ RECORD = SessionRecord(
     updated_at=1.0,
 )
 PROMPT: dict[str, Any] = {"prompt_id": "prm_a", "control_seq": 4, "prompt": "a blue square"}
+CONTROL: dict[str, Any] = {"control_id": "ctl_a", "control_seq": 5, "name": "camera", "value": {"yaw": 1.5}}
 OWN: dict[type[events.SessionEvent], dict[str, Any]] = {
     events.SessionCreated: {},
     events.SessionPlaced: {"kind": "rebuild", "previous_worker": "wk_c", "previous_weights": "b2a1c3"},
@@ -43,6 +44,9 @@ OWN: dict[type[events.SessionEvent], dict[str, Any]] = {
     events.PromptAccepted: PROMPT,
     events.PromptApplied: {**PROMPT, "chunk_index": 3},
     events.PromptSuperseded: {**PROMPT, "superseded_by": "prm_b"},
+    events.ControlAccepted: CONTROL,
+    events.ControlApplied: {**CONTROL, "chunk_index": 3},
+    events.ControlSuperseded: {**CONTROL, "superseded_by": "ctl_b"},
 }
 """Event → its members besides those that all events have."""
 

@@ -81,7 +81,7 @@ def test_a_link_opens_only_what_its_role_names() -> None:
             *WEBRTC,
             *("list_recordings", "video", "playlist", "init", "segment", "poster", "contact_sheet"),
         },
-        Role.CONTROLLER: {"change", "prompt", "pause", "resume", "start", "stop"},
+        Role.CONTROLLER: {"change", "prompt", "control", "pause", "resume", "start", "stop"},
     }
 
 

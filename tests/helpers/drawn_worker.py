@@ -29,6 +29,7 @@ from turboserve.contracts.workers import (
     MigrationStage,
     Playhead,
 )
+from turboserve.control_declarations import ControlDeclaration
 from turboserve.ids import new_id
 from turboserve.service import Runtime, run
 from turboserve.subjects import ASSIGN, CHUNK, LOAD, OWN, PLAYHEAD, RENEW
@@ -51,6 +52,13 @@ MIGRATIONS = os.environ.get("DRAWN_MIGRATIONS", "")
 """
 NAME = os.environ.get("TURBOSERVE_WORKER_ID")
 """Name of the worker, if a pool has started it."""
+CONTROLS = (
+    ControlDeclaration(
+        name="steer",
+        description="Where the figure moves.",
+        value_schema={"type": "string", "enum": ["stop", "left", "right", "up", "down"]},
+    ),
+)
 COMPUTE_S = float(os.environ.get("DRAWN_COMPUTE_S", "0.05"))
 
 
@@ -91,6 +99,7 @@ class DrawnWorker:
                 worker=self._id,
                 model=MODEL,
                 capacity=CAPACITY,
+                controls=CONTROLS,
                 chunk_latency_s={1: COMPUTE_S},
                 transfer=("drawn://",) if MIGRATIONS else (),
                 host="drawn",

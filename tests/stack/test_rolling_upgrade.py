@@ -29,7 +29,14 @@ from turboserve.cli.embedded import NatsServer, Ports
 from turboserve.cli.reference.schemas import checked_in, file_of
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import TurboServeError
-from turboserve.contracts.requests import CreateSession, EndSession, MigrateSession, SessionRef, SubmitPrompt
+from turboserve.contracts.requests import (
+    CreateSession,
+    EndSession,
+    MigrateSession,
+    SessionRef,
+    SetControl,
+    SubmitPrompt,
+)
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION, SchemaVersion
 from turboserve.contracts.workers import Playhead
@@ -275,6 +282,16 @@ async def test_a_session_plays_is_prompted_and_migrates_between_versions(
     receipt = await viewer.until_answered(lambda: gateway.call(subjects.SUBMIT_PROMPT, prompt))
     await viewer.watch(lambda row: row.applied_control_seq >= receipt.control_seq)
     assert viewer.headers[-1].control_seq == receipt.control_seq
+
+    # A store or an owner of the older version refuses controls. The session goes on in any case.
+    control = SetControl(session=viewer.session, control_id=new_id("ctl"), name="steer", value="left")
+    if "state-store" in old or names[str(first)] in old:
+        with pytest.raises(TurboServeError):
+            await gateway.call(subjects.SET_CONTROL, control)
+    else:
+        accepted = await viewer.until_answered(lambda: gateway.call(subjects.SET_CONTROL, control))
+        row = await viewer.watch(lambda row: row.applied_control_seq >= accepted.control_seq)
+        assert row.controls == {"steer": "left"}
 
     # There and back, so that each version is the source of one migration and the target of the other.
     source, length = first, 0

@@ -73,7 +73,7 @@ POINTS: dict[str, tuple[Any, str, Any]] = {
     "chunk counted, not committed": (SqlProgress, "count", after(SqlProgress.count)),
     "shares given, not committed": (SqlRentals, "accrue", give_and_die(SqlRentals.accrue)),
     "rentals written, not committed": (SqlRentals, "put", put_and_die(SqlRentals.put)),
-    "prompt applied, not committed": (SqlControls, "settle_prompts", after(SqlControls.settle_prompts)),
+    "prompt applied, not committed": (SqlControls, "settle", after(SqlControls.settle)),
 }
 
 if __name__ == "__main__":

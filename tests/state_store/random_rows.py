@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from pydantic import JsonValue
+
 from turboserve.contracts.cost import Correction
 from turboserve.contracts.fidelity import QualityLimits
 from turboserve.contracts.keys import KeyLimits, KeyRecord, ListKeys
@@ -19,13 +21,22 @@ from turboserve.contracts.recordings import (
     RecordingState,
 )
 from turboserve.contracts.requests import CreateSession, ListSessions
-from turboserve.contracts.sessions import Activity, Decision, Phase, PromptReceipt, SessionRecord
+from turboserve.contracts.sessions import (
+    Activity,
+    ControlReceipt,
+    Decision,
+    Phase,
+    PromptReceipt,
+    SessionRecord,
+)
 from turboserve.contracts.usage import ListUsage
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.control_declarations import ControlDeclaration
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core import workers as worker_rules
 from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.core.change import Change, change_id
+from turboserve.state_store.core.receipts import Receipt
 from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.ports.database import UnitOfWork
 from turboserve.state_store.ports.records import LogProgress, UsageShare
@@ -104,6 +115,7 @@ class RandomRows:
             transfer=self.random.choice(((), ("tcp://10.0.0.1:1",))),
             chunk_latency_s=self.random.choice(({}, {1: 0.25, 2: 0.5})),
             pool_member=self.maybe("slot-1"),
+            controls=self.random.choice(((), (STEER,))),
             started_at=self.number(),
             renewed_at=self.number(),
             reason=self.maybe("because"),
@@ -124,6 +136,9 @@ class RandomRows:
                 "own_revision": self.maybe(self.random.randrange(1, 9)),
                 "control_seq": self.random.randrange(5),
                 "prompt": self.random.choice(("a circle", "a star")),
+                "controls": self.random.choice(
+                    ({}, {"steer": "left"}, {"camera": {"yaw": 0.5, "a": [None]}})
+                ),
                 "reason": self.maybe("because"),
                 "drop_buffer_seq": self.random.randrange(5),
                 "quality": self.maybe(QualityLimits(pin=True)),
@@ -303,23 +318,30 @@ class RandomRows:
     # Controls
 
     def do_controls_prompt(self) -> Call:
-        receipt = PromptReceipt(
-            session=self.session(),
-            prompt_id=f"e{self.random.randrange(12)}",
-            control_seq=self.random.randrange(1, 6),
-            prompt="p",
-            accepted_at=self.number(),
-        )
+        session, name = self.session(), f"e{self.random.randrange(12)}"
+        seq, at = self.random.randrange(1, 6), self.number()
+        control = self.random.choice((None, "steer", "camera"))
+        receipt: Receipt
+        if control is None:
+            receipt = PromptReceipt(
+                session=session, prompt_id=name, control_seq=seq, prompt="p", accepted_at=at
+            )
+        else:
+            values: list[JsonValue] = ["links", {"yaw": 1.5, "ü": [None, True]}, None]
+            value = self.random.choice(values)
+            receipt = ControlReceipt(
+                session=session, control_id=name, control_seq=seq, name=control, value=value, accepted_at=at
+            )
 
         async def run(db: UnitOfWork) -> Any:
-            await db.controls.insert_prompt(receipt)
-            return await db.controls.prompt(receipt.prompt_id)
+            await db.controls.insert(receipt)
+            return await db.controls.receipt(name)
 
         return run
 
     def do_controls_apply(self) -> Call:
         session, seq, chunk = self.session(), self.random.randrange(6), self.random.randrange(9)
-        return lambda db: db.controls.settle_prompts(session, seq, chunk, 1.0)
+        return lambda db: db.controls.settle(session, seq, chunk, 1.0)
 
     def do_controls_note(self) -> Call:
         decision = self.decision(self.session())
@@ -642,4 +664,5 @@ class RandomRows:
         return run
 
 
+STEER = ControlDeclaration(name="steer", description="Direction.", value_schema={"enum": ["left"]})
 CREATE = CreateSession(id="ses_x", tenant="ta", model="ma", prompt="p", seed=1)

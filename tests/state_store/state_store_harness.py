@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pydantic import SecretStr
+from pydantic import JsonValue, SecretStr
 
 from tests.helpers import forked_process
 from tests.helpers.chunk_headers import chunk_header
@@ -35,11 +35,12 @@ from turboserve.contracts.requests import (
     PlaceSession,
     Renew,
     SessionRef,
+    SetControl,
     SubmitPrompt,
     SuspendIdle,
     WorkerGone,
 )
-from turboserve.contracts.sessions import Decision, PromptReceipt, SessionRecord
+from turboserve.contracts.sessions import ControlReceipt, Decision, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import HeldSession, LoadReport, Renewal, WorkerPhase
 from turboserve.ids import new_id
 from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
@@ -248,6 +249,13 @@ class Harness:
     async def prompt(self, session: str, prompt: str, prompt_id: str | None = None) -> PromptReceipt:
         request = SubmitPrompt(session=session, prompt_id=prompt_id or new_id("prm"), prompt=prompt)
         return await self.bus.call(subjects.SUBMIT_PROMPT, request)
+
+    async def control(
+        self, session: str, name: str, value: JsonValue, control_id: str | None = None, **fields: object
+    ) -> ControlReceipt:
+        values = {"session": session, "control_id": control_id or new_id("ctl"), "name": name} | fields
+        request = SetControl.model_validate(values | {"value": value})
+        return await self.bus.call(subjects.SET_CONTROL, request)
 
     async def pause(self, session: str) -> SessionRecord:
         return await self.bus.call(subjects.PAUSE_SESSION, SessionRef(session=session))

@@ -34,9 +34,10 @@ from turboserve.contracts.requests import (
 )
 from turboserve.contracts.sessions import TRANSITIONS, Activity, Phase, PromptReceipt
 from turboserve.contracts.workers import LoadReport, WorkerPhase
-from turboserve.state_store.core import session_migrations, workers
+from turboserve.state_store.core import controls, session_migrations, workers
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change
+from turboserve.state_store.core.receipts import SettledControl
 from turboserve.state_store.core.workers import ModelCapacity, Slots
 
 
@@ -136,7 +137,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(text=st.text(min_size=1, max_size=20).filter(lambda text: "\x00" not in text))
     def prompt(self, text: str) -> None:
         request = SubmitPrompt(session="s1", prompt_id="e1", prompt=text)
-        self.attempt(lambda: rules.submit_prompt(self.record, request, self.now)[0])
+        self.attempt(lambda: controls.submit_prompt(self.record, request, self.now)[0])
 
     @rule()
     def fence_written(self) -> None:
@@ -187,7 +188,7 @@ def test_an_ended_session_allows_nothing_and_says_which_phase_it_is_in() -> None
         lambda: rules.pause(record, 4.0),
         lambda: rules.resume(record, 4.0),
         lambda: rules.place(record, place_request(record), FREE, 4.0, 5.0),
-        lambda: rules.submit_prompt(record, SubmitPrompt(session="s1", prompt_id="e", prompt="x"), 4.0),
+        lambda: controls.submit_prompt(record, SubmitPrompt(session="s1", prompt_id="e", prompt="x"), 4.0),
     ):
         with pytest.raises(TransitionError, match="terminated") as caught:
             wish()
@@ -214,9 +215,10 @@ def test_the_newest_prompt_of_a_chunk_is_applied_and_supersedes_the_others() -> 
         PromptReceipt(session="s1", prompt_id=f"p{n}", control_seq=n, prompt=f"prompt {n}", accepted_at=1.0)
         for n in (1, 2, 3)
     ]
-    alone = rules.settle_prompts(record, receipts[:1], 7, 3.0)
+    alone = controls.settle(record, [SettledControl(receipts[0])], 7, 3.0)
     assert [event.type for event in alone.events] == ["prompt.applied"]
-    change = rules.settle_prompts(record, receipts, 7, 3.0)
+    settled = [SettledControl(receipt, "p3") for receipt in receipts[:2]] + [SettledControl(receipts[2])]
+    change = controls.settle(record, settled, 7, 3.0)
     *lost, won = change.events
     assert isinstance(won, PromptApplied)
     assert (won.prompt_id, won.chunk_index) == ("p3", 7)

@@ -31,7 +31,7 @@ from turboserve.contracts.requests import (
 )
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
-from turboserve.state_store.core import session_migrations
+from turboserve.state_store.core import controls, session_migrations
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.workers import Slots
@@ -123,7 +123,7 @@ def test_whatever_ends_a_migration_makes_its_commit_too_late(how: str) -> None:
 def test_a_prompt_and_a_resume_do_not_end_a_migration() -> None:
     begun = migrating()
     prompt = SubmitPrompt(session="s1", prompt_id="e", prompt="x")
-    prompted = rules.submit_prompt(begun, prompt, 4.0)[0].record
+    prompted = controls.submit_prompt(begun, prompt, 4.0)[0].record
     assert session_migrations.commit(prompted, commit_request(begun), 5.0).record.control_seq == 1
     paused = paused_record(active(), 3.0)
     suspended = session_migrations.begin(paused, begin_request(paused), FREE, 4.0, 5.0).record

@@ -214,7 +214,7 @@ async def test_what_has_to_be_unique_conflicts(server: DatabaseServer, database:
     async with database.transaction() as db:
         await db.changes.create(change)
         await db.outbox.add([event])
-        await db.controls.insert_prompt(receipt)
+        await db.controls.insert(receipt)
     with pytest.raises(ConflictError):
         async with database.transaction() as db:
             await db.changes.create(change)
@@ -224,7 +224,7 @@ async def test_what_has_to_be_unique_conflicts(server: DatabaseServer, database:
     for again in ({"prompt_id": "e1", "control_seq": 2}, {"prompt_id": "e2", "control_seq": 1}):
         with pytest.raises(ConflictError):
             async with database.transaction() as db:
-                await db.controls.insert_prompt(receipt.model_copy(update=again))
+                await db.controls.insert(receipt.model_copy(update=again))
     decision = Decision(session="s1", epoch=0, kind="place", reason="r")
     async with database.transaction() as db:
         await db.changes.write(Change(change.record, (), decision))

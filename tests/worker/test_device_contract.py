@@ -192,7 +192,7 @@ def test_a_prompt_takes_effect_between_two_chunks(kind: Kind) -> None:
         harness.admit(run=1)
         await harness.received_so_far(PackagedChunk)
         harness.submit(
-            commands.SetPrompt("a", 1, 3, "a blue square"), commands.SetPlayhead("a", 1, 60.0, False)
+            commands.SetConditions("a", 1, 3, "a blue square"), commands.SetPlayhead("a", 1, 60.0, False)
         )
         said = [await harness.next(PackagedChunk, events.ControlTookEffect) for _ in range(4)]
         assert isinstance(said[0], events.ControlTookEffect)
@@ -210,7 +210,7 @@ def test_of_several_prompts_the_last_is_what_is_shown_and_each_is_acknowledged(k
         harness.admit(run=1)
         await harness.received_so_far(PackagedChunk)
         for number in (1, 2, 3):
-            harness.submit(commands.SetPrompt("a", 1, number, f"a blue {number}"))
+            harness.submit(commands.SetConditions("a", 1, number, f"a blue {number}"))
         taken = await harness.received_so_far(events.ControlTookEffect)
         assert [each.control_seq for each in taken] == [1, 2, 3]
         harness.submit(commands.SetPlayhead("a", 1, 3.0, False))
@@ -317,7 +317,7 @@ def test_a_session_without_latents_goes_on_at_its_chunk(kind: Kind) -> None:
         harness.generate()
         harness.admit(run=1, next_chunk=5)
         # Commands that arrive meanwhile take effect once the session is there.
-        harness.submit(commands.SetPrompt("a", 1, 3, "a blue square"))
+        harness.submit(commands.SetConditions("a", 1, 3, "a blue square"))
         first = await harness.chunk()
         assert (first.index, first.packaged.frames) == (5, 12)
         harness.submit(commands.SetPlayhead("a", 1, 60.0, False))

@@ -131,7 +131,7 @@ def test_a_session_without_latents_goes_on_at_its_chunk_with_a_decoder_that_is_w
     with harness.held():
         harness.admit(run=1, next_chunk=5)
         # Commands that arrive meanwhile take effect once the session is there.
-        harness.thread.submit(commands.SetPrompt("a", 1, 3, "a blue square"))
+        harness.thread.submit(commands.SetConditions("a", 1, 3, "a blue square"))
     first = harness.next(GeneratedChunk, events.ControlTookEffect)
     while not isinstance(first, GeneratedChunk):
         first = harness.next(GeneratedChunk, events.ControlTookEffect)

@@ -165,7 +165,7 @@ def test_a_prompt_that_drops_the_buffer_is_one_prompt_and_one_drop() -> None:
     bench.run_from(row())
     dropping = row(version=3, control_seq=1, drop_buffer_seq=1, requested_at=9.0, waiting_s=0.5)
     bench.handle(events.Assigned(dropping))
-    assert [type(each) for each in bench.said] == [commands.SetPrompt, commands.DropBuffer]
+    assert [type(each) for each in bench.said] == [commands.SetConditions, commands.DropBuffer]
     assert bench.last(commands.DropBuffer).waiting_s == pytest.approx(0.5)
     bench.renew(dropping)
     bench.none(commands.DropBuffer)

@@ -255,7 +255,7 @@ def test_a_prompt_that_the_state_was_not_made_under_is_applied_at_the_target() -
         )
     )
     bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 2, False))
-    assert bench.last(commands.SetPrompt) == commands.SetPrompt("s1", run, 1, "a blue square")
+    assert bench.last(commands.SetConditions) == commands.SetConditions("s1", run, 1, "a blue square")
 
 
 def test_a_state_that_the_log_has_gone_past_is_not_used() -> None:

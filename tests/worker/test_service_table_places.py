@@ -25,7 +25,7 @@ def test_pause_and_resume_keep_the_state() -> None:
     )
     bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 1, True))
     assert bench.last(commands.Resume).run == run
-    assert bench.last(commands.SetPrompt).prompt == "a blue square"
+    assert bench.last(commands.SetConditions).prompt == "a blue square"
     bench.none(commands.Admit)
     bench.package("s1", run, 1)
     assert bench.last(commands.PublishChunk).ownership == (2, 22)
@@ -116,11 +116,11 @@ def test_a_new_prompt_reaches_the_engine_once() -> None:
     bench = Bench()
     run = bench.run_from(row()).run
     bench.handle(events.Assigned(row(version=4, prompt="a blue square", control_seq=2)))
-    assert bench.last(commands.SetPrompt) == commands.SetPrompt("s1", run, 2, "a blue square")
+    assert bench.last(commands.SetConditions) == commands.SetConditions("s1", run, 2, "a blue square")
     bench.renew(row(version=4, prompt="a blue square", control_seq=2))
-    bench.none(commands.SetPrompt)
+    bench.none(commands.SetConditions)
     bench.handle(events.Assigned(row(version=3, prompt="a green circle", control_seq=1)))
-    bench.none(commands.SetPrompt)
+    bench.none(commands.SetConditions)
 
 
 def test_the_lease_counts_from_the_question_and_its_end_stops_generation() -> None:

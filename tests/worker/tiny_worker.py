@@ -6,12 +6,14 @@ import functools
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from turboserve import service
+from turboserve.control_declarations import ControlDeclaration
 from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.state_transfer import Transfer
 from turboserve.worker.engine.streams import DEVICE_LOST
@@ -58,6 +60,21 @@ class Text:
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+class Controls:
+    """One control, `steer`, which shifts the embeddings."""
+
+    declarations = (
+        ControlDeclaration(name="steer", description="Direction.", value_schema={"enum": ["left", "right"]}),
+    )
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+
+    def encode(self, prompts: Sequence[str], values: Sequence[Mapping[str, JsonValue]]) -> Tensor:
+        shifts = [{"left": -1.0, "right": 1.0}.get(str(each.get("steer")), 0.0) for each in values]
+        return self._text.encode(prompts) + torch.tensor(shifts)[:, None, None]
+
+
 class Decoder:
     """Streaming decoder: each frame depends on all latents since the first, or since the cache was lost."""
 
@@ -102,7 +119,8 @@ def tiny_models(settings: Settings) -> Models:
     transformer = CausalWanTransformer(CONFIG)
     torch.nn.init.normal_(transformer.head.head.weight, std=0.2)
     transformer.requires_grad_(False).eval()
-    return Models(transformer, Text(), Decoder(), weights=seed)
+    text = Text()
+    return Models(transformer, text, Decoder(), weights=seed, controls=Controls(text))
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ class ChunkHeader(Contract):
     without the end of its log. 0: it has lost none."""
     worker: Id
     control_seq: Count
-    """Number of the newest control that was in effect for this chunk."""
+    """Number of the newest prompt or control that was in effect for this chunk."""
     first_frame: ChunkIndex
     """Index of the first video frame in the session's timeline."""
     frames: int = Field(ge=1, le=10_000)

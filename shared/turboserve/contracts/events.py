@@ -12,8 +12,10 @@ from pydantic import Field, TypeAdapter
 
 from turboserve.contracts import versions
 from turboserve.contracts.base import Contract, Id, Note, Number, Text, UnixSeconds
+from turboserve.contracts.controls import ControlValue
 from turboserve.contracts.sessions import SessionRecord, WeightsDigest
 from turboserve.contracts.workers import WorkerRecord
+from turboserve.control_declarations import ControlName
 
 
 class _Event(Contract):
@@ -120,6 +122,39 @@ class PromptSuperseded(_SessionEvent):
     """`prompt_id` of the prompt that took effect instead."""
 
 
+class ControlAccepted(_SessionEvent):
+    """The control's value is committed. A later chunk will show it."""
+
+    type: Literal["control.accepted"] = "control.accepted"
+    control_id: Id
+    control_seq: Number
+    name: ControlName
+    value: ControlValue = None
+
+
+class ControlApplied(_SessionEvent):
+    """The first chunk that shows the value is in the log."""
+
+    type: Literal["control.applied"] = "control.applied"
+    control_id: Id
+    control_seq: Number
+    name: ControlName
+    value: ControlValue = None
+    chunk_index: Number
+
+
+class ControlSuperseded(_SessionEvent):
+    """A later value of the same control took effect first: no chunk shows this value."""
+
+    type: Literal["control.superseded"] = "control.superseded"
+    control_id: Id
+    control_seq: Number
+    name: ControlName
+    value: ControlValue = None
+    superseded_by: Id
+    """`control_id` of the value that took effect instead."""
+
+
 SessionEvent = (
     SessionCreated
     | SessionPlaced
@@ -133,6 +168,9 @@ SessionEvent = (
     | PromptAccepted
     | PromptApplied
     | PromptSuperseded
+    | ControlAccepted
+    | ControlApplied
+    | ControlSuperseded
 )
 
 

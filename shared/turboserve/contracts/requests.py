@@ -8,6 +8,7 @@ from pydantic import Field
 
 from turboserve.contracts.base import Contract, Count, Id, Note, Text
 from turboserve.contracts.chunks import ChunkIndex
+from turboserve.contracts.controls import ControlValue
 from turboserve.contracts.fidelity import LeadSeconds, QualityLimits
 from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.sessions import (
@@ -22,6 +23,7 @@ from turboserve.contracts.sessions import (
     SessionRecord,
 )
 from turboserve.contracts.workers import LoadReport, WorkerRecord
+from turboserve.control_declarations import ControlName
 
 MetadataValue = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
 
@@ -80,6 +82,17 @@ class SubmitPrompt(SessionRef):
     prompt: Prompt
     drop_buffer: bool = False
     """Whether viewers discard the video before the first chunk that shows the prompt."""
+
+
+class SetControl(SessionRef):
+    """gateway → state store: set a control that the session's model declares. Answer: `ControlReceipt`."""
+
+    control_id: Id
+    """As `SubmitPrompt.prompt_id`."""
+    name: ControlName
+    value: ControlValue = None
+    drop_buffer: bool = False
+    """As `SubmitPrompt.drop_buffer`."""
 
 
 class ChangeSession(SessionRef):

@@ -8,7 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from turboserve.contracts.base import Contract, Count, Id, Note, Text, Traceparent, UnixSeconds
+from turboserve.contracts.controls import ControlValue, ControlValues
 from turboserve.contracts.fidelity import LeadSeconds, QualityLimits
+from turboserve.control_declarations import ControlName
 
 PROMPT_LIMIT = 2_000
 """Maximum number of characters in a prompt."""
@@ -114,10 +116,12 @@ class SessionRecord(Contract):
     loss, whichever rows it missed."""
     next_chunk: Count = 0
     """Index of the first chunk that the log has not accepted, as far as the store has read the log."""
+    controls: ControlValues = {}
+    """The newest accepted values of typed controls, by name. The model chooses the values of the others."""
     control_seq: Count = 0
-    """Number of the newest accepted control. `prompt` is its result."""
+    """Number of the newest accepted prompt or control. `prompt` and `controls` are their result."""
     applied_control_seq: Count = 0
-    """Number of the newest control that was in effect for an accepted chunk."""
+    """Number of the newest prompt or control that was in effect for an accepted chunk."""
     event_sequence: Count = 0
     """Number of the session's newest event. Events of a session have the numbers 1, 2, 3, …"""
     drop_buffer_seq: Count = 0
@@ -160,7 +164,8 @@ class SessionRecord(Contract):
     traceparent: Traceparent | None = None
     """Trace context of the newest creation, resumption or change of owner. None: it was not traced."""
     prompt_traceparent: Traceparent | None = None
-    """Trace context of the request that set the newest prompt after the first. None: it was not traced."""
+    """Trace context of the request that set the newest prompt or control after the first prompt. None: it was
+    not traced."""
     migration_traceparent: Traceparent | None = None
     """Trace context of the request that began the current migration. None: none, or it was not traced."""
 
@@ -181,6 +186,20 @@ class PromptReceipt(Contract):
     accepted_at: UnixSeconds
     rates: tuple[RateLeft, ...] = Field(default=(), max_length=8)
     """What the prompt has left of the limits per time. A repeat has none."""
+
+
+class ControlReceipt(Contract):
+    """Confirms that a control's value is accepted. The event `control.applied` or `control.superseded`
+    follows."""
+
+    session: Id
+    control_id: Id
+    control_seq: Count
+    name: ControlName
+    value: ControlValue = None
+    accepted_at: UnixSeconds
+    rates: tuple[RateLeft, ...] = Field(default=(), max_length=8)
+    """As in `PromptReceipt`."""
 
 
 class Decision(Contract):

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr
 
 from turboserve.contracts.base import Contract, Count, Id, Note, Secret, Text, UnixSeconds
+from turboserve.contracts.controls import ControlDeclarations
 from turboserve.contracts.fidelity import ChunkFidelity, Quality, SessionSlack
 from turboserve.contracts.sessions import Digest, SessionRecord, WeightsDigest
 
@@ -106,6 +107,8 @@ class LoadReport(Contract):
     """K, the number of sessions that fit at once, from the byte budget and the configured limit."""
     weights_digest: WeightsDigest | None = None
     """None: not known yet, as while the worker loads its model."""
+    controls: ControlDeclarations = ()
+    """Controls that the model takes beside a prompt. Empty: none, or an earlier version reports."""
     phase: WorkerPhase = WorkerPhase.READY
     sessions: tuple[HeldSession, ...] = ()
     refusals: tuple[SessionRefusal, ...] = ()
@@ -211,6 +214,8 @@ class WorkerRecord(Contract):
     """Number of sessions that migrate to this worker and have a slot reserved, in addition to `sessions`."""
     weights_digest: WeightsDigest | None = None
     """None: not known yet, as while the worker loads its model."""
+    controls: ControlDeclarations = ()
+    """See `LoadReport.controls`."""
     transfer: Addresses = ()
     """Addresses at which other workers request state."""
     host: Text = Field(default="", max_length=255)

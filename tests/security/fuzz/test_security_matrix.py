@@ -92,6 +92,7 @@ TABLE: dict[tuple[str, str], Access] = {
     ("PATCH", SESSION): S,
     ("DELETE", SESSION): S,
     ("POST", f"{SESSION}/prompts"): S,
+    ("POST", f"{SESSION}/controls"): S,
     ("POST", f"{SESSION}/pause"): S,
     ("POST", f"{SESSION}/resume"): S,
     ("POST", f"{SESSION}/migrate"): SO,
@@ -126,6 +127,7 @@ LASTING = {f"{SESSION}/events", f"{SESSION}/stream.mp4"}
 BODIES: dict[str, Any] = {
     "/v1/sessions": {"prompt": "a blue square"},
     f"{SESSION}/prompts": {"prompt": "a green square"},
+    f"{SESSION}/controls": {"name": "steer", "value": "left"},
     f"{SESSION}/migrate": {},
     f"{POOL}/override": {"workers": 1},
     f"{POOL}/dry-run": {"dry_run": False},
@@ -463,6 +465,7 @@ CONTROLLER_MAY = VIEWER_MAY | {
     ("DELETE", f"{SESSION}/recording"),
     ("PATCH", SESSION),
     ("POST", f"{SESSION}/prompts"),
+    ("POST", f"{SESSION}/controls"),
     ("POST", f"{SESSION}/pause"),
     ("POST", f"{SESSION}/resume"),
 }

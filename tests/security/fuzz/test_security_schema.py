@@ -63,6 +63,7 @@ WRITES = (
     ("PATCH", "/v1/sessions/{session}"),
     ("DELETE", "/v1/sessions/{session}"),
     ("POST", "/v1/sessions/{session}/prompts"),
+    ("POST", "/v1/sessions/{session}/controls"),
     ("POST", "/v1/sessions/{session}/pause"),
     ("POST", "/v1/sessions/{session}/resume"),
     ("POST", "/v1/sessions/{session}/migrate"),
@@ -94,6 +95,7 @@ REFUSING = (
     ("PUT", "/v1/pools/{pool}/dry-run"),
     ("PUT", "/v1/pools/{pool}/profile"),
     ("POST", "/v1/sessions/{session}/prompts"),
+    ("POST", "/v1/sessions/{session}/controls"),
     ("POST", "/v1/sessions/{session}/migrate"),
     *LASTING,
 )

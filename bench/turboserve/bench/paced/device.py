@@ -97,7 +97,13 @@ class PacedBackend(TensorBackend):
     ) -> None:
         """Raises the errors of `TensorBackend`."""
         super().__init__(
-            models.transformer, models.text, models.decoder, models.fingerprint, options, compiler=None
+            models.transformer,
+            models.text,
+            models.decoder,
+            models.fingerprint,
+            options,
+            compiler=None,
+            controls=models.controls,
         )
         self._seconds, self._computes = LatencyProfile(device.forward_s), device.computes
         self._clock, self._sleep = clock, sleep

@@ -1,4 +1,4 @@
-"""Counts chunks from the log: progress, prompts and usage of each session. Counts the time of its viewers."""
+"""Counts chunks from the log: progress, prompts, controls, usage of sessions. Counts their viewers' time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import PromptReceipt
 from turboserve.contracts.workers import Playhead
 from turboserve.state_store import metrics
-from turboserve.state_store.core.sessions import settle_prompts
+from turboserve.state_store.core.controls import settle
+from turboserve.state_store.core.receipts import SettledControl
 from turboserve.state_store.core.tenants import day_of
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database
@@ -30,7 +31,7 @@ FLUSH_S = 5.0
 MANY = 128
 """A batch of at least this many entries is followed by the next one without a pause."""
 MEMORY = 20_000
-"""Number of sessions whose settled prompts are remembered. For others, a prompt costs one more statement."""
+"""Number of sessions whose settled controls are remembered. For others, each one costs one more statement."""
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class Accounting:
         Only chunks that an owner of their session wrote count.
         """
         chunks = [chunk for entry in entries if (chunk := await self._chunk(entry)) is not None]
-        # Applied prompts wait for the disk. Counts need not: if they are lost, the chunks are counted again.
+        # Applied controls wait for the disk. Counts need not: if they are lost, the chunks are counted again.
         fresh = [chunk for chunk in chunks if chunk.control_seq > self._applied.get(chunk.session, 0)]
         newest: dict[str, tuple[int, int]] = {}
         for chunk in chunks:
@@ -95,7 +96,7 @@ class Accounting:
             for session, (index, control_seq) in newest.items()
         ]
         now = self._clock.wall()
-        receipts: list[Sequence[PromptReceipt]] = []
+        receipts: list[SettledControl] = []
         async with self._database.transaction(durable=False) as db:
             if not await db.progress.move(CURSOR, position, entries[-1].sequence):
                 raise AlreadyCountedError
@@ -106,15 +107,15 @@ class Accounting:
             for chunk in fresh:
                 if chunk.session not in rows:
                     continue
-                settled = await db.controls.settle_prompts(chunk.session, chunk.control_seq, chunk.index, now)
+                settled = await db.controls.settle(chunk.session, chunk.control_seq, chunk.index, now)
                 if not settled:
                     continue
                 # Counting has locked the row, so no other transaction numbers an event meanwhile.
-                change = settle_prompts(rows[chunk.session], settled, chunk.index, now)
+                change = settle(rows[chunk.session], settled, chunk.index, now)
                 rows[chunk.session] = change.record
                 await db.progress.number_events(chunk.session, change.record.event_sequence)
                 await db.outbox.add(change.events)
-                receipts.append(settled)
+                receipts += settled
             if receipts:
                 await db.make_durable()
         for session, row in rows.items():
@@ -176,10 +177,12 @@ class ViewerTime:
                 log.warning("viewers' time is not counted", sessions=len(seconds), error=error.detail)
 
 
-def _measure(receipts: Sequence[Sequence[PromptReceipt]], now: float) -> None:
-    """Count the prompts that chunks settled; the newest of each chunk took effect."""
-    for *superseded, applied in receipts:
-        metrics.prompts.add(1, {PROMPT_OUTCOME: "applied"})
-        metrics.prompt_duration.record(max(0.0, now - applied.accepted_at))
-        if superseded:
-            metrics.prompts.add(len(superseded), {PROMPT_OUTCOME: "superseded"})
+def _measure(settled: Sequence[SettledControl], now: float) -> None:
+    """Count the prompts and controls that chunks settled."""
+    for each in settled:
+        is_prompt = isinstance(each.receipt, PromptReceipt)
+        outcome = {PROMPT_OUTCOME: "applied" if each.superseded_by is None else "superseded"}
+        (metrics.prompts if is_prompt else metrics.controls).add(1, outcome)
+        if each.superseded_by is None:
+            duration = metrics.prompt_duration if is_prompt else metrics.control_duration
+            duration.record(max(0.0, now - each.receipt.accepted_at))

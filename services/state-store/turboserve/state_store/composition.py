@@ -35,6 +35,7 @@ from turboserve.state_store.publish.fence import Assignments, Fence, newest_fenc
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import Retention
 from turboserve.state_store.service.audit import Audit
+from turboserve.state_store.service.controls import Controls
 from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.links import Links
@@ -122,6 +123,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
         bus,
         clock,
         sessions,
+        Controls(database, post_commit, status, clock, settings),
         SessionMigrations(database, post_commit, clock, settings),
         Workers(
             database,

@@ -13,6 +13,7 @@ from turboserve.contracts.errors import ConflictError, ForbiddenError, TurboServ
 from turboserve.contracts.requests import FailSession, GetLatents, Renew, WorkerGone
 from turboserve.state_store import metrics
 from turboserve.state_store.service.audit import Audit
+from turboserve.state_store.service.controls import Controls
 from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.links import Links
@@ -33,6 +34,7 @@ async def serve(
     bus: Bus,
     clock: Clock,
     sessions: Sessions,
+    controls: Controls,
     session_migrations: SessionMigrations,
     workers: Workers,
     leaders: Leaders,
@@ -45,7 +47,8 @@ async def serve(
     await one(subjects.CREATE_SESSION, sessions.create)
     await one(subjects.GET_SESSION, sessions.get)
     await one(subjects.LIST_SESSIONS, sessions.list)
-    await one(subjects.SUBMIT_PROMPT, sessions.submit_prompt)
+    await one(subjects.SUBMIT_PROMPT, controls.submit_prompt)
+    await one(subjects.SET_CONTROL, controls.set_control)
     await one(subjects.PAUSE_SESSION, sessions.pause)
     await one(subjects.RESUME_SESSION, sessions.resume)
     await one(subjects.CHANGE_SESSION, sessions.change)

@@ -63,6 +63,18 @@ prompt_duration = _store.histogram(
     "From the acceptance of a prompt to its receipt `applied`.",
     buckets=(0.1, 0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0),
 )
+controls = _store.counter(
+    "turboserve.state_store.controls",
+    "{control}",
+    "Values of typed controls that a chunk settled, by outcome.",
+    PROMPT_OUTCOME,
+)
+control_duration = _store.histogram(
+    "turboserve.state_store.control.duration",
+    "s",
+    "From the acceptance of a control's value to its receipt `applied`.",
+    buckets=(0.1, 0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0),
+)
 chunks = _store.counter("turboserve.state_store.chunks", "{chunk}", "Chunks counted from the log.")
 foreign_chunks = _store.counter(
     "turboserve.state_store.foreign_chunks",

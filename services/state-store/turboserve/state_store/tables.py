@@ -53,6 +53,7 @@ sessions = Table(
     Column("applied_control_seq", BigInteger, nullable=False),
     Column("event_sequence", BigInteger, nullable=False, server_default=text("0")),
     Column("drop_buffer_seq", BigInteger, nullable=False, server_default=text("0")),
+    Column("controls", JSONB, nullable=False, server_default=text("'{}'")),
     Column("quality", JSONB(none_as_null=True)),
     Column("max_lead_s", Double),
     Column("recording", Text),
@@ -111,12 +112,15 @@ controls = Table(
     Column("seq", BigInteger, primary_key=True),
     Column("prompt_id", Text, nullable=False, unique=True),
     Column("kind", Text, nullable=False),
+    # Name of the control. NULL: a prompt.
+    Column("name", Text),
+    # The prompt, or the control's value as JSON.
     Column("prompt", Text, nullable=False),
     Column("accepted_at", Double, nullable=False),
-    # The first chunk that shows the prompt, and when the log had it.
+    # The first chunk that shows it, and when the log had that chunk.
     Column("applied_at", Double),
     Column("chunk_index", BigInteger),
-    # `seq` of the prompt that took effect before any chunk showed this one.
+    # `seq` of the prompt, or of the control's value, that took effect before any chunk showed this one.
     Column("superseded_by", BigInteger),
 )
 
@@ -153,6 +157,7 @@ workers = Table(
     Column("phase", Text, nullable=False),
     Column("capacity", Integer, nullable=False),
     Column("weights_digest", Text),
+    Column("controls", JSONB, nullable=False, server_default=text("'[]'")),
     Column("device", Text, nullable=False),
     Column("pid", BigInteger),
     Column("pool_member", Text),

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from turboserve.contracts.chunks import ChunkHeader
-from turboserve.contracts.events import PromptAccepted, SessionEvent, SessionMigrated, SessionPlaced
+from turboserve.contracts.events import (
+    ControlAccepted,
+    PromptAccepted,
+    SessionEvent,
+    SessionMigrated,
+    SessionPlaced,
+)
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.gateway.chunks.schemas import ChunkHistory, Hop, HopName
 from turboserve.gateway.public import timestamp
@@ -82,12 +88,15 @@ def _placed_at(found: Sources) -> float | None:
 
 
 def _prompted_at(found: Sources) -> float | None:
-    """When the prompt was accepted that the chunk is the first to show. None: it shows no new one."""
+    """When the prompt or control was accepted that the chunk is the first to show. None: there is none."""
     header, before = found.header, found.before
     if before is not None and before.control_seq >= header.control_seq:
         return None
     for event in found.events:
-        if isinstance(event, PromptAccepted) and event.record.control_seq == header.control_seq:
+        if (
+            isinstance(event, PromptAccepted | ControlAccepted)
+            and event.record.control_seq == header.control_seq
+        ):
             return event.at
     return None
 

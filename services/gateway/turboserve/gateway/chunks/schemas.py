@@ -33,12 +33,13 @@ class Hop(PublicOutput):
     """One step of a chunk."""
 
     name: HopName = Field(
-        description="`created`: the session's row is committed. `prompted`: the row of the prompt that the "
-        "chunk is the first to show. `decided`: the scheduler chose the worker. `placed`: the owner is "
-        "committed. `fenced`: the owner is in the log. `due`: the session may generate the chunk. `started`: "
-        "its first forward is gathered. `denoised`, `decoded`, `packaged`: its latents, its frames and its "
-        "video are there. `published`: the worker appends it. `appended`: the log has it. `delivered`: this "
-        "gateway has sent it to a first viewer. `shown`: a viewer reported that its first frame is shown.",
+        description="`created`: the session's row is committed. `prompted`: the row of the prompt or "
+        "control that the chunk is the first to show. `decided`: the scheduler chose the worker. `placed`: "
+        "the owner is committed. `fenced`: the owner is in the log. `due`: the session may generate the "
+        "chunk. `started`: its first forward is gathered. `denoised`, `decoded`, `packaged`: its latents, "
+        "its frames and its video are there. `published`: the worker appends it. `appended`: the log has it. "
+        "`delivered`: this gateway has sent it to a first viewer. `shown`: a viewer reported its first "
+        "frame.",
         examples=["appended"],
     )
     at: Timestamp = Field(description="When the step was done, by the wall clock of `by`.")
@@ -56,7 +57,7 @@ class ChunkHistory(PublicOutput):
     index: int = Field(description="Index of the chunk.", examples=[0])
     epoch: int = Field(description="Number of the ownership that it was generated under.", examples=[1])
     worker: str = Field(description="The worker that generated it.", examples=["wk_5f3a9c"])
-    control_seq: int = Field(description="Number of the prompt that it shows.", examples=[0])
+    control_seq: int = Field(description="Number of the newest prompt or control in it.", examples=[0])
     bytes: int = Field(description="Size of its video.", examples=[48213])
     compute_s: float = Field(description="From its first forward to its packaging, seconds.", examples=[0.31])
     slack_s: float | None = Field(

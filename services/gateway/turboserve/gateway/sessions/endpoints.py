@@ -16,6 +16,7 @@ from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.middleware import Caller, Tenant, needs
 from turboserve.gateway.problems.schemas import BODY, RATES, problems
 from turboserve.gateway.public import rate_headers
+from turboserve.gateway.sessions.control_schemas import ControlReceipt, NewControl, NewPrompt, Receipt
 from turboserve.gateway.sessions.migration_schemas import (
     DecisionList,
     NewMigration,
@@ -24,10 +25,8 @@ from turboserve.gateway.sessions.migration_schemas import (
 )
 from turboserve.gateway.sessions.parameters import IdempotencyKey, SessionId
 from turboserve.gateway.sessions.schemas import (
-    NewPrompt,
     NewSession,
     Playout,
-    Receipt,
     Session,
     SessionChange,
     SessionList,
@@ -181,6 +180,31 @@ async def prompt(
     )
     response.headers.update(rate_headers(receipt.rates))
     return Receipt.of(receipt)
+
+
+@router.post(
+    "/{session}/controls",
+    dependencies=[needs(Scope.SESSIONS_WRITE, Role.CONTROLLER)],
+    operation_id="set_control",
+    status_code=202,
+    summary="Set a control",
+    description="Sets one of the model's typed controls (`/v1/models`) from the next chunk on. The event "
+    "`control.applied` names that chunk. If a later value of the control takes effect first, the event is "
+    "`control.superseded`. Values last until they are set again, also under later prompts. Limits per time "
+    "are those of prompts.",
+    responses={202: {"headers": RATES}, **problems(*BODY, 401, 404, 409, 429)},
+)
+async def control(
+    session: SessionId,
+    body: NewControl,
+    response: Response,
+    tenant: Tenant,
+    sessions: Service,
+    idempotency_key: IdempotencyKey = None,
+) -> ControlReceipt:
+    receipt = await sessions.set_control(tenant, session, body, idempotency_key)
+    response.headers.update(rate_headers(receipt.rates))
+    return ControlReceipt.of(receipt)
 
 
 @router.post(

@@ -1,8 +1,8 @@
-"""Schemas of sessions and prompts in REST requests and answers."""
+"""Schemas of sessions in REST requests and answers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field
 
@@ -14,7 +14,6 @@ from turboserve.contracts.sessions import (
     PROMPT_LIMIT,
     SEED_LIMIT,
     Phase,
-    PromptReceipt,
     SessionRecord,
 )
 from turboserve.gateway.public import PublicActivity, PublicInput, PublicOutput, Timestamp, activity_of
@@ -41,6 +40,14 @@ PromptText = Annotated[
 _Key = Annotated[Text, Field(min_length=1, max_length=METADATA_KEY_LIMIT)]
 _Value = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
 SessionId = Annotated[str, Field(description="Id of the session.", examples=["ses_5f3a9c"])]
+ControlValues = Annotated[
+    dict[str, Any],
+    Field(
+        description="The newest accepted values of the model's controls, by name. Controls that are not here "
+        "have the model's own.",
+        examples=[{"steer": "left"}],
+    ),
+]
 
 
 class QualityInput(PublicInput):
@@ -121,23 +128,6 @@ class SessionChange(PublicInput):
         return tuple(name for name in names if name in self.model_fields_set)
 
 
-DropBuffer = Annotated[
-    bool,
-    Field(
-        description="Whether viewers discard the video that they have not shown yet, and skip to the first "
-        "chunk that shows the prompt. The session's video stays as it is.",
-        examples=[False],
-    ),
-]
-
-
-class NewPrompt(PublicInput):
-    """A prompt for a session that has begun."""
-
-    prompt: PromptText
-    drop_buffer: DropBuffer = False
-
-
 class Links(PublicOutput):
     """Paths of the session's resources."""
 
@@ -152,6 +142,9 @@ class Links(PublicOutput):
         description="Events as server-sent events.", examples=["/v1/sessions/ses_5f3a9c/events"]
     )
     prompts: str = Field(description="Where to post a prompt.", examples=["/v1/sessions/ses_5f3a9c/prompts"])
+    controls: str = Field(
+        description="Where to post a control's value.", examples=["/v1/sessions/ses_5f3a9c/controls"]
+    )
     pause: str = Field(description="Where to post a pause.", examples=["/v1/sessions/ses_5f3a9c/pause"])
     resume: str = Field(
         description="Where to post a resumption.", examples=["/v1/sessions/ses_5f3a9c/resume"]
@@ -172,6 +165,7 @@ class Links(PublicOutput):
             video=f"{base}/stream.mp4",
             events=f"{base}/events",
             prompts=f"{base}/prompts",
+            controls=f"{base}/controls",
             pause=f"{base}/pause",
             resume=f"{base}/resume",
             migrate=f"{base}/migrate",
@@ -230,9 +224,10 @@ class Session(PublicOutput):
     next_chunk: int = Field(
         description="Index of the first chunk that is not generated yet, as far as is known.", examples=[43]
     )
-    control_seq: int = Field(description="Number of the newest accepted prompt.", examples=[1])
+    controls: ControlValues
+    control_seq: int = Field(description="Number of the newest accepted prompt or control.", examples=[1])
     applied_control_seq: int = Field(
-        description="Number of the newest prompt that a chunk was generated under.", examples=[1]
+        description="Number of the newest prompt or control that a chunk was generated under.", examples=[1]
     )
     playhead_s: float = Field(description="Media time that viewers have reached, seconds.", examples=[31.5])
     quality: Quality | None = Field(
@@ -273,21 +268,3 @@ class SessionList(PublicOutput):
     next: str | None = Field(
         description="Cursor of the next page, for `after`. `null`: this is the last page.", examples=[None]
     )
-
-
-class Receipt(PublicOutput):
-    """An accepted prompt. The event `prompt.applied` or `prompt.superseded` with this `prompt_id` follows."""
-
-    session: SessionId
-    prompt_id: str = Field(
-        description="Id of the prompt. Its events carry the same id.", examples=["prm_5f3a9c"]
-    )
-    control_seq: int = Field(
-        description="Number of the prompt in the session. Chunks carry the number of their prompt.",
-        examples=[1],
-    )
-    accepted_at: Timestamp = Field(description="When the prompt was stored.")
-
-    @classmethod
-    def of(cls, receipt: PromptReceipt) -> Self:
-        return cls(**receipt.model_dump(include=set(cls.model_fields)))

@@ -27,11 +27,13 @@ from turboserve.contracts.requests import (
     MigrationAccepted,
     SessionPage,
     SessionRef,
+    SetControl,
     SubmitPrompt,
 )
-from turboserve.contracts.sessions import Phase, PromptReceipt, SessionRecord
+from turboserve.contracts.sessions import ControlReceipt, Phase, PromptReceipt, SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.problems.errors import KeyReusedError
+from turboserve.gateway.sessions.control_schemas import NewControl
 from turboserve.gateway.sessions.schemas import NewSession, QualityInput, SessionChange
 from turboserve.ids import new_id, random_bits
 from turboserve.subjects import (
@@ -44,6 +46,7 @@ from turboserve.subjects import (
     MIGRATE_SESSION,
     PAUSE_SESSION,
     RESUME_SESSION,
+    SET_CONTROL,
     SUBMIT_PROMPT,
 )
 
@@ -156,6 +159,32 @@ class Sessions:
             raise KeyReusedError(
                 f"this {key_name} was used with a different prompt", field=key_name
             ) from None
+
+    async def set_control(
+        self,
+        tenant: str,
+        session: str,
+        control: NewControl,
+        key: str | None,
+        key_name: str = "Idempotency-Key",
+    ) -> ControlReceipt:
+        """Set a control from the next chunk on. A repeat with the same `key` returns the first receipt.
+
+        Raises KeyReusedError, which names `key_name`, if the first request had another value.
+        """
+        ref = _ref(tenant, session)
+        request = SetControl(
+            session=ref.session,
+            tenant=ref.tenant,
+            control_id=new_id("ctl") if key is None else _derived("ctl", session, key),
+            **control.model_dump(include={"name", "value", "drop_buffer"}),
+        )
+        try:
+            return await self._bus.call(SET_CONTROL, request)
+        except InvalidInputError as error:
+            if error.field != "control_id":
+                raise
+            raise KeyReusedError(f"this {key_name} was used with a different value", field=key_name) from None
 
     async def pause(self, tenant: str, session: str) -> SessionRecord:
         return self.remember(await self._bus.call(PAUSE_SESSION, _ref(tenant, session)))

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from turboserve.gateway.events.session_events import SCHEMAS
+from turboserve.gateway.events.schemas import SCHEMAS
 from turboserve.gateway.openapi import example
 from turboserve.gateway.stream import protocol
 from turboserve.gateway.stream.client_messages import CLIENT_MESSAGES
@@ -122,6 +122,10 @@ def _without_null(schema: dict[str, Any]) -> None:
     required = []
     for name, member in schema.get("properties", {}).items():
         choices = member.get("anyOf", ())
+        if "default" in member and member["default"] is None and not choices:
+            # Any JSON, also null.
+            member.pop("default")
+            continue
         if {"type": "null"} not in choices:
             required.append(name)
             continue

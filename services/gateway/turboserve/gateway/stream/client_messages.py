@@ -11,7 +11,8 @@ from turboserve.contracts.base import Text
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.gateway.problems.validation import invalid_input
 from turboserve.gateway.public import PublicInput
-from turboserve.gateway.sessions.schemas import DropBuffer, PromptText, SessionChange
+from turboserve.gateway.sessions.control_schemas import DropBuffer, NewControl
+from turboserve.gateway.sessions.schemas import PromptText, SessionChange
 
 MEDIA_LIMIT_S = 1e9
 MESSAGE_ID_LIMIT = 64
@@ -51,6 +52,12 @@ class PromptRequest(_ClientMessage):
     drop_buffer: DropBuffer = False
 
 
+class ControlRequest(_ClientMessage, NewControl):
+    """Set a control from the next chunk on. An `id` makes a repeat harmless."""
+
+    type: Literal["control"] = Field(description="The type of the message.")
+
+
 class ChangeRequest(_ClientMessage, SessionChange):
     """Change the session's limits, from the next chunk on. `session.changed` follows."""
 
@@ -84,6 +91,7 @@ class Ping(_ClientMessage):
 CLIENT_MESSAGES = (
     PlayheadReport,
     PromptRequest,
+    ControlRequest,
     ChangeRequest,
     PauseRequest,
     ResumeRequest,
@@ -92,19 +100,26 @@ CLIENT_MESSAGES = (
 )
 """What the gateway takes."""
 
-CHANGES = (PromptRequest, ChangeRequest, PauseRequest, ResumeRequest)
+CHANGES = (PromptRequest, ControlRequest, ChangeRequest, PauseRequest, ResumeRequest)
 """Messages that need the scope `sessions:write`. The others are part of watching."""
 
 
 ClientMessage = (
-    PlayheadReport | PromptRequest | ChangeRequest | PauseRequest | ResumeRequest | FirstFrame | Ping
+    PlayheadReport
+    | PromptRequest
+    | ControlRequest
+    | ChangeRequest
+    | PauseRequest
+    | ResumeRequest
+    | FirstFrame
+    | Ping
 )
 
 
 _CLIENT: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="type")])
 
 
-_TAGS = ("playhead", "prompt", "change", "pause", "resume", "first_frame", "ping")
+_TAGS = ("playhead", "prompt", "control", "change", "pause", "resume", "first_frame", "ping")
 
 
 def read_message(text: str | None, limit_bytes: int) -> ClientMessage:

@@ -12,6 +12,7 @@ from turboserve.contracts.links import Role
 from turboserve.contracts.sessions import Phase
 from turboserve.gateway.problems.schemas import Problem
 from turboserve.gateway.public import PublicActivity, PublicOutput, Timestamp, timestamp
+from turboserve.gateway.sessions.schemas import ControlValues
 
 VERSION = 1
 
@@ -43,9 +44,10 @@ class Hello(_ServerMessage):
     target: str | None = Field(
         description="The worker that the session is migrating to.", examples=["wk_77d1e0"]
     )
-    control_seq: int = Field(description="Number of the newest accepted prompt.", examples=[1])
+    controls: ControlValues
+    control_seq: int = Field(description="Number of the newest accepted prompt or control.", examples=[1])
     applied_control_seq: int = Field(
-        description="Number of the newest prompt that a chunk was generated under.", examples=[1]
+        description="Number of the newest prompt or control that a chunk was generated under.", examples=[1]
     )
     next: int = Field(description="Index of the first chunk of this stream.", examples=[42])
     start_s: float = Field(
@@ -110,7 +112,9 @@ class ChunkMessage(_ServerMessage):
     worker: str = Field(description="The worker that generated it.", examples=["wk_5f3a9c"])
     start_s: float = Field(description="Media time of its first frame, seconds.", examples=[31.35])
     duration_s: float = Field(description="Its duration, seconds.", examples=[0.75])
-    control_seq: int = Field(description="Number of the prompt that it was generated under.", examples=[1])
+    control_seq: int = Field(
+        description="Number of the newest prompt or control that it was generated under.", examples=[1]
+    )
     compute_s: float = Field(description="Time to generate it, seconds.", examples=[0.31])
     slack_s: float | None = Field(
         description="Playout slack when it was published: seconds of video that the viewer had left. Below "
@@ -156,12 +160,12 @@ class ChunkMessage(_ServerMessage):
 
 
 class Skip(_ServerMessage):
-    """The next chunk is the first that shows a prompt with `drop_buffer`: discard all video before it."""
+    """The next chunk is the first under a prompt or control with `drop_buffer`: discard video before it."""
 
     type: Literal["skip"] = Field(default="skip", description="The type of the message.")
     index: int = Field(description="Index of the chunk to skip to, which follows.", examples=[42])
     start_s: float = Field(description="Media time of its first frame, seconds.", examples=[31.35])
-    control_seq: int = Field(description="Number of the prompt that it shows.", examples=[1])
+    control_seq: int = Field(description="Number of the newest prompt or control in it.", examples=[1])
 
 
 class ReceiptMessage(_ServerMessage):
@@ -175,6 +179,23 @@ class ReceiptMessage(_ServerMessage):
     )
     control_seq: int = Field(description="Number of the prompt in the session.", examples=[1])
     accepted_at: Timestamp = Field(description="When the prompt was accepted.")
+
+
+class ControlReceiptMessage(_ServerMessage):
+    """Answer to the client's `control`: the value is accepted."""
+
+    type: Literal["control_receipt"] = Field(
+        default="control_receipt", description="The type of the message."
+    )
+    id: ClientId
+    control_id: str = Field(
+        description="Id of the value. `control.applied` or `control.superseded` with this id follows.",
+        examples=["ctl_5f3a9c"],
+    )
+    control_seq: int = Field(
+        description="Number of the value among the session's prompts and controls.", examples=[2]
+    )
+    accepted_at: Timestamp = Field(description="When the value was accepted.")
 
 
 class Pong(_ServerMessage):
@@ -207,5 +228,15 @@ class ErrorMessage(Problem):
         return self.model_dump_json(exclude_none=True)
 
 
-SERVER_MESSAGES = (Hello, Init, Skip, ChunkMessage, ReceiptMessage, Pong, End, ErrorMessage)
+SERVER_MESSAGES = (
+    Hello,
+    Init,
+    Skip,
+    ChunkMessage,
+    ReceiptMessage,
+    ControlReceiptMessage,
+    Pong,
+    End,
+    ErrorMessage,
+)
 """What the gateway sends besides events and video."""

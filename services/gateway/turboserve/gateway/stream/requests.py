@@ -15,7 +15,7 @@ from turboserve.contracts.links import Role
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.events.session_events import EventBase
+from turboserve.gateway.events.schemas import EventBase
 from turboserve.gateway.problems.errors import MalformedRequestError
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.public import activity_of, timestamp
@@ -33,6 +33,7 @@ OutgoingMessage = (
     | protocol.ChunkMessage
     | EventBase
     | protocol.ReceiptMessage
+    | protocol.ControlReceiptMessage
     | protocol.Pong
     | protocol.End
     | protocol.ErrorMessage
@@ -142,6 +143,18 @@ class ViewerRequests:
                         accepted_at=timestamp(receipt.accepted_at),
                     )
                 )
+            case client_messages.ControlRequest():
+                accepted = await self._gateway.sessions.set_control(
+                    tenant, session, message, message.id, "id"
+                )
+                await self._send(
+                    protocol.ControlReceiptMessage(
+                        id=message.id,
+                        control_id=accepted.control_id,
+                        control_seq=accepted.control_seq,
+                        accepted_at=timestamp(accepted.accepted_at),
+                    )
+                )
             case client_messages.ChangeRequest():
                 await self._gateway.sessions.change(tenant, session, message)
             case client_messages.PauseRequest():
@@ -166,6 +179,7 @@ class ViewerRequests:
             epoch=record.epoch,
             worker=record.worker,
             target=record.target,
+            controls=record.controls,
             control_seq=record.control_seq,
             applied_control_seq=record.applied_control_seq,
             next=start.index,

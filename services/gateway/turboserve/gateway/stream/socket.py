@@ -16,7 +16,7 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.events.session_events import public_event
+from turboserve.gateway.events.schemas import public_event
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.stream import protocol
 from turboserve.gateway.stream.requests import (

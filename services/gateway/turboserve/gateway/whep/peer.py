@@ -16,7 +16,7 @@ from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.revocable import ENDED
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.events.session_events import public_event
+from turboserve.gateway.events.schemas import public_event
 from turboserve.gateway.ice_servers import IceServer, own_addresses
 from turboserve.gateway.stream import protocol
 from turboserve.gateway.stream.requests import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -13,6 +14,7 @@ from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.gateway.auth.middleware import Tenant, needs
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import problems
+from turboserve.gateway.sessions.control_schemas import ModelControl
 from turboserve.gateway.workers.schemas import Model, ModelList, Worker, WorkerList
 from turboserve.subjects import LIST_WORKERS
 
@@ -25,7 +27,8 @@ router = APIRouter(prefix="/v1")
     tags=["models"],
     operation_id="list_models",
     summary="List models",
-    description="The models that ready workers serve now, and what each understands of a prompt.",
+    description="The models that ready workers serve now, what each understands of a prompt, "
+    "and the typed controls that it takes.",
     responses=problems(401),
 )
 async def list_models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gateway_of)]) -> ModelList:
@@ -44,10 +47,17 @@ async def list_models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gatew
                 sessions=sum(worker.sessions for worker in workers),
                 prompt_limit=PROMPT_LIMIT,
                 prompt_guide=gateway.prompt_guides.get(name),
+                controls=_controls(workers),
             )
             for name, workers in sorted(serving.items())
         ]
     )
+
+
+def _controls(workers: Iterable[WorkerRecord]) -> list[ModelControl]:
+    declaring = [worker for worker in workers if worker.controls]
+    newest = max(declaring, key=lambda worker: worker.started_at, default=None)
+    return [] if newest is None else [ModelControl.of(declared) for declared in newest.controls]
 
 
 @router.get(

@@ -9,6 +9,7 @@ from pydantic import Field
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.gateway.prompt_guides import PromptGuide
 from turboserve.gateway.public import PublicOutput, Timestamp
+from turboserve.gateway.sessions.control_schemas import ModelControl
 
 
 class Model(PublicOutput):
@@ -22,6 +23,9 @@ class Model(PublicOutput):
     prompt_limit: int = Field(description="Maximum number of characters of a prompt.", examples=[2000])
     prompt_guide: PromptGuide | None = Field(
         description="What the model understands of a prompt. `null`: it reads any text."
+    )
+    controls: list[ModelControl] = Field(
+        description="What the model takes beside a prompt, as its newest worker declares it."
     )
 
 

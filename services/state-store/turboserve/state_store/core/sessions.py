@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from turboserve.contracts import events
 from turboserve.contracts.errors import ForbiddenError, InvalidInputError, StaleEpochError
 from turboserve.contracts.requests import (
@@ -12,16 +10,14 @@ from turboserve.contracts.requests import (
     FailSession,
     PlaceSession,
     ReleaseSession,
-    SubmitPrompt,
     SuspendIdle,
 )
-from turboserve.contracts.sessions import Activity, Phase, PromptReceipt, SessionRecord
+from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.state_store.core.change import (
     NO_MIGRATION,
     Change,
     assign_owner,
     change_id,
-    event_id,
     expect_version,
     not_allowed,
     step,
@@ -34,9 +30,9 @@ REASON_LIMIT = 2_000
 
 def create(request: CreateSession, now: float) -> Change:
     """Create a row that waits for a worker."""
-    _storable("prompt", request.prompt)
+    storable("prompt", request.prompt)
     for key, value in request.metadata.items():
-        _storable("metadata", key + value)
+        storable("metadata", key + value)
     record = SessionRecord(
         id=request.id,
         tenant=request.tenant,
@@ -58,36 +54,6 @@ def create(request: CreateSession, now: float) -> Change:
     )
     event = events.SessionCreated(id=change_id(record, "created"), at=now, record=record)
     return Change(record, (event,))
-
-
-def submit_prompt(record: SessionRecord, request: SubmitPrompt, now: float) -> tuple[Change, PromptReceipt]:
-    """Set the prompt, which a worker applies at a chunk boundary. Also allowed while suspended."""
-    _storable("prompt", request.prompt)
-    seq = record.control_seq + 1
-    after = step(
-        record,
-        now,
-        prompt=request.prompt,
-        control_seq=seq,
-        drop_buffer_seq=seq if request.drop_buffer else record.drop_buffer_seq,
-        requested_at=now if request.drop_buffer else record.requested_at,
-    )
-    receipt = PromptReceipt(
-        session=record.id,
-        prompt_id=request.prompt_id,
-        control_seq=after.control_seq,
-        prompt=request.prompt,
-        accepted_at=now,
-    )
-    event = events.PromptAccepted(
-        id=change_id(after, "prompt"),
-        at=now,
-        record=after,
-        prompt_id=request.prompt_id,
-        control_seq=after.control_seq,
-        prompt=request.prompt,
-    )
-    return Change(after, (event,)), receipt
 
 
 def pause(record: SessionRecord, now: float) -> Change | None:
@@ -246,49 +212,8 @@ def release(record: SessionRecord, request: ReleaseSession, now: float) -> Chang
     return Change(after, (event,), decision)
 
 
-def settle_prompts(
-    record: SessionRecord, settled: Sequence[PromptReceipt], chunk_index: int, now: float
-) -> Change:
-    """Report what became of prompts, which one chunk settles. Does not raise the version.
-
-    The newest of `settled` took effect in the chunk. The chunk shows none of the earlier ones, which were
-    superseded. `settled` is not empty, and in the order of `control_seq`.
-    """
-    *superseded, applied = settled
-    found: list[events.SessionEvent] = []
-    for receipt in superseded:
-        record = _next_event(record)
-        found.append(
-            events.PromptSuperseded(
-                id=event_id(record.id, "superseded", receipt.control_seq),
-                at=now,
-                record=record,
-                prompt_id=receipt.prompt_id,
-                control_seq=receipt.control_seq,
-                prompt=receipt.prompt,
-                superseded_by=applied.prompt_id,
-            )
-        )
-    record = _next_event(record)
-    found.append(
-        events.PromptApplied(
-            id=event_id(record.id, "applied", applied.control_seq),
-            at=now,
-            record=record,
-            prompt_id=applied.prompt_id,
-            control_seq=applied.control_seq,
-            prompt=applied.prompt,
-            chunk_index=chunk_index,
-        )
-    )
-    return Change(record, tuple(found))
-
-
-def _next_event(record: SessionRecord) -> SessionRecord:
-    return record.model_copy(update={"event_sequence": record.event_sequence + 1})
-
-
-def _storable(field: str, text: str) -> None:
+def storable(field: str, text: str) -> None:
+    """Raise InvalidInputError if Postgres cannot store `text`."""
     if "\x00" in text:
         raise InvalidInputError(
             f"{field}: the character U+0000 cannot be stored", field=field, limit="no U+0000"

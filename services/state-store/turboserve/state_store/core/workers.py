@@ -13,7 +13,9 @@ from turboserve.contracts.errors import (
     WorkerGoneError,
 )
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
+from turboserve.control_values import check_declarations
 from turboserve.state_store.core.change import event_id
+from turboserve.state_store.core.receipts import refused_as_input
 
 TICK_S = 0.001
 """Minimum time between a renewal and the one before it, seconds."""
@@ -117,12 +119,15 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
 
     A process that was restarted under its old id, before that id was declared gone, takes over the row with
     its first report, and starts. Raises WorkerGoneError to a worker that was declared gone, reports itself
-    gone, or was replaced.
+    gone, or was replaced, and InvalidInputError for controls that are not declared as they have to be.
     """
     if load.phase is WorkerPhase.GONE or (record is not None and record.phase is WorkerPhase.GONE):
         raise gone(load.worker)
     if of_earlier_incarnation(record, load):
         raise WorkerGoneError(f"worker {load.worker} has been restarted since", field="worker")
+    if record is None or record.controls != load.controls:
+        with refused_as_input():
+            check_declarations(load.controls)
     if record is not None:
         # Readers recognize a renewal by its increased time, also after the wall clock was set back.
         now = max(now, record.renewed_at + TICK_S)
@@ -137,6 +142,7 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
         phase=load.phase if record is None or again else phase_after(record.phase, load.phase),
         capacity=load.capacity,
         weights_digest=load.weights_digest,
+        controls=load.controls,
         device=load.device,
         pid=load.pid,
         pool_member=load.pool_member,

@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from turboserve.contracts.requests import CreateSession, ListSessions
-from turboserve.contracts.sessions import Decision, PromptReceipt, SessionRecord
+from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.forecast import Outlook
+from turboserve.state_store.core.receipts import Receipt, SettledControl
 from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import AdmissionCounts, LogProgress, SessionRow, UsageShare
 
@@ -123,16 +124,17 @@ class ProgressRepository(Protocol):
 
 
 class ControlRepository(Protocol):
-    async def insert_prompt(self, receipt: PromptReceipt) -> None: ...
+    async def insert(self, receipt: Receipt) -> None: ...
 
-    async def prompt(self, prompt_id: str) -> PromptReceipt | None: ...
+    async def receipt(self, receipt_id: str) -> Receipt | None:
+        """Return the receipt of a prompt or a control. No two have one id."""
 
-    async def settle_prompts(
+    async def settle(
         self, session: str, control_seq: int, chunk_index: int, now: float
-    ) -> list[PromptReceipt]:
-        """Settle the prompts up to `control_seq` that no chunk has settled before, and return them in order.
+    ) -> list[SettledControl]:
+        """Settle what no chunk has settled before, up to `control_seq`. Returns it in order.
 
-        The newest of them is applied by the chunk and supersedes the others.
+        The chunk applies the newest prompt and the newest value of each control. They supersede the others.
         """
 
     async def decided(self, record: SessionRecord, version: int, worker: str) -> bool:

@@ -11,7 +11,15 @@ from turboserve import logs, telemetry
 from turboserve.bus import Bus, append, last_entry
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
-from turboserve.contracts.events import Event, PromptApplied, PromptSuperseded, WorkerJoined, WorkerLeft
+from turboserve.contracts.events import (
+    ControlApplied,
+    ControlSuperseded,
+    Event,
+    PromptApplied,
+    PromptSuperseded,
+    WorkerJoined,
+    WorkerLeft,
+)
 from turboserve.state_store import metrics
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import PendingEvent
@@ -49,9 +57,9 @@ def outbox_values(event: Event) -> dict[str, Any]:
 
 
 def trace_of(event: Event) -> str | None:
-    """Return the trace context of an event: of the prompt that a chunk settled, or of the current change."""
-    if isinstance(event, PromptApplied | PromptSuperseded):
-        # The row keeps the context of its newest prompt alone.
+    """Return the trace context of an event: of what a chunk settled, or of the current change."""
+    if isinstance(event, PromptApplied | PromptSuperseded | ControlApplied | ControlSuperseded):
+        # The row keeps the context of its newest prompt or control alone.
         newest = event.control_seq == event.record.control_seq
         return event.record.prompt_traceparent if newest else None
     return telemetry.traceparent()

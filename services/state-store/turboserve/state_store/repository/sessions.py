@@ -1,7 +1,8 @@
-"""Reads and writes rows of sessions, their prompts, and the decisions about them."""
+"""Reads and writes rows of sessions, their prompts and controls, and the decisions about them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.requests import CreateSession, ListSessions
-from turboserve.contracts.sessions import Decision, Phase, PromptReceipt, SessionRecord
+from turboserve.contracts.sessions import ControlReceipt, Decision, Phase, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.state_store.core.change import Change
+from turboserve.state_store.core.receipts import Receipt, SettledControl, receipt_id, receipt_text
 from turboserve.state_store.ports.records import SESSION_CHANGING, SESSION_FIELDS, SessionRow
 from turboserve.state_store.publish.outbox import outbox_values
 from turboserve.state_store.tables import controls, decisions, outbox, sessions, workers
@@ -148,8 +150,12 @@ def _with_events(row: Insert | Update, parts: list[CTE], events: Sequence[Sessio
     return insert(outbox).values(values[0] if len(values) == 1 else values).add_cte(row.cte("row"), *parts)
 
 
-def _receipt(row: RowMapping) -> PromptReceipt:
-    return PromptReceipt.model_validate({**row, "control_seq": row["seq"]})
+def _receipt(row: RowMapping) -> Receipt:
+    common = {"session": row["session"], "control_seq": row["seq"], "accepted_at": row["accepted_at"]}
+    if row["name"] is None:
+        return PromptReceipt(**common, prompt_id=row["prompt_id"], prompt=row["prompt"])
+    value = json.loads(row["prompt"])
+    return ControlReceipt(**common, control_id=row["prompt_id"], name=row["name"], value=value)
 
 
 class SqlControls:
@@ -158,41 +164,52 @@ class SqlControls:
     def __init__(self, connection: AsyncConnection) -> None:
         self._db = connection
 
-    async def insert_prompt(self, receipt: PromptReceipt) -> None:
-        values = receipt.model_dump(exclude={"control_seq", "rates"}) | {"seq": receipt.control_seq}
-        await self._db.execute(insert(controls).values(kind="prompt", **values))
-
-    async def prompt(self, prompt_id: str) -> PromptReceipt | None:
-        row = (
-            (await self._db.execute(select(controls).where(controls.c.prompt_id == prompt_id)))
-            .mappings()
-            .first()
+    async def insert(self, receipt: Receipt) -> None:
+        name = receipt.name if isinstance(receipt, ControlReceipt) else None
+        query = insert(controls).values(
+            session=receipt.session,
+            seq=receipt.control_seq,
+            prompt_id=receipt_id(receipt),
+            kind="prompt" if name is None else "control",
+            name=name,
+            prompt=receipt_text(receipt),
+            accepted_at=receipt.accepted_at,
         )
+        await self._db.execute(query)
+
+    async def receipt(self, receipt_id: str) -> Receipt | None:
+        query = select(controls).where(controls.c.prompt_id == receipt_id)
+        row = (await self._db.execute(query)).mappings().first()
         return None if row is None else _receipt(row)
 
-    async def settle_prompts(
+    async def settle(
         self, session: str, control_seq: int, chunk_index: int, now: float
-    ) -> list[PromptReceipt]:
+    ) -> list[SettledControl]:
         unsettled = and_(
             controls.c.session == session,
             controls.c.seq <= control_seq,
             controls.c.applied_at.is_(None),
             controls.c.superseded_by.is_(None),
         )
-        newest = select(func.max(controls.c.seq)).where(unsettled).scalar_subquery()
-        applied = controls.c.seq == newest
+        # All prompts have the name NULL, which is one partition.
+        newest = func.max(controls.c.seq).over(partition_by=controls.c.name).label("newest")
+        due = select(controls.c.seq, newest).where(unsettled).cte("due")
+        applied = due.c.seq == due.c.newest
         query = (
             update(controls)
-            .where(unsettled)
+            .where(unsettled, controls.c.seq == due.c.seq)
             .values(
                 applied_at=case((applied, now)),
                 chunk_index=case((applied, chunk_index)),
-                superseded_by=case((~applied, newest)),
+                superseded_by=case((~applied, due.c.newest)),
             )
             .returning(controls)
         )
-        rows = (await self._db.execute(query)).mappings().all()
-        return sorted((_receipt(row) for row in rows), key=lambda receipt: receipt.control_seq)
+        rows = {row["seq"]: row for row in (await self._db.execute(query)).mappings()}
+        ids = {seq: row["prompt_id"] for seq, row in rows.items()}
+        return [
+            SettledControl(_receipt(row), ids.get(row["superseded_by"])) for _, row in sorted(rows.items())
+        ]
 
     async def decided(self, record: SessionRecord, version: int, worker: str) -> bool:
         query = select(decisions.c.version).where(

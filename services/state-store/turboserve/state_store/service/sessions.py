@@ -7,10 +7,7 @@ from functools import partial
 
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import LatentsHeader
-from turboserve.contracts.errors import (
-    ConflictError,
-    InvalidInputError,
-)
+from turboserve.contracts.errors import ConflictError, InvalidInputError
 from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.requests import (
     ChangeSession,
@@ -26,10 +23,9 @@ from turboserve.contracts.requests import (
     ReleaseSession,
     SessionPage,
     SessionRef,
-    SubmitPrompt,
     SuspendIdle,
 )
-from turboserve.contracts.sessions import PromptReceipt, SessionRecord
+from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.core import recordings
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change, traced, with_field
@@ -129,27 +125,6 @@ class Sessions:
         await db.recordings.insert(
             recordings.started(recording, record, stored, limit_bytes, self._clock.wall())
         )
-
-    async def submit_prompt(self, request: SubmitPrompt) -> PromptReceipt:
-        async with self._database.transaction() as db:
-            record = (await locked(db, request)).record
-            first = await db.controls.prompt(request.prompt_id)
-            if first is not None:
-                if first.session != record.id:
-                    raise ConflictError(f"the prompt id {request.prompt_id} is taken", field="prompt_id")
-                if first.prompt != request.prompt:
-                    # A client that numbers its messages from 1 again: a receipt would lose the new prompt.
-                    raise InvalidInputError(
-                        f"the prompt id {request.prompt_id} was used for another prompt", field="prompt_id"
-                    )
-                return first
-            change, receipt = rules.submit_prompt(record, request, self._clock.wall())
-            change = traced(change, "prompt_traceparent", traceparent())
-            rates = await self._admission.prompt(db, record, request.prompt)
-            await db.changes.write(change)
-            await db.controls.insert_prompt(receipt)
-        await self._post_commit.changed(change.record)
-        return receipt.model_copy(update={"rates": rates})
 
     async def pause(self, ref: SessionRef) -> SessionRecord:
         return await self._changed(ref, rules.pause)

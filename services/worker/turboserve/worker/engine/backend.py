@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.context_forwards import ReplayPart
+from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabPool
 from turboserve.worker.engine.parallel_forward import ForwardLoans
@@ -139,6 +140,11 @@ class Backend(Protocol):
 
     @property
     def text(self) -> TextEncoder: ...
+
+    @property
+    def controls(self) -> ControlEncoder | None:
+        """Encodes the model's typed controls. None: it takes none."""
+        ...
 
     @property
     def parallel(self) -> ForwardLoans: ...

@@ -22,7 +22,7 @@ from turboserve.worker.engine.interface import (
     SuspendRefused,
 )
 from turboserve.worker.engine.pacing import Pacing
-from turboserve.worker.engine.session import ChunkTask, ContextTask, PendingControl, Session, Task
+from turboserve.worker.engine.session import ChunkTask, ContextTask, Session, Task
 
 
 class Boundary:
@@ -148,16 +148,18 @@ class Boundary:
                 assert_never(task)
 
     def _apply_controls(self, session: Session, now: float) -> Sequence[Event]:
-        """Apply all waiting controls at once: only the last of several prompts is worth a recache."""
+        """Apply all waiting controls at once: only the last of several embeddings is worth a recache."""
         if not all(pending.ready for pending in session.controls):
             return ()
         pending = list(session.controls)
+        prompt, _ = session.conditions(pending[-1])
         session.controls.clear()
         for each in pending:
             control = each.control
             if each.encoded is not None:
                 session.steps.append(each.encoded)
             session.state.control_seq = control.control_seq
+            session.state.values = session.state.values if control.values is None else control.values
             session.paused = session.paused if control.paused is None else control.paused
             session.state.seed = session.state.seed if control.seed is None else control.seed
             if control.fidelity is not None:
@@ -173,7 +175,9 @@ class Boundary:
         first = session.state.text is None
         applies = [each.control for each in (pending[1:] if first else pending)]
         if prompts:
-            self._set_prompt(session, prompts[-1])
+            text = prompts[-1].text
+            assert text is not None
+            self._backend.set_prompt(session.state, prompt, text)
         if prompts and isinstance(session.activity, Starting) and session.activity.replay:
             replay = self._backend.replay(session.state, session.activity.replay)
             session.activity = STARTING
@@ -183,11 +187,6 @@ class Boundary:
         else:
             return _applied(session, applies)
         return ()
-
-    def _set_prompt(self, session: Session, pending: PendingControl) -> None:
-        assert pending.text is not None
-        assert pending.control.prompt is not None
-        self._backend.set_prompt(session.state, pending.control.prompt, pending.text)
 
     def _stops(self, session: Session, now: float) -> bool:
         """Whether the session begins no further chunk because it is to be quiesced."""

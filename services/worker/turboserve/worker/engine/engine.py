@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 
+from turboserve.control_declarations import ControlDeclaration
+from turboserve.control_values import allowed_values
 from turboserve.worker.engine.activity import (
     RUNNING,
     Offloaded,
@@ -129,7 +132,7 @@ class Engine(Pipeline):
         elif spec.waiting_s is not None or not session.state.next_chunk:
             session.first = FirstChunk(session.state.next_chunk, now - (spec.waiting_s or 0.0))
         if snapshot is None:
-            first = Control(spec.control_seq, prompt=spec.prompt)
+            first = Control(spec.control_seq, prompt=spec.prompt, values=self._allowed(spec.values))
             session.controls.append(PendingControl(first))
 
     def control(self, session: str, control: Control) -> None:
@@ -141,7 +144,20 @@ class Engine(Pipeline):
             control.fidelity.check(self.config)
         if control.floor is not None:
             check_floor(control.floor)
-        self._table.active(session).controls.append(PendingControl(control))
+        active = self._table.active(session)
+        if control.values is not None:
+            control = replace(control, values=self._allowed(control.values))
+        active.controls.append(PendingControl(control))
+
+    def _allowed(self, values: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+        """The values that the model's declarations allow: a session may come from a worker with others."""
+        return allowed_values(self.declarations, values)
+
+    @property
+    def declarations(self) -> tuple[ControlDeclaration, ...]:
+        """The controls that the model takes."""
+        encoder = self.backend.controls
+        return () if encoder is None else encoder.declarations
 
     def playhead(self, session: str, seconds: float, *, now: float, playing: bool = True) -> None:
         """Set the position of the session's viewer. Raises `UnknownSessionError`."""

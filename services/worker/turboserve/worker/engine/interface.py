@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from pydantic import JsonValue
 from torch import Tensor
 
 from turboserve.worker.engine.fidelity import Fidelity
@@ -85,7 +86,7 @@ class SessionSpec:
     prompt: str
     seed: int = 0
     control_seq: int = 0
-    """Number of the control that set `prompt`; 0 if the session began with it."""
+    """Number of the control that set `prompt` or `values` last; 0 if the session began with them."""
     rebuild: Rebuild | None = None
     playhead_s: float = 0.0
     """Seconds of video already played."""
@@ -104,6 +105,8 @@ class SessionSpec:
     """Whether viewers discard the video before the session's next chunk."""
     isolated_chunks: int = 0
     """Number of first chunks that are computed in separate batches, while nothing else computes."""
+    values: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Values of the model's controls, by name. Those that its declarations do not allow are left out."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,9 @@ class Control:
     control_seq: int
     """Number of this control within its session, increasing. `ControlApplied` carries it."""
     prompt: str | None = None
+    values: Mapping[str, JsonValue] | None = None
+    """Values of all controls of the model: a control that is not here has the model's own. Those that its
+    declarations do not allow are left out."""
     paused: bool | None = None
     seed: int | None = None
     max_lead_s: float | None = None
@@ -124,6 +130,11 @@ class Control:
     floor: float | None = None
     """See `SessionSpec.floor`. 0 leaves only the floor of the profile."""
     pinned: bool | None = None
+
+    @property
+    def changes_text(self) -> bool:
+        """Whether the control waits for an embedding."""
+        return self.prompt is not None or self.values is not None
 
 
 @dataclass(frozen=True)

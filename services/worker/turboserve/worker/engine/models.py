@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turboserve.worker.engine.backend import Backend
+from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.interface import Decoder, EngineOptions, TextEncoder
 from turboserve.worker.engine.snapshot import state_fingerprint
 from turboserve.worker.engine.tensor_backend import TensorBackend
@@ -25,6 +26,9 @@ class Models:
     weights: str = ""
     """`weights_digest` of all three networks; empty where replicas are not compared, as in benchmarks."""
 
+    controls: ControlEncoder | None = None
+    """Encodes the model's typed controls. None: it takes none."""
+
     @property
     def fingerprint(self) -> str:
         """See `state_fingerprint`."""
@@ -38,4 +42,6 @@ class Models:
     def backend(self, options: EngineOptions) -> Backend:
         """See `Replica.backend`."""
         compiler = COMPILER if options.compile else None
-        return TensorBackend(self.transformer, self.text, self.decoder, self.fingerprint, options, compiler)
+        return TensorBackend(
+            self.transformer, self.text, self.decoder, self.fingerprint, options, compiler, self.controls
+        )

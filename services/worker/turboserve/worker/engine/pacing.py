@@ -252,7 +252,7 @@ class ContextWork:
         task = session.task
         if task is not None and not isinstance(task, ChunkTask) and task.work.done < task.work.total:
             parts.append((task.work.frames, task.work.done, task.work.total))
-        if all(pending.control.prompt is None for pending in session.controls):
+        if not any(pending.control.changes_text for pending in session.controls):
             return parts
         if isinstance(session.activity, Starting) and session.activity.replay:
             return parts + [(part.latents.shape[0], 0, 1) for part in session.activity.replay]

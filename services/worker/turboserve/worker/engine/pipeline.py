@@ -70,7 +70,9 @@ class Pipeline:
         """L(b) of packaging. The engine does not package: the packager refines this profile."""
         stages = known["forward"], known["decode"], self.package
         self.pacing = Pacing(self.config, options, *stages, backend.end_frame)
-        self.text = TextStage(backend.text, device, clock, min(options.max_batch, TEXT_BATCH), known["text"])
+        self.text = TextStage(
+            backend.text, backend.controls, device, clock, min(options.max_batch, TEXT_BATCH), known["text"]
+        )
         self.forward = ForwardStage(
             backend,
             GATHER_POLICIES.make(options.policy),

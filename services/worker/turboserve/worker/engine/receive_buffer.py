@@ -20,6 +20,7 @@ from turboserve.worker.engine.snapshot import (
     fixed_of,
     floor_of,
     pinned_of,
+    values_of,
 )
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.state_pages import BY_POSITION, PROMPT, RECENT, flat_bytes, position_parts
@@ -191,6 +192,7 @@ class PagedReceiveBuffer:
         fixed_of(header)
         floor_of(header)
         pinned_of(header)
+        values_of(header)
         frames = [int(frame) for frame in header["ring"]["slots"]]
         self._own = {name: tensor for name, tensor in self._own.items() if name in names}
         limit = self._config.window_frames
@@ -224,6 +226,7 @@ class PagedReceiveBuffer:
             seed=int(header["seed"]),
             prompt=str(header["prompt"]),
             text=self._own.get("text"),
+            values=values_of(header),
             fidelity=fidelity_of(header, self._config),
             fixed_fidelity=fixed_of(header),
             floor=floor_of(header),

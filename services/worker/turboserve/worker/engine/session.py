@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, assert_never
 
+from pydantic import JsonValue
 from torch import Tensor
 
 from turboserve.worker.engine.activity import (
@@ -71,17 +72,17 @@ class FirstChunk:
 
 @dataclass
 class PendingControl:
-    """A control that waits for a chunk boundary, and its prompt's embedding once it is computed."""
+    """A control that waits for a chunk boundary, and its embedding once it is computed."""
 
     control: Control
     text: Tensor | None = None
     encoded: Step | None = None
-    """The batch that encoded the prompt, if the engine records it."""
+    """The batch that encoded it, if the engine records it."""
 
     @property
     def ready(self) -> bool:
         """Whether the control waits for nothing but the boundary."""
-        return self.control.prompt is None or self.text is not None
+        return not self.control.changes_text or self.text is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,6 +218,16 @@ class Session:
         """The session's name."""
         return self.state.session
 
+    def conditions(self, pending: PendingControl) -> tuple[str, Mapping[str, JsonValue]]:
+        """Prompt and values of controls from `pending` on, which is one of `controls`."""
+        prompt, values = self.state.prompt, self.state.values
+        for each in self.controls:
+            prompt = prompt if each.control.prompt is None else each.control.prompt
+            values = values if each.control.values is None else each.control.values
+            if each is pending:
+                break
+        return prompt, values
+
     @property
     def dropped_at(self) -> float | None:
         """When viewers requested to discard what they have, if the control for it waits for a boundary."""
@@ -245,7 +256,7 @@ class Session:
 
     @property
     def encoding(self) -> bool:
-        """Whether a prompt waits for its embedding, and the session's state is not being transferred."""
+        """Whether a control waits for its embedding, and the session's state is not being transferred."""
         if not self.controls or isinstance(self.activity, Transferring | Offloaded):
             return False
         return any(not pending.ready for pending in self.controls)

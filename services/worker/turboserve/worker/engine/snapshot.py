@@ -93,6 +93,7 @@ def header_of(state: SessionState, model: str) -> dict[str, Any]:
         "session": state.session,
         "seed": state.seed,
         "prompt": state.prompt,
+        "values": dict(state.values),
         "control_seq": state.control_seq,
         "next_chunk": state.next_chunk,
         "fidelity": None if state.fidelity is None else asdict(state.fidelity),
@@ -148,6 +149,7 @@ def prepare(
         seed=int(header["seed"]),
         prompt=str(header["prompt"]),
         text=targets.get("text"),
+        values=values_of(header),
         fidelity=fidelity_of(header, config),
         fixed_fidelity=fixed_of(header),
         floor=floor_of(header),
@@ -164,6 +166,7 @@ def outline(state: SessionState, header: Mapping[str, Any], config: ModelConfig)
     """Give a state without tensors what a snapshot's header says. Raises `SnapshotRejectedError`."""
     state.fidelity, state.fixed_fidelity = fidelity_of(header, config), fixed_of(header)
     state.floor, state.pinned = floor_of(header), pinned_of(header)
+    state.values = values_of(header)
     state.control_seq, state.next_chunk = int(header["control_seq"]), int(header["next_chunk"])
 
 
@@ -195,6 +198,14 @@ def fixed_of(header: Mapping[str, Any]) -> bool:
 def pinned_of(header: Mapping[str, Any]) -> bool:
     """Whether the session of a snapshot's header is pinned. Raises `SnapshotRejectedError`."""
     return _flag(header, "pinned")
+
+
+def values_of(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of the controls in a snapshot's header. Raises `SnapshotRejectedError`."""
+    values = header.get("values", {})
+    if not isinstance(values, dict):
+        raise SnapshotRejectedError("values", values, "values by name")
+    return values
 
 
 def _flag(header: Mapping[str, Any], field: str) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.backend import Backend, Decoded, Decoding
+from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.gather import GatherPolicy, LatencyProfile
 from turboserve.worker.engine.interface import ChunkReady, ChunkTimings, Event, TextEncoder
 from turboserve.worker.engine.pacing import Pacing
@@ -105,25 +106,26 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
 
 @dataclass(frozen=True, eq=False)
 class Prompted:
-    """A prompt that waits for its embedding."""
+    """A control that waits for its embedding."""
 
     session: Session
     pending: PendingControl
 
 
 class TextStage(Stage[Prompted, Prompted, Tensor]):
-    """Encodes prompts to embeddings [L, text_dim]."""
+    """Encodes prompts, with the values of controls, to embeddings [L, text_dim]."""
 
     def __init__(
         self,
         encoder: TextEncoder,
+        controls: ControlEncoder | None,
         device: torch.device,
         clock: Clock,
         max_batch: int,
         profile: LatencyProfile | None = None,
     ) -> None:
         super().__init__(device, clock, profile)
-        self._encoder = encoder
+        self._encoder, self._controls = encoder, controls
         self._max_batch = max_batch
 
     def waiting(self, sessions: Iterable[Session]) -> list[Prompted]:
@@ -145,7 +147,11 @@ class TextStage(Stage[Prompted, Prompted, Tensor]):
     @torch.inference_mode()
     def compute(self, batch: list[Prompted]) -> list[Tensor]:
         """See `Stage.compute`. Each embedding has its own memory: sessions keep them for different times."""
-        embedded = self._encoder.encode([each.pending.control.prompt or "" for each in batch])
+        prompts, values = zip(*(each.session.conditions(each.pending) for each in batch), strict=True)
+        if self._controls is not None and any(values):
+            embedded = self._controls.encode(prompts, values)
+        else:
+            embedded = self._encoder.encode(prompts)
         return [embedded[0]] if len(batch) == 1 else [row.clone() for row in embedded]
 
     def scatter(self, outcomes: list[StageOutcome[Prompted, Tensor]], fail: Fail) -> list[Event]:

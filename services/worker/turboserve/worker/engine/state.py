@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from turboserve.worker.engine.fidelity import Fidelity
@@ -27,7 +29,9 @@ class SessionState:
     seed: int
     prompt: str
     text: Tensor | None = None
-    """Embedding of `prompt`, [L, text_dim], once the text stage has computed it."""
+    """Embedding of `prompt` under `values`, [L, text_dim], once the text stage has computed it."""
+    values: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Values of the model's controls, by name."""
     fidelity: Fidelity | None = None
     """Configuration of the next chunk. None: the best."""
     fixed_fidelity: bool = False

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from turboserve.worker.engine.backend import Decoded, Decoding
 from turboserve.worker.engine.context_forwards import RecacheWork, ReplayPart, ReplayWork
+from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.interface import Decoder, EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.kv_ring import KVRing
@@ -96,6 +97,7 @@ class TensorBackend:
         fingerprint: str,
         options: EngineOptions,
         compiler: str | None,
+        controls: ControlEncoder | None = None,
     ) -> None:
         """Allocate the slabs.
 
@@ -105,7 +107,7 @@ class TensorBackend:
         """
         weight = model.patch_embedding.weight
         self.config, self.fingerprint = model.config, fingerprint
-        self.device, self.text, self.decoder = weight.device, text, decoder
+        self.device, self.text, self.decoder, self.controls = weight.device, text, decoder, controls
         self._own_bytes = own_limit(model.config, decoder.cache_bytes)
         layout = SlabLayout.of(model.config, weight.dtype)
         self.state_host_bytes = host_bytes(layout, self._own_bytes)

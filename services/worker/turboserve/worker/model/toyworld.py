@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.load import UnreadableCheckpointError, load_state
 from turboserve.worker.model.streaming import Cache, keep, stacked
+from turboserve.worker.model.toy_steering import DIRECTIONS, SENTENCES
 from turboserve.worker.model.toy_text import ToyText
 from turboserve.worker.model.toy_vae import ToyVae
 from turboserve.worker.model.transformer import CausalWanTransformer
@@ -37,6 +38,8 @@ class ToyWorld:
     text: ToyText
     details: Mapping[str, Any]
     """Sizes, vocabulary and provenance, as written by the export script."""
+    directions: tuple[str, ...]
+    """Values of the control `steer` that the weights take: the straight ones until steering is trained."""
 
     @property
     def config(self) -> ModelConfig:
@@ -109,4 +112,4 @@ def read_toyworld(path: Path | None = None) -> ToyWorld:
     if not steers:
         # A file from before steering was trained.
         text.steering.copy_(text.words_as_steering())
-    return ToyWorld(transformer, vae, text, details)
+    return ToyWorld(transformer, vae, text, details, DIRECTIONS if steers else tuple(SENTENCES))

@@ -12,7 +12,7 @@ Each check runs the networks, or a whole engine with them, on the model's own de
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -25,39 +25,39 @@ from turboserve.worker.engine.interface import (
     Control,
     ControlApplied,
     EngineOptions,
-    Event,
-    SessionEnded,
-    SessionFailed,
-    SessionQuiesced,
     SessionSpec,
     Suspended,
 )
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.engine.models import Models
 from turboserve.worker.replicas.comparison import largest, largest_level, same_chunks
+from turboserve.worker.replicas.contract_steps import SESSION, chunks, migrate, require, until
+from turboserve.worker.replicas.contract_steps import ModelContractError as ModelContractError
+from turboserve.worker.replicas.control_contract import check_controls
 
 TEXT_TOLERANCE = 1e-4
 """Largest difference of an embedding that was computed alone and beside others, relative to its largest."""
 LEVELS = 2
 """Largest difference of a pixel that was decoded alone and beside others, of 255."""
-SESSION = "contract"
 CHUNKS = 4
 """Chunks of the sessions that are compared with each other."""
-
-
-class ModelContractError(AssertionError):
-    """The model breaks a rule of the engine. The message names the check."""
-
-    def __init__(self, check: str, reason: str) -> None:
-        super().__init__(f"{check}: {reason}")
-        self.check = check
-        self.reason = reason
 
 
 class ModelContract:
     """The checks of one model. Each raises `ModelContractError`."""
 
-    CHECKS = ("text", "decoder", "weights", "memory", "seeds", "prompts", "window", "suspension", "migration")
+    CHECKS = (
+        "text",
+        "decoder",
+        "weights",
+        "memory",
+        "seeds",
+        "prompts",
+        "controls",
+        "window",
+        "suspension",
+        "migration",
+    )
     """Names of all checks."""
 
     def __init__(
@@ -86,20 +86,20 @@ class ModelContract:
         config, encode = self.models.transformer.config, self.models.text.encode
         both = encode(self._prompts)
         rows, length, width = both.shape if both.ndim == 3 else (0, 0, 0)
-        _require("text", rows == 2, f"two prompts have the shape {tuple(both.shape)}, not [2, L, text_dim]")
-        _require("text", 0 < length <= config.text_len, f"L is {length}, not in 1..{config.text_len}")
-        _require("text", width == config.text_dim, f"width is {width}, not text_dim {config.text_dim}")
-        _require("text", both.is_floating_point(), f"embeddings are {both.dtype}")
-        _require("text", both.device == self._device, f"embeddings are on {both.device}, not {self._device}")
-        _require("text", bool(both.isfinite().all()), "an embedding is not finite")
+        require("text", rows == 2, f"two prompts have the shape {tuple(both.shape)}, not [2, L, text_dim]")
+        require("text", 0 < length <= config.text_len, f"L is {length}, not in 1..{config.text_len}")
+        require("text", width == config.text_dim, f"width is {width}, not text_dim {config.text_dim}")
+        require("text", both.is_floating_point(), f"embeddings are {both.dtype}")
+        require("text", both.device == self._device, f"embeddings are on {both.device}, not {self._device}")
+        require("text", bool(both.isfinite().all()), "an embedding is not finite")
         for prompt, row in zip(self._prompts, both, strict=True):
             alone = encode([prompt])[0]
             shared = min(len(alone), len(row))
             off = largest(alone[:shared] - row[:shared])
             limit = TEXT_TOLERANCE * max(1.0, largest(row))
-            _require("text", off <= limit, f"a prompt alone differs by {off:.2e} from one beside another")
+            require("text", off <= limit, f"a prompt alone differs by {off:.2e} from one beside another")
             rest = max(largest(alone[shared:]), largest(row[shared:]))
-            _require("text", rest == 0, "what pads a shorter prompt is not zero")
+            require("text", rest == 0, "what pads a shorter prompt is not zero")
 
     @torch.inference_mode()
     def _check_decoder(self) -> None:
@@ -108,12 +108,12 @@ class ModelContract:
         latents = latents.to(self._device)
         first, caches = decoder.decode(latents, None)
         self._frames("decoder", first, 2, config.pixel_frames(0))
-        _require("decoder", len(caches) == 2, f"two sessions have {len(caches)} caches")
+        require("decoder", len(caches) == 2, f"two sessions have {len(caches)} caches")
         used = [sum(part.nbytes for part in cache.values()) for cache in caches]
         size = f"a cache has {max(used)} bytes, more than cache_bytes {decoder.cache_bytes}"
-        _require("decoder", max(used) <= decoder.cache_bytes, size)
+        require("decoder", max(used) <= decoder.cache_bytes, size)
         memory = [{part.untyped_storage().data_ptr() for part in cache.values()} for cache in caches]
-        _require("decoder", not memory[0] & memory[1], "caches of two sessions share memory")
+        require("decoder", not memory[0] & memory[1], "caches of two sessions share memory")
         before = [{name: part.clone() for name, part in cache.items()} for cache in caches]
         second, _ = decoder.decode(latents, caches)
         self._frames("decoder", second, 2, config.pixel_frames(1))
@@ -122,102 +122,96 @@ class ModelContract:
             for cache, was in zip(caches, before, strict=True)
             for name, part in cache.items()
         )
-        _require("decoder", kept, "decode changes the caches that it is given")
+        require("decoder", kept, "decode changes the caches that it is given")
         for row in range(2):
             alone, cache = decoder.decode(latents[row : row + 1], None)
             more, _ = decoder.decode(latents[row : row + 1], cache)
             off = max(largest_level(alone[0], first[row]), largest_level(more[0], second[row]))
-            _require("decoder", off <= LEVELS, f"a session alone differs by {off} levels from one beside it")
+            require("decoder", off <= LEVELS, f"a session alone differs by {off} levels from one beside it")
 
     def _check_weights(self) -> None:
-        _require("weights", bool(self.models.weights), "Models.weights is empty")
+        require("weights", bool(self.models.weights), "Models.weights is empty")
         again = self._load()
         equal = again.weights == self.models.weights
-        _require("weights", equal, f"two loads have the digests {self.models.weights} and {again.weights}")
+        require("weights", equal, f"two loads have the digests {self.models.weights} and {again.weights}")
 
     def _check_memory(self) -> None:
         models = self.models
         own = sum(each.nbytes for each in models.transformer.parameters())
-        _require("memory", models.weight_bytes >= own, "weight_bytes is less than the transformer's weights")
+        require("memory", models.weight_bytes >= own, "weight_bytes is less than the transformer's weights")
         for name, value in (
             ("text.workspace_bytes", models.text.workspace_bytes),
             ("decoder.workspace_bytes", models.decoder.workspace_bytes),
             ("decoder.cache_bytes", models.decoder.cache_bytes),
         ):
-            _require("memory", value >= 0, f"{name} is {value}")
+            require("memory", value >= 0, f"{name} is {value}")
         budget = plan(models, 0)
         fits = plan(models, budget.expected_bytes(3)).sessions()
-        _require("memory", fits == 3, f"the memory of three sessions holds {fits}")
+        require("memory", fits == 3, f"the memory of three sessions holds {fits}")
 
     # Sessions in an engine
 
     def _check_seeds(self) -> None:
         first, again = (self._played(7) for _ in range(2))
-        _require("seeds", same_chunks(first, again), "two runs of one seed and prompt differ")
+        require("seeds", same_chunks(first, again), "two runs of one seed and prompt differ")
         for index, chunk in enumerate(first):
             self._frames("seeds", chunk.frames[None], 1, self.models.transformer.config.pixel_frames(index))
         other = self._played(8)
-        _require("seeds", not same_chunks(first, other), "two seeds have the same video")
+        require("seeds", not same_chunks(first, other), "two seeds have the same video")
 
     def _check_prompts(self) -> None:
         stayed = self._played(7)
         engine = self._engine()
         engine.admit(self._spec(7), time.monotonic())
-        before = _chunks(engine, 1)
+        before = chunks(engine, 1)
         engine.control(SESSION, Control(1, prompt=self._prompts[1]))
         applied: list[ControlApplied] = []
-        after = _chunks(engine, self._count - 1, applied)
-        _require("prompts", bool(applied), "no chunk showed the second prompt")
+        after = chunks(engine, self._count - 1, applied)
+        require("prompts", bool(applied), "no chunk showed the second prompt")
         made = [*before, *after]
         switch = applied[-1].chunk
-        _require("prompts", same_chunks(made[:switch], stayed[:switch]), "a prompt changed a chunk before it")
+        require("prompts", same_chunks(made[:switch], stayed[:switch]), "a prompt changed a chunk before it")
         differs = not same_chunks(made[switch:], stayed[switch:])
-        _require("prompts", differs, "the second prompt changed nothing")
+        require("prompts", differs, "the second prompt changed nothing")
+
+    def _check_controls(self) -> None:
+        check_controls(
+            self.models, self._load().controls, self._prompts, self._engine, self._spec(7), self._count
+        )
 
     def _check_window(self) -> None:
         config = self.models.transformer.config
-        chunks = config.window_frames // config.frames_per_chunk + 2
+        count = config.window_frames // config.frames_per_chunk + 2
         if config.session_frames is not None:
-            chunks = min(chunks, config.session_frames // config.frames_per_chunk)
+            count = min(count, config.session_frames // config.frames_per_chunk)
         engine = self._engine()
         engine.admit(self._spec(7), time.monotonic())
-        made = _chunks(engine, chunks)
+        made = chunks(engine, count)
         finite = all(bool(chunk.latents.isfinite().all()) for chunk in made)
-        _require("window", finite, "latents beyond the window are not finite")
+        require("window", finite, "latents beyond the window are not finite")
 
     def _check_suspension(self) -> None:
         stayed = self._played(7)
         engine = self._engine(host=True)
         engine.admit(self._spec(7), time.monotonic())
-        before = _chunks(engine, 1)
+        before = chunks(engine, 1)
         engine.suspend(SESSION)
-        events = _until(engine, Suspended)
+        events = until(engine, Suspended)
         before += [event for event in events if isinstance(event, ChunkReady)]
         engine.resume(SESSION, time.monotonic())
-        after = _chunks(engine, self._count - len(before))
+        after = chunks(engine, self._count - len(before))
         same = same_chunks([*before, *after], stayed)
-        _require("suspension", same, "a session that was suspended continues with another video")
+        require("suspension", same, "a session that was suspended continues with another video")
 
     def _check_migration(self) -> None:
         stayed = self._played(7)
         source, target = self._engine(), self._engine()
         source.admit(self._spec(7), time.monotonic())
-        before = _chunks(source, 1)
-        source.quiesce(SESSION, time.monotonic(), 0.0, 0.0)
-        events = _until(source, SessionQuiesced)
-        before += [event for event in events if isinstance(event, ChunkReady)]
-        header, pages = source.export_session(SESSION)
-        buffer = target.reserve(on_host=False)
-        for page in pages:
-            places = buffer.place(page.name, page.size, page.dtype, page.shape)
-            for place, part in zip(places, page.parts, strict=True):
-                place.copy_(part)
-        target.import_session(buffer, header, [page.name for page in pages], time.monotonic())
-        source.evict(SESSION)
-        target.unquiesce(SESSION)
-        after = _chunks(target, self._count - len(before))
+        before = chunks(source, 1)
+        before += migrate(source, target)
+        after = chunks(target, self._count - len(before))
         same = same_chunks([*before, *after], stayed)
-        _require("migration", same, "a session that was migrated continues with another video")
+        require("migration", same, "a session that was migrated continues with another video")
 
     # Helpers
 
@@ -248,46 +242,11 @@ class ModelContract:
         """The first chunks of a session that nothing disturbs."""
         engine = self._engine()
         engine.admit(self._spec(seed), time.monotonic())
-        return _chunks(engine, self._count)
+        return chunks(engine, self._count)
 
     def _frames(self, check: str, frames: Tensor, rows: int, count: int) -> None:
         config = self.models.transformer.config
         size = config.pixels_per_latent
         wanted = (rows, count, config.latent_height * size, config.latent_width * size, 3)
-        _require(check, tuple(frames.shape) == wanted, f"frames are {tuple(frames.shape)}, not {wanted}")
-        _require(check, frames.dtype is torch.uint8, f"frames are {frames.dtype}, not uint8")
-
-
-def _chunks(engine: Engine, count: int, applied: list[ControlApplied] | None = None) -> list[ChunkReady]:
-    """Step until the session has delivered this number of chunks."""
-    made: list[ChunkReady] = []
-    while len(made) < count:
-        for event in _step(engine):
-            if isinstance(event, ChunkReady):
-                made.append(event)
-            elif isinstance(event, ControlApplied) and applied is not None:
-                applied.append(event)
-    return made
-
-
-def _until(engine: Engine, kind: type[Event]) -> list[Event]:
-    """Step until an event of this kind, and return all events."""
-    events: list[Event] = []
-    while not any(isinstance(event, kind) for event in events):
-        events += _step(engine)
-    return events
-
-
-def _step(engine: Engine) -> Sequence[Event]:
-    events = engine.step(time.monotonic())
-    for event in events:
-        if isinstance(event, SessionFailed | SessionEnded):
-            raise ModelContractError(
-                "engine", event.error if isinstance(event, SessionFailed) else event.reason
-            )
-    return events
-
-
-def _require(check: str, holds: bool, reason: str) -> None:
-    if not holds:
-        raise ModelContractError(check, reason)
+        require(check, tuple(frames.shape) == wanted, f"frames are {tuple(frames.shape)}, not {wanted}")
+        require(check, frames.dtype is torch.uint8, f"frames are {frames.dtype}, not uint8")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from turboserve.worker.engine.models import Models
+from turboserve.worker.model.toy_control import SteerControl
 from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld
 from turboserve.worker.model.weights import weights_digest
 
@@ -21,4 +22,5 @@ def load_toyworld(device: torch.device | str = "cpu", path: Path | None = None) 
         network.to(device)
     # The digest includes the vocabulary: the encoder identifies words by their place in it.
     digest = weights_digest(networks, json.dumps(world.details["vocabulary"]))
-    return Models(world.transformer, world.text, ToyDecoder(world.vae, world.config), digest)
+    steer = SteerControl(world.text, world.directions)
+    return Models(world.transformer, world.text, ToyDecoder(world.vae, world.config), digest, steer)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
 
 from turboserve.contracts.fidelity import QualityLimits
 from turboserve.worker.service.events import LogPlace, Ownership
@@ -57,12 +60,14 @@ class Admit:
     traceparent: str | None = None
     """Trace context of the row's assignment. None: not traced."""
     prompt_traceparent: str | None = None
-    """Trace context of a prompt that no chunk shows yet. None: there is none, or it was not traced."""
+    """Trace context of a prompt or control that no chunk shows yet. None: none, or it was not traced."""
     limits: Limits = Limits()
     waiting_s: float | None = None
     """Age of the request that the next chunk is the first to answer, seconds. None: it answers none."""
     drops_buffer: bool = False
     """Whether viewers discard the video before the next chunk."""
+    values: Mapping[str, JsonValue] = field(default_factory=dict)
+    """See `SetConditions.values`."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +165,17 @@ class Unquiesce:
 
 
 @dataclass(frozen=True)
-class SetPrompt:
-    """Change the prompt at the next chunk boundary."""
+class SetConditions:
+    """Change the prompt and the values of controls at the next chunk boundary."""
 
     session: str
     run: int
     control_seq: int
     prompt: str
     traceparent: str | None = None
-    """Trace context of the row's newest prompt. None: not traced."""
+    """Trace context of the row's newest prompt or control. None: not traced."""
+    values: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Values of typed controls: `SessionRecord.controls`."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +260,7 @@ Command = (
     | Quiesce
     | Unquiesce
     | MigrationCommand
-    | SetPrompt
+    | SetConditions
     | SetLimits
     | DropBuffer
     | SetPlayhead

@@ -54,7 +54,7 @@ EngineCommand = (
     | commands.Resume
     | commands.PauseGeneration
     | commands.ResumeGeneration
-    | commands.SetPrompt
+    | commands.SetConditions
     | commands.SetLimits
     | commands.DropBuffer
     | commands.SetPlayhead

@@ -173,17 +173,15 @@ class EngineDriver:
                 self.engine.control(session, Control(seq, paused=True))
             case commands.ResumeGeneration(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=False))
-            case commands.SetPrompt(session=session, control_seq=seq, prompt=prompt, traceparent=traceparent):
+            case commands.SetConditions(session=session, control_seq=seq, prompt=prompt):
                 if (trace := self._runs[session].trace) is not None:
-                    trace.prompt(seq, traceparent)
-                self.engine.control(session, Control(seq, prompt=prompt))
+                    trace.prompt(seq, command.traceparent)
+                self.engine.control(session, Control(seq, prompt=prompt, values=command.values))
             case commands.SetLimits(session=session, control_seq=seq, limits=limits):
                 quality = limits.quality or QualityLimits()
                 lead_s = self.engine.options.max_lead_s if limits.max_lead_s is None else limits.max_lead_s
-                self.engine.control(
-                    session,
-                    Control(seq, max_lead_s=lead_s, floor=quality.floor or 0.0, pinned=quality.pin),
-                )
+                limited = Control(seq, max_lead_s=lead_s, floor=quality.floor or 0.0, pinned=quality.pin)
+                self.engine.control(session, limited)
             case commands.DropBuffer(session=session, control_seq=seq, waiting_s=waiting_s):
                 self.engine.control(session, Control(seq, drops_buffer_since_s=now - waiting_s))
             case commands.SetPlayhead(session=session, playhead_s=seconds, playing=playing, observed_at=at):
@@ -216,6 +214,7 @@ class EngineDriver:
             waiting_s=admit.waiting_s,
             drops_buffer=admit.drops_buffer,
             isolated_chunks=ISOLATED_CHUNKS if admit.isolated else 0,
+            values=admit.values,
         )
         try:
             self.engine.admit(spec, self._now())

@@ -139,12 +139,13 @@ class SessionReconciler:
             if entry.record.control_seq > entry.control_sent:
                 entry.control_sent = entry.record.control_seq
                 self.out.append(
-                    commands.SetPrompt(
+                    commands.SetConditions(
                         entry.session,
                         entry.run,
                         entry.control_sent,
                         entry.record.prompt,
                         entry.record.prompt_traceparent,
+                        entry.record.controls,
                     )
                 )
             if entry.record.drop_buffer_seq > max(entry.drop_sent, entry.last_control):
@@ -208,6 +209,7 @@ class SessionReconciler:
                 limits=entry.limits,
                 waiting_s=entry.waiting_s(now),
                 drops_buffer=entry.last_control < record.drop_buffer_seq,
+                values=record.controls,
             ),
             commands.Report(),
         ]

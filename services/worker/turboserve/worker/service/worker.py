@@ -152,6 +152,7 @@ class Worker:
             model=self._settings.model,
             capacity=self.table.capacity,
             weights_digest=self._engine.engine.fingerprint,
+            controls=self.engine.declarations,
             phase=WorkerPhase.DRAINING if draining else WorkerPhase.READY,
             sessions=self._quality.onto(self._slack.onto(held, runs, now), runs),
             refusals=self.table.refusals(),

@@ -25,6 +25,7 @@ from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.device.work import VirtualChunk, VirtualPass, VirtualTransfer
 from turboserve.worker.engine.backend import Decoded, Decoding
 from turboserve.worker.engine.context_forwards import ReplayPart
+from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.errors import HostPoolFullError
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec
@@ -93,6 +94,7 @@ class VirtualBackend:
         self.config, self.fingerprint = profile.config, _fingerprint(profile.config, profile.weights)
         self.device = torch.device("cpu")
         self.text = _Text(self, LatencyProfile(profile.text_s))
+        self.controls: ControlEncoder | None = None
         self.pool = SlabPool(SlabLayout.of(self.config, DTYPE), options.slab_bytes, self.device)
         self.state_host_bytes = state_size(profile)
         cells = options.host_sessions + 1 if options.host_sessions else 0

@@ -1,14 +1,15 @@
-"""Prompts of a session, and decisions about it."""
+"""Prompts and controls of a session, and decisions about it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from turboserve.contracts.sessions import Decision, PromptReceipt, SessionRecord
+from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.simulation.runtime.rows.changes import insert_decision
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import ControlEntry, DecisionEntry
+from turboserve.state_store.core.receipts import Receipt, SettledControl, receipt_id
 
 _SAME = ("epoch", "worker", "kind", "reason")
 
@@ -20,39 +21,43 @@ class MemoryControls:
         self._db = session
         self._controls, self._decisions = session.tables.controls, session.tables.decisions
 
-    async def insert_prompt(self, receipt: PromptReceipt) -> None:
+    async def insert(self, receipt: Receipt) -> None:
         def run() -> None:
             self._db.refer(self._db.tables.sessions, receipt.session)
             self._db.insert(self._controls, (receipt.session, receipt.control_seq), ControlEntry(receipt))
 
         await self._db.execute(run)
 
-    async def prompt(self, prompt_id: str) -> PromptReceipt | None:
-        def run() -> PromptReceipt | None:
-            found = self._db.find(self._controls, "prompt_id", prompt_id)
+    async def receipt(self, receipt_id: str) -> Receipt | None:
+        def run() -> Receipt | None:
+            found = self._db.find(self._controls, "receipt_id", receipt_id)
             return found[0][1].receipt if found else None
 
         return await self._db.execute(run)
 
-    async def settle_prompts(
+    async def settle(
         self, session: str, control_seq: int, chunk_index: int, now: float
-    ) -> list[PromptReceipt]:
-        def run() -> list[PromptReceipt]:
-            due = []
+    ) -> list[SettledControl]:
+        def run() -> list[SettledControl]:
+            due = {}
             for key, _ in self._db.find(self._controls, "unsettled", session):
                 if key[1] > control_seq:
                     continue
                 entry = self._db.lock(self._controls, key, LockMode.NO_KEY_UPDATE)
                 if entry is not None and not entry.settled:
-                    due.append((key, entry))
-            newest = max((key[1] for key, _ in due), default=0)
-            for key, entry in due:
-                if key[1] == newest:
+                    due[key] = entry
+            newest = {entry.name: entry.receipt for _, entry in sorted(due.items())}
+            settled = []
+            for key, entry in sorted(due.items()):
+                winner = newest[entry.name]
+                if winner.control_seq == key[1]:
                     after = replace(entry, applied_at=now, chunk_index=chunk_index)
+                    settled.append(SettledControl(entry.receipt))
                 else:
-                    after = replace(entry, superseded_by=newest)
+                    after = replace(entry, superseded_by=winner.control_seq)
+                    settled.append(SettledControl(entry.receipt, receipt_id(winner)))
                 self._db.update(self._controls, key, after)
-            return sorted((entry.receipt for _, entry in due), key=lambda receipt: receipt.control_seq)
+            return settled
 
         return await self._db.execute(run)
 

@@ -11,6 +11,7 @@ from turboserve.simulation.runtime.rows.changes import lock_all
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.usage import Used, add_usage, lock_usage
+from turboserve.state_store.core.receipts import receipt_text
 from turboserve.state_store.core.tenants import created_bytes, text_bytes
 from turboserve.state_store.ports.records import LogProgress, UsageShare
 
@@ -140,7 +141,7 @@ class MemoryProgress:
                 prompts = self._db.find(tables.controls, "session", session)
                 freed[entry.record.tenant] += created_bytes(
                     entry.first_prompt, entry.record.metadata.items()
-                ) + sum(text_bytes(control.receipt.prompt) for _, control in prompts)
+                ) + sum(text_bytes(receipt_text(control.receipt)) for _, control in prompts)
                 self._db.delete(self._rows, session)
                 for control, _ in self._db.find(tables.controls, "session", session):
                     self._db.delete(tables.controls, control)

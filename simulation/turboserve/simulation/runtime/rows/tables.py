@@ -12,11 +12,12 @@ from turboserve.contracts.keys import KeyRecord
 from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.links import LinkRecord, SigningKey
 from turboserve.contracts.recordings import RecordingRecord
-from turboserve.contracts.sessions import Decision, Phase, PromptReceipt, SessionRecord
+from turboserve.contracts.sessions import ControlReceipt, Decision, Phase, SessionRecord
 from turboserve.contracts.usage import UsageDay
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.core.key_limits import KeyRates
+from turboserve.state_store.core.receipts import Receipt, receipt_id
 from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import KeyEdition, PendingEvent, SigningEdition
@@ -94,14 +95,19 @@ class WorkerEntry:
 class ControlEntry:
     """A row of `controls`."""
 
-    receipt: PromptReceipt
+    receipt: Receipt
     applied_at: float | None = None
     chunk_index: int | None = None
     superseded_by: int | None = None
 
     @property
+    def name(self) -> str | None:
+        """Name of the control. None: a prompt."""
+        return self.receipt.name if isinstance(self.receipt, ControlReceipt) else None
+
+    @property
     def settled(self) -> bool:
-        """Whether a chunk has applied or superseded the prompt."""
+        """Whether a chunk has applied or superseded it."""
         return self.applied_at is not None or self.superseded_by is not None
 
 
@@ -196,11 +202,11 @@ class Tables:
         self.controls: Table[tuple[str, int], ControlEntry] = Table(
             "controls",
             {
-                "prompt_id": lambda entry: entry.receipt.prompt_id,
+                "receipt_id": lambda entry: receipt_id(entry.receipt),
                 "session": lambda entry: entry.receipt.session,
                 "unsettled": lambda entry: None if entry.settled else entry.receipt.session,
             },
-            ("prompt_id",),
+            ("receipt_id",),
         )
         self.decisions: Table[int, DecisionEntry] = Table(
             "decisions",

@@ -1,0 +1,39 @@
+"""The control `steer` of toyworld: where the first figure of a prompt moves, from its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from turboserve.control_declarations import ControlDeclaration
+from turboserve.worker.model.toy_text import ToyText
+
+STEER = "steer"
+
+
+class SteerControl:
+    """The engine's `ControlEncoder` over the text encoder."""
+
+    def __init__(self, text: ToyText, directions: Sequence[str]) -> None:
+        """`directions`: the values that the weights take, of `toy_steering.DIRECTIONS`."""
+        self._text = text
+        self.declarations = (
+            ControlDeclaration(
+                name=STEER,
+                description="Where the first figure moves from its place, instead of the prompt's motion.",
+                value_schema={"type": "string", "enum": list(directions)},
+            ),
+        )
+        """See `ControlEncoder.declarations`."""
+
+    @torch.inference_mode()
+    def encode(self, prompts: Sequence[str], values: Sequence[Mapping[str, JsonValue]]) -> Tensor:
+        """See `ControlEncoder.encode`."""
+        rows = []
+        for row, each in zip(self._text.encode(prompts), values, strict=True):
+            direction = each.get(STEER)
+            rows.append(self._text.steered(row, direction) if isinstance(direction, str) else row)
+        return torch.stack(rows)
