@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,18 @@ def test_a_report_of_nothing_is_still_an_object() -> None:
     assert report["baseline"] is None
     json.dumps(report, allow_nan=False)
     assert "chunks_lost" in shown(report)
+
+
+def test_transports_are_shown_beside_each_other() -> None:
+    seen = {"p50": 0.4, "p95": 0.6, "p100": 0.7}
+    found = {
+        name: {"prompts": 8, "prompt_seen_s": seen, "gateway_cpu_per_viewer_us": cost}
+        for name, cost in (("ws", 1500.0), ("whep", None))
+    }
+    text = shown({"sessions": 2, "seconds": 32.0, "lead_s": 0.75, "transports": found})
+    assert "lead 0.75 s" in text
+    assert re.search(r"ws +0.4 +0.6 +0.7 +1.5e\+03", text)
+    assert re.search(r"whep +0.4 +0.6 +0.7 *$", text, re.MULTILINE)
 
 
 def test_neighbouring_sessions_differ_in_both_prompts() -> None:

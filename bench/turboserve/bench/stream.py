@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,14 +24,24 @@ from rich.table import Table
 from turboserve.bench.report import BenchError
 from turboserve.bench.streaming.measurement import BrokerTap, Measurement, SessionMeasurement
 from turboserve.bench.streaming.problems import ProblemError
+from turboserve.bench.streaming.transports import compare
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.tasks import stop
 
 COLOURS = ("red", "blue", "green", "yellow", "purple", "orange", "cyan", "pink")
 SHAPES = ("circle", "square", "triangle")
 MOTIONS = ("left", "up", "right", "down")
+TRANSPORTS = ("ws", "whep")
 FIRST_CHUNK_LIMIT_S = 60.0
 APPLIED_LIMIT_S = 30.0
+
+
+class Transport(StrEnum):
+    """What viewers are connected over."""
+
+    WS = "ws"
+    WHEP = "whep"
+    BOTH = "both"
 
 
 async def run(
@@ -44,6 +55,16 @@ async def run(
     data: Annotated[
         Path, typer.Option(envvar="TURBOSERVE_DATA", help="Data directory of a running `turboserve up`.")
     ] = Path(".turboserve"),
+    transport: Annotated[
+        Transport | None,
+        typer.Option(
+            help="Measure the time from a prompt to its first pixel and the gateway's processor time for "
+            "each second of a viewer, over this transport or over both in turn."
+        ),
+    ] = None,
+    lead: Annotated[
+        float, typer.Option(min=0.1, help="With --transport: the sessions' lead, in seconds.")
+    ] = 0.75,
 ) -> dict[str, Any]:
     """Watch a running stack with several virtual players: first chunk, chunk times, stalls, losses, prompts.
 
@@ -52,6 +73,9 @@ async def run(
     """
     target = Target(url) if url is not None else Target.find(data)
     try:
+        if transport is not None:
+            chosen = TRANSPORTS if transport is Transport.BOTH else (transport.value,)
+            return await compare(target.url, target.gateway_pid, chosen, sessions, seconds, lead)
         measurement = await measure(target, sessions, seconds)
     except ProblemError as problem:
         hint = (
@@ -65,6 +89,8 @@ async def run(
 
 def table(result: Mapping[str, Any]) -> Table:
     """Format the result of `run`."""
+    if "transports" in result:
+        return transport_table(result)
     shown = Table(
         "",
         "p50",
@@ -91,6 +117,18 @@ def table(result: Mapping[str, Any]) -> Table:
     return shown
 
 
+def transport_table(result: Mapping[str, Any]) -> Table:
+    """Format the comparison of transports."""
+    title = f"{result['sessions']} sessions, {result['seconds']:g} s, lead {result['lead_s']:g} s"
+    shown = Table(
+        "prompt → first pixel, s", "p50", "p95", "max", "gateway, µs/s", title=title, box=box.SIMPLE
+    )
+    for name, found in result["transports"].items():
+        seen = (_number(found["prompt_seen_s"][key]) for key in ("p50", "p95", "p100"))
+        shown.add_row(name, *seen, _number(found["gateway_cpu_per_viewer_us"]))
+    return shown
+
+
 def _milli(figures: Mapping[str, float | None]) -> dict[str, float | None]:
     return {key: None if value is None else value * 1000 for key, value in figures.items()}
 
@@ -105,13 +143,16 @@ class Target:
 
     url: str
     nats_url: str | None = None
+    gateway_pid: int | None = None
+    """The first gateway's process, if it runs on this machine."""
 
     @classmethod
     def find(cls, data: Path) -> Target:
         """Find the stack that `turboserve up` runs on the data directory `data`. Raises BenchError."""
         try:
             record = json.loads((data / "stack.json").read_text())
-            return cls(record["url"], record.get("nats_url"))
+            gateway = record.get("processes", {}).get("gateway", {})
+            return cls(record["url"], record.get("nats_url"), gateway.get("pid"))
         except (OSError, ValueError, KeyError):
             raise BenchError(
                 f"no stack is running on {data.absolute()}: start one with `turboserve up`, or set --url"

@@ -226,6 +226,8 @@ export interface ChunkMessage {
   /** Left out: the best. */
   fidelity?: ChunkFidelity;
   published_at: string;
+  /** Over WebRTC: the RTP timestamp of its first frame less that of the first frame of the stream, in 1/90000 s. */
+  rtp_time?: number;
   bytes: number;
 }
 
