@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from turboserve.experiments.toyworld import quality
+from turboserve.experiments.toyworld import quality, steering
 from turboserve.experiments.toyworld.judge import judge
 from turboserve.experiments.toyworld.quality import CHUNKS_BEFORE, Job, Played, generate, held_out_jobs
 from turboserve.experiments.toyworld.world import Figure, Scene, held_out
@@ -53,6 +53,11 @@ def test_held_out_prompts_are_followed_as_often_as_promised() -> None:
     assert result["motion_accuracy"] >= 0.90, result["failures"]
     assert result["switch_accuracy"] >= 0.90, result["failures"]
     assert result["baseline_other_prompts"]["colour_accuracy"] < 0.2
+    for name in ("steering", "steering_live"):
+        assert result[name]["draws"] == quality.SAMPLE_STEERED * steering.TURNS
+        assert result[name]["direction_accuracy"] >= 0.90
+    lines = quality.table(result)
+    assert "steered within two chunks of one latent frame: direction" in lines
 
 
 def test_a_session_is_the_same_alone_and_among_others(models: Models) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from turboserve.experiments.toyworld import steering
 from turboserve.experiments.toyworld.judge import Verdict, has_colours, judge
 from turboserve.experiments.toyworld.prompts import phrase
 from turboserve.experiments.toyworld.world import Scene, random_scene
@@ -45,6 +46,8 @@ LONG_CHUNKS = 120
 LABELS = {"colour": "color"}
 """Key of the result → its row label in the table, where they differ."""
 LONG_SESSIONS = 8
+FULL_STEERED, SAMPLE_STEERED = 50, 6
+"""Sessions that are steered, with either size of chunks."""
 CONCURRENT = 8
 TIMED_CHUNKS = 16
 
@@ -178,6 +181,9 @@ def run(full: bool, seed: int = 0, world: ToyWorld | None = None) -> dict[str, A
         "weights_bytes": WEIGHTS.stat().st_size,
         "failures": _failures(jobs, before, after, switched),
     }
+    steered = FULL_STEERED if full else SAMPLE_STEERED
+    result["steering"] = steering.measure(world, steered, seed, live=False)
+    result["steering_live"] = steering.measure(world, steered, seed, live=True)
     if full:
         result["long"] = long_sessions(models, seed)
     result["wall_seconds"] = time.monotonic() - begun
@@ -215,6 +221,12 @@ def table(result: dict[str, Any]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     lines.append(f"switch within {SWITCH_CHUNKS} chunks: {result['switch_accuracy']:.3f}")
+    for name, chunks in (("steering", "three latent frames"), ("steering_live", "one latent frame")):
+        found = result[name]
+        lines.append(
+            f"steered within two chunks of {chunks}: direction {found['direction_accuracy']:.3f}, "
+            f"shape {found['shape_accuracy']:.3f} ({found['draws']} draws)"
+        )
     if "long" in result:
         long = result["long"]
         lines.append(
