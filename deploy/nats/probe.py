@@ -11,13 +11,19 @@ import json
 import os
 import socket
 import sys
+import time
 
 ADDRESS = ("127.0.0.1", int(os.environ.get("NATS_PORT", "4222")))
 ANSWER_S = 2.0
 HEALTH = "$SYS.REQ.SERVER.PING.HEALTHZ"
-SUBJECT = "watchdog.probe"
-STREAM = "WATCHDOG"
+MEMBER = os.environ.get("NATS_SERVER_NAME")
+"""The server's name in a cluster. Empty: it is alone.
+
+A server of a cluster is judged by itself: its own JetStream, and a stream that only this server has."""
+SUBJECT = f"watchdog.probe.{MEMBER}" if MEMBER else "watchdog.probe"
+STREAM = f"WATCHDOG-{MEMBER}" if MEMBER else "WATCHDOG"
 CREATE = f"$JS.API.STREAM.CREATE.{STREAM}"
+HEALTH_OPTIONS = {"server_name": MEMBER, "js-enabled-only": True} if MEMBER else {}
 CONFIG = {
     "name": STREAM,
     "subjects": [SUBJECT],
@@ -26,6 +32,7 @@ CONFIG = {
     "discard": "old",
     "max_msgs": 1,
     "num_replicas": 1,
+    **({"placement": {"tags": [MEMBER]}} if MEMBER else {}),
 }
 WRITTEN, FAILS, SILENT, FULL = 0, 1, 2, 3
 
@@ -49,7 +56,11 @@ class Connection:
         """
         data = "" if body is None else json.dumps(body)
         self._send(f"PUB {subject} {self._inbox} {len(data)}\r\n{data}\r\n")
+        deadline_s = time.monotonic() + ANSWER_S
         while True:
+            # The broker's pings alone are no answer.
+            if time.monotonic() > deadline_s:
+                raise OSError(f"no answer to {subject}")
             words = self._file.readline().decode().split()
             if not words:
                 raise OSError("the broker closed the connection")
@@ -66,9 +77,23 @@ class Connection:
         self._file.flush()
 
 
+def created(broker: Connection) -> dict | None:
+    """Create the stream, and return the answer.
+
+    Returns None if a cluster does not create it: its leader may be away, which is not this server's fault.
+    """
+    try:
+        answer = broker.request(CREATE, CONFIG) or {}
+    except OSError:
+        if MEMBER:
+            return None
+        raise
+    return None if MEMBER and "error" in answer else answer
+
+
 def main() -> int:
     try:
-        health = Connection("health").request(HEALTH, {}) or {}
+        health = Connection("health").request(HEALTH, HEALTH_OPTIONS) or {}
         if health.get("data", {}).get("status") != "ok":
             print(f"unhealthy: {health}", file=sys.stderr)
             return FAILS
@@ -79,11 +104,13 @@ def main() -> int:
     try:
         answer = broker.request(SUBJECT)
         if answer is None:
-            made = broker.request(CREATE, CONFIG) or {}
-            answer = made if "error" in made else broker.request(SUBJECT) or {}
+            made = created(broker)
+            answer = made if made is None or "error" in made else broker.request(SUBJECT) or {}
     except OSError as error:
         print(f"not stored: {error}", file=sys.stderr)
         return FAILS
+    if answer is None:
+        return WRITTEN
     if "error" in answer:
         print(f"refused: {answer['error']}", file=sys.stderr)
         return FULL
