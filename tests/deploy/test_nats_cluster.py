@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def test_a_watchdog_judges_its_own_server(cluster: Cluster) -> None:
     """Otherwise the watchdogs of two healthy servers would end them for the fault of the third."""
-    for name in cluster.names:
+
+    def works(name: str) -> bool:
         # The cluster creates the stream once it has a leader; the routes need their password for that.
-        eventually_blocking(lambda name=name: cluster.probe(name) == WRITTEN and cluster.has_stream(name))
+        return cluster.probe(name) == WRITTEN and cluster.has_stream(name)
+
+    for name in cluster.names:
+        eventually_blocking(partial(works, name))
     frozen, *others = cluster.names
     os.kill(cluster.processes[frozen].pid, signal.SIGSTOP)
     deadline_s = time.monotonic() + 6.0
