@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import importlib
 import json
 import os
 import resource
@@ -118,9 +119,12 @@ class ForkServer:
         # An error is raised again, and reported, in the fork.
         with suppress(Exception):
             if command[0] == "-m":
-                exec(f"import {name}.__main__", {})
+                main = name
+                if hasattr(importlib.import_module(name), "__path__"):
+                    main = f"{name}.__main__"
+                    importlib.import_module(main)
                 # A fork executes it anew.
-                del sys.modules[f"{name}.__main__"]
+                del sys.modules[main]
             else:
                 exec(_imports_of(Path(name)), {})
 

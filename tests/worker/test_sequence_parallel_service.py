@@ -4,8 +4,6 @@ import asyncio
 import os
 import signal
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers import forked_process
 from tests.worker.loan_worker import LoanWorker
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.worker.sequence_parallel.group import Group
@@ -25,10 +24,9 @@ WAIT_S = 60.0
 
 
 @contextmanager
-def process(directory: Path, worker: str, *session: str) -> Iterator[subprocess.Popen[bytes]]:
-    own = [str(directory), worker, str(LIMIT_S), *session]
-    command = [sys.executable, "-m", "tests.worker.loan_worker", *own]
-    started = subprocess.Popen(command)
+def process(directory: Path, worker: str, *session: str) -> Iterator[forked_process.Started]:
+    command = ["-m", "tests.worker.loan_worker", str(directory), worker, str(LIMIT_S), *session]
+    started = forked_process.start(command, os.environ, 2, stdout=1)
     try:
         yield started
     finally:
