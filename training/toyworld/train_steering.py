@@ -13,7 +13,6 @@ Writes dit.pt and text.pt for `export.py`, live.pt to go on from, and trials.jso
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from latents import Pool, Supply
 from muon import Muon
 from sequences import Batch, Sequences, squared_errors
 from torch import Tensor, nn
-from trials import Mapper, Trials
+from trials import Mapper, Trials, run_trials
 
 from turboserve.worker.model.toy_vae import ToyVae
 from turboserve.worker.model.toyworld import WEIGHTS, read_toyworld
@@ -271,23 +270,6 @@ def main() -> None:
     )
     run_trials(trials, args.trial_sessions, args.long_chunks, args.out / "trials.json")
     print(f"{time.monotonic() - begun:.1f} s since the start", flush=True)
-
-
-def run_trials(trials: Trials, sessions: int, long_chunks: int, out: Path) -> None:
-    """Print the results of all trials and write them after each one."""
-    found: dict[str, Any] = {}
-    kinds = {"three": False, "one": True}
-    for name, one in kinds.items():
-        found[f"steering_{name}"] = trials.steering(one, max(2, sessions // 2), 11)
-        found[f"prompts_{name}"] = trials.prompts(one, sessions, 12)
-        for part in (f"steering_{name}", f"prompts_{name}"):
-            print(part, json.dumps(found[part]), flush=True)
-        out.write_text(json.dumps(found, indent=1))
-    for name, one in kinds.items():
-        chunks = long_chunks * (2 if one else 1)
-        found[f"long_{name}"] = trials.long(one, max(2, sessions // 4), chunks, 13)
-        print(f"long_{name} {chunks} chunks", json.dumps(found[f"long_{name}"]), flush=True)
-        out.write_text(json.dumps(found, indent=1))
 
 
 def _decoder(path: Path | None, vae: ToyVae, device: torch.device) -> ToyVae:

@@ -6,9 +6,11 @@ Sessions of held-out scenes play in step. All accuracies are shares of sessions,
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,6 +170,23 @@ class Trials:
         latents = torch.cat(sessions.latents, 1)[:, -(newest or 0) :]
         clips = [self.vae.decode(part)[0] for part in latents.split(16)]
         return world.to_uint8(torch.cat(clips)).cpu().numpy()
+
+
+def run_trials(trials: Trials, sessions: int, long_chunks: int, out: Path) -> None:
+    """Print the results of all trials and write them after each one."""
+    found: dict[str, Any] = {}
+    kinds = {"three": False, "one": True}
+    for name, one in kinds.items():
+        found[f"steering_{name}"] = trials.steering(one, max(2, sessions // 2), 11)
+        found[f"prompts_{name}"] = trials.prompts(one, sessions, 12)
+        for part in (f"steering_{name}", f"prompts_{name}"):
+            print(part, json.dumps(found[part]), flush=True)
+        out.write_text(json.dumps(found, indent=1))
+    for name, one in kinds.items():
+        chunks = long_chunks * (2 if one else 1)
+        found[f"long_{name}"] = trials.long(one, max(2, sessions // 4), chunks, 13)
+        print(f"long_{name} {chunks} chunks", json.dumps(found[f"long_{name}"]), flush=True)
+        out.write_text(json.dumps(found, indent=1))
 
 
 def _moves(verdict: Result, condition: Condition) -> bool:

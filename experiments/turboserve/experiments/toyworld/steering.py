@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from turboserve.experiments.toyworld import world
 from turboserve.experiments.toyworld.judge import judge
@@ -32,37 +30,18 @@ from turboserve.worker.engine.interface import (
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.engine.models import Models
 from turboserve.worker.model.presets import with_single_frames
+from turboserve.worker.model.toy_control import STEER, SteerControl
 from turboserve.worker.model.toy_steering import DIRECTIONS
-from turboserve.worker.model.toy_text import ToyText
 from turboserve.worker.model.toyworld import ToyDecoder, ToyWorld
 
 TURNS = 3
 SECONDS_BEFORE = 2.25
 """Video before the first direction, at most as long again by chance."""
 CONCURRENT = 8
-_MARK = "|"
 
 
 class SteeringError(RuntimeError):
     """The engine gave up a session of the benchmark."""
-
-
-class SteeredText:
-    """The engine's `TextEncoder` over prompts of the form "direction|prompt"."""
-
-    def __init__(self, text: ToyText) -> None:
-        self._text = text
-        self.weight_bytes, self.workspace_bytes = text.weight_bytes, text.workspace_bytes
-
-    @torch.inference_mode()
-    def encode(self, prompts: Sequence[str]) -> Tensor:
-        """Encode prompts as [B, 8, dim]."""
-        rows = []
-        for said in prompts:
-            direction, mark, prompt = said.rpartition(_MARK)
-            (row,) = self._text.encode([prompt])
-            rows.append(self._text.steered(row, direction) if mark else row)
-        return torch.stack(rows)
 
 
 @dataclass
@@ -93,11 +72,9 @@ def measure(toyworld: ToyWorld, sessions: int, seed: int, *, live: bool) -> dict
     whole = toyworld.transformer.config
     toyworld.transformer.config = config
     try:
-        _play(
-            Models(toyworld.transformer, SteeredText(toyworld.text), ToyDecoder(toyworld.vae, config)),
-            jobs,
-            seed,
-        )
+        decoder = ToyDecoder(toyworld.vae, config)
+        steer = SteerControl(toyworld.text, toyworld.directions)
+        _play(Models(toyworld.transformer, toyworld.text, decoder, controls=steer), jobs, seed)
     finally:
         toyworld.transformer.config = whole
     right, shaped = [], []
@@ -138,5 +115,5 @@ def _play(models: Models, jobs: Sequence[_Steered], seed: int) -> None:
                 engine.evict(event.session)
                 running -= 1
             elif turn >= 0 and not rest:
-                said = job.directions[turn] + _MARK + job.prompt
-                engine.control(event.session, Control(turn + 1, prompt=said))
+                values = {STEER: job.directions[turn]}
+                engine.control(event.session, Control(turn + 1, values=values))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pydantic import JsonValue
 from torch import Tensor
 
-from turboserve.control_declarations import ControlDeclaration
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from turboserve.control_declarations import ControlDeclaration
 
 
 class ControlEncoder(Protocol):

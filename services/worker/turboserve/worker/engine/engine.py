@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import JsonValue
 
-from turboserve.control_declarations import ControlDeclaration
-from turboserve.control_values import allowed_values
 from turboserve.worker.engine.activity import (
     RUNNING,
     Offloaded,
@@ -27,6 +24,11 @@ from turboserve.worker.engine.playout import Playout, Tier
 from turboserve.worker.engine.session import FirstChunk, PendingControl, Session
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.state_pages import Page
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from turboserve.control_declarations import ControlDeclaration
 
 
 class Engine(Pipeline):
@@ -151,6 +153,11 @@ class Engine(Pipeline):
 
     def _allowed(self, values: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
         """The values that the model's declarations allow: a session may come from a worker with others."""
+        if not values:
+            return values
+        # Without controls, the engine needs torch, numpy and safetensors alone.
+        from turboserve.control_values import allowed_values
+
         return allowed_values(self.declarations, values)
 
     @property

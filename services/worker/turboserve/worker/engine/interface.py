@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from pydantic import JsonValue
 from torch import Tensor
 
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.gather import ALPHA
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 
 class TextEncoder(Protocol):
@@ -117,8 +119,7 @@ class Control:
     """Number of this control within its session, increasing. `ControlApplied` carries it."""
     prompt: str | None = None
     values: Mapping[str, JsonValue] | None = None
-    """Values of all controls of the model: a control that is not here has the model's own. Those that its
-    declarations do not allow are left out."""
+    """Values of all controls: one that is not here has the model's own. See `SessionSpec.values`."""
     paused: bool | None = None
     seed: int | None = None
     max_lead_s: float | None = None

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal, assert_never
+from typing import TYPE_CHECKING, Literal, assert_never
 
-from pydantic import JsonValue
 from torch import Tensor
 
 from turboserve.worker.engine.activity import (
@@ -26,6 +25,9 @@ from turboserve.worker.engine.interface import ChunkTimings, Control, Step
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.state_transfer import Transfer, TransferPurpose
 from turboserve.worker.engine.work import ChunkWork, Work
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 MAX_UNDECODED = 2
 """Undecoded chunks at which a session begins no other: one is decoded while the next is denoised."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
-from pydantic import JsonValue
 from torch import Tensor
 
 from turboserve.worker.engine.fidelity import Fidelity
@@ -16,6 +15,9 @@ from turboserve.worker.engine.interface import SessionSpec
 from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import Slab
 from turboserve.worker.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 
 @dataclass(eq=False)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from pydantic import JsonValue
 from torch import Tensor
 
-from turboserve.control_declarations import ControlDeclaration
 from turboserve.worker.model.toy_text import ToyText
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from turboserve.control_declarations import ControlDeclaration
 
 STEER = "steer"
 
@@ -19,15 +23,21 @@ class SteerControl:
 
     def __init__(self, text: ToyText, directions: Sequence[str]) -> None:
         """`directions`: the values that the weights take, of `toy_steering.DIRECTIONS`."""
-        self._text = text
-        self.declarations = (
+        self._text, self._directions = text, list(directions)
+
+    @property
+    def declarations(self) -> tuple[ControlDeclaration, ...]:
+        """See `ControlEncoder.declarations`."""
+        # The engine asks for it only where sessions have controls. Loading toyworld needs no pydantic.
+        from turboserve.control_declarations import ControlDeclaration
+
+        return (
             ControlDeclaration(
                 name=STEER,
                 description="Where the first figure moves from its place, instead of the prompt's motion.",
-                value_schema={"type": "string", "enum": list(directions)},
+                value_schema={"type": "string", "enum": self._directions},
             ),
         )
-        """See `ControlEncoder.declarations`."""
 
     @torch.inference_mode()
     def encode(self, prompts: Sequence[str], values: Sequence[Mapping[str, JsonValue]]) -> Tensor:
