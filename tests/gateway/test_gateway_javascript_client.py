@@ -245,8 +245,8 @@ ELEMENT = """async ([url, attributes]) => {
   const player = document.createElement("turboserve-player");
   window.player = player;
   window.events = [];
-  for (const type of ["hello", "format", "chunk", "promptapplied", "promptshown", "quality", "stall", "skip",
-                      "statechange", "reconnecting", "end", "error"]) {
+  for (const type of ["hello", "format", "chunk", "promptapplied", "promptshown", "controlshown", "quality",
+                      "stall", "skip", "statechange", "reconnecting", "end", "error"]) {
     player.addEventListener(type, ({ detail }) => {
       const { error } = detail;
       window.events.push([type, error ? { name: error.name, isFinal: detail.isFinal } : detail]);
@@ -279,6 +279,14 @@ async def test_the_element_plays_and_reports(pool: Pool, stopping_url: str, page
     assert second["prompt"] == "a blue square"
     assert first["seconds"] > 0
     assert second["seconds"] > 0
+    control = await page.evaluate("player.setControl('steer', 'left')")
+    await until(page, HAS, arg="controlshown")
+    [steered] = await page.evaluate("events.filter(([type]) => type === 'controlshown').map((e) => e[1])")
+    assert (steered["name"], steered["value"], steered["controlId"]) == (
+        *("steer", "left"),
+        control["control_id"],
+    )
+    assert steered["seconds"] > 0
     for name in ("hello", "format", "chunk", "quality", "statechange"):
         assert await page.evaluate(HAS, name), name
     quality = await page.evaluate("events.findLast(([type]) => type === 'quality')[1]")

@@ -21,7 +21,9 @@ from turboserve.client import (
     AsyncClient,
     Chunk,
     Client,
+    ControlSupersededError,
     NotFoundError,
+    ProblemError,
     PromptSupersededError,
     Quality,
     SessionEndedError,
@@ -56,6 +58,34 @@ def test_an_example_of_the_documents_runs(stack: BackgroundStack, tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+async def test_a_figure_is_steered(stack: BackgroundStack) -> None:
+    async with AsyncClient(stack.url) as client:
+        [model] = [each for each in await client.models() if each.default]
+        [steer] = model.controls
+        assert steer.name == "steer"
+        assert {"left", "right", "up", "down", "stop"} <= set(steer.value_schema["enum"])
+        session = await client.create("a red circle moving left", max_lead_s=1.0)
+        async with session.watch() as stream:
+            await anext(aiter(stream))
+            receipt = await session.set_control("steer", "up", drop_buffer=True)
+            async for chunk in stream:
+                if chunk.control_seq >= receipt.control_seq:
+                    break
+        assert await session.applied(receipt) <= chunk.index
+        assert (await session.refresh()).controls == {"steer": "up"}
+        await session.pause()
+        lost, won = [await session.set_control("steer", value) for value in ("left", None)]
+        await session.resume()
+        with pytest.raises(ControlSupersededError) as superseded:
+            await session.applied(lost)
+        assert superseded.value.superseded_by == won.control_id
+        assert (await session.refresh()).controls == {}
+        with pytest.raises(ProblemError) as refused:
+            await session.set_control("steer", "sideways")
+        assert (refused.value.status, refused.value.field) == (422, "value")
+        await session.end()
 
 
 async def test_a_session_from_its_first_prompt_to_its_end(stack: BackgroundStack, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import AfterValidator, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, JsonValue, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from turboserve import subjects
@@ -32,10 +32,18 @@ def every(root: type[Contract]) -> list[type[Contract]]:
 
 CONTRACTS = sorted(set(every(Contract)), key=lambda kind: kind.__qualname__)
 IDS = st.from_regex(ID_PATTERN.rstrip("$") + r"\Z", fullmatch=True)
-Kind = TypeVar("Kind", bound=Contract)
+Kind = TypeVar("Kind", bound=BaseModel)
 TEXT_CHECKS = typing.get_args(Text)[1:]
 """What validates `Text`."""
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(-1e9, 1e9) | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=4,
+)
+"""Values of any type."""
 
 
 def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
@@ -57,8 +65,10 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
         return st.dictionaries(values(arguments[0]), values(arguments[1]), min_size=least, max_size=3)
     if kind is type(None):
         return st.none()
-    if isinstance(kind, type) and issubclass(kind, Contract):
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
         return built(kind)
+    if kind is JsonValue or kind is Any:
+        return JSON
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return st.sampled_from(list(kind))
     if kind is bool:

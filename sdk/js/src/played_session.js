@@ -24,6 +24,9 @@ export class PlayedSession {
   #connection = null;
   #eventsAfter = 0;
   #shown = new ShownPrompts((shown) => this.#emit("promptshown", shown));
+  #shownControls = new ShownPrompts(({ index, prompt: { name, value }, promptId, seconds }) => {
+    this.#emit("controlshown", { index, name, value, controlId: promptId, seconds });
+  });
   #quality = "";
   #timer = 0;
   #frame = 0;
@@ -87,6 +90,13 @@ export class PlayedSession {
     return receipt;
   }
 
+  async setControl(name, value, options) {
+    const sentAtMs = performance.now();
+    const receipt = await this.session.setControl(name, value, options);
+    this.#shownControls.sent(receipt.control_id, sentAtMs);
+    return receipt;
+  }
+
   async pause() {
     this.#playback.pause();
     try {
@@ -120,6 +130,11 @@ export class PlayedSession {
         if (message.type === "prompt.applied") {
           this.#shown.applied(message.chunk_index, message.prompt, message.prompt_id);
           this.#emit("promptapplied", message);
+        }
+        if (message.type === "control.applied") {
+          const { chunk_index, name, value = null, control_id } = message;
+          this.#shownControls.applied(chunk_index, { name, value }, control_id);
+          this.#emit("controlapplied", message);
         }
         this.#emit("sessionevent", { event: message, isNew });
         if (isNew) this.#learn(message);
@@ -158,7 +173,7 @@ export class PlayedSession {
   #received(message, data) {
     this.chunk = message;
     this.#playback.chunk(message, data);
-    this.#shown.chunk(message.index, message.start_s);
+    for (const each of [this.#shown, this.#shownControls]) each.chunk(message.index, message.start_s);
     this.#emit("chunk", message);
     const { tier = null, slack_s = null, credit_s = null, fidelity = null } = message;
     const quality = JSON.stringify([tier, fidelity]);
@@ -183,7 +198,8 @@ export class PlayedSession {
 
   #look() {
     if (this.#closed) return;
-    if (this.#playback.started) this.#shown.look(this.#playback.playhead);
+    if (!this.#playback.started) return;
+    for (const each of [this.#shown, this.#shownControls]) each.look(this.#playback.playhead);
     this.#frame = requestAnimationFrame(() => this.#look());
   }
 }

@@ -175,6 +175,11 @@ export class TurboServePlayer extends HTMLElement {
     return this.#current.prompt(prompt, options);
   }
 
+  /** Set a control. `controlapplied` and `controlshown` follow. `options`: see `Session.setControl`. */
+  async setControl(name, value, options = {}) {
+    return this.#current.setControl(name, value, options);
+  }
+
   /** Pause the session for all its viewers. */
   async pause() {
     return this.#current.pause();

@@ -31,6 +31,15 @@ export class Session {
     return this.client.request("POST", `${this.#path}/prompts`, { body, idempotent: false });
   }
 
+  /**
+   * Set one of the model's controls (`Client.models`) from the next chunk on. `control.applied` with the receipt's
+   * `control_id` follows, or `control.superseded`. Null: the model's own. `dropBuffer`: as for `prompt`.
+   */
+  setControl(name, value, { dropBuffer = false } = {}) {
+    const body = { name, value, drop_buffer: dropBuffer };
+    return this.client.request("POST", `${this.#path}/controls`, { body, idempotent: false });
+  }
+
   /** Change limits of the session from the next chunk on. What is left out stays; null sets the default. */
   change({ quality, maxLeadS }) {
     return this.#described("PATCH", this.#path, { body: { quality, max_lead_s: maxLeadS } });

@@ -1,5 +1,5 @@
 import type {
-  ChunkMessage, Decision, End, Hello, Init, Link, Migration, Model, NewLink, Phase, Quality, Receipt, RecordingInfo,
+  ChunkMessage, ControlReceipt, Decision, End, Hello, Init, Link, Migration, Model, NewLink, Phase, Quality, Receipt, RecordingInfo,
   Role, SessionEvent, SessionInfo, Skip, Ticket, Worker,
 } from "./models.js";
 
@@ -61,6 +61,7 @@ export class Session {
   readonly videoUrl: string;
   refresh(): Promise<SessionInfo>;
   prompt(prompt: string, options?: { dropBuffer?: boolean }): Promise<Receipt>;
+  setControl(name: string, value: unknown, options?: { dropBuffer?: boolean }): Promise<ControlReceipt>;
   change(limits: { quality?: Quality | null; maxLeadS?: number | null }): Promise<SessionInfo>;
   pause(): Promise<SessionInfo>;
   resume(): Promise<SessionInfo>;

@@ -35,6 +35,8 @@ export interface SessionInfo {
   /** The worker that the session is migrating to. */
   target: string | null;
   next_chunk: number;
+  /** The newest accepted values of the model's controls. Those that are not here have the model's own. */
+  controls: Record<string, unknown>;
   control_seq: number;
   applied_control_seq: number;
   playhead_s: number;
@@ -56,6 +58,23 @@ export interface Receipt {
   /** Number of the prompt in its session. Chunks carry the number of their prompt. */
   control_seq: number;
   accepted_at: string;
+}
+
+/** An accepted value of a control. */
+export interface ControlReceipt {
+  session: string;
+  control_id: string;
+  /** Number of the value among the session's prompts and controls. */
+  control_seq: number;
+  accepted_at: string;
+}
+
+/** A control that a model takes beside a prompt. */
+export interface ModelControl {
+  name: string;
+  description: string;
+  /** JSON schema of a value. */
+  schema: Record<string, unknown>;
 }
 
 /** What is stored of one recording. */
@@ -143,6 +162,7 @@ export interface Model {
   sessions: number;
   /** What the model understands of a prompt. Null: it reads any text. */
   prompt_guide: object | null;
+  controls: ModelControl[];
 }
 
 /** One worker of the deployment. */
@@ -171,6 +191,7 @@ export interface Hello {
   epoch: number;
   worker?: string;
   target?: string;
+  controls: Record<string, unknown>;
   control_seq: number;
   applied_control_seq: number;
   /** Index of the first chunk of the stream. */
@@ -250,7 +271,7 @@ export interface End {
 
 /** One event of a session, with the session right after it, and the members of its type. */
 export interface SessionEvent {
-  type: `${"session" | "prompt"}.${string}`;
+  type: `${"session" | "prompt" | "control"}.${string}`;
   /** Number of the event in its session: 1, 2, 3, … */
   sequence: number;
   id: string;

@@ -1,5 +1,5 @@
 import type {
-  Activity, ChunkFidelity, ChunkMessage, Client, CreateOptions, End, Hello, Init, Phase, Receipt, Session, SessionEvent,
+  Activity, ChunkFidelity, ChunkMessage, Client, ControlReceipt, CreateOptions, End, Hello, Init, Phase, Receipt, Session, SessionEvent,
   SessionInfo, Skip, Tier, TurboServeError,
 } from "./index.js";
 
@@ -23,6 +23,8 @@ export interface PlayerEventDetails {
   sessionevent: { event: SessionEvent; isNew: boolean };
   statechange: SessionState;
   promptapplied: SessionEvent;
+  controlapplied: SessionEvent;
+  controlshown: { index: number; name: string; value: unknown; controlId: string; seconds: number | null };
   promptshown: { index: number; prompt: string; promptId: string; seconds: number | null };
   quality: {
     chunk: number;
@@ -59,6 +61,7 @@ export class TurboServePlayer extends HTMLElement {
   open(id: string, options?: { createdAtMs?: number | null }): void;
   close(): void;
   prompt(prompt: string, options?: { dropBuffer?: boolean }): Promise<Receipt>;
+  setControl(name: string, value: unknown, options?: { dropBuffer?: boolean }): Promise<ControlReceipt>;
   pause(): Promise<SessionInfo>;
   resume(): Promise<SessionInfo>;
   end(): Promise<SessionInfo>;

@@ -3,6 +3,7 @@
 from turboserve.client.client import AsyncClient
 from turboserve.client.errors import (
     ChunkGoneError,
+    ControlSupersededError,
     GatewayUnreachableError,
     NoCapacityError,
     NotFoundError,
@@ -13,7 +14,16 @@ from turboserve.client.errors import (
     TurboServeError,
     UnauthorizedError,
 )
-from turboserve.client.models import Chunk, Event, Quality, Receipt, SessionInfo, Skip, VideoFormat
+from turboserve.client.models import (
+    Chunk,
+    ControlReceipt,
+    Event,
+    Quality,
+    Receipt,
+    SessionInfo,
+    Skip,
+    VideoFormat,
+)
 from turboserve.client.recording import AsyncRecording, RecordedFile, RecordingInfo
 from turboserve.client.session import AsyncSession
 from turboserve.client.stream import VideoStream
@@ -28,6 +38,8 @@ __all__ = [
     "Chunk",
     "ChunkGoneError",
     "Client",
+    "ControlReceipt",
+    "ControlSupersededError",
     "Event",
     "Frame",
     "GatewayUnreachableError",

@@ -65,6 +65,15 @@ class PromptSupersededError(TurboServeError):
         self.superseded_by = superseded_by
 
 
+class ControlSupersededError(TurboServeError):
+    """A later value of the control took effect first: no chunk shows this value."""
+
+    def __init__(self, control_id: str, superseded_by: str) -> None:
+        super().__init__(f"control {control_id} was superseded by {superseded_by} before a chunk showed it")
+        self.control_id = control_id
+        self.superseded_by = superseded_by
+
+
 class SessionEndedError(TurboServeError):
     """The session ended before what the caller waits for."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Phase = Literal["requested", "active", "migrating", "suspended", "terminated", "failed"] | str
 """Where a session is in its life. A newer gateway may have further phases."""
@@ -50,10 +50,12 @@ class SessionInfo(_Answer):
     """The worker that the session is migrating to."""
     next_chunk: int
     """Index of the first chunk that is not generated yet."""
+    controls: dict[str, Any] = {}
+    """The newest accepted values of the model's controls. Those that are not here have the model's own."""
     control_seq: int
-    """Number of the newest accepted prompt."""
+    """Number of the newest accepted prompt or control."""
     applied_control_seq: int
-    """Number of the newest prompt that a chunk was generated under."""
+    """Number of the newest prompt or control that a chunk was generated under."""
     playhead_s: float
     """Media time that viewers have reached, seconds."""
     quality: Quality | None = None
@@ -80,6 +82,16 @@ class Receipt(_Answer):
     prompt_id: str
     control_seq: int
     """Number of the prompt in its session. Chunks carry the number of their prompt."""
+    accepted_at: datetime
+
+
+class ControlReceipt(_Answer):
+    """An accepted value of a control. `AsyncSession.applied` waits for the chunk that shows it."""
+
+    session: str
+    control_id: str
+    control_seq: int
+    """Number of the value among the session's prompts and controls."""
     accepted_at: datetime
 
 
@@ -171,6 +183,15 @@ class Migration(_Answer):
     """The worker that the session migrates to. None: the session is there already."""
 
 
+class ModelControl(_Answer):
+    """A control that a model takes."""
+
+    name: str
+    description: str
+    value_schema: dict[str, Any] = Field(alias="schema")
+    """JSON schema of a value."""
+
+
 class Model(_Answer):
     """A model that at least one ready worker serves."""
 
@@ -179,6 +200,8 @@ class Model(_Answer):
     workers: int
     capacity: int
     sessions: int
+    controls: tuple[ModelControl, ...] = ()
+    """What the model takes beside a prompt: see `AsyncSession.set_control`."""
 
 
 class Worker(_Answer):
@@ -227,6 +250,8 @@ class Hello(_Answer):
     prompt: str
     model: str
     seed: int
+    controls: dict[str, Any] = {}
+    """The newest accepted values of the model's controls."""
     control_seq: int
     next: int
     """Index of the first chunk of the stream."""

@@ -13,6 +13,7 @@ import httpx
 from httpx_sse import aconnect_sse
 
 from turboserve.client.errors import (
+    ControlSupersededError,
     GatewayUnreachableError,
     ProblemError,
     PromptSupersededError,
@@ -21,6 +22,7 @@ from turboserve.client.errors import (
 from turboserve.client.models import (
     Chunk,
     ChunkHistory,
+    ControlReceipt,
     Decision,
     Event,
     Link,
@@ -73,6 +75,16 @@ class AsyncSession:
         answer = await self._transport.request("POST", f"{self._path}/prompts", json=body, idempotent=False)
         return Receipt.model_validate(answer)
 
+    async def set_control(self, name: str, value: Any, *, drop_buffer: bool = False) -> ControlReceipt:
+        """Set one of the model's controls from the next chunk on. `applied` waits until the video shows it.
+
+        `value`: as its schema allows (`AsyncClient.models`). None: the model's own. `drop_buffer`: as for
+        `prompt`.
+        """
+        body = {"name": name, "value": value} | ({"drop_buffer": True} if drop_buffer else {})
+        answer = await self._transport.request("POST", f"{self._path}/controls", json=body, idempotent=False)
+        return ControlReceipt.model_validate(answer)
+
     async def change(
         self,
         *,
@@ -90,17 +102,23 @@ class AsyncSession:
         body = {name: value for name, value in given.items() if not isinstance(value, Unchanged)}
         return self._described(await self._transport.request("PATCH", self._path, json=body))
 
-    async def applied(self, receipt: Receipt) -> int:
-        """Wait until a chunk shows the prompt. Returns the index of the first such chunk.
+    async def applied(self, receipt: Receipt | ControlReceipt) -> int:
+        """Wait until a chunk shows the prompt or the control's value. Returns the index of the first one.
 
-        Raises PromptSupersededError if a later prompt took effect first, SessionEndedError.
+        Raises PromptSupersededError or ControlSupersededError if a later one took effect first, and
+        SessionEndedError.
         """
+        error: type[PromptSupersededError | ControlSupersededError]
+        if isinstance(receipt, Receipt):
+            kind, own, error = "prompt", receipt.prompt_id, PromptSupersededError
+        else:
+            kind, own, error = "control", receipt.control_id, ControlSupersededError
         async for event in self.events():
-            if event.more.get("prompt_id") == receipt.prompt_id:
-                if event.type == "prompt.applied":
+            if event.more.get(f"{kind}_id") == own:
+                if event.type == f"{kind}.applied":
                     return int(event.more["chunk_index"])
-                if event.type == "prompt.superseded":
-                    raise PromptSupersededError(receipt.prompt_id, str(event.more["superseded_by"]))
+                if event.type == f"{kind}.superseded":
+                    raise error(own, str(event.more["superseded_by"]))
         info = await self.refresh()
         raise SessionEndedError(self.id, info.reason)
 

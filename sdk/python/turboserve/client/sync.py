@@ -17,6 +17,7 @@ from turboserve.client.client import DEFAULT_URL, AsyncClient
 from turboserve.client.models import (
     Chunk,
     ChunkHistory,
+    ControlReceipt,
     Decision,
     End,
     Event,
@@ -155,7 +156,11 @@ class Session:
         """See `AsyncSession.change`."""
         return self._portal.call(partial(self._session.change, quality=quality, max_lead_s=max_lead_s))
 
-    def applied(self, receipt: Receipt) -> int:
+    def set_control(self, name: str, value: Any, *, drop_buffer: bool = False) -> ControlReceipt:
+        """See `AsyncSession.set_control`."""
+        return self._portal.call(partial(self._session.set_control, name, value, drop_buffer=drop_buffer))
+
+    def applied(self, receipt: Receipt | ControlReceipt) -> int:
         """See `AsyncSession.applied`."""
         return self._portal.call(self._session.applied, receipt)
 
