@@ -24,6 +24,7 @@ from turboserve.gateway.whep.pacing import PacedFrame, Pacer
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
 
 FPS = 16
+START = b"\0\0\0\1"
 RNG = np.random.default_rng(7)
 FRAMES = RNG.integers(0, 256, (12, 64, 96, 3), np.uint8)
 
@@ -42,7 +43,11 @@ def test_access_units_decode_to_the_pixels_of_the_file(count: int) -> None:
         expected = [digest(frame) for frame in container.decode(video=0)]
     decoder = av.CodecContext.create("h264", "r")
     units = access_units(made.init, made.fragment)
-    seen = [digest(frame) for unit in units for frame in decoder.decode(av.Packet(unit.data))]
+    seen = [
+        digest(frame)
+        for unit in units
+        for frame in decoder.decode(av.Packet(START + START.join(unit.nal_units)))
+    ]
     seen += [digest(frame) for frame in decoder.decode(None)]
     assert seen == expected
     assert len(units) == count
@@ -53,7 +58,7 @@ def test_access_units_decode_to_the_pixels_of_the_file(count: int) -> None:
 
 def test_a_key_frame_has_its_parameter_sets_and_no_note_of_the_encoder() -> None:
     first, *others = access_units(CHUNK.init, CHUNK.fragment)
-    kinds = [[part[0] & 0x1F for part in unit.data.split(b"\0\0\0\1")[1:]] for unit in (first, *others)]
+    kinds = [[part[0] & 0x1F for part in unit.nal_units] for unit in (first, *others)]
     assert kinds == [[7, 8, 5], *([1] for _ in others)]
 
 
@@ -70,11 +75,13 @@ def test_broken_chunks_are_refused(data: st.DataObject) -> None:
         units = access_units(bytes(init), bytes(fragment))
     except ChunkFormatError:
         return
-    assert sum(len(unit.data) for unit in units) < 2 * len(CHUNK.fragment) + 12 * len(CHUNK.init)
+    assert sum(len(part) for unit in units for part in unit.nal_units) < 2 * len(CHUNK.fragment) + 12 * len(
+        CHUNK.init
+    )
 
 
 def units(start_s: float, count: int = 12) -> list[AccessUnit]:
-    return [AccessUnit(b"x", start_s + number / FPS, 1 / FPS) for number in range(count)]
+    return [AccessUnit((b"x",), start_s + number / FPS, 1 / FPS) for number in range(count)]
 
 
 def play(pacer: Pacer, now: float, until: float) -> list[tuple[float, PacedFrame]]:

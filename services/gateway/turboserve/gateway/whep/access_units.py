@@ -1,6 +1,6 @@
 """Takes a chunk apart into H.264 access units, as WebRTC sends them. Nothing is decoded or encoded.
 
-Source: ISO/IEC 14496-12, 8.8 (movie fragments); ISO/IEC 14496-15, 5.3.3 (`avcC`); ITU-T H.264, annex B.
+Source: ISO/IEC 14496-12, 8.8 (movie fragments); ISO/IEC 14496-15, 5.3.3 (`avcC`); ITU-T H.264, 7.4.1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 _HEADER = 8
 _STSD_FIELDS = 8
 _VISUAL_FIELDS = 78
-_START_CODE = b"\0\0\0\1"
 _KEY_FRAME, _SUPPLEMENT, _DELIMITER = 5, 6, 9
 """Types of NAL units: a slice of a key frame, supplemental information, and the start of an access unit."""
 _DATA_OFFSET, _FIRST_FLAGS, _DURATION, _SIZE, _FLAGS, _COMPOSITION = 0x1, 0x4, 0x100, 0x200, 0x400, 0x800
@@ -27,8 +26,8 @@ class ChunkFormatError(ValueError):
 class AccessUnit:
     """One encoded frame."""
 
-    data: bytes
-    """NAL units with start codes. Those of a key frame begin with its parameter sets."""
+    nal_units: tuple[bytes, ...]
+    """Those of a key frame begin with its parameter sets."""
     start_s: float
     """Media time, seconds."""
     duration_s: float
@@ -37,7 +36,7 @@ class AccessUnit:
 @dataclass(frozen=True)
 class _Track:
     timescale: int
-    parameter_sets: bytes
+    parameter_sets: tuple[bytes, ...]
     length_bytes: int
 
 
@@ -60,8 +59,8 @@ def _units(track: _Track, fragment: bytes) -> Iterator[AccessUnit]:
         offset, samples = _samples(fragment, traf, traf_end)
         position = moof - _HEADER + offset
         for size, duration in samples:
-            data = _annex_b(track, fragment, position, position + size)
-            yield AccessUnit(data, ticks / track.timescale, duration / track.timescale)
+            nal_units = _nal_units(track, fragment, position, position + size)
+            yield AccessUnit(nal_units, ticks / track.timescale, duration / track.timescale)
             position += size
             ticks += duration
 
@@ -97,7 +96,7 @@ def _samples(data: bytes, start: int, end: int) -> tuple[int, list[tuple[int, in
     return offset, samples
 
 
-def _annex_b(track: _Track, data: bytes, start: int, end: int) -> bytes:
+def _nal_units(track: _Track, data: bytes, start: int, end: int) -> tuple[bytes, ...]:
     if end > len(data):
         raise ChunkFormatError(f"a sample ends at byte {end} of {len(data)}")
     parts: list[bytes] = []
@@ -110,10 +109,10 @@ def _annex_b(track: _Track, data: bytes, start: int, end: int) -> bytes:
         # Decoders need neither, and the encoder's description of itself fills half a packet.
         if kind not in (_SUPPLEMENT, _DELIMITER):
             if kind == _KEY_FRAME and not parts:
-                parts.append(track.parameter_sets)
-            parts += (_START_CODE, data[start : start + size])
+                parts += track.parameter_sets
+            parts.append(data[start : start + size])
         start += size
-    return b"".join(parts)
+    return tuple(parts)
 
 
 def _track(init: bytes) -> _Track:
@@ -138,9 +137,9 @@ def _track(init: bytes) -> _Track:
             size = struct.unpack_from(">H", init, at)[0]
             if at + 2 + size > end:
                 raise ChunkFormatError(f"avcC: a parameter set of {size} bytes does not fit")
-            sets += (_START_CODE, init[at + 2 : at + 2 + size])
+            sets.append(init[at + 2 : at + 2 + size])
             at += 2 + size
-    return _Track(timescale, b"".join(sets), length_bytes)
+    return _Track(timescale, tuple(sets), length_bytes)
 
 
 def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:

@@ -93,6 +93,8 @@ class ViewerConnection:
         Raises InvalidOfferError.
         """
         transceiver = self._pc.addTransceiver(self._track, direction="sendonly")
+        # aiortc's own would wrap each frame in a packet of FFmpeg, and take it apart again for every viewer.
+        transceiver.sender._next_encoded_frame = self._track.next_encoded  # type: ignore[method-assign]
         codecs = RTCRtpSender.getCapabilities("video").codecs
         transceiver.setCodecPreferences([codec for codec in codecs if codec.name in ("H264", "rtx")])
         try:

@@ -14,7 +14,7 @@ LINE_LIMIT = 2_000
 _H264 = re.compile(r"a=rtpmap:(\d{1,3}) H264/90000", re.IGNORECASE)
 _FMTP = re.compile(r"a=fmtp:(\d{1,3}) (.+)")
 _SECRETS = {"a=ice-ufrag:": "ice-ufrag", "a=ice-pwd:": "ice-pwd", "a=fingerprint:": "fingerprint"}
-SHOWN = 100
+_REPORTS = re.compile(r"a=rtcp-fb:\S+ (?:goog-remb|transport-cc)\s*")
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,9 @@ def check_offer(text: str, *, candidates: bool) -> CheckedOffer:
             if not candidates or found == CANDIDATE_LIMIT or not _is_literal(line):
                 continue
             found += 1
+        elif line.startswith("a=extmap:") or _REPORTS.fullmatch(line):
+            # Video is not adapted to the network, so the client need not report it, nor the gateway say more.
+            continue
         elif line.startswith("a=end-of-candidates"):
             # The client's address may become known by its first check only.
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
+from cachetools import FIFOCache
 from opentelemetry.context import Context
 
 from turboserve import logs
@@ -27,7 +28,7 @@ from turboserve.gateway.stream.requests import (
     skip_message,
 )
 from turboserve.gateway.stream.watch import Watch
-from turboserve.gateway.whep.access_units import ChunkFormatError, access_units
+from turboserve.gateway.whep.access_units import AccessUnit, ChunkFormatError, access_units
 from turboserve.gateway.whep.connection import ViewerConnection
 from turboserve.gateway.whep.offer import CheckedOffer
 from turboserve.gateway.whep.pacing import PacedFrame, Pacer
@@ -46,7 +47,19 @@ UNREAD_BYTES = 1 << 20
 LAST_MESSAGE_S = 1.0
 """Time for which the end of a connection waits until its last message is acknowledged, seconds."""
 
+UNITS_KEPT = 64
+"""Chunks whose access units are kept for other viewers."""
+
 log = logs.get("whep")
+_units: FIFOCache[tuple[str, int], tuple[AccessUnit, ...]] = FIFOCache(UNITS_KEPT)
+
+
+def _units_of(chunk: Chunk) -> tuple[AccessUnit, ...]:
+    """Return the chunk's access units: viewers of one session share them. Raises ChunkFormatError."""
+    key = chunk.header.session, chunk.sequence
+    if key not in _units:
+        _units[key] = access_units(chunk.init, chunk.fragment)
+    return _units[key]
 
 
 class Peer:
@@ -153,7 +166,7 @@ class Peer:
 
     async def _queue(self, chunk: Chunk) -> None:
         header = chunk.header
-        units = access_units(chunk.init, chunk.fragment)
+        units = _units_of(chunk)
         skip = header.drops_buffer and header.index > 0 and not self._record.phase.ended
         with self._watch.spans.deliver(chunk):
             if skip:

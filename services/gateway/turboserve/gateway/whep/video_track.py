@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NoReturn
 
-from aiortc import MediaStreamTrack
+from aiortc import MediaStreamTrack, RTCRtpCodecParameters
+from aiortc.codecs.h264 import H264Encoder
 from aiortc.mediastreams import MediaStreamError
-from av.packet import Packet
-from av.stream import Stream
+from aiortc.rtcrtpsender import RTCEncodedFrame
 
 from turboserve.clock import Clock
+from turboserve.gateway.whep.access_units import AccessUnit
 from turboserve.gateway.whep.pacing import PacedFrame, Pacer
 
 RTP_CLOCK = 90_000
 """Ticks of RTP timestamps per second. Source: RFC 6184, 8.2.1."""
-_TIME_BASE = Fraction(1, RTP_CLOCK)
+PAYLOADS_KEPT = 1_024
+NO_AUDIO: Any = None
+"""aiortc's level of a frame that is no audio, although it declares an integer."""
+
+
+@lru_cache(PAYLOADS_KEPT)
+def _payloads(unit: AccessUnit) -> list[bytes]:
+    """Return the RTP payloads of a frame: viewers of one session share them. Source: RFC 6184, 5."""
+    return H264Encoder._packetize(unit.nal_units)
 
 
 class VideoTrack(MediaStreamTrack):
-    """Frames of `pacer`. The sender puts a packet's data into RTP as it is: nothing is encoded."""
+    """Frames of `pacer`, for a sender whose `_next_encoded_frame` is `next_encoded`."""
 
     kind = "video"
 
@@ -40,7 +50,7 @@ class VideoTrack(MediaStreamTrack):
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
-    async def recv(self) -> Packet[Stream]:
+    async def next_encoded(self, codec: RTCRtpCodecParameters) -> RTCEncodedFrame | None:
         """Return the next frame at its time. Raises MediaStreamError once the track is stopped."""
         loop = asyncio.get_running_loop()
         while (wait_s := self._pacer.wait_s(self._clock.monotonic())) != 0.0:
@@ -57,10 +67,11 @@ class VideoTrack(MediaStreamTrack):
                     timer.cancel()
         frame = self._pacer.take()
         self._sending(frame)
-        packet = Packet(frame.unit.data)
-        packet.pts = round(frame.presentation_s * RTP_CLOCK)
-        packet.time_base = _TIME_BASE
-        return packet
+        return RTCEncodedFrame(_payloads(frame.unit), round(frame.presentation_s * RTP_CLOCK), NO_AUDIO)
+
+    async def recv(self) -> NoReturn:
+        """There are no frames to encode. Raises MediaStreamError."""
+        raise MediaStreamError
 
     def stop(self) -> None:
         """End the track."""
