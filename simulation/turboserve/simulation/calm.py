@@ -54,6 +54,8 @@ TIER_REPORT_S = 4.0
 SHIPPED_TIER_REPORT_S = float(WorkerSettings.model_fields["tier_report_interval_s"].default)
 ARRIVE_WITHIN_S = 60.0
 """Time within which all sessions arrive if no file of arrivals is given."""
+FORGET_S = 10.0
+"""Time after a session's end at which the checks drop its chunks: memory must not grow with arrivals."""
 PROMPT_EVERY_S = 30.0
 """Mean time between two prompts of one session."""
 
@@ -164,6 +166,9 @@ class CalmUsers(Clients):
         self.leave(viewer)
         await self.ask(lambda g: g.sessions.end(TENANT, record.id))
         self.forget(viewer)
+        # What was on its way to the viewer has arrived by then.
+        await asyncio.sleep(FORGET_S)
+        world.checker.log.forget(record.id)
 
 
 def read_arrivals(path: Path) -> list[SessionArrival]:

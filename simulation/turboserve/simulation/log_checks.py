@@ -113,6 +113,12 @@ class LogChecks:
             found = self.sessions[session] = SessionLog()
         return found
 
+    def forget(self, session: str) -> None:
+        """Drop the chunks of a session that has ended and has no viewer, except what describes the last."""
+        log = self.of(session)
+        log.chunks.clear()
+        log.indices.clear()
+
     def streams_lost(self) -> None:
         """Note that the broker restarted without its streams."""
         for log in self.sessions.values():
