@@ -213,3 +213,31 @@ async def test_servers_for_ice_are_named_with_a_password_for_each_viewer(
         assert stun == '<stun:127.0.0.1:1>; rel="ice-server"'
         assert turn.startswith('<turn:127.0.0.1:2?transport=udp>; rel="ice-server"; username="')
         assert 'credential-type="password"' in turn
+
+
+KEY = "key-of-the-webrtc-viewer-0123456789"
+
+
+async def test_a_links_holder_watches_and_does_not_control_and_ends_with_the_link(pool: Pool) -> None:
+    url = pool.gateway("gateway_whep_keyed", TURBOSERVE_API_KEYS=f"{KEY}=webrtc", DRAWN_KEY=KEY)
+    try:
+        owner = httpx.AsyncClient(base_url=url, timeout=60, headers={"Authorization": f"Bearer {KEY}"})
+        async with owner, httpx.AsyncClient(base_url=url, timeout=60) as stranger:
+            session = (await owner.post("/v1/sessions", json={"prompt": "a red circle"})).json()["id"]
+            link = (await owner.post(f"/v1/sessions/{session}/links", json={"role": "viewer"})).json()
+            refused = await stranger.post(f"/v1/sessions/{session}/whep", content="v=0", headers=SDP)
+            problem(refused, 401, "unauthorized", "Authorization")
+            held = {"Authorization": f"Bearer {link['token']}"}
+            ticket = (await stranger.post(f"/v1/sessions/{session}/tickets", headers=held)).json()["ticket"]
+            async with WhepViewer(stranger, session, params={"ticket": ticket}) as viewer:
+                assert (await viewer.until("hello"))["role"] == "viewer"
+                await viewer.decoded(6)
+                viewer.say(type="prompt", prompt="a blue square", id="mine")
+                assert (await viewer.until("error", id="mine"))["code"] == "missing_scope"
+                revoked = await owner.delete(f"/v1/sessions/{session}/links/{link['id']}")
+                assert revoked.status_code == 200
+                assert (await viewer.until("error", status=401))["code"] == "unauthorized"
+                await viewer.closed(within_s=10)
+            await owner.delete(f"/v1/sessions/{session}")
+    finally:
+        pool.stop("gateway_whep_keyed")
