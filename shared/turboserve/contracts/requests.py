@@ -43,8 +43,7 @@ class CreateSession(Contract):
     max_lead_s: LeadSeconds | None = None
     """See `quality`."""
     recording: Id | None = None
-    """Id of the recording that starts with the session. None: the session is not recorded. A repeated request
-    starts no second recording."""
+    """Id of the recording that starts with the session, once. None: the session is not recorded."""
     key: Id | None = None
     """The API key of the request. None: it needed none."""
 
