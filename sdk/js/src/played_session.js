@@ -198,8 +198,9 @@ export class PlayedSession {
 
   #look() {
     if (this.#closed) return;
-    if (!this.#playback.started) return;
-    for (const each of [this.#shown, this.#shownControls]) each.look(this.#playback.playhead);
+    if (this.#playback.started) {
+      for (const each of [this.#shown, this.#shownControls]) each.look(this.#playback.playhead);
+    }
     this.#frame = requestAnimationFrame(() => this.#look());
   }
 }

@@ -26,6 +26,9 @@ export class Events {
       case "prompt.superseded":
         this.#superseded(message);
         break;
+      case "control.applied":
+        this.note(message.at, `${message.name}: ${message.value ?? "as the prompt says"}`, `from chunk ${message.chunk_index}`);
+        break;
       case "session.created":
         this.note(message.at, "Session created");
         break;

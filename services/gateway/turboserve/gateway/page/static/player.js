@@ -13,6 +13,7 @@ import { Readouts } from "./readouts.js";
 import { Recordings } from "./recordings.js";
 import { SessionList } from "./sessions.js";
 import { ShareDialog, sharedLink } from "./sharing.js";
+import { SteerPad } from "./steer_pad.js";
 import { Strip } from "./strip.js";
 import { quiet, say, show as showPage, showPrompt } from "./view.js";
 import { inWords, inWordsOfLink, seconds } from "./words.js";
@@ -32,8 +33,19 @@ const lead = new LeadSelector(at("lead"), (maxLeadS) => {
   player.transport = lead.transport;
   if (session && !ended) attempt(() => client.session(session).change({ maxLeadS }));
 });
+const pad = new SteerPad(
+  at("steer"),
+  (value) => player.setControl("steer", value, { dropBuffer: lead.drops }),
+  (problem) => complain(problem),
+);
+/** The session's first message; null: none. */
+let greeting = null;
 const model = new DefaultModel(client, at("examples"), {
-  onModel: (found) => composer.describe(found),
+  onModel: (found) => {
+    composer.describe(found);
+    pad.describe(found);
+    pad.show(greeting);
+  },
   onRefused: (problem) => complain(problem),
   onExample: (text) => {
     at("prompt").value = text;
@@ -97,6 +109,8 @@ const ON = {
     quiet();
     document.body.dataset.role = message.role;
     greetedAt = Date.now();
+    greeting = message;
+    pad.show(message);
     if (message.control_seq === 0) strip.mark(0, message.prompt);
     if (!at("prompt").value) at("prompt").value = message.prompt;
     composer.show();
@@ -119,7 +133,13 @@ const ON = {
   },
   sessionevent({ event, isNew }) {
     events.add(event);
+    if (event.type === "control.accepted" && event.name === "steer") pad.learn(event.value ?? null);
     if (isNew) sessions.look();
+  },
+  controlshown({ name, value, seconds }) {
+    if (name !== "steer") return;
+    pad.onScreen(value, seconds);
+    document.body.dataset.steered = value ?? "";
   },
   promptapplied({ chunk_index, prompt }) {
     strip.mark(chunk_index, prompt);
@@ -142,6 +162,8 @@ const ON = {
   end({ phase, reason }) {
     ended = phase === "failed" ? `The session failed: ${reason}` : "This session has ended.";
     rememberSession(null);
+    greeting = null;
+    pad.show(null);
     migrationForm.learn(null);
     sessions.look();
     show();
@@ -172,12 +194,14 @@ function leave() {
 }
 
 function clear() {
+  greeting = null;
+  pad.show(null);
   strip.reset();
   events.reset();
   showPrompt(null, "");
   readouts.reset();
   migrationForm.learn(null);
-  for (const name of ["chunk", "worker", "applied", "skipped", "shown"]) delete document.body.dataset[name];
+  for (const name of ["chunk", "worker", "applied", "skipped", "shown", "steered"]) delete document.body.dataset[name];
   if (!shared) delete document.body.dataset.role;
 }
 
