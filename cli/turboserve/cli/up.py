@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 from pydantic import ValidationError
 
+from turboserve import program_start
 from turboserve.cli.errors import failure
 from turboserve.config import SettingsError
 
@@ -46,11 +47,13 @@ def up(
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Format of the logs.")] = "text",
 ) -> None:
     """Start NATS, Redis, Postgres and the six services. Ctrl-C stops all of them."""
+    program_start.begin()
     from turboserve.cli.embedded import PortTakenError
     from turboserve.cli.embedded.binaries import BinaryMissingError
     from turboserve.cli.stack.options import External, InvalidOptionError, Options, Workers
     from turboserve.cli.stack.run import AlreadyRunningError, run
 
+    program_start.finish()
     try:
         options = Options(
             data,
