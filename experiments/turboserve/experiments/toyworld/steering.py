@@ -74,7 +74,7 @@ def measure(toyworld: ToyWorld, sessions: int, seed: int, *, live: bool) -> dict
     try:
         decoder = ToyDecoder(toyworld.vae, config)
         steer = SteerControl(toyworld.text, toyworld.directions)
-        _play(Models(toyworld.transformer, toyworld.text, decoder, controls=steer), jobs, seed)
+        _run_jobs(Models(toyworld.transformer, toyworld.text, decoder, controls=steer), jobs, seed)
     finally:
         toyworld.transformer.config = whole
     right, shaped = [], []
@@ -91,7 +91,7 @@ def measure(toyworld: ToyWorld, sessions: int, seed: int, *, live: bool) -> dict
     }
 
 
-def _play(models: Models, jobs: Sequence[_Steered], seed: int) -> None:
+def _run_jobs(models: Models, jobs: Sequence[_Steered], seed: int) -> None:
     config = models.transformer.config
     slab = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype).total_bytes
     engine = Engine(models, EngineOptions(slab_bytes=CONCURRENT * slab, max_lead_s=float("inf")))
