@@ -9,8 +9,9 @@ from typing import Any, Self
 import httpx
 
 from turboserve.client.models import Model, Phase, Quality, SessionInfo, Worker
+from turboserve.client.parameters import as_json
 from turboserve.client.recording import AsyncRecording, listed
-from turboserve.client.session import AsyncSession, as_json
+from turboserve.client.session import AsyncSession
 from turboserve.client.transport import Transport
 
 DEFAULT_URL = "http://127.0.0.1:8080"

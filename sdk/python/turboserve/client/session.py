@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
-from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx
 from httpx_sse import aconnect_sse
@@ -34,21 +33,12 @@ from turboserve.client.models import (
     SessionInfo,
     Ticket,
 )
+from turboserve.client.parameters import UNCHANGED, Unchanged, as_json
 from turboserve.client.recording import AsyncRecording, RecordedFile, RecordingInfo, listed, write_video
 from turboserve.client.stream import RECONNECT_WITHIN_S, VideoStream
 from turboserve.client.transport import Transport, asked_wait_s, raise_for_problem, worth_repeating
 
 _ENDED_STREAM = 204
-
-
-class Unchanged(Enum):
-    """Type of `UNCHANGED`."""
-
-    UNCHANGED = "unchanged"
-
-
-UNCHANGED: Final = Unchanged.UNCHANGED
-"""Leaves a member as it is, where None has a meaning of its own."""
 
 
 class AsyncSession:
@@ -301,10 +291,3 @@ class AsyncSession:
     def _described(self, answer: object) -> SessionInfo:
         self.info = SessionInfo.model_validate(answer)
         return self.info
-
-
-def as_json(value: Any) -> Any:
-    """Return a quality as the API takes it, and any other value as it is."""
-    if isinstance(value, Quality):
-        return value.model_dump()
-    return dict(value) if isinstance(value, Mapping) else value

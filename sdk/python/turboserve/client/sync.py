@@ -35,8 +35,9 @@ from turboserve.client.models import (
     Ticket,
     Worker,
 )
+from turboserve.client.parameters import UNCHANGED, Unchanged
 from turboserve.client.recording import RecordedFile
-from turboserve.client.session import UNCHANGED, AsyncSession, Unchanged
+from turboserve.client.session import AsyncSession
 from turboserve.client.stream import RECONNECT_WITHIN_S, VideoStream
 from turboserve.client.sync_recording import Recording, iterated, recordings_of
 
