@@ -21,7 +21,6 @@ from turboserve.client import (
     AsyncClient,
     Chunk,
     Client,
-    ControlSupersededError,
     NotFoundError,
     ProblemError,
     PromptSupersededError,
@@ -75,13 +74,6 @@ async def test_a_figure_is_steered(stack: BackgroundStack) -> None:
                     break
         assert await session.applied(receipt) <= chunk.index
         assert (await session.refresh()).controls == {"steer": "up"}
-        await session.pause()
-        lost, won = [await session.set_control("steer", value) for value in ("left", None)]
-        await session.resume()
-        with pytest.raises(ControlSupersededError) as superseded:
-            await session.applied(lost)
-        assert superseded.value.superseded_by == won.control_id
-        assert (await session.refresh()).controls == {}
         with pytest.raises(ProblemError) as refused:
             await session.set_control("steer", "sideways")
         assert (refused.value.status, refused.value.field) == (422, "value")
