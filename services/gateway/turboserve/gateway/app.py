@@ -43,7 +43,8 @@ from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
 from turboserve.gateway.sharing.endpoints import router as sharing
 from turboserve.gateway.sharing.service import Sharing
-from turboserve.gateway.stream.endpoints import router as stream
+from turboserve.gateway.stream.mp4 import router as mp4
+from turboserve.gateway.stream.socket import router as stream
 from turboserve.gateway.timeline.service import TimelineService
 from turboserve.gateway.usage.endpoints import router as usage
 from turboserve.gateway.whep.endpoints import router as whep
@@ -135,6 +136,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         sessions,
         sharing,
         recordings,
+        mp4,
         stream,
         whep,
         events,

@@ -153,14 +153,16 @@ class ViewerTime:
     Each instance adds what it has received. A crash loses at most the time of `FLUSH_S`.
     """
 
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database, self._clock = database, clock
+    def __init__(self, database: Database, playheads: Playheads, clock: Clock) -> None:
+        self._database, self._playheads, self._clock = database, playheads, clock
         self._seconds: dict[str, float] = {}
         """Seconds that are not written yet, by session."""
 
-    def reported(self, message: Playhead) -> None:
+    async def report(self, message: Playhead, body: bytes) -> None:
+        """Handle a playhead: its viewers' time counts here, and its position in `Playheads`."""
         if message.viewer_s:
             self._seconds[message.session] = self._seconds.get(message.session, 0.0) + message.viewer_s
+        await self._playheads.report(message, body)
 
     async def run(self) -> None:
         """Write every `FLUSH_S`; never returns."""

@@ -9,7 +9,6 @@ import math
 from functools import partial
 
 from turboserve.bus import Owners
-from turboserve.contracts.workers import Playhead
 from turboserve.service import Runtime
 from turboserve.state_store import metrics
 from turboserve.state_store.accounting import Accounting, ViewerTime
@@ -110,14 +109,9 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     await serve_audit(bus, clock, Audit(database, clock, settings.audit_retention_s))
     await serve_links(bus, clock, Links(database, bus, clock, settings.link_rules))
     await serve_recordings(bus, clock, Recordings(database, post_commit, status, clock, settings))
-    viewer_time = ViewerTime(database, clock)
+    viewer_time = ViewerTime(database, playheads, clock)
     runtime.spawn(viewer_time.run(), "viewers' time")
-
-    async def reported(message: Playhead, body: bytes) -> None:
-        viewer_time.reported(message)
-        await playheads.report(message, body)
-
-    await bus.subscribe(PLAYHEAD, "*", reported, queue=QUEUE)
+    await bus.subscribe(PLAYHEAD, "*", viewer_time.report, queue=QUEUE)
     await bus.subscribe(LATENTS, "*", partial(latents.keep_of_owner, owners), queue=QUEUE)
     await serve(
         bus,

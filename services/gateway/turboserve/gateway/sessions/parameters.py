@@ -6,6 +6,9 @@ from typing import Annotated, Any
 
 from fastapi import Header, Path
 
+INDEX_LIMIT = 2**53
+"""Index above that of any chunk. JavaScript's numbers are exact up to it."""
+
 SessionId = Annotated[str, Path(description="Id of the session.", examples=["ses_5f3a9c"])]
 
 

@@ -1,22 +1,29 @@
-"""Serves one viewer's WebSocket: sends video and events, receives playheads and controls, reports errors."""
+"""WS /v1/sessions/{id}/stream: video and events to a viewer, playheads and changes from it."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
 
+from fastapi import APIRouter
 from opentelemetry.context import Context
+from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turboserve import logs
 from turboserve.bus.chunk_log import StreamStart
-from turboserve.contracts.errors import ChunkGoneError, TurboServeError
+from turboserve.contracts.errors import ChunkGoneError, InvalidInputError, TurboServeError
 from turboserve.contracts.events import SessionEvent
+from turboserve.contracts.keys import Scope
+from turboserve.contracts.links import Role
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Identity
-from turboserve.gateway.context import Gateway
+from turboserve.gateway.auth.middleware import admitted, needs
+from turboserve.gateway.context import Gateway, gateway_of, owner_of
 from turboserve.gateway.events.schemas import public_event
+from turboserve.gateway.events.session_events import known_position
+from turboserve.gateway.problems.errors import UpgradeRequiredError
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.stream import protocol
 from turboserve.gateway.stream.requests import (
@@ -26,9 +33,11 @@ from turboserve.gateway.stream.requests import (
     init_message,
     skip_message,
 )
-from turboserve.gateway.stream.watch import Watch
+from turboserve.gateway.stream.watch import Watch, place_of_viewer
 from turboserve.tasks import stop
 from turboserve.telemetry import links_to, traceparent, within
+
+router = APIRouter(prefix="/v1/sessions", tags=["video"])
 
 log = logs.get("stream")
 
@@ -45,6 +54,46 @@ PROBLEM = 4000
 CLOSE_S = 1.0
 HISTORY_S = 5.0
 """Time in seconds for which the end of a stream waits for earlier events."""
+
+
+@router.get(
+    "/{session}/stream", dependencies=[needs(Scope.SESSIONS_READ, Role.VIEWER)], include_in_schema=False
+)
+async def not_a_socket(session: str) -> Response:
+    raise UpgradeRequiredError(
+        "this is a WebSocket, and the request did not arrive as one: see that proxies pass Upgrade on",
+        field="Upgrade",
+        limit="websocket",
+    )
+
+
+@router.websocket("/{session}/stream", dependencies=[needs(Scope.SESSIONS_READ, Role.VIEWER)])
+async def stream(socket: WebSocket, session: str) -> None:
+    """Send the video and the events of the session. See docs/reference/api.md for the messages."""
+    gateway = gateway_of(socket)
+    await socket.accept()
+    try:
+        identity = admitted(socket.scope)
+        after = _index(socket.query_params.get("after"), "after", -1)
+        events = _index(socket.query_params.get("events_after"), "events_after", 0)
+        with gateway.streams.place(*owner_of(identity)):
+            record, start = await place_of_viewer(gateway, identity.tenant, session, after)
+            if events is not None:
+                events = await known_position(gateway.bus, record, events)
+            await Connection(socket, gateway, identity, record, start, events).run()
+    except TurboServeError as error:
+        await refuse(socket, error)
+    except WebSocketDisconnect:
+        return
+
+
+def _index(text: str | None, name: str, least: int) -> int | None:
+    if text is None:
+        return None
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 16 and int(text) >= least):
+        raise InvalidInputError(f"{name}: must be a whole number, {least} or more", field=name, limit=least)
+    return int(text)
 
 
 def close_code(error: TurboServeError) -> int:

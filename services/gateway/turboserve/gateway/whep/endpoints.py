@@ -19,8 +19,7 @@ from turboserve.gateway.ice_servers import IceServer
 from turboserve.gateway.middleware import SDP
 from turboserve.gateway.problems.errors import InvalidOfferError
 from turboserve.gateway.problems.schemas import BODY, problems
-from turboserve.gateway.sessions.parameters import SessionId
-from turboserve.gateway.stream.endpoints import INDEX_LIMIT
+from turboserve.gateway.sessions.parameters import INDEX_LIMIT, SessionId
 from turboserve.gateway.whep.peers import Peers, servers_for
 
 router = APIRouter(prefix="/v1/sessions", tags=["video"])
