@@ -42,7 +42,7 @@ def test_the_paced_profile_has_toyworlds_qualities_and_the_paced_latencies() -> 
     assert {fidelity.steps for fidelity in measured} == {1, 2, 3, 4}
     best = measured[Fidelity.best(TOYWORLD)]
     assert best.seconds == pytest.approx(0.5)
-    assert best.quality == 0.975
+    assert best.quality == 0.9975
     ladder = FidelityLadder.of_profile(paced_profile(0.1), TOYWORLD)
     assert ladder.rungs[ladder.lowest(None, False)].forwards == pytest.approx(2.0)
 

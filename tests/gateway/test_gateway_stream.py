@@ -225,7 +225,9 @@ async def test_every_message_of_the_document_is_understood(start: StartSession, 
     viewer = await watch((await start())["id"])
     await viewer.until("chunk")
     examples = client_examples()
-    assert {"playhead", "prompt", "change", "pause", "resume", "first_frame", "ping"} == set(examples)
+    assert {"playhead", "prompt", "control", "change", "pause", "resume", "first_frame", "ping"} == set(
+        examples
+    )
     for kind, payload in examples.items():
         await viewer.say(**{**payload, "id": kind})
     # The gateway answers messages in their order.

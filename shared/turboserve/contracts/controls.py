@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from turboserve.contracts.base import storable
+from turboserve.contracts.base import NUMBER_LIMIT, storable
 from turboserve.control_declarations import VALUE_LIMIT, ControlDeclaration, ControlName, value_text, within
 
 CONTROLS_LIMIT = 16
@@ -22,15 +22,29 @@ def _storable_text(text: str) -> None:
         raise ValueError("must not contain the character NUL")
 
 
+def _check_numbers(value: object) -> None:
+    """Raise ValueError for a whole number that JavaScript does not have exactly."""
+    if isinstance(value, dict):
+        for each in value.values():
+            _check_numbers(each)
+    elif isinstance(value, list):
+        for each in value:
+            _check_numbers(each)
+    elif isinstance(value, int) and abs(value) > NUMBER_LIMIT:
+        raise ValueError(f"must have no whole number beyond {NUMBER_LIMIT}")
+
+
 def bounded(value: JsonValue) -> JsonValue:
     """Return a value that can be stored and has at most `VALUE_LIMIT` characters. Raises ValueError."""
     _storable_text(within(value, VALUE_LIMIT))
+    _check_numbers(value)
     return value
 
 
 def _storable_declarations(declared: tuple[ControlDeclaration, ...]) -> tuple[ControlDeclaration, ...]:
     for each in declared:
         _storable_text(value_text([each.description, each.value_schema]))
+        _check_numbers(each.value_schema)
     return declared
 
 

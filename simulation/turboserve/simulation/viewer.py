@@ -16,7 +16,8 @@ from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.hashing import TENANT_SCOPES
 from turboserve.gateway.auth.middleware import Authenticate
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.stream import endpoints
+from turboserve.gateway.stream.mp4 import stream_mp4
+from turboserve.gateway.stream.socket import stream
 from turboserve.simulation.log_checks import SimulatedViewer
 from turboserve.simulation.service import ConnectionLostError, ServiceProcess
 from turboserve.simulation.tenant_keys import key_of
@@ -74,7 +75,7 @@ class ViewerConnection:
         }
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-            await endpoints.stream(WebSocket(scope, receive, send), session)
+            await stream(WebSocket(scope, receive, send), session)
 
         app = Authenticate(endpoint, gateway.authenticator, gateway.keys)
         await app(scope, self._incoming.get, self._socket_sends)
@@ -84,7 +85,7 @@ class ViewerConnection:
         after = None if viewer.next is None else viewer.next - 1
         sender = Identity(viewer.tenant, TENANT_SCOPES)
         try:
-            response = await endpoints.stream_mp4(viewer.session, sender, gateway, after)
+            response = await stream_mp4(viewer.session, sender, gateway, after)
         except TurboServeError as error:
             self.code = error.status
             return

@@ -101,7 +101,7 @@ class LatencyProfile:
         sample would count forever. The size after the best is tried if it is beyond all measured ones.
         """
         for size in self._seconds:
-            if size <= limit and self._samples - self._seen_at[size] > _STALE:
+            if size <= limit and self._samples - self._seen_at.get(size, 0) > _STALE:
                 # Reset even if the batch does not get this size: the caller may choose fewer rows.
                 self._seen_at[size] = self._samples
                 return size
