@@ -90,6 +90,7 @@ ONE_STACK = (
     "tests/stack/test_stack_end_to_end.py",
     "tests/stack/test_stack_migrations.py",
     "tests/browser/test_player_page.py",
+    "tests/browser/test_webrtc_page.py",
     "tests/browser/test_javascript_client.py",
     "tests/sdk/test_sdk_stack.py",
     "tests/stack/test_stack_recordings.py",
