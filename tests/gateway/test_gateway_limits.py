@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -18,6 +19,10 @@ async def test_limits_are_set_at_creation_and_changed_live(
     session = await start(quality=QUALITY, max_lead_s=0.75)
     path = session["links"]["self"]
     assert (session["quality"], session["max_lead_s"]) == (QUALITY, 0.75)
+    # Its placement changes the row, too.
+    async with asyncio.timeout(60):
+        while not (await api.get(path)).json()["next_chunk"]:
+            await asyncio.sleep(0.05)
     changed = (await api.patch(path, json={"quality": {"pin": True}})).json()
     assert (changed["quality"], changed["max_lead_s"]) == ({"floor": None, "pin": True}, 0.75)
     again = (await api.patch(path, json={"quality": {"pin": True}})).json()

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from turboserve import subjects
 from turboserve.contracts import chunks, errors, events, requests
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
-from turboserve.contracts.base import ID_PATTERN, Contract, Text, is_id
+from turboserve.contracts.base import ID_PATTERN, NUMBER_LIMIT, Contract, Text, is_id
 from turboserve.contracts.sessions import PROMPT_LIMIT, TRANSITIONS, Phase
 from turboserve.contracts.versions import stamped
 
@@ -39,7 +39,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(-1e9, 1e9) | TEXT,
+    st.none() | st.booleans() | st.integers(-NUMBER_LIMIT, NUMBER_LIMIT) | st.floats(-1e9, 1e9) | TEXT,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
     max_leaves=4,
 )
