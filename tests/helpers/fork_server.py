@@ -123,7 +123,7 @@ class ForkServer:
                 if hasattr(importlib.import_module(name), "__path__"):
                     main = f"{name}.__main__"
                     importlib.import_module(main)
-                # A fork executes it anew.
+                # A fork executes it again.
                 del sys.modules[main]
             else:
                 exec(_imports_of(Path(name)), {})
@@ -146,7 +146,7 @@ def _imports_of(file: Path) -> Any:
 
 
 def _write(pipe: int, number: int) -> None:
-    # Whoever started the process may no longer be interested.
+    # The client that started the process may have gone.
     with suppress(BrokenPipeError):
         os.write(pipe, f"{number}\n".encode())
 

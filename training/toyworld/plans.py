@@ -78,7 +78,7 @@ class Video:
             self.bodies = world.advance(self.condition.scene, self.bodies, GROUP_FRAMES)
 
     def change(self, condition: Condition) -> bool:
-        """Apply new controls. Returns whether the video begins anew at the start."""
+        """Apply new controls. Returns whether the video restarts from its beginning."""
         old, self.condition = self.condition.scene, condition
         self.bodies = world.switch(old, condition.scene, self.bodies)
         return world.restarts(old, condition.scene)

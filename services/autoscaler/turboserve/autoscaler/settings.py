@@ -198,7 +198,7 @@ class AutoscalerSettings(Settings):
         return Policy(
             ready_timeout_s=self.pool_ready_timeout_s,
             drain_deadline_s=self.pool_drain_deadline_s,
-            # Workers report once per heartbeat interval, and single reports may be lost.
             list_s=min(Policy.list_s, 2 * self.heartbeat_s),
+            # Workers report once per heartbeat interval, and single reports may be lost.
             report_timeout_s=max(Policy.report_timeout_s, 3 * self.heartbeat_s),
         )

@@ -90,7 +90,7 @@ class Settings(ServerSettings):
     viewer gets a name and a password of its own, valid for a day."""
     whep_buffer_s: Annotated[float, Field(ge=0, le=2)] = 0.05
     """Time for which a WebRTC viewer's first chunk waits, seconds. Later chunks may come late by as much
-    before the video stands still."""
+    before playback stalls."""
     events_keepalive_s: Seconds = 15.0
     """Interval at which a silent event stream sends a comment, seconds, so that proxies keep it open."""
 

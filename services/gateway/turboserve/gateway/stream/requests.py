@@ -1,4 +1,4 @@
-"""What a viewer asks for and is told, over WebSocket and over WebRTC alike."""
+"""Messages between a viewer and the gateway: the same over WebSocket and over WebRTC."""
 
 from __future__ import annotations
 
@@ -61,6 +61,14 @@ def skip_message(chunk: Chunk) -> protocol.Skip:
     """Return the request to discard the video before the chunk."""
     header = chunk.header
     return protocol.Skip(index=header.index, start_s=header.start_s, control_seq=header.control_seq)
+
+
+def skips(chunk: Chunk, record: SessionRecord) -> bool:
+    """Whether viewers discard the video before the chunk. `record`: the session when the stream was opened.
+
+    Of an ended session, a viewer gets all that is kept.
+    """
+    return chunk.header.drops_buffer and chunk.header.index > 0 and not record.phase.ended
 
 
 class ViewerRequests:
@@ -165,6 +173,11 @@ class ViewerRequests:
                 self._watch.shown()
             case client_messages.Ping():
                 await self._send(protocol.Pong(id=message.id))
+
+    def end(self) -> protocol.End:
+        """Return the message that follows all video of an ended session."""
+        record = self._watch.record
+        return protocol.End(phase=record.phase, reason=record.reason, last=self._watch.last)
 
     def hello(self, record: SessionRecord, start: StreamStart) -> protocol.Hello:
         """Return the first message. `record`: the session when the stream was opened."""

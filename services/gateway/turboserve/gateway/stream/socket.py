@@ -32,8 +32,9 @@ from turboserve.gateway.stream.requests import (
     ViewerRequests,
     init_message,
     skip_message,
+    skips,
 )
-from turboserve.gateway.stream.watch import Watch, place_of_viewer
+from turboserve.gateway.stream.watch import Watch, place_of_viewer, until_decided
 from turboserve.tasks import stop
 from turboserve.telemetry import links_to, traceparent, within
 
@@ -163,23 +164,10 @@ class Connection:
         events = asyncio.create_task(self._watch.events())
         tasks: set[asyncio.Task[object]] = {video, listening, stopping, events}
         try:
-            deciding = set(tasks)
-            while True:
-                done, deciding = await asyncio.wait(deciding, return_when=asyncio.FIRST_COMPLETED)
-                if done != {events} or events.exception() is not None:
-                    break
-            for task in done:
-                task.result()
-            if video in done:
+            if video in await until_decided(tasks, events):
                 # If the session had ended before, its video may be sent completely before its events are.
                 await asyncio.wait({events}, timeout=HISTORY_S)
-                await self._send(
-                    protocol.End(
-                        phase=self._watch.record.phase,
-                        reason=self._watch.record.reason,
-                        last=self._watch.last,
-                    )
-                )
+                await self._send(self._requests.end())
                 return ENDED, "session ended"
             return RESTART, "gateway stops"
         except TooManyBadMessagesError:
@@ -204,8 +192,7 @@ class Connection:
                             self._init = chunk.init
                             await self._socket.send_text(init_message(chunk).text())
                             await self._socket.send_bytes(chunk.init)
-                        # Of an ended session, a viewer gets all that is kept.
-                        if header.drops_buffer and header.index > 0 and not self._record.phase.ended:
+                        if skips(chunk, self._record):
                             await self._socket.send_text(skip_message(chunk).text())
                             await self._watch.skipped(header.start_s)
                         await self._socket.send_text(protocol.ChunkMessage.of(header, len(fragment)).text())

@@ -33,6 +33,24 @@ WAKE_AGAIN_S = 8.0
 log = logs.get("stream")
 
 
+async def until_decided(
+    tasks: set[asyncio.Task[object]], events: asyncio.Task[object]
+) -> set[asyncio.Task[object]]:
+    """Wait for the first of `tasks` that decides the end of a stream, and raise its error.
+
+    `events` is one of them, and decides only by an error: the events of an ended session may be sent before
+    its video. Returns the tasks that are done.
+    """
+    deciding = set(tasks)
+    while True:
+        done, deciding = await asyncio.wait(deciding, return_when=asyncio.FIRST_COMPLETED)
+        if done != {events} or events.exception() is not None:
+            break
+    for task in done:
+        task.result()
+    return done
+
+
 class DeliverySpans:
     """The spans of one viewer."""
 

@@ -64,7 +64,7 @@ def _bound_to(addresses: Sequence[str] | None) -> Iterator[None]:
 
 
 class ViewerConnection:
-    """Answers one offer, and sends `track` to whoever made it."""
+    """Answers one offer, and sends `track` to its viewer."""
 
     def __init__(self, track: VideoTrack, servers: Sequence[IceServer]) -> None:
         self._track = track

@@ -26,8 +26,9 @@ from turboserve.gateway.stream.requests import (
     ViewerRequests,
     init_message,
     skip_message,
+    skips,
 )
-from turboserve.gateway.stream.watch import Watch
+from turboserve.gateway.stream.watch import Watch, until_decided
 from turboserve.gateway.whep.access_units import AccessUnit, ChunkFormatError, access_units
 from turboserve.gateway.whep.connection import ViewerConnection
 from turboserve.gateway.whep.offer import CheckedOffer
@@ -129,13 +130,7 @@ class Peer:
         events = asyncio.create_task(self._events())
         tasks.add(events)
         try:
-            deciding = set(tasks)
-            while True:
-                done, deciding = await asyncio.wait(deciding, return_when=asyncio.FIRST_COMPLETED)
-                if done != {events} or events.exception() is not None:
-                    break
-            for task in done:
-                task.result()
+            await until_decided(tasks, events)
         except TooManyBadMessagesError:
             log.info("viewer sent too many bad messages", session=self.session)
         except ChunkFormatError as error:
@@ -158,16 +153,12 @@ class Peer:
                 while self._pacer.queued_s > AHEAD_S:
                     await asyncio.sleep(CHECK_S)
         await self._track.dry.wait()
-        await self._send(
-            protocol.End(
-                phase=self._watch.record.phase, reason=self._watch.record.reason, last=self._watch.last
-            )
-        )
+        await self._send(self._requests.end())
 
     async def _queue(self, chunk: Chunk) -> None:
         header = chunk.header
         units = _units_of(chunk)
-        skip = header.drops_buffer and header.index > 0 and not self._record.phase.ended
+        skip = skips(chunk, self._record)
         with self._watch.spans.deliver(chunk):
             if skip:
                 self._coming.clear()

@@ -21,15 +21,7 @@ from turboserve.state_store.core.sessions import storable
 def submit_prompt(record: SessionRecord, request: SubmitPrompt, now: float) -> tuple[Change, PromptReceipt]:
     """Set the prompt, which a worker applies at a chunk boundary. Also allowed while suspended."""
     storable("prompt", request.prompt)
-    seq = record.control_seq + 1
-    after = step(
-        record,
-        now,
-        prompt=request.prompt,
-        control_seq=seq,
-        drop_buffer_seq=seq if request.drop_buffer else record.drop_buffer_seq,
-        requested_at=now if request.drop_buffer else record.requested_at,
-    )
+    after = _accepted(record, request.drop_buffer, now, prompt=request.prompt)
     receipt = PromptReceipt(
         session=record.id,
         prompt_id=request.prompt_id,
@@ -56,24 +48,16 @@ def set_control(
     `declared`: the controls of the session's model. Raises InvalidInputError for another control or value,
     and TransitionError if the session has ended.
     """
-    seq = record.control_seq + 1
     values = {name: value for name, value in record.controls.items() if name != request.name}
     if request.value is not None:
         values[request.name] = request.value
-    after = step(
-        record,
-        now,
-        controls=values,
-        control_seq=seq,
-        drop_buffer_seq=seq if request.drop_buffer else record.drop_buffer_seq,
-        requested_at=now if request.drop_buffer else record.requested_at,
-    )
+    after = _accepted(record, request.drop_buffer, now, controls=values)
     with refused_as_input():
         check_value(declared, request.name, request.value, record.model)
     receipt = ControlReceipt(
         session=record.id,
         control_id=request.control_id,
-        control_seq=seq,
+        control_seq=after.control_seq,
         name=request.name,
         value=request.value,
         accepted_at=now,
@@ -83,11 +67,24 @@ def set_control(
         at=now,
         record=after,
         control_id=request.control_id,
-        control_seq=seq,
+        control_seq=after.control_seq,
         name=request.name,
         value=request.value,
     )
     return Change(after, (event,)), receipt
+
+
+def _accepted(record: SessionRecord, drop_buffer: bool, now: float, **conditions: Any) -> SessionRecord:
+    """Return the row with new conditions, under the next number."""
+    seq = record.control_seq + 1
+    return step(
+        record,
+        now,
+        **conditions,
+        control_seq=seq,
+        drop_buffer_seq=seq if drop_buffer else record.drop_buffer_seq,
+        requested_at=now if drop_buffer else record.requested_at,
+    )
 
 
 def settle(record: SessionRecord, settled: Sequence[SettledControl], chunk_index: int, now: float) -> Change:

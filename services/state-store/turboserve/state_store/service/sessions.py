@@ -246,9 +246,9 @@ class Sessions:
             change = rule(record)
             if change is not None:
                 await db.changes.write(change)
-        if change is not None:
-            return await self._post_commit.changed(change.record, record.target)
-        return await self._post_commit.fresh(record)
+        if change is None:
+            return await self._post_commit.fresh(record)
+        return await self._post_commit.changed(change.record, record.target)
 
     async def _end(self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None]) -> SessionRecord:
         last_s = await self._playheads.newest(ref.session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +26,7 @@ class SteerControl:
         """`directions`: the values that the weights take, of `toy_steering.DIRECTIONS`."""
         self._text, self._directions = text, list(directions)
 
-    @property
+    @cached_property
     def declarations(self) -> tuple[ControlDeclaration, ...]:
         """See `ControlEncoder.declarations`."""
         # The engine asks for it only where sessions have controls. Loading toyworld needs no pydantic.

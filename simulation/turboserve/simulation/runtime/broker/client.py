@@ -223,7 +223,6 @@ class MemoryClient(Receiver):
 
     async def subscribe(self, subject: str, *args: Any, **options: Any) -> Subscription:
         self._check_alive()
-        _validate_subject(subject, strict=True)
         return await super().subscribe(subject, *args, **options)
 
     async def _send_subscribe(self, sub: Subscription) -> None:

@@ -30,8 +30,6 @@ class Receiver(Client):
     def __init__(self, generator: random.Random) -> None:
         super().__init__()
         self._nuid = _Nuid(generator)  # type: ignore[assignment]
-        # `publish` and `subscribe` validate each subject once.
-        self._skip_subject_validation = True
         self._response_sid = 0
         self._responses: dict[str, asyncio.Future[Msg]] = {}
         self._response_prefix = ""
