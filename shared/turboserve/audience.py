@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Set
 from contextlib import suppress
-from dataclasses import dataclass
 
 import nats
 from nats.aio.subscription import Subscription
 
 from turboserve.bus import Bus
 from turboserve.contracts.workers import Playhead
+from turboserve.static_frozen import statically_frozen
 from turboserve.subjects import PLAYHEAD
 from turboserve.tasks import BackgroundTasks
 
@@ -23,7 +23,7 @@ LONGEST_INTERVAL_S = SILENT_S / 4
 """Longest interval at which a gateway may report."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class AggregatedPlayhead:
     """The reports of all gateways about one session, combined."""
 
@@ -36,7 +36,7 @@ class AggregatedPlayhead:
     """When the viewer was at `playhead_s`, in the time of `update`."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class _GatewayReport:
     """The newest report of one gateway."""
 

@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator, SchemaError
 from jsonschema import ValidationError as SchemaMismatchError
 from pydantic import JsonValue
 
-from turboserve.control_declarations import ControlDeclaration, value_text
+from turboserve.contracts.control_declarations import ControlDeclaration, value_text
 
 KEYWORDS = frozenset(
     {

@@ -41,6 +41,7 @@ WORKER_SETTINGS = frozenset(
     for name in (
         *("worker_id", "pool_member"),
         *("model", "model_weights", "checkpoint", "checkpoint_container", "lora", "vae", "text_encoder"),
+        *("weights", "weights_digest"),
         *("rotation", "dtype", "device", "torch_threads", "worker_max_sessions"),
         *("memory_bytes", "host_memory_bytes", "host_sessions", "max_lead_s", "tier_report_interval_s"),
         *("tier_alpha", "send_latents"),

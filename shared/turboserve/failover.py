@@ -42,7 +42,7 @@ SHORT_TIMES: Mapping[str, float] = MappingProxyType(
 
 
 def apply(values: Mapping[str, object], declared: Collection[str]) -> dict[str, object]:
-    """Return `values` with the short times of `declared` settings that are not set, if they ask for them."""
+    """Return `values`. With short failover, `declared` settings that are not set get their short times."""
     if values.get("failover") != Failover.SHORT:
         return dict(values)
     return {name: value for name, value in SHORT_TIMES.items() if name in declared} | dict(values)

@@ -50,12 +50,21 @@ class ParentOrRatio(Sampler):
             sampled = parent.trace_flags.sampled
             trace_state = parent.trace_state
         else:
-            values = attributes or {}
-            periodic = values.get(PERIODIC) or values.get("url.path") in POLLED
-            ratio = self._periodic if periodic else self._ratio
-            sampled = ratio.should_sample(None, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
+            sampled = self.samples(trace_id, attributes)
         decision = Decision.RECORD_AND_SAMPLE if sampled else Decision.RECORD_ONLY
         return SamplingResult(decision, attributes, trace_state)
+
+    @property
+    def periodic_bound(self) -> int:
+        """Periodic work is sampled where 64 random bits are below this bound."""
+        return self._periodic.bound
+
+    def samples(self, trace_id: int, attributes: Attributes) -> bool:
+        """Whether a trace is sampled whose first span has these attributes."""
+        values = attributes or {}
+        periodic = values.get(PERIODIC) or values.get("url.path") in POLLED
+        ratio = self._periodic if periodic else self._ratio
+        return trace_id & ratio.TRACE_ID_LIMIT < ratio.bound
 
     def get_description(self) -> str:
         """See `Sampler`."""

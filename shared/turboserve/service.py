@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from turboserve import lifeline, logs, program_start, telemetry
 from turboserve.bus import Bus
 from turboserve.bus.canary import CanaryMonitor, canaries_of, subscribe_canaries, watch_canaries
+from turboserve.bus.round_trip import RoundTrip, measure_round_trips
 from turboserve.clock import Clock, SystemClock
 from turboserve.config import Settings, SettingsError
 from turboserve.contracts.canaries import SpaceLevel
@@ -61,12 +62,17 @@ class Runtime:
         self.role: Callable[[], str | None] = lambda: None
         """Returns this instance's role among several of its service, for /readyz. None: no special role."""
         self.stopping = asyncio.Event()
+        self.round_trip = RoundTrip()
+        """Round trips to the broker, if they are measured."""
         self._checks: dict[str, Callable[[], bool]] = {
-            "broker": lambda: bus.connected,
+            "broker": lambda: (
+                bus.connected and self.round_trip.seconds(self.clock.monotonic()) <= settings.canary_timeout_s
+            ),
             "schema_version": lambda: not bus.incompatible,
         }
         self._warnings: dict[str, Callable[[], str | None]] = {
-            "schema_version": lambda: "; ".join(bus.incompatible.values()) or None
+            "broker": lambda: self.round_trip.warning(self.clock.monotonic()),
+            "schema_version": lambda: "; ".join(bus.incompatible.values()) or None,
         }
         self._tasks = BackgroundTasks()
         self._closers: list[Callable[[], Awaitable[None]]] = []
@@ -82,7 +88,9 @@ class Runtime:
         monotonic = self.clock.monotonic
         monitor = CanaryMonitor(streams, self.settings.canary_timeout_s, monotonic())
         for stream in streams:
-            self.check(f"log_{stream.lower()}", partial(_takes, monitor, stream, monotonic))
+            name = f"log_{stream.lower()}"
+            self.check(name, partial(_takes, monitor, stream, monotonic))
+            self.warn(name, partial(_silence, monitor, stream, monotonic))
         self.warn("log_space", partial(_space, monitor))
         await subscribe_canaries(self.bus, monitor, monotonic)
         self.spawn(watch_canaries(self.bus, monitor, monotonic), "canaries")
@@ -95,7 +103,10 @@ class Runtime:
         return {"started": self._started, **{name: bool(test()) for name, test in self._checks.items()}}
 
     def warn(self, name: str, reason: Callable[[], str | None]) -> None:
-        """Add a warning to /readyz. `reason` returns its text, or None. Warnings do not affect readiness."""
+        """Add a warning to /readyz. `reason` returns its text, or None. Warnings do not affect readiness.
+
+        A warning with the name of a condition says why the condition does not hold, or may soon not hold.
+        """
         self._warnings[name] = reason
 
     def warnings(self) -> dict[str, str]:
@@ -124,6 +135,14 @@ class Runtime:
 
 def _takes(monitor: CanaryMonitor, stream: str, monotonic: Callable[[], float]) -> bool:
     return monitor.takes(stream, monotonic())
+
+
+def _silence(monitor: CanaryMonitor, stream: str, monotonic: Callable[[], float]) -> str | None:
+    now = monotonic()
+    if monitor.takes(stream, now):
+        return None
+    silent_s = monitor.silent_s(stream, now)
+    return "no append yet" if silent_s is None else f"no append for {silent_s:.1f} s"
 
 
 def _space(monitor: CanaryMonitor) -> str | None:
@@ -168,6 +187,8 @@ async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Await
     runtime = Runtime(name, settings, await Bus.connect(name, settings))
     conditions.add(runtime, Runtime.checks)
     warnings_given.add(runtime, lambda runtime: dict.fromkeys(runtime.warnings(), 1.0))
+    monotonic = runtime.clock.monotonic
+    runtime.spawn(measure_round_trips(runtime.bus, runtime.round_trip, monotonic), "round trips")
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, runtime.stopping.set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from turboserve.contracts.base import Contract
@@ -88,8 +89,14 @@ class Topic(Generic[Msg]):
     author: str | None = None
     """Field of the message that names the sending worker or pool. It must be the one in the subject."""
 
+    @cached_property
+    def _around(self) -> tuple[str, str]:
+        before, _, after = self.pattern.partition("{id}")
+        return before, after
+
     def of(self, token: str) -> str:
-        return self.pattern.format(id=f"{identity_of(token)}.{token}" if self.by_worker else token)
+        before, after = self._around
+        return f"{before}{identity_of(token)}.{token}{after}" if self.by_worker else f"{before}{token}{after}"
 
     def of_identity(self, identity: str | None) -> str:
         """Pattern of what the workers of this identity send or read. None: all subjects of the topic."""
@@ -133,11 +140,19 @@ class Log:
 
     def token(self, subject: str) -> str:
         """Return the session or worker that a subject of this log is about."""
-        return subject.removeprefix(self.pattern.format(id="")).partition(".")[0]
+        return subject.removeprefix(self._prefix).partition(".")[0]
 
     def identity(self, subject: str) -> str | None:
         """Return the identity in a subject of this log, or None if the subject names no identity."""
-        return subject.removeprefix(self.pattern.format(id="")).partition(".")[2] or None
+        return subject.removeprefix(self._prefix).partition(".")[2] or None
+
+    @cached_property
+    def _prefix(self) -> str:
+        return self.pattern.format(id="")
+
+    @cached_property
+    def _kind(self) -> str:
+        return f"{self.pattern.partition('.')[0]}."
 
     def live(self, token: str) -> str:
         assert self.live_pattern is not None
@@ -149,8 +164,7 @@ class Log:
 
     def takes(self, subject: str) -> bool:
         """Whether messages on `subject` belong to this log. Subjects of earlier versions do, too."""
-        kind, *rest = subject.split(".")
-        return kind == self.pattern.partition(".")[0] and 1 <= len(rest) <= 1 + self.by_identity
+        return subject.startswith(self._kind) and subject.count(".") <= 1 + self.by_identity
 
     def _with_identity(self, pattern: str, token: str, identity: str) -> str:
-        return pattern.format(id=f"{token}.{identity}" if self.by_identity else token)
+        return pattern.replace("{id}", f"{token}.{identity}" if self.by_identity else token)

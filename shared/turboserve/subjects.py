@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from turboserve import recording_subjects
+from turboserve import history_subjects, recording_subjects, webhook_subjects
 from turboserve.contracts import (
     audit,
     chunks,
@@ -17,12 +17,13 @@ from turboserve.contracts import (
     requests,
     sessions,
     usage,
+    weights,
     workers,
 )
 from turboserve.contracts.base import Contract
 from turboserve.subject_types import Endpoint, Log, Topic
 
-SERVICES = ("gateway", "scheduler", "autoscaler", "worker", "state-store", "recorder")
+SERVICES = ("gateway", "scheduler", "autoscaler", "worker", "state-store", "recorder", "webhooks")
 ADMIN = "admin"
 """The broker user of tests and tools. It may do everything that services may do."""
 
@@ -102,7 +103,9 @@ KEY = Topic("key.{id}", keys.KeyChange, ("state-store",), ("gateway",), author="
 """`id` is the API key's id."""
 LINK = Topic("link.{id}", links.LinkChange, ("state-store",), ("gateway",), author="link")
 """`id` is the link's id."""
-TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS, FEEDBACK, POOL, KEY, LINK)  # type: ignore[assignment]
+WEIGHTS = Topic("weights.{id}", weights.WeightKey, ("state-store",), ("worker",), by_worker=True)
+"""`id` is the worker with the weights."""
+TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS, FEEDBACK, POOL, KEY, LINK, WEIGHTS)  # type: ignore[assignment]
 
 _STORE = "state-store"
 CREATE_SESSION = Endpoint(
@@ -181,6 +184,9 @@ LIST_WORKERS = Endpoint(
     ("gateway", "scheduler", "autoscaler"),
     periodic=True,
 )
+FIND_WEIGHTS = Endpoint(
+    "state.worker.weights", weights.FindWeights, weights.WeightHolders, _STORE, ("worker",)
+)
 REPORT_POOL = Endpoint(
     "state.pool.report", pool.PoolReport, pool.PoolOrders, _STORE, ("autoscaler",), periodic=True
 )
@@ -197,16 +203,14 @@ MIGRATE_SESSION = Endpoint(
     "scheduler",
     ("gateway",),
 )
-GET_LEADER = Endpoint(
-    "state.leader.get", leading.GetLeader, leading.LeaderRecord, _STORE, ("scheduler",), periodic=True
-)
+LED = "scheduler", "autoscaler"
+"""Services whose processes share leadership."""
+GET_LEADER = Endpoint("state.leader.get", leading.GetLeader, leading.LeaderRecord, _STORE, LED, periodic=True)
 CAMPAIGN = Endpoint(
-    "state.leader.campaign", leading.Campaign, leading.CampaignResult, _STORE, ("scheduler",), periodic=True
+    "state.leader.campaign", leading.Campaign, leading.CampaignResult, _STORE, LED, periodic=True
 )
-KEEP_LEAD = Endpoint(
-    "state.leader.renew", leading.KeepLead, leading.LeaderRecord, _STORE, ("scheduler",), periodic=True
-)
-STEP_DOWN = Endpoint("state.leader.resign", leading.StepDown, leading.LeaderRecord, _STORE, ("scheduler",))
+KEEP_LEAD = Endpoint("state.leader.renew", leading.KeepLead, leading.LeaderRecord, _STORE, LED, periodic=True)
+STEP_DOWN = Endpoint("state.leader.resign", leading.StepDown, leading.LeaderRecord, _STORE, LED)
 CREATE_KEY = Endpoint("state.key.create", keys.CreateKey, keys.CreatedKey, _STORE, ("gateway",))
 GET_KEY = Endpoint("state.key.get", keys.KeyRef, keys.KeyRecord, _STORE, ("gateway",))
 LIST_KEYS = Endpoint("state.key.list", keys.ListKeys, keys.KeyPage, _STORE, ("gateway",))
@@ -250,6 +254,7 @@ _ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignm
     WORKER_GONE,
     DRAIN_WORKER,
     LIST_WORKERS,
+    FIND_WEIGHTS,
     REPORT_POOL,
     ORDER_POOL,
     GET_COST,
@@ -275,7 +280,12 @@ _ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignm
     NOTE_AUDIT,
     LIST_AUDIT,
 )
-ENDPOINTS = (*_ENDPOINTS, *recording_subjects.ENDPOINTS)
+ENDPOINTS = (
+    *_ENDPOINTS,
+    *recording_subjects.ENDPOINTS,
+    *history_subjects.ENDPOINTS,
+    *webhook_subjects.ENDPOINTS,
+)
 
 
 def inbox_prefix(user: str) -> str:

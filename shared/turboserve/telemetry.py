@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
@@ -14,17 +14,16 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider, TraceBasedExemplarFilter
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import Sampler
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import Attributes
 from prometheus_client import generate_latest
 
 from turboserve import logs
 from turboserve.config import Settings
 from turboserve.instruments import export_zeros
+from turboserve.recorded_span import CurrentSpan, IdentifiedResource, SpanRecorder, StageExporter
 from turboserve.sampling import ExportOnError, ParentOrRatio
 from turboserve.telemetry_names import ERROR_TYPE
 
@@ -33,17 +32,14 @@ TRACEPARENT = "TRACEPARENT"
 
 _sends_spans = False
 """Whether spans are exported. If not, no span is created: creating one takes as long as a request."""
-_processor: SpanProcessor | None = None
-"""Exports ended spans. None: no provider of traces is installed."""
-_ids = RandomIdGenerator()
+_recorder: SpanRecorder | None = None
+"""Begins spans. None: no provider of traces is installed."""
 _NO_SPAN = nullcontext(trace.INVALID_SPAN)
 _EMPTY = Context()
 _W3C = TraceContextTextMapPropagator()
 _TRACEPARENT = "traceparent"
 REMEMBERED = 1024
 """Parsed texts `traceparent` that a process keeps. Links of batched chunks repeat the same few."""
-QUIET: dict[str, Any] = {"record_exception": False, "set_status_on_exception": False}
-"""Options of a span that an exception does not mark as failed."""
 
 
 def setup(service: str, settings: Settings) -> None:
@@ -67,12 +63,15 @@ def setup(service: str, settings: Settings) -> None:
     export_zeros()
 
 
-def export_spans(exporter: SpanExporter, sampler: Sampler, resource: Resource) -> None:
+def export_spans(exporter: SpanExporter, sampler: ParentOrRatio, resource: Resource) -> None:
     """Install the provider of traces, and create spans from now on. Call it once in a process."""
-    global _processor
+    global _recorder
+    resource = IdentifiedResource(dict(resource.attributes), resource.schema_url)
+    processor = ExportOnError(BatchSpanProcessor(StageExporter(exporter)))
+    _recorder = SpanRecorder(sampler, resource, processor)
+    # The provider flushes and stops the processor at the end of the process. Libraries' spans go through it.
     provider = TracerProvider(sampler=sampler, resource=resource)
-    _processor = ExportOnError(BatchSpanProcessor(exporter))
-    provider.add_span_processor(_processor)
+    provider.add_span_processor(processor)
     # Without baggage: a client's own entries must not travel through the services.
     propagate.set_global_textmap(_W3C)
     trace.set_tracer_provider(provider)
@@ -86,33 +85,43 @@ def switch_tracing(*, on: bool) -> None:
 
 
 class Tracer:
-    """OpenTelemetry's tracer if spans are exported. Otherwise every span is the invalid span."""
+    """Begins the spans of one part of the project. If no spans are exported, each is the invalid span."""
 
     def __init__(self, name: str) -> None:
-        self._tracer = trace.get_tracer(f"turboserve.{name}")
+        self._scope = InstrumentationScope(f"turboserve.{name}")
 
-    def start_as_current_span(self, name: str, **options: Any) -> AbstractContextManager[trace.Span]:
-        """See `opentelemetry.trace.Tracer`."""
-        return self._tracer.start_as_current_span(name, **options) if _sends_spans else _NO_SPAN
+    def start_as_current_span(
+        self, name: str, *, notes_errors: bool = True, **options: Any
+    ) -> AbstractContextManager[trace.Span]:
+        """Return the context of a span. See `SpanRecorder.begin` for `options`.
+
+        `notes_errors`: an exception is recorded and marks the span as failed. If not, the caller decides
+        whether it is an error.
+        """
+        if not _sends_spans or _recorder is None:
+            return _NO_SPAN
+        return CurrentSpan(_recorder.begin(self._scope, name, **options), notes_errors=notes_errors)
 
     def start_span(self, name: str, **options: Any) -> trace.Span:
-        """See `opentelemetry.trace.Tracer`."""
-        return self._tracer.start_span(name, **options) if _sends_spans else trace.INVALID_SPAN
+        """Begin a span, which the caller ends. See `SpanRecorder.begin` for `options`."""
+        if not _sends_spans or _recorder is None:
+            return trace.INVALID_SPAN
+        return _recorder.begin(self._scope, name, **options)
 
     def child(self, name: str, **options: Any) -> AbstractContextManager[trace.Span]:
         """As `start_as_current_span`, but only within another span: for steps that also run at intervals.
 
-        An exception does not mark the span as failed: the caller decides whether it is an error.
+        It notes no errors.
         """
         if not _sends_spans or not trace.get_current_span().get_span_context().is_valid:
             return _NO_SPAN
-        return self._tracer.start_as_current_span(name, **QUIET, **options)
+        return self.start_as_current_span(name, notes_errors=False, **options)
 
     def start_child(self, name: str, **options: Any) -> trace.Span:
         """As `start_span`, but only within another span."""
         if not _sends_spans or not trace.get_current_span().get_span_context().is_valid:
             return trace.INVALID_SPAN
-        return self._tracer.start_span(name, **options)
+        return self.start_span(name, **options)
 
 
 def tracer(name: str) -> Tracer:
@@ -173,6 +182,13 @@ def is_sampled(text: str | None) -> bool:
     return _remote(text).trace_flags.sampled
 
 
+def samples_next(text: str | None) -> bool:
+    """Decide whether a span is sampled that continues this `traceparent`, or None: that is periodic work."""
+    if text is not None:
+        return is_sampled(text)
+    return _sends_spans and _recorder is not None and _recorder.samples_periodic()
+
+
 def links_to(*texts: str | None) -> list[trace.Link]:
     """Links to the spans with these `traceparent`s."""
     if not _sends_spans:
@@ -180,43 +196,11 @@ def links_to(*texts: str | None) -> list[trace.Link]:
     return [link for text in texts if text is not None and (link := _link(text)) is not None]
 
 
-def export_stage(
-    parent: trace.Span,
-    name: str,
-    began_ns: int,
-    ended_ns: int,
-    attributes: Attributes = None,
-    links: Sequence[trace.Link] = (),
-) -> None:
-    """Export a stage that is already over as a child of `parent`, if `parent` is sampled.
-
-    Times are Unix time, in nanoseconds.
-
-    A span of OpenTelemetry's tracer takes about four times as long, because it may still change: it has a
-    lock, bounded copies of attributes and links, and a decision of the sampler.
-    """
-    context = parent.get_span_context()
-    if _processor is None or not context.trace_flags.sampled or not isinstance(parent, ReadableSpan):
-        return
-    own = trace.SpanContext(
-        context.trace_id,
-        _ids.generate_span_id(),
-        is_remote=False,
-        trace_flags=context.trace_flags,
-        trace_state=context.trace_state,
-    )
-    stage = ReadableSpan(
-        name,
-        context=own,
-        parent=context,
-        resource=parent.resource,
-        attributes=attributes,
-        links=links,
-        start_time=began_ns,
-        end_time=ended_ns,
-        instrumentation_scope=parent.instrumentation_scope,
-    )
-    _processor.on_end(stage)
+def use_span(span: trace.Span) -> AbstractContextManager[object]:
+    """Make `span` the current one for a block, unless it is invalid. The block does not end it."""
+    if not span.get_span_context().is_valid:
+        return _NO_SPAN
+    return CurrentSpan(span, notes_errors=False, ends=False)
 
 
 def set_error(span: trace.Span, error: BaseException, *, failed: bool = True) -> None:

@@ -15,6 +15,7 @@ COMPONENTS = {
     "worker": "worker",
     "state_store": "state-store",
     "recorder": "recorder",
+    "webhooks": "webhooks",
     "bus": "all",
     "process": "all",
 }
@@ -39,6 +40,7 @@ MIGRATION_ROUND = "turboserve.migration.round"
 MIGRATION_ROUNDS = "turboserve.migration.rounds"
 MIGRATION_STEP = "turboserve.migration.step"
 PERIODIC = "turboserve.periodic"
+POOL = "turboserve.pool"
 POOL_ACTION = "turboserve.pool.action"
 POOL_MEMBER_PHASE = "turboserve.pool.member.phase"
 POOL_TARGET = "turboserve.pool.target"
@@ -49,11 +51,15 @@ STREAM = "turboserve.log.stream"
 MESSAGE = "turboserve.message.kind"
 SCHEDULER_EVENT = "turboserve.scheduler.event"
 TENANT = "turboserve.tenant"
+START_PART = "turboserve.start.part"
 TAKEOVER = "turboserve.takeover.context"
 TIER = "turboserve.session.tier"
 TRANSFER_BACKEND = "turboserve.transfer.backend"
 TRANSFER_ROLE = "turboserve.transfer.role"
 WARNING = "turboserve.warning"
+WEBHOOK = "turboserve.webhook.id"
+WEBHOOK_ATTEMPT = "turboserve.webhook.attempt"
+WEBHOOK_OUTCOME = "turboserve.webhook.outcome"
 
 ERROR_TYPE = "error.type"
 DESTINATION = "messaging.destination.name"
@@ -77,6 +83,7 @@ ATTRIBUTES = {
     MIGRATION_BYTES: "Bytes of a round, or of all rounds of a copy.",
     MIGRATION_ON_HOST: "The state is in the host memory of the source.",
     PERIODIC: "Work that is done at intervals: a heartbeat, a listing, a chunk that follows no request.",
+    POOL: "Name of a pool of workers.",
     POOL_ACTION: "Action on the pool.",
     POOL_MEMBER_PHASE: "Phase of a place in the pool, such as `ready`.",
     POOL_TARGET: "Size of the pool that was decided.",
@@ -87,11 +94,16 @@ ATTRIBUTES = {
     MESSAGE: "First token of a message's subject.",
     SCHEDULER_EVENT: "Input of the scheduler's core, by class.",
     TENANT: "A tenant.",
+    START_PART: "Part of a start: `import`, `weights` or `warm_up`.",
     TAKEOVER: "What was left of a session's state: `whole`, `partial` or `lost`.",
     TIER: "Tier of a session by its service credit: `urgent`, `normal` or `relaxed`.",
     TRANSFER_BACKEND: "Backend of a transfer.",
     TRANSFER_ROLE: "Role of this worker in a transfer: `source` or `target`.",
     WARNING: "A warning of `/readyz`, by name.",
+    WEBHOOK: "A webhook.",
+    WEBHOOK_ATTEMPT: "Number of an attempt to deliver an event.",
+    WEBHOOK_OUTCOME: "Outcome of such an attempt: `delivered`, `refused` (another status), `failed` (no "
+    "answer) or `blocked` (the address is not allowed).",
 }
 """Every attribute `turboserve.…` of a span or a metric → its meaning."""
 
@@ -118,6 +130,7 @@ SPANS = {
     "append last chunks": "The source waits until its chunks are acknowledged.",
     "deliver chunk": "A chunk is sent to a viewer.",
     "show first frame": "From the sending of the first chunk until the viewer shows it.",
+    "deliver event": "One attempt to send an event to a webhook.",
     "TRANSACTION": "A transaction of Postgres.",
 }
 """Every name of a span of the services. `{…}` stands for one word: letters, digits, `.`, `-` and `_`."""

@@ -7,9 +7,11 @@ the worker's polytope. With one class they say x ≤ n.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+_SIZED = re.compile(r"(?P<model>.+)_(?P<width>[1-9]\d{0,4})x(?P<height>[1-9]\d{0,4})")
 ROUNDING = 1e-9
 """Relative error of sums of fractions: 1/3 + 2/3 may exceed 1 by this much."""
 
@@ -33,6 +35,20 @@ class SessionClass:
             raise ValueError(f"width, height: {self.width} x {self.height} is below 0")
         if not 0 <= self.floor <= 1:
             raise ValueError(f"floor: {self.floor:g} is not between 0 and 1")
+
+    @classmethod
+    def of_name(cls, name: str) -> SessionClass:
+        """Return the class that a setting, a worker's row or a session's row names as its model.
+
+        `longlive-1-3b` is the model at its own size, `longlive-1-3b_640x384` the same at 640×384 pixels.
+        """
+        sized = _SIZED.fullmatch(name)
+        return cls(name) if sized is None else cls(sized["model"], int(sized["width"]), int(sized["height"]))
+
+    @property
+    def name(self) -> str:
+        """The name of which `of_name` returns this class, but for its floor."""
+        return f"{self.model}_{self.width}x{self.height}" if self.width else self.model
 
     def __str__(self) -> str:
         size = f" {self.width}x{self.height}" if self.width or self.height else ""

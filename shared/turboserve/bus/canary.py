@@ -19,7 +19,7 @@ from turboserve.contracts.canaries import Canary, SpaceLevel
 from turboserve.subject_types import Log
 from turboserve.subjects import CANARIES
 
-TICK_S = 0.5
+TICK_S = 1.0
 STALL_S = 2.0
 """After a pause of the event loop that exceeds this, received messages may be old. Seconds."""
 

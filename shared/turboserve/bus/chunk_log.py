@@ -22,6 +22,7 @@ from turboserve.bus.owners import Owners
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import ChunkGoneError
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.static_frozen import statically_frozen
 from turboserve.subjects import CHUNK
 from turboserve.tasks import answered, until
 
@@ -37,7 +38,7 @@ the playhead.
 """
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Chunk:
     """One chunk and its place in the stream."""
 
@@ -204,8 +205,11 @@ class ChunkLog:
             yield last
 
     async def _followed(self, session: str, entry: Entry) -> Chunk | None:
-        """As `_chunk`, but wait until the broker answers."""
-        return await answered(partial(self._chunk, session, entry))
+        """Return the chunk in `entry`; None if no owner of `session` wrote it. Waits for the broker."""
+        header, proven = self._owners.known_header(session, entry, len(entry.data))
+        if header is not None and not proven:
+            header = await answered(partial(self._owners.header, session, entry, len(entry.data)))
+        return None if header is None else self._remember(header, entry)
 
     async def _oldest(self, session: str) -> Chunk | None:
         """Return the first chunk after which no chunk is missing."""
@@ -275,11 +279,6 @@ class ChunkLog:
                 following = min(following, chunk.header.index)
             position = chunk.sequence
         raise _gone(index, following)
-
-    async def _chunk(self, session: str, entry: Entry) -> Chunk | None:
-        """Return the chunk in `entry`; None if no owner of `session` wrote it."""
-        header = await self._owners.header(session, entry, len(entry.data))
-        return None if header is None else self._remember(header, entry)
 
     def _remember(self, header: ChunkHeader, entry: Entry) -> Chunk:
         self._sequences[header.session, header.index] = entry.sequence

@@ -15,6 +15,7 @@ from nats.js import JetStreamContext
 from opentelemetry import trace
 
 from turboserve import logs
+from turboserve.bus import connection
 from turboserve.bus.feeds import LiveFeeds, StreamIncarnations
 from turboserve.bus.port import BrokerClient, Connect, broker_user, open_client
 from turboserve.bus.requests import (
@@ -38,7 +39,7 @@ from turboserve.contracts.errors import (
 )
 from turboserve.contracts.versions import MEMBER, SchemaVersionError
 from turboserve.subject_types import Caller, Endpoint, Topic
-from turboserve.telemetry import QUIET, context_of, inject_context, set_error, tracer, tracing, within
+from turboserve.telemetry import context_of, inject_context, set_error, tracer, tracing, within
 
 INCOMPATIBLE_S = 60.0
 """A service is not ready for this long after it found another MAJOR schema version, seconds. A load balancer
@@ -79,7 +80,7 @@ class Bus:
         """JetStream clients by timeout, seconds."""
 
     @classmethod
-    async def connect(cls, service: str, settings: Settings, connect: Connect = nats.connect) -> Bus:
+    async def connect(cls, service: str, settings: Settings, connect: Connect = connection.connect) -> Bus:
         """Connect as `service`. Retries until the broker is reachable."""
         client, closed = await open_client(service, settings, connect)
         return cls(client, service, settings, closed)
@@ -99,10 +100,7 @@ class Bus:
         return self._jetstreams[timeout_s]
 
     async def flush(self) -> None:
-        """Wait until the broker has processed everything sent before, subscriptions included.
-
-        Raises nats-py's errors if the broker does not answer.
-        """
+        """Wait until the broker has processed everything sent before. Raises nats-py's errors."""
         # Twice, since nats-py sends the first ping ahead of data that it has not written yet.
         for _ in range(2):
             await self.client.flush()
@@ -112,8 +110,8 @@ class Bus:
         self.incarnations.close()
         await self._server.wait(2.0)
         try:
-            await asyncio.wait_for(self.client.drain(), 3.0)
-        except (TimeoutError, nats.errors.Error, OSError):
+            await self.client.drain()
+        except (nats.errors.Error, OSError):
             await self.client.close()
 
     # Topics
@@ -226,7 +224,7 @@ class Bus:
             f"request {endpoint.subject}",
             kind=trace.SpanKind.CLIENT,
             attributes=span_attributes(endpoint, "request", request) if tracing() else None,
-            **QUIET,
+            notes_errors=False,
         ) as span:
             try:
                 reply = await self.client.request(

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import nats
@@ -27,6 +27,8 @@ BACKLOG = 4
 
 T = TypeVar("T")
 
+LOOK_S = 0.25
+"""Time between two looks at the readers' waits, seconds."""
 ASK_S = 1.0
 """Minimum interval between two questions to the broker about one stream, for all followers together."""
 
@@ -103,22 +105,31 @@ class StreamPosition:
 class Backlog(Generic[T]):
     """Live messages that wait for their reader, at most `BACKLOG`.
 
-    Costs less than `asyncio.Queue` with a timeout for each message: one timer serves many messages, and
-    looks at its time whether the reader waits for longer.
+    Costs less than `asyncio.Queue` with a timeout for each message: one timer of the process looks at the
+    waits of all readers.
     """
 
     def __init__(self) -> None:
         self._entries: deque[T] = deque()
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
-        self._deadline = 0.0
-        """End of the reader's wait."""
-        self._timer: asyncio.TimerHandle | None = None
+        self.deadline = math.inf
+        """End of the reader's wait; infinity while it does not wait."""
         self.dropped = False
-        """Whether there was no room for a message. The reader sets it back."""
+        """Whether there was no room for a message. None is added until the reader sets it back, so that none
+        is missing between two of the backlog."""
 
     def __bool__(self) -> bool:
         return bool(self._entries)
+
+    @property
+    def first(self) -> T | None:
+        """The oldest message, which stays. None: there is none."""
+        return self._entries[0] if self._entries else None
+
+    def drop_first(self) -> None:
+        """Drop the oldest message."""
+        self._entries.popleft()
 
     def clear(self) -> None:
         """Drop all messages."""
@@ -126,42 +137,25 @@ class Backlog(Generic[T]):
 
     def put(self, entry: T) -> None:
         """Add a message, if there is room."""
-        if len(self._entries) >= BACKLOG:
+        if self.dropped or len(self._entries) >= BACKLOG:
             self.dropped = True
             return
         self._entries.append(entry)
-        self._wake()
+        self.wake()
 
     async def get(self, limit_s: float) -> T | None:
-        """Return the oldest message; None if none comes within `limit_s` seconds."""
+        """Return the oldest message; None if none comes within `limit_s` seconds, or up to `LOOK_S` more."""
         if not self._entries:
-            self._deadline = self._loop.time() + limit_s
-            if self._timer is None or self._timer.when() > self._deadline:
-                self.close()
-                self._timer = self._loop.call_at(self._deadline, self._look)
+            self.deadline = self._loop.time() + limit_s
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
-                self._waiter = None
+                self._waiter, self.deadline = None, math.inf
         return self._entries.popleft() if self._entries else None
 
-    def close(self) -> None:
-        """Stop the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        self._timer = None
-        if self._waiter is None:
-            return
-        if self._loop.time() < self._deadline:
-            self._timer = self._loop.call_at(self._deadline, self._look)
-        else:
-            self._wake()
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """End the reader's wait, if it waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -175,7 +169,8 @@ class LiveFeeds:
     def __init__(self, client: BrokerClient) -> None:
         self._client = client
         self._feeds: dict[str, _Feed] = {}
-        self._questions: dict[Hashable, asyncio.Task[Any]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._questions: dict[Hashable, asyncio.Future[Any]] = {}
 
     @asynccontextmanager
     async def joined(
@@ -191,31 +186,52 @@ class LiveFeeds:
             feed = self._feeds[live] = _Feed(parse)
             feed.subscription = asyncio.ensure_future(self._client.subscribe(live, cb=feed.receive))
         feed.backlogs[backlog] = None
+        if self._timer is None:
+            self._look()
         try:
             await asyncio.shield(feed.subscription)
             yield
         finally:
-            backlog.close()
             del feed.backlogs[backlog]
             if not feed.backlogs:
                 del self._feeds[live]
                 with suppress(nats.errors.Error, OSError):
                     await (await feed.subscription).unsubscribe()
 
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for feed in self._feeds.values():
+            for backlog in feed.backlogs:
+                if now >= backlog.deadline:
+                    backlog.wake()
+        self._timer = loop.call_later(LOOK_S, self._look) if self._feeds else None
+
     async def shared(self, key: Hashable, question: Callable[[], Awaitable[T]]) -> T:
         """Return the answer to `question`. While one with an equal `key` is under way, its answer."""
-        task = self._questions.get(key)
-        if task is None:
-            task = self._questions[key] = asyncio.ensure_future(question())
-            task.add_done_callback(partial(self._answered, key))
-        answer: T = await asyncio.shield(task)
-        return answer
-
-    def _answered(self, key: Hashable, task: asyncio.Task[Any]) -> None:
-        del self._questions[key]
-        if not task.cancelled():
-            # All who asked may have left.
-            task.exception()
+        while (asked := self._questions.get(key)) is not None:
+            await asyncio.wait((asked,))
+            if not asked.cancelled():
+                found: T = asked.result()
+                return found
+            # Whoever asked has left.
+        answered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._questions[key] = answered
+        try:
+            answer = await question()
+        except Exception as error:
+            answered.set_exception(error)
+            # No other follower may be waiting for it.
+            answered.exception()
+            raise
+        except BaseException:
+            answered.cancel()
+            raise
+        else:
+            answered.set_result(answer)
+            return answer
+        finally:
+            del self._questions[key]
 
 
 class _Feed:

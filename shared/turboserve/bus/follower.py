@@ -84,7 +84,7 @@ async def follow(
                 backlog.clear()
                 if on_lost is not None:
                     await on_lost()
-            if not cursor.caught_up:
+            if cursor.asks(backlog, place.position):
                 question = partial(next_entry, bus, stream, subject, place.position + 1)
                 try:
                     if silent:
@@ -103,9 +103,7 @@ async def follow(
                     quiet_s = QUIET_S
                     yield entry
                 continue
-            if backlog.dropped and not backlog:
-                backlog.dropped = cursor.caught_up = False
-                continue
+            silent = False
             entry = await backlog.get(quiet_s)
             if entry is None:
                 cursor.caught_up, silent, quiet_s = False, True, min(2 * quiet_s, QUIET_LIMIT_S)
@@ -132,12 +130,14 @@ class Cursor:
         """Sequence of the live message that made the follower read the log."""
         self.caught_up = False
         """Whether the log had no further message when it was last asked."""
+        self._overlap = -1
+        """Sequence of the newest message that came both from the log and live."""
         self.stamp: str | None = None
         """What tells the last message from another one of its sequence. None: no message yet."""
 
     def rewind(self) -> None:
         """Start again at the beginning of a replaced stream."""
-        self.caught_up, self.stamp, self._announced = False, None, 0
+        self.caught_up, self.stamp, self._announced, self._overlap = False, None, 0, -1
 
     def read(self, entry: Entry | None) -> None:
         """Note the log's next message, which is yielded; None: there is none."""
@@ -147,11 +147,38 @@ class Cursor:
         self._yielded(entry)
         self.caught_up = entry.sequence == self._announced
 
+    def asks(self, backlog: Backlog[Entry], position: int) -> bool:
+        """Decide the next step. True: ask the log for the next message. False: take the backlog's next one.
+
+        Updates `caught_up`, and drops messages from the backlog that are not newer than the last one.
+        """
+        if backlog.dropped and not backlog:
+            backlog.dropped = self.caught_up = False
+        if not self.caught_up:
+            # Over a slow connection, each question takes longer than the next message.
+            self.caught_up = self._continued_by(backlog, position)
+        return not self.caught_up
+
+    def _continued_by(self, backlog: Backlog[Entry], position: int) -> bool:
+        """Whether the backlog has the message after the last one. Drops older messages from the backlog.
+
+        Only a backlog that has the last message, too, is known to have what follows: a message names the one
+        before it on its own subject, and messages of other subjects may lie between.
+        """
+        while (entry := backlog.first) is not None and entry.sequence <= position:
+            self._overlap = entry.sequence
+            backlog.drop_first()
+        return entry is not None and self._overlap == position and self._continues(entry, position)
+
+    def _continues(self, entry: Entry, position: int) -> bool:
+        """Whether no message is missing between the last one and this live message."""
+        return int(entry.headers.get("Nats-Last-Sequence", "0")) <= position and entry.subject == self._newest
+
     def takes(self, entry: Entry, position: int) -> bool:
         """Whether to yield a live message. If messages before it are missing, the log is read again."""
         if entry.sequence <= position:
             return False
-        if int(entry.headers.get("Nats-Last-Sequence", "0")) > position or entry.subject != self._newest:
+        if not self._continues(entry, position):
             # A message before this one may be lost in transit, or deleted: continue from the log.
             self.caught_up, self._announced = False, entry.sequence
             return False

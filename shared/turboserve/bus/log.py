@@ -1,4 +1,4 @@
-"""Logs in JetStream: fenced appends, and reads of one message by sequence."""
+"""Logs in JetStream: fenced appends, reads of one message by sequence, and how far a process is behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import nats
 from nats.aio.msg import Msg as NatsMsg
@@ -21,6 +21,7 @@ from turboserve.contracts.errors import (
     LogUnavailableError,
     UnavailableError,
 )
+from turboserve.static_frozen import statically_frozen
 from turboserve.telemetry import inject_context, set_error, tracer, tracing
 from turboserve.telemetry_names import SESSION
 
@@ -32,9 +33,13 @@ NO_ROOM = frozenset({10023, 10047, 10077})
 DIRECT_GET_S = 2.0
 """Deadline for reading one message, seconds."""
 NOT_FOUND = "404"
+LAG_WARN_S = 5.0
+"""From this lag on, /readyz warns, seconds."""
+LAG_LIMIT_S = 30.0
+"""From this lag on, a service that decides by what it reads is not ready, seconds."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Entry:
     """One accepted message."""
 
@@ -44,12 +49,38 @@ class Entry:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Ack:
     """The broker has stored the message. `duplicate`: it had stored the message before."""
 
     sequence: int
     duplicate: bool
+
+
+class Lag:
+    """Since when a process is behind a log: with reading it, or with appending to it. For readiness.
+
+    Pure: callers pass monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def note(self, behind: bool, now: float) -> None:
+        """Note whether the process has something left to read or to append."""
+        if not behind:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+
+    def seconds(self, now: float) -> float:
+        """Return the time for which the process has been behind, seconds; 0 if it is up to date."""
+        return 0.0 if self._since is None else now - self._since
+
+    def warning(self, now: float) -> str | None:
+        """Return the text for /readyz; None while the lag is short."""
+        seconds = self.seconds(now)
+        return f"behind for {seconds:.0f} s" if seconds >= LAG_WARN_S else None
 
 
 async def append(

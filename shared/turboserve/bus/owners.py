@@ -57,6 +57,8 @@ class History:
 
     def at(self, sequence: int) -> Owned | None:
         """Return the newest entry before stream `sequence`."""
+        if self.entries and self.entries[-1].sequence < sequence:
+            return self.entries[-1]
         position = bisect_left(self.entries, sequence, key=lambda own: own.sequence)
         return self.entries[position - 1] if position else None
 
@@ -127,34 +129,40 @@ class Owners:
         if (known := self._known.get(session)) is not None:
             known.current, known.heard = False, True
 
-    async def header(
-        self, session: str, entry: Entry, payload_bytes: int | None = None
-    ) -> ChunkHeader | None:
+    async def header(self, session: str, entry: Entry, size_bytes: int | None = None) -> ChunkHeader | None:
         """Return the header of a chunk that an owner of `session` wrote.
 
-        Returns None for any other entry, after a call of `on_foreign`. `payload_bytes` is the size of the
+        Returns None for any other entry, after a call of `on_foreign`. `size_bytes` is the size of the
         payload; None: unknown. Raises UnavailableError.
         """
-        try:
-            header = ChunkHeader.of_entry(session, entry.headers, payload_bytes)
-        except InvalidInputError as error:
-            self._foreign(session, entry, error.detail)
-            return None
-        identity = CHUNK.identity(entry.subject)
-        if identity not in (None, identity_of(header.worker)):
-            self._foreign(session, entry, f"{identity} is not the identity of {header.worker}")
-            return None
-        if await self._has_written(session, header, entry.sequence):
+        header, proven = self.known_header(session, entry, size_bytes)
+        if header is None or proven or (await self._read(session)).has_written(header, entry.sequence):
             return header
         self._foreign(session, entry, f"{header.worker} is not its owner at epoch {header.epoch}")
         return None
 
+    def known_header(
+        self, session: str, entry: Entry, size_bytes: int | None = None
+    ) -> tuple[ChunkHeader | None, bool]:
+        """Return the header in `entry` (None: foreign), and whether it is proven: if not, ask `header`."""
+        try:
+            header = ChunkHeader.of_entry(session, entry.headers, size_bytes)
+        except InvalidInputError as error:
+            self._foreign(session, entry, error.detail)
+            return None, False
+        identity = CHUNK.identity(entry.subject)
+        if identity not in (None, identity_of(header.worker)):
+            self._foreign(session, entry, f"{identity} is not the identity of {header.worker}")
+            return None, False
+        known = self._known.get(session)
+        return header, known is not None and known.current and known.has_written(header, entry.sequence)
+
     async def has_owned(self, session: str, epoch: int, worker: str) -> bool:
         """Whether `worker` owned `session` at `epoch`, now or before. Raises UnavailableError."""
         known = self._known.get(session)
-        if known is not None and known.names(epoch, worker):
-            return True
-        return (await self._read(session)).names(epoch, worker)
+        if known is None or not known.names(epoch, worker):
+            known = await self._read(session)
+        return known.names(epoch, worker)
 
     async def strangers(self, session: str, identities: set[str]) -> set[str]:
         """Return those of `identities` that never owned `session`.
@@ -169,8 +177,7 @@ class Owners:
     async def newest(self, session: str) -> Found | None:
         """Return the newest chunk of `session` that an owner wrote, or None. Raises UnavailableError."""
         entry = await last_entry(self._bus, CHUNKS, CHUNK.of(session))
-        if entry is None:
-            entry = await last_entry(self._bus, CHUNKS, CHUNK_UNNAMED.of(session))
+        entry = entry or await last_entry(self._bus, CHUNKS, CHUNK_UNNAMED.of(session))
         if entry is None:
             return None
         header = await self.header(session, entry, len(entry.data))
@@ -249,13 +256,6 @@ class Owners:
                 if (found := await self._search.newest(session, subject, own.sequence, before)) is not None:
                     return found
         return None
-
-    async def _has_written(self, session: str, header: ChunkHeader, sequence: int) -> bool:
-        known = self._known.get(session)
-        if known is not None and known.current and known.has_written(header, sequence):
-            return True
-        # The owner has changed, the stream was replaced, or the entry is foreign.
-        return (await self._read(session)).has_written(header, sequence)
 
     async def _read(self, session: str) -> History:
         """Read the entries after the newest known one, or all if the log no longer has the known one."""

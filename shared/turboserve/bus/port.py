@@ -14,6 +14,7 @@ from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
 from turboserve import logs
+from turboserve.bus import connection
 from turboserve.config import Settings
 from turboserve.subjects import inbox_prefix
 
@@ -56,8 +57,8 @@ class BrokerClient(Protocol):
     def new_inbox(self) -> str:
         """Return a reply subject that no other client uses."""
 
-    async def flush(self) -> None:
-        """Wait until the broker has answered a ping."""
+    async def flush(self, timeout: int = 10) -> None:
+        """Wait until the broker has answered a ping, at most `timeout` seconds."""
 
     async def drain(self) -> None:
         """End the subscriptions, process what has arrived, then close the connection."""
@@ -74,7 +75,7 @@ Connect = Callable[..., Awaitable[BrokerClient]]
 
 
 async def open_client(
-    service: str, settings: Settings, connect: Connect = nats.connect
+    service: str, settings: Settings, connect: Connect = connection.connect
 ) -> tuple[BrokerClient, asyncio.Event]:
     """Connect as `service`. Retries until the broker is reachable.
 

@@ -26,7 +26,7 @@ from turboserve import logs
 from turboserve.bus.client import Bus
 from turboserve.bus.feeds import StreamPosition
 from turboserve.bus.follower import QUIET_S
-from turboserve.bus.log import Entry
+from turboserve.bus.log import Entry, Lag
 from turboserve.bus.pages import read_page
 from turboserve.contracts.errors import UnavailableError
 from turboserve.subject_types import Log
@@ -40,14 +40,18 @@ FETCH_S = 5.0
 """Time for which the broker holds a request until messages arrive, seconds."""
 ANSWER_S = 1.0
 """Additional time allowed for the answer, seconds."""
+REPLY_TOKENS = 9
+"""Tokens of a message's reply subject, `$JS.ACK.STREAM.CONSUMER.…`, of a broker without domains."""
 CONSUMER_RETRY_S = 0.5
 INACTIVE_S = 60.0
 
 
 async def read(
-    bus: Bus, sources: Sequence[Log], after: int, *, batch: int = 512
+    bus: Bus, sources: Sequence[Log], after: int, *, batch: int = 512, lag: Lag | None = None
 ) -> AsyncGenerator[list[Entry], None]:
     """Yield all messages of `sources` after stream sequence `after`, in order, each once, in batches.
+
+    `lag` notes whether the reader is up to date.
 
     The iteration never ends. `sources` are logs of one stream. Nothing is acknowledged, and the broker stores
     no position. Survives broker restarts and lost live messages. A stream that was created again, or that is
@@ -66,6 +70,8 @@ async def read(
                 log.warning("stream replaced: reading from its beginning", stream=stream)
                 caught_up = False
                 live.clear()
+            if lag is not None:
+                lag.note(not caught_up, asyncio.get_running_loop().time())
             if not caught_up:
                 # Messages received before this request are in the log, or were deleted from it.
                 stored_up_to = live.first
@@ -240,15 +246,15 @@ async def _batches(
                     # This is a status of the broker. A stored message may have its own header `Status`.
                     ended = True
                     continue
-                sequence = message.metadata.sequence
-                if sequence.consumer <= delivered:
+                in_stream, in_consumer = _sequences(message)
+                if in_consumer <= delivered:
                     continue
-                if sequence.consumer > delivered + 1:
+                if in_consumer > delivered + 1:
                     gap = True
                     break
                 delivered += 1
                 asked_for -= 1
-                entries.append(Entry(message.subject, sequence.stream, message.data, headers))
+                entries.append(Entry(message.subject, in_stream, message.data, headers))
             if entries:
                 yield entries
             if gap:
@@ -262,3 +268,15 @@ async def _batches(
     finally:
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()
+
+
+def _sequences(message: NatsMsg) -> tuple[int, int]:
+    """Return the message's sequences in the stream and in the consumer.
+
+    nats-py reads the whole reply subject, its time as a date included.
+    """
+    tokens = message.reply.split(".")
+    if len(tokens) == REPLY_TOKENS:
+        return int(tokens[5]), int(tokens[6])
+    sequence = message.metadata.sequence
+    return sequence.stream, sequence.consumer

@@ -27,7 +27,7 @@ from turboserve.contracts.versions import MEMBER, SCHEMA_VERSION, SchemaVersionE
 from turboserve.subject_types import Caller, Endpoint
 from turboserve.subjects import ADMIN, inbox_prefix
 from turboserve.tasks import BackgroundTasks
-from turboserve.telemetry import QUIET, context_of, set_error, tracer, tracing
+from turboserve.telemetry import context_of, set_error, tracer, tracing
 from turboserve.telemetry_names import PERIODIC, SESSION
 
 ERROR_HEADER = "Ts-Error"
@@ -80,7 +80,7 @@ class RequestServer:
                     context=context_of(raw.headers),
                     kind=trace.SpanKind.SERVER,
                     attributes=span_attributes(endpoint, "process", None) if tracing() else None,
-                    **QUIET,
+                    notes_errors=False,
                 ) as span,
             ):
                 try:

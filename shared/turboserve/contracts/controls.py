@@ -8,7 +8,13 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, JsonValue
 
 from turboserve.contracts.base import NUMBER_LIMIT, storable
-from turboserve.control_declarations import VALUE_LIMIT, ControlDeclaration, ControlName, value_text, within
+from turboserve.contracts.control_declarations import (
+    VALUE_LIMIT,
+    ControlDeclaration,
+    ControlName,
+    value_text,
+    within,
+)
 
 CONTROLS_LIMIT = 16
 """Maximum number of controls of a model."""

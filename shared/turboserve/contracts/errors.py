@@ -201,6 +201,12 @@ class LinkLimitError(TurboServeError):
     code, status, title = "link_limit", 409, "Link limit reached"
 
 
+class WebhookLimitError(TurboServeError):
+    """The tenant has as many webhooks as it may have. `limit` is their maximum number."""
+
+    code, status, title = "webhook_limit", 409, "Webhook limit reached"
+
+
 class UnavailableError(TurboServeError):
     """A service or server does not answer at the moment."""
 

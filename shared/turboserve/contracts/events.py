@@ -12,10 +12,10 @@ from pydantic import Field, TypeAdapter
 
 from turboserve.contracts import versions
 from turboserve.contracts.base import Contract, Id, Note, Number, Text, UnixSeconds
+from turboserve.contracts.control_declarations import ControlName
 from turboserve.contracts.controls import ControlValue
 from turboserve.contracts.sessions import SessionRecord, WeightsDigest
 from turboserve.contracts.workers import WorkerRecord
-from turboserve.control_declarations import ControlName
 
 
 class _Event(Contract):
@@ -92,65 +92,57 @@ class SessionEnded(_SessionEvent):
     type: Literal["session.ended"] = "session.ended"
 
 
-class PromptAccepted(_SessionEvent):
+class _PromptEvent(_SessionEvent):
+    prompt_id: Id
+    control_seq: Number
+    prompt: Text
+
+
+class PromptAccepted(_PromptEvent):
     """The prompt is committed. A later chunk will show it."""
 
     type: Literal["prompt.accepted"] = "prompt.accepted"
-    prompt_id: Id
-    control_seq: Number
-    prompt: Text
 
 
-class PromptApplied(_SessionEvent):
+class PromptApplied(_PromptEvent):
     """The first chunk that shows the prompt is in the log."""
 
     type: Literal["prompt.applied"] = "prompt.applied"
-    prompt_id: Id
-    control_seq: Number
-    prompt: Text
     chunk_index: Number
 
 
-class PromptSuperseded(_SessionEvent):
+class PromptSuperseded(_PromptEvent):
     """A later prompt took effect first: no chunk shows this prompt."""
 
     type: Literal["prompt.superseded"] = "prompt.superseded"
-    prompt_id: Id
-    control_seq: Number
-    prompt: Text
     superseded_by: Id
     """`prompt_id` of the prompt that took effect instead."""
 
 
-class ControlAccepted(_SessionEvent):
+class _ControlEvent(_SessionEvent):
+    control_id: Id
+    control_seq: Number
+    name: ControlName
+    value: ControlValue = None
+
+
+class ControlAccepted(_ControlEvent):
     """The control's value is committed. A later chunk will show it."""
 
     type: Literal["control.accepted"] = "control.accepted"
-    control_id: Id
-    control_seq: Number
-    name: ControlName
-    value: ControlValue = None
 
 
-class ControlApplied(_SessionEvent):
+class ControlApplied(_ControlEvent):
     """The first chunk that shows the value is in the log."""
 
     type: Literal["control.applied"] = "control.applied"
-    control_id: Id
-    control_seq: Number
-    name: ControlName
-    value: ControlValue = None
     chunk_index: Number
 
 
-class ControlSuperseded(_SessionEvent):
+class ControlSuperseded(_ControlEvent):
     """A later value of the same control took effect first: no chunk shows this value."""
 
     type: Literal["control.superseded"] = "control.superseded"
-    control_id: Id
-    control_seq: Number
-    name: ControlName
-    value: ControlValue = None
     superseded_by: Id
     """`control_id` of the value that took effect instead."""
 

@@ -29,6 +29,8 @@ class Scope(StrEnum):
     POOL_WRITE = "pool:write"
     """Order pools, correct the cost, and see the reasons of pools. With `sessions:write`: migrate all
     tenants' sessions."""
+    WEBHOOKS_WRITE = "webhooks:write"
+    """Read and change the tenant's webhooks, which receive all its events."""
     ADMIN = "admin"
     """Create, list and revoke keys of every tenant. Includes all other scopes."""
 

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from turboserve.contracts.base import Contract, Count, Id
 
+POOL_LEADER = "autoscaler-"
+"""Beginning of the names of pools' leaders."""
+
+
+def pool_leader(pool: str) -> str:
+    """Return the name of the row of a pool's leader, among the autoscalers that share the pool."""
+    return f"{POOL_LEADER}{pool}"
+
 
 class LeaderRecord(Contract):
     """The row that names the leader of one service. The row contains no time.
@@ -13,7 +21,7 @@ class LeaderRecord(Contract):
     """
 
     name: Id
-    """The service."""
+    """The service; for autoscalers, see `pool_leader`."""
     holder: Id | None = None
     """The leading instance. None: no instance has led yet, or the last leader has stepped down."""
     term: Count = 0
@@ -23,13 +31,13 @@ class LeaderRecord(Contract):
 
 
 class GetLeader(Contract):
-    """scheduler → state store: read the row. Answered with `LeaderRecord`."""
+    """scheduler, autoscaler → state store: read the row. Answered with `LeaderRecord`."""
 
     name: Id
 
 
 class Campaign(Contract):
-    """scheduler → state store: one compare-and-set that takes the lead under the next term.
+    """scheduler, autoscaler → state store: one compare-and-set that takes the lead under the next term.
 
     Granted if the row still has the `term` and `beat` that the candidate has read, or if it has no holder.
     """
@@ -48,7 +56,10 @@ class CampaignResult(Contract):
 
 
 class KeepLead(Contract):
-    """scheduler → state store, every `leader_renew_s`: the leader renews. Refused with `stale_term`."""
+    """scheduler, autoscaler → state store, every `leader_renew_s`: the leader renews.
+
+    Refused with `stale_term`.
+    """
 
     name: Id
     holder: Id
@@ -56,7 +67,10 @@ class KeepLead(Contract):
 
 
 class StepDown(KeepLead):
-    """scheduler → state store, at an orderly stop: give up the lead at once. Refused with `stale_term`."""
+    """scheduler, autoscaler → state store, at an orderly stop: give up the lead at once.
+
+    Refused with `stale_term`.
+    """
 
 
 class TermFenced(Contract):
@@ -68,3 +82,15 @@ class TermFenced(Contract):
 
     term: Count = 0
     """The sender's term. 0: no instance has led yet."""
+
+
+class PoolFenced(Contract):
+    """Base of requests by which an autoscaler changes workers.
+
+    If several autoscalers share a pool, only the leader's requests are accepted, as with `TermFenced`.
+    """
+
+    pool: Id | None = None
+    """Pool of the autoscaler that sends this, if several share it. None: no other shares it."""
+    pool_term: Count | None = None
+    """The term of the pool's leader. Refused with `stale_term`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from turboserve.contracts.autoscale import ProfileTable, ScalingStatus
 from turboserve.contracts.base import Contract, Count, Id, Note, Number, Text, UnixSeconds
 from turboserve.contracts.cost import Rental
 from turboserve.contracts.fidelity import Quality, SlackSeconds
+from turboserve.contracts.pool_history import REPORTED_DECISIONS, PoolDecision, PoolSample
 
 WORKERS_LIMIT = 100_000
 """Maximum number of workers in one pool."""
@@ -160,6 +161,9 @@ class PoolReport(Contract):
     process: Id | None = None
     """Id of the reporting process, whose monotonic clock measures the ages in `rentals`. None: a process of
     an earlier version."""
+    pool_term: Count | None = None
+    """The term of the pool's leader, if several autoscalers share the pool. Refused with `stale_term`. None:
+    no other autoscaler shares it."""
     rentals: tuple[Rental, ...] | None = None
     """All current workers, and ended workers whose end no answer has acknowledged. None: not known yet."""
     learned: Text | None = Field(default=None, max_length=LEARNED_LIMIT)
@@ -167,6 +171,10 @@ class PoolReport(Contract):
     the format. None: as stored."""
     recalls: bool = False
     """Whether the answer shall have what was stored as `learned`: the process has just started."""
+    sample: PoolSample | None = None
+    """The pool's state now, for its history. None: an earlier version."""
+    decisions: Annotated[tuple[PoolDecision, ...], Field(max_length=REPORTED_DECISIONS)] = ()
+    """Decisions that no answer has acknowledged, oldest first."""
 
 
 class PoolOrders(Contract):

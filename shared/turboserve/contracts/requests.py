@@ -8,9 +8,10 @@ from pydantic import Field
 
 from turboserve.contracts.base import Contract, Count, Id, Note, Text
 from turboserve.contracts.chunks import ChunkIndex
+from turboserve.contracts.control_declarations import ControlName
 from turboserve.contracts.controls import ControlValue
 from turboserve.contracts.fidelity import LeadSeconds, QualityLimits
-from turboserve.contracts.leading import TermFenced
+from turboserve.contracts.leading import PoolFenced, TermFenced
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
     METADATA_VALUE_LIMIT,
@@ -23,7 +24,6 @@ from turboserve.contracts.sessions import (
     SessionRecord,
 )
 from turboserve.contracts.workers import LoadReport, WorkerRecord
-from turboserve.control_declarations import ControlName
 
 MetadataValue = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
 
@@ -248,7 +248,7 @@ class Renew(Contract):
     load: LoadReport
 
 
-class WorkerGone(Contract):
+class WorkerGone(PoolFenced):
     """scheduler, autoscaler → state store: declare a worker gone, because it is dead or released."""
 
     worker: Id
@@ -260,7 +260,7 @@ class WorkerGone(Contract):
     has renewed since, or if its lease may still be valid. None: the worker is known to have ended."""
 
 
-class DrainWorker(Contract):
+class DrainWorker(PoolFenced):
     """autoscaler → state store: place no further sessions on this worker."""
 
     worker: Id

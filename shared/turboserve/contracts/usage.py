@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from pydantic import Field
 
 from turboserve.contracts.base import Contract, Count, Id, Text
 
 DAYS_LIMIT = 10_000_000
 """Upper bound of a day's number."""
+
+
+class UsageDimension(StrEnum):
+    """By what usage may be summed."""
+
+    DAY = "day"
+    TENANT = "tenant"
+    KEY = "key"
 
 
 class UsageDay(Contract):
@@ -23,8 +33,28 @@ class UsageDay(Contract):
     money: float = Field(ge=0)
     chunks: Count
     """Chunks that the log has accepted."""
+    video_seconds: float = Field(default=0.0, ge=0)
+    """Playing time of these chunks."""
     viewer_seconds: float = Field(ge=0)
     """Time of all viewers together, connected and not paused, as the gateways have reported it."""
+    delivered_bytes: Count = 0
+    """Video that gateways have sent to viewers, as they have reported it."""
+
+
+class UsageGroup(Contract):
+    """The sum of usage over the dimensions that a request does not name."""
+
+    day: int | None = Field(default=None, ge=0, le=DAYS_LIMIT)
+    """None: over all days of the request. `tenant` and `key`: likewise."""
+    tenant: Id | None = None
+    key: Id | None = None
+    """None also in a sum by key: sessions that no key created."""
+    gpu_seconds: float = Field(ge=0)
+    money: float = Field(ge=0)
+    chunks: Count
+    video_seconds: float = Field(ge=0)
+    viewer_seconds: float = Field(ge=0)
+    delivered_bytes: Count
 
 
 class ListUsage(Contract):
@@ -38,11 +68,15 @@ class ListUsage(Contract):
     limit: int = Field(default=1_000, ge=1, le=2_000)
     after: Text | None = None
     """The `next` of the previous page."""
+    group_by: tuple[UsageDimension, ...] = Field(default=(), max_length=len(UsageDimension))
+    """The answer has `groups`, with one sum for each combination of these. Empty: it has `days`."""
 
 
 class UsagePage(Contract):
     """One page of usage. `next` None: the last page."""
 
     days: tuple[UsageDay, ...]
+    groups: tuple[UsageGroup, ...] = ()
+    """Sums, if the request has `group_by`. A state store of an earlier version sends none."""
     next: Text | None = None
     currency: Text = ""

@@ -12,11 +12,14 @@ from turboserve.contracts.base import Contract, Count, Id, Note, Secret, Text, U
 from turboserve.contracts.controls import ControlDeclarations
 from turboserve.contracts.fidelity import ChunkFidelity, Quality, SessionSlack
 from turboserve.contracts.sessions import Digest, SessionRecord, WeightsDigest
+from turboserve.contracts.worker_offers import FrameSize, WorkerPrice
 
 SLOTS_LIMIT = 10_000
 """Maximum number of sessions on one worker."""
 MEDIA_LIMIT_S = 1e9
 """Maximum media time, seconds: 31 years."""
+DELIVERED_LIMIT = 10**12
+"""Maximum number of bytes sent to viewers that one message reports: far above what a gateway sends."""
 
 Slots = Annotated[int, Field(ge=0, le=SLOTS_LIMIT)]
 LatencyProfile = Annotated[
@@ -108,7 +111,10 @@ class LoadReport(Contract):
     weights_digest: WeightsDigest | None = None
     """None: not known yet, as while the worker loads its model."""
     controls: ControlDeclarations = ()
-    """Controls that the model takes beside a prompt. Empty: none, or an earlier version reports."""
+    """Controls that the model takes beside a prompt. Only a report in a renewal has them, for the worker's
+    row. Empty there: none, or an earlier version reports."""
+    frame: FrameSize | None = None
+    """Size of the frames that the worker generates. Only a report in a renewal has it, as `controls`."""
     phase: WorkerPhase = WorkerPhase.READY
     sessions: tuple[HeldSession, ...] = ()
     refusals: tuple[SessionRefusal, ...] = ()
@@ -166,6 +172,10 @@ def _hexadecimal(key: SecretStr) -> SecretStr:
     return key
 
 
+TransferSecret = Annotated[Secret, AfterValidator(_hexadecimal)]
+"""32 random bytes, in hexadecimal."""
+
+
 class MigrationKey(Contract):
     """The secret of one migration, by which its two workers authenticate each other and their messages.
 
@@ -175,8 +185,7 @@ class MigrationKey(Contract):
 
     session: Id
     migration: int
-    key: Annotated[Secret, AfterValidator(_hexadecimal)]
-    """32 random bytes, in hexadecimal."""
+    key: TransferSecret
 
     # A refused key must not be shown either.
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -216,6 +225,8 @@ class WorkerRecord(Contract):
     """None: not known yet, as while the worker loads its model."""
     controls: ControlDeclarations = ()
     """See `LoadReport.controls`."""
+    frame: FrameSize | None = None
+    """See `LoadReport.frame`."""
     transfer: Addresses = ()
     """Addresses at which other workers request state."""
     host: Text = Field(default="", max_length=255)
@@ -228,11 +239,18 @@ class WorkerRecord(Contract):
     started_at: UnixSeconds
     renewed_at: UnixSeconds
     reason: Note | None = None
+    price: WorkerPrice | None = None
+    """Only in a listing. None: no price is set for the worker's kind."""
 
     @property
     def most_sessions(self) -> int:
         """Sessions that the worker can hold at all, some at lower fidelity."""
         return max(self.capacity, self.floor_capacity or 0)
+
+    @property
+    def device_kind(self) -> str:
+        """The device without its number: the kind of a worker that has no kind of its own."""
+        return self.device.partition(":")[0]
 
 
 class Assignment(Contract):
@@ -266,6 +284,8 @@ class Playhead(Contract):
     """Number of viewers at this gateway. 0, sent once: the last viewer has left."""
     viewer_s: float = Field(default=0.0, ge=0, le=MEDIA_LIMIT_S)
     """Time of all viewers at this gateway since its previous message about the session, seconds."""
+    delivered_bytes: int = Field(default=0, ge=0, le=DELIVERED_LIMIT)
+    """Video that this gateway has sent to viewers since its previous message about the session."""
     live: bool = True
     """Whether a viewer has reported its playhead lately. If False, `playhead_s` is an old playhead, and
     reports of other gateways take precedence."""

@@ -59,6 +59,8 @@ usage_days = Table(
     Column("money", Double, nullable=False, server_default=text("0")),
     Column("chunks", BigInteger, nullable=False, server_default=text("0")),
     Column("viewer_seconds", Double, nullable=False, server_default=text("0")),
+    Column("video_seconds", Double, nullable=False, server_default=text("0")),
+    Column("delivered_bytes", BigInteger, nullable=False, server_default=text("0")),
     Index("usage_days_key", "key", "day"),
 )
 

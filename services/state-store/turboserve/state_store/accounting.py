@@ -1,4 +1,7 @@
-"""Counts chunks from the log: progress, prompts, controls, usage of sessions. Counts their viewers' time."""
+"""Counts chunks from the log: progress, prompts, controls, usage of sessions, history of their workers.
+
+Counts use by their viewers, too.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from turboserve import logs
-from turboserve.bus import Bus, Entry, Owners, read_headers
+from turboserve.bus import Bus, Entry, Lag, Owners, read_headers
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import PromptReceipt
-from turboserve.contracts.workers import Playhead
 from turboserve.state_store import metrics
 from turboserve.state_store.core.controls import settle
 from turboserve.state_store.core.receipts import SettledControl
 from turboserve.state_store.core.tenants import day_of
 from turboserve.state_store.hot.session_state import Playheads
+from turboserve.state_store.periodic_writes import WorkerChunks
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import LogProgress, UsageShare
 from turboserve.subjects import ANY_CHUNK, CHUNK, CHUNKS, OWN
@@ -26,8 +29,6 @@ from turboserve.telemetry_names import PROMPT_OUTCOME
 
 CURSOR = "accounting"
 RETRY_S = 0.5
-FLUSH_S = 5.0
-"""Interval at which viewers' time is written, seconds."""
 MANY = 128
 """A batch of at least this many entries is followed by the next one without a pause."""
 MEMORY = 20_000
@@ -57,12 +58,18 @@ class Accounting:
         clock: Clock,
         interval_s: float,
         wake: Callable[[], None],
+        history: WorkerChunks,
     ) -> None:
         """`interval_s`: see `Settings.progress_interval_s`. `wake` is called when there are new events."""
         self._database, self._bus, self._playheads = database, bus, playheads
         self._clock, self._interval_s, self._wake = clock, interval_s, wake
         self._applied: dict[str, int] = {}
-        self._owners = owners
+        self._lag = Lag()
+        self._owners, self._history = owners, history
+
+    def warning(self) -> str | None:
+        """Return for how long counted chunks have been behind the log; None if they are not."""
+        return self._lag.warning(self._clock.monotonic())
 
     async def run(self) -> None:
         """Count until another instance has taken over."""
@@ -71,12 +78,14 @@ class Accounting:
         async with aclosing(read_headers(self._bus, CHUNKS, [ANY_CHUNK, OWN.every], position)) as batches:
             async for entries in batches:
                 before, position = position, entries[-1].sequence
+                self._lag.note(True, self._clock.monotonic())
                 try:
                     await self._with_retry(lambda: self.count(entries, before))  # noqa: B023
                 except AlreadyCountedError:
                     log.warning("overtaken", position=before)
                     return
                 if len(entries) < MANY:
+                    self._lag.note(False, self._clock.monotonic())
                     await asyncio.sleep(self._interval_s)
 
     async def count(self, entries: Sequence[Entry], position: int) -> None:
@@ -101,8 +110,11 @@ class Accounting:
             if not await db.progress.move(CURSOR, position, entries[-1].sequence):
                 raise AlreadyCountedError
             rows = await db.progress.count(reached)
-            counted = (rows[chunk.session] for chunk in chunks if chunk.session in rows)
-            shares = [UsageShare(row.tenant, row.key, chunks=1) for row in counted]
+            counted = ((rows[chunk.session], chunk) for chunk in chunks if chunk.session in rows)
+            shares = [
+                UsageShare(row.tenant, row.key, chunks=1, video_seconds=chunk.frames / chunk.fps)
+                for row, chunk in counted
+            ]
             await db.progress.add_usage(day_of(now), shares)
             for chunk in fresh:
                 if chunk.session not in rows:
@@ -118,6 +130,9 @@ class Accounting:
                 receipts += settled
             if receipts:
                 await db.make_durable()
+        for chunk in chunks:
+            if chunk.session in rows:
+                self._history.add(chunk)
         for session, row in rows.items():
             self._applied.pop(session, None)
             self._applied[session] = row.applied_control_seq
@@ -145,38 +160,6 @@ class Accounting:
             except TurboServeError as error:
                 log.warning("chunk accounting delayed", error=error.detail)
                 await asyncio.sleep(RETRY_S)
-
-
-class ViewerTime:
-    """Adds the time of viewers, as gateways report it, to the usage of their tenants.
-
-    Each instance adds what it has received. A crash loses at most the time of `FLUSH_S`.
-    """
-
-    def __init__(self, database: Database, playheads: Playheads, clock: Clock) -> None:
-        self._database, self._playheads, self._clock = database, playheads, clock
-        self._seconds: dict[str, float] = {}
-        """Seconds that are not written yet, by session."""
-
-    async def report(self, message: Playhead, body: bytes) -> None:
-        """Handle a playhead: its viewers' time counts here, and its position in `Playheads`."""
-        if message.viewer_s:
-            self._seconds[message.session] = self._seconds.get(message.session, 0.0) + message.viewer_s
-        await self._playheads.report(message, body)
-
-    async def run(self) -> None:
-        """Write every `FLUSH_S`; never returns."""
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            seconds, self._seconds = self._seconds, {}
-            if not seconds:
-                continue
-            try:
-                async with self._database.transaction(durable=False) as db:
-                    await db.progress.add_viewer_time(day_of(self._clock.wall()), seconds)
-            except TurboServeError as error:
-                # The outcome of a commit may be unknown: better too little than the same time twice.
-                log.warning("viewers' time is not counted", sessions=len(seconds), error=error.detail)
 
 
 def _measure(settled: Sequence[SettledControl], now: float) -> None:

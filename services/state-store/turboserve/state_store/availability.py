@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from turboserve import logs
+from turboserve.bus.round_trip import RoundTrip
 from turboserve.contracts.errors import UnavailableError
 from turboserve.state_store.ports.database import Database
 
@@ -26,8 +28,10 @@ async def migrate_with_retry(database: Database) -> None:
             await asyncio.sleep(RETRY_S)
 
 
-async def watch(database: Database) -> None:
-    """Keep `reachable` up to date, for readiness; never returns."""
+async def watch(database: Database, writes: RoundTrip, monotonic: Callable[[], float]) -> None:
+    """Keep `reachable` and the time of a write up to date, for readiness; never returns."""
     while True:
-        await database.ping()
+        writes.asked(monotonic())
+        if await database.ping():
+            writes.answered(monotonic())
         await asyncio.sleep(PING_S)

@@ -9,24 +9,31 @@ import math
 from functools import partial
 
 from turboserve.bus import Owners
+from turboserve.bus.round_trip import RoundTrip
 from turboserve.service import Runtime
 from turboserve.state_store import metrics
-from turboserve.state_store.accounting import Accounting, ViewerTime
+from turboserve.state_store.accounting import Accounting
 from turboserve.state_store.availability import migrate_with_retry, watch
+from turboserve.state_store.core.rentals import Pricing
 from turboserve.state_store.core.workers import Leases
 from turboserve.state_store.endpoints import (
     serve,
     serve_audit,
     serve_keys,
     serve_links,
+    serve_pool_history,
     serve_pools,
     serve_recordings,
+    serve_webhooks,
+    serve_weights,
+    take_reports,
 )
 from turboserve.state_store.hot.probe import HotStoreProbe
 from turboserve.state_store.hot.session_state import TTL_S, HotStoreGuard, Latents, Playheads
 from turboserve.state_store.leader import lead
 from turboserve.state_store.log_histories import LogHistories
 from turboserve.state_store.log_space import LogSpace
+from turboserve.state_store.periodic_writes import ViewerUsage, WorkerChunks
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.hot import HotStore
 from turboserve.state_store.publish.canaries import Canaries, LogStatus
@@ -38,19 +45,21 @@ from turboserve.state_store.service.controls import Controls
 from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.links import Links
+from turboserve.state_store.service.pool_history import PoolHistories
 from turboserve.state_store.service.pools import Pools
 from turboserve.state_store.service.recordings import Recordings
 from turboserve.state_store.service.session_migrations import SessionMigrations
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.transactions import PostCommit
+from turboserve.state_store.service.webhooks import Webhooks
+from turboserve.state_store.service.weights import Weights
 from turboserve.state_store.service.workers import Workers
 from turboserve.state_store.settings import Settings
 from turboserve.state_store.streams import Streams
-from turboserve.subjects import LATENTS, PLAYHEAD
+from turboserve.tasks import stop
 
-ACCOUNTING_LOCK = 0x7475_7262_0004
-COST_LOCK = 0x7475_7262_0011
-QUEUE = "state-store"
+COUNTING_LOCK = 0x7475_7262_0004
+"""Number of the lock of the instance that counts chunks and cost."""
 
 
 async def compose(runtime: Runtime, settings: Settings, database: Database, hot_store: HotStore) -> None:
@@ -79,9 +88,14 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     post_commit = PostCommit(outbox, fence, assignments, playheads)
     owners = Owners(bus, lambda: metrics.foreign_chunks.add(1))
     interval_s = settings.progress_interval_s
-    accounting = Accounting(database, bus, owners, playheads, clock, interval_s, outbox.wake)
+    worker_chunks = WorkerChunks(database, clock, enabled=settings.chunk_history_s > 0)
+    accounting = Accounting(database, bus, owners, playheads, clock, interval_s, outbox.wake, worker_chunks)
 
-    runtime.spawn(watch(database), "postgres")
+    writes = RoundTrip()
+    runtime.warn("postgres", lambda: writes.warning(clock.monotonic()))
+    runtime.spawn(watch(database, writes, clock.monotonic), "postgres")
+    runtime.warn("outbox", outbox.warning)
+    runtime.warn("accounting", accounting.warning)
     # The store works without Redis, whose content may be lost. So Redis does not affect readiness.
     probe = HotStoreProbe(hot)
     runtime.warn("redis", probe.warning)
@@ -90,9 +104,8 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     runtime.spawn(outbox.measure(), "outbox gauges")
     runtime.spawn(fence.sweep_forever(settings.sweep_s, lambda: streams.made), "fence")
     runtime.spawn(playheads.flush_forever(), "playheads")
-    runtime.spawn(
-        lead(database, ACCOUNTING_LOCK, accounting.run, settings.store_lead_timeout_s), "accounting"
-    )
+    if settings.chunk_history_s:
+        runtime.spawn(worker_chunks.run(), "chunks of workers")
     histories = LogHistories(bus, owners, settings)
     runtime.spawn(histories.run(), "log histories")
     space = LogSpace(database, bus, clock, canaries, histories, settings)
@@ -102,17 +115,28 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     sessions = Sessions(database, post_commit, playheads, latents, status, clock, settings)
     runtime.spawn(Retention(database, sessions, playheads, hot, bus, clock, settings).run(), "retention")
     pools = Pools(database, clock, settings)
-    runtime.spawn(lead(database, COST_LOCK, pools.accrue_forever, settings.store_lead_timeout_s), "cost")
+    works = accounting.run, pools.accrue_forever
+    counting = runtime.spawn(
+        lead(database, COUNTING_LOCK, *works, timeout_s=settings.store_lead_timeout_s), "counting"
+    )
+    runtime.on_stop(worker_chunks.close)
+    runtime.on_stop(partial(stop, counting))
     leases = Leases(settings.lease_s, settings.worker_timeout_s, clock.monotonic())
     await serve_pools(bus, clock, pools)
+    await serve_pool_history(bus, clock, PoolHistories(database, settings))
     await serve_keys(bus, clock, Keys(database, bus, clock))
     await serve_audit(bus, clock, Audit(database, clock, settings.audit_retention_s))
     await serve_links(bus, clock, Links(database, bus, clock, settings.link_rules))
     await serve_recordings(bus, clock, Recordings(database, post_commit, status, clock, settings))
-    viewer_time = ViewerTime(database, playheads, clock)
-    runtime.spawn(viewer_time.run(), "viewers' time")
-    await bus.subscribe(PLAYHEAD, "*", viewer_time.report, queue=QUEUE)
-    await bus.subscribe(LATENTS, "*", partial(latents.keep_of_owner, owners), queue=QUEUE)
+    webhooks = Webhooks(database, clock, settings)
+    runtime.spawn(webhooks.run(), "retention of deliveries")
+    await serve_webhooks(bus, clock, webhooks)
+    await serve_weights(bus, clock, Weights(database, bus))
+    viewer_usage = ViewerUsage(database, clock)
+    runtime.spawn(viewer_usage.run(), "use by viewers")
+    runtime.on_stop(viewer_usage.close)
+
+    await take_reports(bus, owners, playheads, viewer_usage, latents)
     await serve(
         bus,
         clock,
@@ -127,6 +151,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
             leases,
             partial(getattr, bus, "connection"),
             settings.poison,
+            Pricing(settings.prices, settings.currency),
         ),
         Leaders(database),
     )

@@ -8,40 +8,38 @@ from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
 
-import asyncpg
 from opentelemetry.trace import SpanKind
 from sqlalchemy import event, exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from turboserve import logs
 from turboserve.contracts.errors import ConflictError, UnavailableError
-from turboserve.state_store.database_errors import NO_NEW_CONNECTIONS, NOT_SET_UP, brief, sql_state, transient
+from turboserve.state_store.database_errors import DRIVER_ERRORS, NOT_SET_UP, DatabaseErrors, sql_state
 from turboserve.state_store.migrate import migrate
-from turboserve.state_store.ports.database import StatementError, unavailable
 from turboserve.state_store.repository.admission import SqlAdmission, SqlTenants
 from turboserve.state_store.repository.audit import SqlAudit
 from turboserve.state_store.repository.cost import SqlCorrections, SqlRentals
 from turboserve.state_store.repository.deployment import SqlClocks, SqlLeaders, SqlPools, SqlWorkers
 from turboserve.state_store.repository.keys import SqlKeys
 from turboserve.state_store.repository.links import SqlLinks
+from turboserve.state_store.repository.pool_history import SqlPoolHistory
 from turboserve.state_store.repository.progress import SqlFence, SqlOutbox, SqlProgress
 from turboserve.state_store.repository.recordings import SqlRecordings
 from turboserve.state_store.repository.sessions import SqlChanges, SqlControls, SqlSessions
+from turboserve.state_store.repository.webhooks import SqlWebhooks
 from turboserve.state_store.session_lock import PostgresSessionLock
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import set_error, tracer
 
 _LOCK = text("select set_config('idle_session_timeout', :limit_ms, false), pg_advisory_lock(:key)")
 _UNLOCK = text("select set_config('idle_session_timeout', '0', false), pg_advisory_unlock(:key)")
-_PROBE_ROW = text(
-    "insert into cursors (name, sequence) values ('write-probe', 1) "
-    "on conflict (name) do update set sequence = cursors.sequence + 1"
-)
-_PROBE_SPILL = text(
-    "select count(*) from (select md5(n::text) as m from generate_series(1, 4000) as n order by m) as spilled"
-)
+_PROBE = text("""
+    with spilled as materialized (
+        select md5(n::text) as m from generate_series(1, 4000) as n order by m
+    )
+    insert into cursors (name, sequence) select 'write-probe', count(*) from spilled
+    on conflict (name) do update set sequence = cursors.sequence + 1
+""")
 
-log = logs.get("postgres")
 _trace = tracer("state_store")
 _ATTRIBUTES = {"db.system.name": "postgresql", "db.operation.name": "TRANSACTION"}
 
@@ -64,7 +62,7 @@ class SqlUnitOfWork:
         self.tenants = SqlTenants(connection)
         self.workers = SqlWorkers(connection)
 
-    # Most sessions do not need the repositories of cost, keys, links, recordings and the audit log.
+    # Most sessions do not need these repositories.
     @cached_property
     def corrections(self) -> SqlCorrections:
         return SqlCorrections(self.connection)
@@ -86,8 +84,16 @@ class SqlUnitOfWork:
         return SqlLinks(self.connection)
 
     @cached_property
+    def pool_history(self) -> SqlPoolHistory:
+        return SqlPoolHistory(self.connection)
+
+    @cached_property
     def recordings(self) -> SqlRecordings:
         return SqlRecordings(self.connection)
+
+    @cached_property
+    def webhooks(self) -> SqlWebhooks:
+        return SqlWebhooks(self.connection)
 
     async def make_durable(self) -> None:
         await self.connection.execute(text("set local synchronous_commit = on"))
@@ -168,9 +174,9 @@ class PostgresDatabase:
             },
         )
         self._connections = KeptConnections(self.engine)
+        self._errors = DatabaseErrors(self._connections.disconnect)
         self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self.reachable = False
-        self._quiet_until = 0.0
 
     @asynccontextmanager
     async def transaction(self, *, durable: bool = True) -> AsyncIterator[SqlUnitOfWork]:
@@ -214,11 +220,11 @@ class PostgresDatabase:
         connection = self._single.connect()
         try:
             await connection.start()
-        except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            raise self._failed(error) from error
+        except DRIVER_ERRORS as error:
+            raise self._errors.convert(error) from error
         try:
             ended = self._connections.ended()
-            yield PostgresSessionLock(connection, key, silence_s, self._failed, ended)
+            yield PostgresSessionLock(connection, key, silence_s, self._errors.convert, ended)
         finally:
             # Closing the connection releases the lock. It must not return to the pool with the lock.
             await connection.invalidate()
@@ -227,10 +233,10 @@ class PostgresDatabase:
     async def migrate(self) -> None:
         try:
             await migrate(self.engine)
-        except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except DRIVER_ERRORS as error:
             if sql_state(error) in NOT_SET_UP:
-                raise self._away(error) from error
-            raise self._failed(error) from error
+                raise self._errors.unavailable(error) from error
+            raise self._errors.convert(error) from error
 
     @asynccontextmanager
     async def _bounded(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
@@ -251,31 +257,14 @@ class PostgresDatabase:
                 cut.cancel()
         except exc.IntegrityError as error:
             raise ConflictError(f"another request did this first: {error.orig}") from error
-        except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except DRIVER_ERRORS as error:
             # TimeoutError is an OSError: the deadline of this class and the driver's both end here.
-            raise self._failed(error) from error
+            raise self._errors.convert(error) from error
         except AttributeError as error:
             # The driver runs some statements in steps, and fails like this if the connection ends in between.
             if driver is None or not driver.is_closed():
                 raise
-            raise self._away(error) from error
-
-    def _failed(self, error: BaseException) -> Exception:
-        """Return the port's error for an error of the driver."""
-        if sql_state(error) == NO_NEW_CONNECTIONS:
-            self._connections.disconnect()
-        return self._away(error) if transient(error) else StatementError(repr(error))
-
-    def _away(self, error: BaseException) -> UnavailableError:
-        self._complain(error)
-        return unavailable()
-
-    def _complain(self, error: BaseException) -> None:
-        """Log the error, at most once per second: a database that is down fails all transactions at once."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._quiet_until:
-            self._quiet_until = now + 1.0
-            log.warning("transaction aborted", error=brief(error))
+            raise self._errors.unavailable(error) from error
 
     async def ping(self) -> bool:
         """Write something, and keep in `reachable` whether that worked.
@@ -286,9 +275,8 @@ class PostgresDatabase:
         try:
             async with self.transaction() as unit:
                 await unit.connection.execute(text("set local work_mem = '64kB'"))
-                await unit.connection.execute(_PROBE_SPILL)
-                # The row comes last, since other instances write the same row.
-                await unit.connection.execute(_PROBE_ROW)
+                # The row is written after the sort, since other instances write the same row.
+                await unit.connection.execute(_PROBE)
             self.reachable = True
         except UnavailableError:
             self.reachable = False

@@ -1,29 +1,41 @@
-"""The endpoints on the bus. `turboserve.subjects` lists the callers of each."""
+"""The endpoints and subscriptions on the bus. `turboserve.subjects` lists the callers and senders of each."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
-from turboserve import recording_subjects, subjects
-from turboserve.bus import Bus
+from turboserve import history_subjects, recording_subjects, subjects, webhook_subjects
+from turboserve.bus import Bus, Owners
 from turboserve.clock import Clock
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ConflictError, ForbiddenError, TurboServeError
+from turboserve.contracts.leading import POOL_LEADER, Campaign, KeepLead
 from turboserve.contracts.requests import FailSession, GetLatents, Renew, WorkerGone
+from turboserve.contracts.weights import FindWeights
+from turboserve.contracts.workers import Playhead
 from turboserve.state_store import metrics
+from turboserve.state_store.hot.session_state import Latents, Playheads
+from turboserve.state_store.periodic_writes import ViewerUsage
 from turboserve.state_store.service.audit import Audit
 from turboserve.state_store.service.controls import Controls
 from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.links import Links
+from turboserve.state_store.service.pool_history import PoolHistories
 from turboserve.state_store.service.pools import Pools
 from turboserve.state_store.service.recordings import Recordings
 from turboserve.state_store.service.session_migrations import SessionMigrations
 from turboserve.state_store.service.sessions import Sessions
+from turboserve.state_store.service.webhooks import Webhooks
+from turboserve.state_store.service.weights import Weights
 from turboserve.state_store.service.workers import Workers
 from turboserve.subject_types import Caller, Endpoint, identity_of
 from turboserve.telemetry_names import DESTINATION, ERROR_TYPE
+
+QUEUE = "state-store"
+"""Group of the instances that share the reports of gateways and workers."""
 
 Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
@@ -40,37 +52,39 @@ async def serve(
     leaders: Leaders,
 ) -> None:
     """Answer all endpoints of the state store."""
-
-    async def one(endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp]]) -> None:
-        await bus.serve(endpoint, answering(clock, endpoint, handler))
-
-    await one(subjects.CREATE_SESSION, sessions.create)
-    await one(subjects.GET_SESSION, sessions.get)
-    await one(subjects.LIST_SESSIONS, sessions.list)
-    await one(subjects.SUBMIT_PROMPT, controls.submit_prompt)
-    await one(subjects.SET_CONTROL, controls.set_control)
-    await one(subjects.PAUSE_SESSION, sessions.pause)
-    await one(subjects.RESUME_SESSION, sessions.resume)
-    await one(subjects.CHANGE_SESSION, sessions.change)
-    await one(subjects.END_SESSION, sessions.end)
-    await one(subjects.FAIL_SESSION, sessions.fail)
-    await one(subjects.PLACE_SESSION, sessions.place)
-    await one(subjects.BEGIN_MIGRATION, session_migrations.begin)
-    await one(subjects.COMMIT_MIGRATION, session_migrations.commit)
-    await one(subjects.ABANDON_MIGRATION, session_migrations.abandon)
-    await one(subjects.NOTE_DECISION, sessions.note)
-    await one(subjects.RELEASE_SESSION, sessions.release)
-    await one(subjects.SUSPEND_IDLE, sessions.suspend_idle)
-    await one(subjects.LIST_DECISIONS, sessions.decisions)
-    await one(subjects.RENEW, workers.renew)
-    await one(subjects.WORKER_GONE, workers.gone)
-    await one(subjects.DRAIN_WORKER, workers.drain)
-    await one(subjects.LIST_WORKERS, workers.list)
-    await one(subjects.GET_LEADER, leaders.get)
-    await one(subjects.CAMPAIGN, leaders.campaign)
-    await one(subjects.KEEP_LEAD, leaders.keep)
-    await one(subjects.STEP_DOWN, leaders.step_down)
+    await _serve(bus, clock, subjects.CREATE_SESSION, sessions.create)
+    await _serve(bus, clock, subjects.GET_SESSION, sessions.get)
+    await _serve(bus, clock, subjects.LIST_SESSIONS, sessions.list)
+    await _serve(bus, clock, subjects.SUBMIT_PROMPT, controls.submit_prompt)
+    await _serve(bus, clock, subjects.SET_CONTROL, controls.set_control)
+    await _serve(bus, clock, subjects.PAUSE_SESSION, sessions.pause)
+    await _serve(bus, clock, subjects.RESUME_SESSION, sessions.resume)
+    await _serve(bus, clock, subjects.CHANGE_SESSION, sessions.change)
+    await _serve(bus, clock, subjects.END_SESSION, sessions.end)
+    await _serve(bus, clock, subjects.FAIL_SESSION, sessions.fail)
+    await _serve(bus, clock, subjects.PLACE_SESSION, sessions.place)
+    await _serve(bus, clock, subjects.BEGIN_MIGRATION, session_migrations.begin)
+    await _serve(bus, clock, subjects.COMMIT_MIGRATION, session_migrations.commit)
+    await _serve(bus, clock, subjects.ABANDON_MIGRATION, session_migrations.abandon)
+    await _serve(bus, clock, subjects.NOTE_DECISION, sessions.note)
+    await _serve(bus, clock, subjects.RELEASE_SESSION, sessions.release)
+    await _serve(bus, clock, subjects.SUSPEND_IDLE, sessions.suspend_idle)
+    await _serve(bus, clock, subjects.LIST_DECISIONS, sessions.decisions)
+    await _serve(bus, clock, subjects.RENEW, workers.renew)
+    await _serve(bus, clock, subjects.WORKER_GONE, workers.gone)
+    await _serve(bus, clock, subjects.DRAIN_WORKER, workers.drain)
+    await _serve(bus, clock, subjects.LIST_WORKERS, workers.list)
+    await _serve(bus, clock, subjects.GET_LEADER, leaders.get)
+    await _serve(bus, clock, subjects.CAMPAIGN, leaders.campaign)
+    await _serve(bus, clock, subjects.KEEP_LEAD, leaders.keep)
+    await _serve(bus, clock, subjects.STEP_DOWN, leaders.step_down)
     await bus.serve_raw(subjects.GET_LATENTS, answering(clock, subjects.GET_LATENTS, sessions.latents))
+
+
+async def _serve(
+    bus: Bus, clock: Clock, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp]]
+) -> None:
+    await bus.serve(endpoint, answering(clock, endpoint, handler))
 
 
 def answering(
@@ -104,13 +118,17 @@ def check(caller: Caller, request: Contract) -> None:
     """Raise ForbiddenError for a request that this caller may not make.
 
     A scheduler that declares a worker gone has to name its term and the renewal that it read, so that the
-    state store can refuse a scheduler that does not lead or is mistaken. A worker with its own broker user
-    may only make requests for workers of its identity.
+    state store can refuse a scheduler that does not lead or is mistaken. An autoscaler may lead a pool, and
+    no schedulers. A worker with its own broker user may only make requests for workers of its identity.
     """
     if isinstance(request, WorkerGone) and caller.role == "scheduler":
         for field in ("term", "renewed_at"):
             if getattr(request, field) is None:
                 raise ForbiddenError(f"{field}: required from a scheduler", field=field)
+    if isinstance(request, Campaign | KeepLead) and caller.role in subjects.LED:
+        of_pool = request.name.startswith(POOL_LEADER)
+        if of_pool != (caller.role == "autoscaler"):
+            raise ForbiddenError(f"name: {caller.role} does not lead {request.name}", field="name")
     if caller.role == "worker" and caller.id is not None:
         worker = _worker_of(request)
         if worker is not None and identity_of(worker) != caller.id:
@@ -123,54 +141,94 @@ def _worker_of(request: Contract) -> str | None:
     """Return the worker that the request is made for."""
     if isinstance(request, Renew):
         return request.load.worker
-    return request.worker if isinstance(request, FailSession | GetLatents) else None
+    return request.worker if isinstance(request, FailSession | GetLatents | FindWeights) else None
+
+
+async def serve_weights(bus: Bus, clock: Clock, weights: Weights) -> None:
+    """Answer the endpoint of starting workers that look for weights."""
+    await _serve(bus, clock, subjects.FIND_WEIGHTS, weights.find)
 
 
 async def serve_pools(bus: Bus, clock: Clock, pools: Pools) -> None:
     """Answer all endpoints of pools."""
-    await bus.serve(subjects.REPORT_POOL, answering(clock, subjects.REPORT_POOL, pools.report))
-    await bus.serve(subjects.ORDER_POOL, answering(clock, subjects.ORDER_POOL, pools.order))
-    await bus.serve(subjects.CORRECT_COST, answering(clock, subjects.CORRECT_COST, pools.correct))
-    await bus.serve(subjects.GET_COST, answering(clock, subjects.GET_COST, pools.cost))
-    await bus.serve(subjects.LIST_USAGE, answering(clock, subjects.LIST_USAGE, pools.usage))
+    await _serve(bus, clock, subjects.REPORT_POOL, pools.report)
+    await _serve(bus, clock, subjects.ORDER_POOL, pools.order)
+    await _serve(bus, clock, subjects.CORRECT_COST, pools.correct)
+    await _serve(bus, clock, subjects.GET_COST, pools.cost)
+    await _serve(bus, clock, subjects.LIST_USAGE, pools.usage)
+
+
+async def serve_pool_history(bus: Bus, clock: Clock, histories: PoolHistories) -> None:
+    """Answer all endpoints of the history of pools."""
+    await _serve(bus, clock, history_subjects.GET_POOL_HISTORY, histories.get)
+    await _serve(bus, clock, history_subjects.LIST_POOL_DECISIONS, histories.decisions)
+    await _serve(bus, clock, history_subjects.LIST_MIGRATIONS, histories.migrations)
+    await _serve(bus, clock, history_subjects.LIST_LANES, histories.lanes)
+    await _serve(bus, clock, history_subjects.GET_POOL_COST, histories.cost)
+    await _serve(bus, clock, history_subjects.LIST_WAITING, histories.waiting)
 
 
 async def serve_keys(bus: Bus, clock: Clock, keys: Keys) -> None:
     """Answer all endpoints of API keys."""
-    await bus.serve(subjects.CREATE_KEY, answering(clock, subjects.CREATE_KEY, keys.create))
-    await bus.serve(subjects.GET_KEY, answering(clock, subjects.GET_KEY, keys.get))
-    await bus.serve(subjects.LIST_KEYS, answering(clock, subjects.LIST_KEYS, keys.list))
-    await bus.serve(subjects.CHANGE_KEY, answering(clock, subjects.CHANGE_KEY, keys.change))
-    await bus.serve(subjects.REVOKE_KEY, answering(clock, subjects.REVOKE_KEY, keys.revoke))
-    await bus.serve(subjects.GET_VALID_KEYS, answering(clock, subjects.GET_VALID_KEYS, keys.valid))
-    await bus.serve(subjects.NOTE_KEY_USES, answering(clock, subjects.NOTE_KEY_USES, keys.note_uses))
+    await _serve(bus, clock, subjects.CREATE_KEY, keys.create)
+    await _serve(bus, clock, subjects.GET_KEY, keys.get)
+    await _serve(bus, clock, subjects.LIST_KEYS, keys.list)
+    await _serve(bus, clock, subjects.CHANGE_KEY, keys.change)
+    await _serve(bus, clock, subjects.REVOKE_KEY, keys.revoke)
+    await _serve(bus, clock, subjects.GET_VALID_KEYS, keys.valid)
+    await _serve(bus, clock, subjects.NOTE_KEY_USES, keys.note_uses)
 
 
 async def serve_audit(bus: Bus, clock: Clock, audit: Audit) -> None:
     """Answer all endpoints of the audit log."""
-    await bus.serve(subjects.NOTE_AUDIT, answering(clock, subjects.NOTE_AUDIT, audit.note))
-    await bus.serve(subjects.LIST_AUDIT, answering(clock, subjects.LIST_AUDIT, audit.list))
+    await _serve(bus, clock, subjects.NOTE_AUDIT, audit.note)
+    await _serve(bus, clock, subjects.LIST_AUDIT, audit.list)
 
 
 async def serve_links(bus: Bus, clock: Clock, links: Links) -> None:
     """Answer all endpoints of links."""
-    await bus.serve(subjects.CREATE_LINK, answering(clock, subjects.CREATE_LINK, links.create))
-    await bus.serve(subjects.LIST_LINKS, answering(clock, subjects.LIST_LINKS, links.list))
-    await bus.serve(subjects.REVOKE_LINK, answering(clock, subjects.REVOKE_LINK, links.revoke))
-    await bus.serve(subjects.GET_SIGNING, answering(clock, subjects.GET_SIGNING, links.signing))
+    await _serve(bus, clock, subjects.CREATE_LINK, links.create)
+    await _serve(bus, clock, subjects.LIST_LINKS, links.list)
+    await _serve(bus, clock, subjects.REVOKE_LINK, links.revoke)
+    await _serve(bus, clock, subjects.GET_SIGNING, links.signing)
 
 
 async def serve_recordings(bus: Bus, clock: Clock, recordings: Recordings) -> None:
     """Answer all endpoints of recordings."""
+    await _serve(bus, clock, recording_subjects.START_RECORDING, recordings.start)
+    await _serve(bus, clock, recording_subjects.STOP_RECORDING, recordings.stop)
+    await _serve(bus, clock, recording_subjects.GET_RECORDING, recordings.get)
+    await _serve(bus, clock, recording_subjects.LIST_RECORDINGS, recordings.page)
+    await _serve(bus, clock, recording_subjects.DELETE_RECORDING, recordings.delete)
+    await _serve(bus, clock, recording_subjects.LIST_RECORDING_ORDERS, recordings.orders)
+    await _serve(bus, clock, recording_subjects.REPORT_RECORDING, recordings.report)
+    await _serve(bus, clock, recording_subjects.FORGET_RECORDING, recordings.forget)
 
-    async def one(endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp]]) -> None:
-        await bus.serve(endpoint, answering(clock, endpoint, handler))
 
-    await one(recording_subjects.START_RECORDING, recordings.start)
-    await one(recording_subjects.STOP_RECORDING, recordings.stop)
-    await one(recording_subjects.GET_RECORDING, recordings.get)
-    await one(recording_subjects.LIST_RECORDINGS, recordings.page)
-    await one(recording_subjects.DELETE_RECORDING, recordings.delete)
-    await one(recording_subjects.LIST_RECORDING_ORDERS, recordings.orders)
-    await one(recording_subjects.REPORT_RECORDING, recordings.report)
-    await one(recording_subjects.FORGET_RECORDING, recordings.forget)
+async def serve_webhooks(bus: Bus, clock: Clock, webhooks: Webhooks) -> None:
+    """Answer all endpoints of webhooks."""
+    await _serve(bus, clock, webhook_subjects.CREATE_WEBHOOK, webhooks.create)
+    await _serve(bus, clock, webhook_subjects.GET_WEBHOOK, webhooks.get)
+    await _serve(bus, clock, webhook_subjects.LIST_WEBHOOKS, webhooks.list)
+    await _serve(bus, clock, webhook_subjects.CHANGE_WEBHOOK, webhooks.change)
+    await _serve(bus, clock, webhook_subjects.DELETE_WEBHOOK, webhooks.delete)
+    await _serve(bus, clock, webhook_subjects.ROTATE_SECRET, webhooks.rotate)
+    await _serve(bus, clock, webhook_subjects.LIST_DELIVERIES, webhooks.deliveries)
+    await _serve(bus, clock, webhook_subjects.REDELIVER, webhooks.redeliver)
+    await _serve(bus, clock, webhook_subjects.SEND_TEST_EVENT, webhooks.test)
+    await _serve(bus, clock, webhook_subjects.TAKE_DELIVERIES, webhooks.take)
+    await _serve(bus, clock, webhook_subjects.REPORT_DELIVERY, webhooks.report)
+
+
+async def take_reports(
+    bus: Bus, owners: Owners, playheads: Playheads, viewer_usage: ViewerUsage, latents: Latents
+) -> None:
+    """Receive what gateways report of viewers, and latents of workers. Each report goes to one instance."""
+
+    # One subscription: in a queue group, each of two would get some of the reports.
+    async def on_playhead(report: Playhead, body: bytes) -> None:
+        viewer_usage.add(report)
+        await playheads.report(report, body)
+
+    await bus.subscribe(subjects.PLAYHEAD, "*", on_playhead, queue=QUEUE)
+    await bus.subscribe(subjects.LATENTS, "*", partial(latents.keep_of_owner, owners), queue=QUEUE)

@@ -115,6 +115,18 @@ usage_gpu_seconds = _store.observed_gauge(
 usage_chunks = _store.observed_gauge(
     "turboserve.state_store.usage.chunks", "{chunk}", "Chunks of a tenant's sessions in that time.", TENANT
 )
+usage_video_time = _store.observed_gauge(
+    "turboserve.state_store.usage.video.time", "s", "Playing time of these chunks.", TENANT
+)
 usage_viewer_time = _store.observed_gauge(
     "turboserve.state_store.usage.viewer.time", "s", "Time of a tenant's viewers in that time.", TENANT
+)
+usage_delivered = _store.observed_gauge(
+    "turboserve.state_store.usage.delivered",
+    "By",
+    "Video that a tenant's viewers were sent in that time.",
+    TENANT,
+)
+webhooks_disabled = _store.counter(
+    "turboserve.state_store.webhooks.disabled", "{webhook}", "Webhooks disabled because of their receivers."
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -17,6 +19,7 @@ from turboserve import logs
 logging.getLogger("alembic").setLevel(logging.WARNING)
 log = logs.get("migrate")
 
+SCRIPTS = str(Path(__file__).with_name("migrations"))
 LOCK = 0x7475_7262_0001
 """Number of the advisory lock. A second instance waits for it, and then finds nothing to do."""
 
@@ -24,9 +27,15 @@ LOCK = 0x7475_7262_0001
 def config(connection: Connection) -> Config:
     """Return Alembic's configuration for the scripts in this package."""
     settings = Config()
-    settings.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    settings.set_main_option("script_location", SCRIPTS)
     settings.attributes["connection"] = connection
     return settings
+
+
+@cache
+def newest() -> str | None:
+    """Return the revision of the schema that this code needs. The first call reads every migration."""
+    return ScriptDirectory(SCRIPTS).get_current_head()
 
 
 async def migrate(engine: AsyncEngine) -> None:
@@ -36,7 +45,8 @@ async def migrate(engine: AsyncEngine) -> None:
         await connection.execute(text("set local lock_timeout = 0"))
         await connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": LOCK})
         before = await connection.run_sync(_revision)
-        await connection.run_sync(lambda sync: command.upgrade(config(sync), "head"))
+        if before != newest():
+            await connection.run_sync(lambda sync: command.upgrade(config(sync), "head"))
         after = await connection.run_sync(_revision)
     log.info("schema", revision=after, was=before)
 

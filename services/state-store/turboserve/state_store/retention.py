@@ -1,4 +1,4 @@
-"""Removes data after its retention: abandoned sessions, chunks and rows of ended ones, rows of workers.
+"""Removes data after its retention: abandoned sessions, chunks and rows of ended ones, workers, history.
 
 For recordings, it begins the deletion, which the recorder carries out.
 """
@@ -18,6 +18,7 @@ from turboserve.state_store.hot.probe import watching_since
 from turboserve.state_store.hot.session_state import HotStoreGuard, Playheads
 from turboserve.state_store.log_purge import LogPurge
 from turboserve.state_store.ports.database import Database
+from turboserve.state_store.service import pool_history
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.settings import Settings
 
@@ -84,6 +85,7 @@ class Retention:
             await db.workers.delete_gone(before)
             if expired := await db.recordings.expire(now):
                 log.info("recordings expired", recordings=expired)
+        await pool_history.purge(self._database, now, self._settings)
         return purged
 
     async def _end_abandoned(self, now: float) -> int:

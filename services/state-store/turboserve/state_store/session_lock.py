@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import asyncpg
-from sqlalchemy import TextClause, exc, text
+from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from turboserve.state_store.database_errors import DRIVER_ERRORS
 from turboserve.state_store.ports.database import LOCK_ANSWER_SHARE, unavailable
 
 _TRY_LOCK = text(
@@ -45,5 +45,5 @@ class PostgresSessionLock:
         try:
             async with asyncio.timeout(self._answer_s):
                 return bool((await self._connection.execute(question)).scalar())
-        except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except DRIVER_ERRORS as error:
             raise self._failed(error) from error

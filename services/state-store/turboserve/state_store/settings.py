@@ -12,6 +12,7 @@ from turboserve.config import Settings as Shared
 from turboserve.state_store.core.device_errors import PoisonLimits
 from turboserve.state_store.core.links import LinkRules
 from turboserve.state_store.core.tenants import TenantLimits
+from turboserve.state_store.core.webhooks import WebhookRules
 
 
 class Settings(Shared):
@@ -123,11 +124,35 @@ class Settings(Shared):
     signing_key_lifetime_s: Seconds = 30 * 86_400.0
     """The key that signs links and tickets is replaced after this time, seconds."""
 
+    webhook_concurrency: int = Field(default=8, ge=1, le=32)
+    """Maximum number of attempts to deliver events to one webhook at the same time."""
+    webhook_tenant_concurrency: int = Field(default=24, ge=1)
+    """Maximum number of attempts to deliver events to all webhooks of a tenant at the same time."""
+    webhook_claim_s: Seconds = 60.0
+    """A delivery whose sender has died is attempted again after this. Must be above the senders'
+    `webhook_timeout_s`, with a margin."""
+    webhook_secret_overlap_s: Seconds = 86_400.0
+    """The secret of a webhook signs for this long after its rotation, besides the new one, seconds."""
+    webhook_disable_after_s: Seconds = 172_800.0
+    """A webhook is disabled when no attempt has succeeded for this long, seconds."""
+    webhook_retention_s: Seconds = 3 * 86_400.0
+    """Deliveries are deleted this long after they were delivered or have failed, seconds."""
+    webhook_backlog: int = Field(default=10_000, ge=1)
+    """Maximum number of deliveries that wait for one webhook. Beyond it, the oldest have failed."""
+
     audit_retention_s: Seconds = 365 * 86_400.0
     """Entries of the audit log are deleted after this, at the next entry, seconds."""
 
     usage_retention_s: Seconds = 400 * 86_400.0
     """Usage by day is deleted after this, seconds."""
+
+    pool_history_s: Seconds = 7 * 86_400.0
+    """Samples, decisions and cost of pools are deleted after this, seconds."""
+    chunk_history_s: float = Field(default=86_400.0, ge=0)
+    """The chunks that workers made are deleted from the history after this, seconds. 0: none are written."""
+    pool_history_rows: int = Field(default=500_000, ge=100)
+    """Maximum number of rows in each table of the history; the oldest ones are deleted first. A pool and a
+    worker with chunks have a row every 10 s, a tenant with cost one a minute."""
 
     prices: dict[str, Annotated[float, Field(ge=0)]] = {}
     """Money per GPU and hour by kind of worker, as a JSON object: `{"h100": 3.99, "*": 2.5}`. `*` is for the
@@ -171,6 +196,15 @@ class Settings(Shared):
     @property
     def link_rules(self) -> LinkRules:
         return LinkRules(self.link_lifetime_s, self.link_lifetime_max_s, self.signing_key_lifetime_s)
+
+    @property
+    def webhook_rules(self) -> WebhookRules:
+        return WebhookRules(
+            self.webhook_concurrency,
+            self.webhook_tenant_concurrency,
+            self.webhook_secret_overlap_s,
+            self.webhook_disable_after_s,
+        )
 
     @property
     def tenant_limits(self) -> TenantLimits:

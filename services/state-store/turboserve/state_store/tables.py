@@ -139,6 +139,7 @@ decisions = Table(
     Column("at", Double, nullable=False),
     UniqueConstraint("session", "version", name="decisions_session_version"),
     Index("decisions_session_number", "session", "number"),
+    Index("decisions_migrations", "at", postgresql_where=text("kind = 'migrate'")),
 )
 
 cursors = Table(
@@ -158,6 +159,8 @@ workers = Table(
     Column("capacity", Integer, nullable=False),
     Column("weights_digest", Text),
     Column("controls", JSONB, nullable=False, server_default=text("'[]'")),
+    # NULL: the worker loads its model, or is of an earlier version.
+    Column("frame", JSONB(none_as_null=True)),
     Column("device", Text, nullable=False),
     Column("pid", BigInteger),
     Column("pool_member", Text),
@@ -276,5 +279,8 @@ outbox = Table(
     Column("created_at", Double, nullable=False),
     # W3C trace context of the change. NULL: not traced.
     Column("traceparent", Text),
+    # What decides about webhooks. NULL: an event of a worker, or of an earlier version.
+    Column("tenant", Text),
+    Column("type", Text),
     UniqueConstraint("event_id", name="outbox_event_id"),
 )

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from turboserve.contracts import events
+from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.contracts.requests import SetControl, SubmitPrompt
 from turboserve.contracts.sessions import ControlReceipt, PromptReceipt, SessionRecord
-from turboserve.control_declarations import ControlDeclaration
 from turboserve.control_values import check_value
 from turboserve.state_store.core.change import Change, change_id, event_id, step
 from turboserve.state_store.core.receipts import SettledControl, refused_as_input

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from turboserve.contracts.control_declarations import value_text
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.sessions import ControlReceipt, PromptReceipt
-from turboserve.control_declarations import value_text
 from turboserve.control_values import InvalidControlError
 
 Receipt = PromptReceipt | ControlReceipt

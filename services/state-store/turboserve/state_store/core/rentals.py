@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from turboserve.contracts.cost import Rental
+from turboserve.contracts.worker_offers import PRICE_LIMIT, WorkerPrice
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.static_frozen import statically_frozen
 
 ANY_KIND = "*"
 """Key of the price of kinds without their own price."""
@@ -36,7 +38,7 @@ class ClockReading:
     """Wall-clock time, Unix seconds."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class RentalRow:
     """One rental. Points in time are Unix seconds, used only for display and estimates.
 
@@ -81,6 +83,25 @@ class RentalRow:
 def price_of(kind: str, prices: Mapping[str, float]) -> float:
     """Return the money per GPU and hour; 0 if no price is set."""
     return prices.get(kind, prices.get(ANY_KIND, 0.0))
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What workers cost, by the settings of these names."""
+
+    prices: Mapping[str, float]
+    currency: str
+
+    def of(self, row: RentalRow | None, record: WorkerRecord) -> WorkerPrice | None:
+        """Return what a worker costs now; None if no price is set for its kind.
+
+        `row`: its rental. None: nothing has been paid for it yet, and its own kind decides.
+        """
+        kind = _kind(record) if row is None else row.kind
+        hour = price_of(kind, self.prices) if row is None else row.price_hour * row.gpus
+        return (
+            WorkerPrice(kind=kind, per_hour=min(hour, PRICE_LIMIT), currency=self.currency) if hour else None
+        )
 
 
 def take_over(
@@ -264,4 +285,4 @@ def followed(
 
 
 def _kind(record: WorkerRecord) -> str:
-    return record.device.partition(":")[0] or UNKNOWN
+    return record.device_kind or UNKNOWN

@@ -143,6 +143,7 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
         capacity=load.capacity,
         weights_digest=load.weights_digest,
         controls=load.controls,
+        frame=load.frame,
         device=load.device,
         pid=load.pid,
         pool_member=load.pool_member,

@@ -18,6 +18,7 @@ from turboserve.state_store.ports.deployment import (
 )
 from turboserve.state_store.ports.keys import KeyRepository
 from turboserve.state_store.ports.links import LinkRepository
+from turboserve.state_store.ports.pool_history import PoolHistoryRepository
 from turboserve.state_store.ports.recordings import RecordingRepository
 from turboserve.state_store.ports.sessions import (
     AdmissionRepository,
@@ -28,6 +29,7 @@ from turboserve.state_store.ports.sessions import (
     SessionRepository,
     TenantRepository,
 )
+from turboserve.state_store.ports.webhooks import WebhookRepository
 
 RETRY_AFTER_S = 1.0
 LOCK_ANSWER_SHARE = 0.6
@@ -69,6 +71,8 @@ class UnitOfWork(Protocol):
     @property
     def outbox(self) -> OutboxRepository: ...
     @property
+    def pool_history(self) -> PoolHistoryRepository: ...
+    @property
     def pools(self) -> PoolRepository: ...
     @property
     def progress(self) -> ProgressRepository: ...
@@ -80,6 +84,8 @@ class UnitOfWork(Protocol):
     def sessions(self) -> SessionRepository: ...
     @property
     def tenants(self) -> TenantRepository: ...
+    @property
+    def webhooks(self) -> WebhookRepository: ...
     @property
     def workers(self) -> WorkerRepository: ...
 

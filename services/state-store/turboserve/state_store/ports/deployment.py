@@ -57,7 +57,8 @@ class OutboxRepository(Protocol):
         """Return the oldest events, in the order of their numbers."""
 
     async def remove(self, numbers: Iterable[int]) -> None:
-        """Delete these rows without waiting for the disk.
+        """Delete these rows without waiting for the disk, and in the same commit insert the deliveries of
+        their events to webhooks: enabled ones of the tenant, older than the event, that want its type.
 
         An event that a crash of Postgres brings back is published again with the same message id, which the
         log recognizes.
@@ -95,14 +96,19 @@ class RentalRepository(Protocol):
     async def put(self, rows: Iterable[RentalRow]) -> None:
         """Write the rows, but never change `accrued_s` of an existing row."""
 
-    async def accrue(self, day: int) -> None:
+    async def accrue(self, day: int, minute: int) -> None:
         """Give the sessions that hold a slot now their shares of the time paid since the last call.
 
-        The shares are added to the usage of `day` as well.
+        The shares are added to the usage of `day` as well. They are also added, with the time of workers on
+        which no session holds a slot, to the cost of the pools in the minute that began at the Unix time
+        `minute`.
         """
 
     async def usage(self, request: ListUsage) -> UsagePage:
-        """Return usage in the order of day, tenant and key. Raises InvalidInputError for a wrong `after`."""
+        """Return usage, or its sums, in the order of day, tenant and key.
+
+        Raises InvalidInputError for a wrong `after`.
+        """
 
     async def forget_usage(self, before_day: int) -> None:
         """Delete the usage of earlier days."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from turboserve import logs
+from turboserve.contracts.base import NUMBER_LIMIT
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.pool import LEARNED_LIMIT, PoolOrders
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.webhooks import DeliveryRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
+from turboserve.static_frozen import statically_frozen
 
 SESSION_MEASURED = ("unwatched_s", "waiting_s", "rates")
 """Fields of a session's record that are measured for each answer."""
@@ -28,7 +31,9 @@ SESSION_CHANGING = frozenset(SESSION_FIELDS) - SESSION_FIXED - SESSION_COUNTED
 """Fields that a change writes."""
 WORKER_COUNTED = ("sessions", "suspended", "incoming")
 """Fields of a worker's record that are counted when it is listed."""
-WORKER_FIELDS = tuple(name for name in WorkerRecord.model_fields if name not in WORKER_COUNTED)
+WORKER_LISTED = (*WORKER_COUNTED, "price")
+"""Fields of a worker's record that only a listing has."""
+WORKER_FIELDS = tuple(name for name in WorkerRecord.model_fields if name not in WORKER_LISTED)
 """Fields of a worker's record that its row keeps."""
 GONE_LISTED = 500
 """Maximum number of gone workers that are listed. A worker that dies at every start leaves more rows than fit
@@ -60,7 +65,7 @@ class AdmissionCounts:
     """What the requesting tenant uses."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class LogProgress:
     """The progress of one session in the log."""
 
@@ -70,14 +75,54 @@ class LogProgress:
     playhead_s: float | None
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class UsageShare:
     """What is added to the usage of a tenant and a key."""
 
     tenant: str
     key: str | None
     chunks: int = 0
+    video_seconds: float = 0.0
     viewer_seconds: float = 0.0
+    delivered_bytes: int = 0
+
+    def __add__(self, other: UsageShare) -> UsageShare:
+        """Return the sum of two shares of one tenant and key. Counts stay within `NUMBER_LIMIT`."""
+        return UsageShare(
+            self.tenant,
+            self.key,
+            min(self.chunks + other.chunks, NUMBER_LIMIT),
+            self.video_seconds + other.video_seconds,
+            self.viewer_seconds + other.viewer_seconds,
+            min(self.delivered_bytes + other.delivered_bytes, NUMBER_LIMIT),
+        )
+
+    @classmethod
+    def by_owner(cls, shares: Iterable[UsageShare]) -> list[UsageShare]:
+        """Return one sum for each tenant and key, in the order of their rows."""
+        sums: dict[tuple[str, str], UsageShare] = {}
+        for share in shares:
+            owner = share.tenant, share.key or ""
+            sums[owner] = sums[owner] + share if owner in sums else share
+        return [sums[owner] for owner in sorted(sums)]
+
+
+@statically_frozen()
+class ViewerUse:
+    """What viewers of one session have used since the report before."""
+
+    seconds: float = 0.0
+    """Time of all viewers together."""
+    delivered_bytes: int = 0
+    """Video that they were sent."""
+
+    def __add__(self, other: ViewerUse) -> ViewerUse:
+        delivered_bytes = min(self.delivered_bytes + other.delivered_bytes, NUMBER_LIMIT)
+        return ViewerUse(self.seconds + other.seconds, delivered_bytes)
+
+    def share(self, tenant: str, key: str | None) -> UsageShare:
+        """Return what is added to the usage of the session's tenant and key."""
+        return UsageShare(tenant, key, viewer_seconds=self.seconds, delivered_bytes=self.delivered_bytes)
 
 
 @dataclass(frozen=True)
@@ -93,6 +138,28 @@ class PendingEvent:
     """Time of the event, Unix seconds."""
     traceparent: str | None = None
     """Trace context of the change. None: it was not traced."""
+    tenant: str | None = None
+    """Tenant of the session. None: an event of a worker, or of a version without webhooks."""
+    type: str | None = None
+    """Type of the event. None: as for `tenant`."""
+
+
+@dataclass(frozen=True)
+class DueDelivery:
+    """A delivery that a sender may attempt."""
+
+    number: int
+    record: DeliveryRecord
+    body: str
+    traceparent: str | None
+
+
+@dataclass(frozen=True)
+class WebhookPurge:
+    """What a purge has removed or ended."""
+
+    deleted: int
+    given_up: int
 
 
 @dataclass(frozen=True)

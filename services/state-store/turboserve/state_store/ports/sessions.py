@@ -16,7 +16,13 @@ from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.forecast import Outlook
 from turboserve.state_store.core.receipts import Receipt, SettledControl
 from turboserve.state_store.core.tenants import Tenant
-from turboserve.state_store.ports.records import AdmissionCounts, LogProgress, SessionRow, UsageShare
+from turboserve.state_store.ports.records import (
+    AdmissionCounts,
+    LogProgress,
+    SessionRow,
+    UsageShare,
+    ViewerUse,
+)
 
 
 class SessionRepository(Protocol):
@@ -99,10 +105,10 @@ class ProgressRepository(Protocol):
         """Write the progress of sessions, whose counts never decrease. Returns the existing rows after it."""
 
     async def add_usage(self, day: int, shares: Iterable[UsageShare]) -> None:
-        """Add chunks and viewers' time to the usage of `day`."""
+        """Add chunks and what viewers have used to the usage of `day`."""
 
-    async def add_viewer_time(self, day: int, seconds: Mapping[str, float]) -> None:
-        """Add viewers' time, by session, to the usage of `day`. Sessions without a row are left out."""
+    async def add_viewer_use(self, day: int, used: Mapping[str, ViewerUse]) -> None:
+        """Add what viewers have used to the usage of `day`, by session. Those without a row are left out."""
 
     async def number_events(self, session: str, event_sequence: int) -> None:
         """Write the number of the session's newest event. The caller holds the row's lock."""

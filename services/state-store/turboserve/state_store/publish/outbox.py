@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from turboserve import logs, telemetry
-from turboserve.bus import Bus, append, last_entry
+from turboserve.bus import LAG_WARN_S, Bus, append, last_entry
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.events import (
@@ -41,10 +41,11 @@ def outbox_values(event: Event) -> dict[str, Any]:
 
     Events contain no metadata of a session, which would repeat up to 40 KB with each change.
     """
+    tenant = None
     if isinstance(event, WorkerJoined | WorkerLeft):
         subject = WORKER_EVENT.of(event.worker.id)
     else:
-        subject = EVENT.of(event.record.id)
+        subject, tenant = EVENT.of(event.record.id), event.record.tenant
         if event.record.metadata:
             event = event.model_copy(update={"record": event.record.model_copy(update={"metadata": {}})})
     return {
@@ -53,6 +54,8 @@ def outbox_values(event: Event) -> dict[str, Any]:
         "body": event.to_bytes().decode(),
         "created_at": event.at,
         "traceparent": trace_of(event),
+        "tenant": tenant,
+        "type": event.type,
     }
 
 
@@ -72,9 +75,16 @@ class Outbox:
         self._database, self._bus, self._clock, self._settings = database, bus, clock, settings
         self._turn_s = min(TURN_S, settings.transaction_deadline_s)
         self._awake = asyncio.Event()
+        self._waiting = (0, 0.0)
+        """Events that wait, and the age of the oldest one, seconds."""
 
     def wake(self) -> None:
         self._awake.set()
+
+    def warning(self) -> str | None:
+        """Return how many events wait for the log and for how long; None if that is short."""
+        count, lag_s = self._waiting
+        return f"{count} events wait, the oldest for {lag_s:.0f} s" if lag_s >= LAG_WARN_S else None
 
     async def run(self) -> None:
         """Publish events; never returns."""
@@ -87,10 +97,24 @@ class Outbox:
                 log.warning("event publication delayed", error=error.detail)
                 await asyncio.sleep(error.retry_after_s or 0.5)
                 continue
-            with suppress(TimeoutError):
-                # wait_for can swallow a cancellation before Python 3.12.
-                async with asyncio.timeout(self._settings.sweep_s):
-                    await self._awake.wait()
+            while not await self._woken() and not await self._waits():
+                pass
+
+    async def _woken(self) -> bool:
+        """Return True after `wake`, and False after `sweep_s` without it."""
+        with suppress(TimeoutError):
+            # wait_for can swallow a cancellation before Python 3.12.
+            async with asyncio.timeout(self._settings.sweep_s):
+                await self._awake.wait()
+        return self._awake.is_set()
+
+    async def _waits(self) -> bool:
+        """Return whether an event waits, by a look without the lock; True if the database is away."""
+        try:
+            async with self._database.statement() as db:
+                return bool(await db.outbox.oldest(1))
+        except TurboServeError:
+            return True
 
     async def drain(self) -> bool:
         """Publish one batch. Returns whether there may be more. Raises UnavailableError if a server is away.
@@ -137,8 +161,10 @@ class Outbox:
             with suppress(TurboServeError):
                 async with self._database.statement() as db:
                     count, since = await db.outbox.backlog()
+                lag_s = 0.0 if since is None else max(0.0, self._clock.wall() - since)
+                self._waiting = count, lag_s
                 metrics.outbox_backlog.set(count)
-                metrics.outbox_lag.set(0.0 if since is None else max(0.0, self._clock.wall() - since))
+                metrics.outbox_lag.set(lag_s)
             await asyncio.sleep(every_s)
 
     async def _published_before(self, pending: Sequence[PendingEvent]) -> list[int]:

@@ -37,11 +37,11 @@ from turboserve.state_store.tables import pools, rentals, sessions, tenants, wor
 LOCK = 0x7475_7262_0003
 
 _HOLDS = sessions.c.phase.in_([phase.value for phase in Phase if phase.holds_slot])
-_WAITS = or_(
+WAITS = or_(
     sessions.c.phase == Phase.REQUESTED.value,
     and_(sessions.c.phase == Phase.SUSPENDED.value, sessions.c.activity == Activity.WATCHING.value),
 )
-TAKES_SLOT = or_(_HOLDS, _WAITS)
+TAKES_SLOT = or_(_HOLDS, WAITS)
 """The session holds a slot or waits for one."""
 _TAKES = (WorkerPhase.STARTING.value, WorkerPhase.READY.value)
 
@@ -69,7 +69,7 @@ def _census_query() -> Select[Any]:
     coming = func.greatest(maximum - func.count().filter(ready), 0)
     capacity = select(places + coming * func.greatest(largest, 1)).where(workers.c.model == model)
     wants, ours = TAKES_SLOT, sessions.c.tenant == tenant
-    suspended = and_(ours, sessions.c.phase == Phase.SUSPENDED.value, not_(_WAITS))
+    suspended = and_(ours, sessions.c.phase == Phase.SUSPENDED.value, not_(WAITS))
     # All counts in one pass over the live rows, by their index.
     counts = (
         select(
@@ -119,7 +119,7 @@ def _outlook_query() -> Select[Any]:
     # Both counts use an index: those of unpurged and of live sessions.
     unpurged = and_(sessions.c.ended_at > since, sessions.c.purged_at.is_(None))
     ended = select(func.count()).where(unpurged, sessions.c.model == model)
-    idle = and_(sessions.c.phase == Phase.SUSPENDED.value, not_(_WAITS), sessions.c.suspended_at > since)
+    idle = and_(sessions.c.phase == Phase.SUSPENDED.value, not_(WAITS), sessions.c.suspended_at > since)
     suspended = select(func.count()).where(LIVE, idle, sessions.c.model == model)
     return select(
         ended.scalar_subquery().label("ended"),

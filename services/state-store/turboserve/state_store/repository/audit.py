@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
@@ -10,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.audit import AuditEntry, AuditPage, ListAudit
 from turboserve.state_store.access_tables import audit_log
+from turboserve.state_store.core.paging import first_page
 
 _ENTRY = [audit_log.c[name] for name in AuditEntry.model_fields]
 
@@ -22,7 +24,7 @@ class SqlAudit:
 
     async def add(self, entries: Sequence[AuditEntry]) -> None:
         rows = [entry.model_dump(mode="json") for entry in entries]
-        await self._db.execute(insert(audit_log).values(rows).on_conflict_do_nothing())
+        await self._db.execute(insert(audit_log).on_conflict_do_nothing(), rows)
 
     async def page(self, request: ListAudit) -> AuditPage:
         columns = audit_log.c
@@ -39,10 +41,10 @@ class SqlAudit:
         if request.after is not None:
             query = query.where(columns.number < request.after)
         rows = (await self._db.execute(query)).mappings().all()
-        shown = rows[: request.limit]
+        shown, after = first_page(rows, request.limit, itemgetter("number"))
         return AuditPage(
             entries=tuple(AuditEntry.model_validate(dict(row)) for row in shown),
-            next=shown[-1]["number"] if len(rows) > len(shown) else None,
+            next=after,
         )
 
     async def delete_before(self, at: float) -> None:

@@ -6,18 +6,27 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
-from sqlalchemy import Integer, and_, delete, func, literal, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    delete,
+    func,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from turboserve.contracts.base import NUMBER_LIMIT
 from turboserve.contracts.cost import Correction, Cost, PoolCost, SessionCost
-from turboserve.contracts.sessions import Phase
 from turboserve.contracts.usage import ListUsage, UsagePage
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.access_tables import usage_days
 from turboserve.state_store.core.rentals import RentalRow
-from turboserve.state_store.core.usage import Place, page_of
+from turboserve.state_store.core.usage import COUNTED, SUMMED, Place, dimensions, page_of
+from turboserve.state_store.repository.accrual import ACCRUAL, DAY, MINUTE
 from turboserve.state_store.repository.deployment import record_of
 from turboserve.state_store.tables import cost_corrections, rentals, session_costs, sessions, workers
 
@@ -42,7 +51,6 @@ _CORRECTED = (
     .subquery("corrected")
 )
 
-_USAGE_ORDER = usage_days.c.day, usage_days.c.tenant, usage_days.c.key
 _CORRECTION_COLUMNS = [cost_corrections.c[name] for name in Correction.model_fields]
 
 
@@ -86,77 +94,34 @@ class SqlRentals:
         values = [asdict(row) for row in rows]
         if not values:
             return
-        query = pg_insert(rentals).values(values)
+        query = pg_insert(rentals)
         kept = {"worker", "accrued_s"}
         news = {name: query.excluded[name] for name in _COLUMNS if name not in kept}
-        await self._db.execute(query.on_conflict_do_update(index_elements=[rentals.c.worker], set_=news))
+        query = query.on_conflict_do_update(index_elements=[rentals.c.worker], set_=news)
+        # Rows beside the statement: SQLAlchemy compiles a statement that holds several rows each time.
+        await self._db.execute(query, values)
 
-    async def accrue(self, day: int) -> None:
-        due = (
-            select(rentals.c.worker, (rentals.c.paid_s - rentals.c.accrued_s).label("seconds"))
-            .where(rentals.c.accrued_s < rentals.c.paid_s)
-            .with_for_update()
-            .cte("due")
-        )
-        share = due.c.seconds * rentals.c.gpus / func.count().over(partition_by=rentals.c.worker)
-        holders = (
-            select(
-                sessions.c.id,
-                sessions.c.tenant,
-                func.coalesce(sessions.c.key, "").label("key"),
-                share.label("gpu_seconds"),
-                (share * rentals.c.price_hour / 3_600.0).label("money"),
-            )
-            .select_from(
-                due.join(rentals, rentals.c.worker == due.c.worker).join(
-                    sessions, sessions.c.worker == due.c.worker
-                )
-            )
-            .where(
-                sessions.c.ended_at.is_(None), sessions.c.phase.in_([p.value for p in Phase if p.holds_slot])
-            )
-            .cte("holders")
-        )
-        given = pg_insert(session_costs).from_select(
-            ["session", "gpu_seconds", "money"], select(holders.c.id, holders.c.gpu_seconds, holders.c.money)
-        )
-        given = given.on_conflict_do_update(
-            index_elements=[session_costs.c.session],
-            set_={
-                "gpu_seconds": session_costs.c.gpu_seconds + given.excluded.gpu_seconds,
-                "money": session_costs.c.money + given.excluded.money,
-            },
-        )
-        owner = holders.c.tenant, holders.c.key
-        sums = func.sum(holders.c.gpu_seconds), func.sum(holders.c.money)
-        used = pg_insert(usage_days).from_select(
-            ["day", "tenant", "key", "gpu_seconds", "money"],
-            select(literal(day, Integer), *owner, *sums).group_by(*owner).order_by(*owner),
-        )
-        used = used.on_conflict_do_update(
-            index_elements=[usage_days.c.day, usage_days.c.tenant, usage_days.c.key],
-            set_={
-                "gpu_seconds": usage_days.c.gpu_seconds + used.excluded.gpu_seconds,
-                "money": usage_days.c.money + used.excluded.money,
-            },
-        )
-        moved = (
-            update(rentals)
-            .where(rentals.c.worker == due.c.worker)
-            .values(accrued_s=rentals.c.accrued_s + due.c.seconds)
-        )
-        await self._db.execute(moved.add_cte(given.cte("given"), used.cte("used")))
+    async def accrue(self, day: int, minute: int) -> None:
+        await self._db.execute(ACCRUAL, {DAY.key: day, MINUTE.key: minute})
 
     async def usage(self, request: ListUsage) -> UsagePage:
+        order = [usage_days.c[name] for name in dimensions(request.group_by)]
+        totals: dict[str, ColumnElement[Any]] = {name: func.sum(usage_days.c[name]) for name in SUMMED}
+        totals |= {name: func.least(totals[name], NUMBER_LIMIT) for name in COUNTED}
+        sums = [total.cast(usage_days.c[name].type).label(name) for name, total in totals.items()]
+        columns = [*order, *sums] if request.group_by else [usage_days]
         days = usage_days.c.day.between(request.from_day, request.to_day)
-        query = select(usage_days).where(days).order_by(*_USAGE_ORDER).limit(request.limit + 1)
+        query = select(*columns).where(days).order_by(*order).limit(request.limit + 1)
+        if request.group_by:
+            query = query.group_by(*order)
         if request.tenant is not None:
             query = query.where(usage_days.c.tenant == request.tenant)
         after = Place.parse(request.after)
         if after is not None:
-            query = query.where(tuple_(*_USAGE_ORDER) > tuple_(after.day, after.tenant, after.key))
+            reached = [getattr(after, name) for name in dimensions(request.group_by)]
+            query = query.where(tuple_(*order) > tuple_(*reached))
         rows = (await self._db.execute(query)).mappings().all()
-        return page_of([dict(row) for row in rows], request.limit)
+        return page_of([dict(row) for row in rows], request.limit, request.group_by)
 
     async def forget_usage(self, before_day: int) -> None:
         await self._db.execute(delete(usage_days).where(usage_days.c.day < before_day))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Select, delete, exists, func, or_, select, update
+from sqlalchemy import Select, bindparam, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -19,6 +19,7 @@ from turboserve.state_store.ports.records import (
     GONE_LISTED,
     WORKER_COUNTED,
     WORKER_FIELDS,
+    WORKER_LISTED,
     pool_orders,
     with_learned,
 )
@@ -30,7 +31,17 @@ def record_of(row: RowMapping, **counts: int) -> WorkerRecord:
 
 
 def _values(record: WorkerRecord) -> dict[str, Any]:
-    return record.model_dump(mode="json", exclude=set(WORKER_COUNTED))
+    return record.model_dump(mode="json", exclude=set(WORKER_LISTED))
+
+
+# Built once: SQLAlchemy takes longer to build such a statement and its cache key than to execute it.
+_WORKER = select(workers).where(workers.c.id == bindparam("worker"))
+_WORKER_LOCKED = _WORKER.with_for_update()
+_WRITE_WORKER = update(workers).where(workers.c.id == bindparam("worker"))
+_LEADER = select(leaders).where(leaders.c.name == bindparam("service"))
+_LEADER_SHARED = _LEADER.with_for_update(read=True, key_share=True)
+_LEADER_LOCKED = {new_term: _LEADER.with_for_update(key_share=not new_term) for new_term in (False, True)}
+_WRITE_LEADER = update(leaders).where(leaders.c.name == bindparam("service"))
 
 
 class SqlWorkers:
@@ -40,8 +51,8 @@ class SqlWorkers:
         self._db = connection
 
     async def get(self, worker: str, *, lock: bool = False) -> WorkerRecord | None:
-        query = select(workers).where(workers.c.id == worker)
-        row = (await self._db.execute(query.with_for_update() if lock else query)).mappings().first()
+        found = await self._db.execute(_WORKER_LOCKED if lock else _WORKER, {"worker": worker})
+        row = found.mappings().first()
         return None if row is None else record_of(row)
 
     async def insert(self, record: WorkerRecord) -> bool:
@@ -51,8 +62,8 @@ class SqlWorkers:
         return (await self._db.execute(query.returning(workers.c.id))).first() is not None
 
     async def write(self, record: WorkerRecord, *, gone_at: float | None = None) -> None:
-        values = _values(record) | {"gone_at": gone_at}
-        await self._db.execute(update(workers).where(workers.c.id == record.id).values(values))
+        values = _values(record) | {"gone_at": gone_at, "worker": record.id}
+        await self._db.execute(_WRITE_WORKER, values)
 
     async def page(self, *, include_gone: bool) -> list[WorkerRecord]:
         holds = sessions.c.phase.in_([phase.value for phase in Phase if phase.holds_slot])
@@ -91,10 +102,6 @@ class SqlWorkers:
         return (await self._db.execute(query)).rowcount
 
 
-def _of(name: str) -> Select[tuple[object, ...]]:
-    return select(leaders).where(leaders.c.name == name)
-
-
 class SqlLeaders:
     """`LeaderRepository` in one transaction."""
 
@@ -102,23 +109,26 @@ class SqlLeaders:
         self._db = connection
 
     async def get(self, name: str) -> LeaderRecord:
-        return await self._read(name, _of(name))
+        return await self._read(name, _LEADER)
 
     async def share(self, name: str) -> LeaderRecord:
-        return await self._read(name, _of(name).with_for_update(read=True, key_share=True))
+        return await self._read(name, _LEADER_SHARED)
 
     async def lock(self, name: str, *, new_term: bool) -> LeaderRecord:
+        query = _LEADER_LOCKED[new_term]
+        row = (await self._db.execute(query, {"service": name})).mappings().first()
+        if row is not None:
+            return LeaderRecord.model_validate(dict(row))
         fresh = pg_insert(leaders).values(name=name, term=0, beat=0)
-        if (await self._db.execute(_of(name))).first() is None:
-            await self._db.execute(fresh.on_conflict_do_nothing(index_elements=[leaders.c.name]))
-        return await self._read(name, _of(name).with_for_update(key_share=not new_term))
+        await self._db.execute(fresh.on_conflict_do_nothing(index_elements=[leaders.c.name]))
+        return await self._read(name, query)
 
     async def write(self, record: LeaderRecord) -> None:
-        values = record.model_dump(exclude={"name"})
-        await self._db.execute(update(leaders).where(leaders.c.name == record.name).values(values))
+        values = record.model_dump(exclude={"name"}) | {"service": record.name}
+        await self._db.execute(_WRITE_LEADER, values)
 
     async def _read(self, name: str, query: Select[tuple[object, ...]]) -> LeaderRecord:
-        row = (await self._db.execute(query)).mappings().first()
+        row = (await self._db.execute(query, {"service": name})).mappings().first()
         return LeaderRecord(name=name) if row is None else LeaderRecord.model_validate(dict(row))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import itemgetter
 
 from sqlalchemy import ColumnElement, Select, Text, and_, bindparam, func, insert, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
@@ -12,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from turboserve.contracts.keys import KeyLimits, KeyPage, KeyRecord, ListKeys, ValidKey
 from turboserve.state_store.access_tables import api_keys, key_editions, key_rates, usage_days
 from turboserve.state_store.core.key_limits import KeyRates, KeyUsage
+from turboserve.state_store.core.paging import first_page
 from turboserve.state_store.ports.records import KeyEdition
 from turboserve.state_store.repository.admission import TAKES_SLOT
 from turboserve.state_store.tables import sessions
@@ -117,10 +119,10 @@ class SqlKeys:
         if request.after is not None:
             query = query.where(api_keys.c.number < request.after)
         rows = (await self._db.execute(query.limit(request.limit + 1))).mappings().all()
-        shown = rows[: request.limit]
+        shown, after = first_page(rows, request.limit, itemgetter("number"))
         return KeyPage(
             keys=tuple(KeyRecord.model_validate(dict(row)) for row in shown),
-            next=shown[-1]["number"] if len(rows) > len(shown) else None,
+            next=after,
         )
 
     async def valid(self, now: float) -> list[ValidKey]:

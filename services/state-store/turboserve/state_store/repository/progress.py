@@ -4,18 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sqlalchemy import ARRAY, BigInteger, Double, Text, and_, cast, delete, func, insert, select, text, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Double,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from turboserve.contracts.base import NUMBER_LIMIT
 from turboserve.contracts.events import Event
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.access_tables import usage_days
 from turboserve.state_store.core.tenants import ROW_BYTES
-from turboserve.state_store.ports.records import LogProgress, PendingEvent, UsageShare
+from turboserve.state_store.core.usage import COUNTED
+from turboserve.state_store.ports.records import LogProgress, PendingEvent, UsageShare, ViewerUse
 from turboserve.state_store.publish.outbox import outbox_values
 from turboserve.state_store.repository.sessions import COLUMNS, record_of
+from turboserve.state_store.repository.webhooks import FROM_OUTBOX
 from turboserve.state_store.tables import controls, cursors, outbox, sessions, tenants
+
+_SHARED = "chunks", "video_seconds", "viewer_seconds", "delivered_bytes"
+"""Columns of usage that `UsageShare` adds to."""
+
+
+# Built once: SQLAlchemy takes longer to build such a statement and its cache key than to execute it.
+_MOVE = update(cursors).where(
+    cursors.c.name == bindparam("cursor"), cursors.c.sequence == bindparam("before")
+)
+_NEWS = (
+    func.unnest(
+        *(
+            cast(bindparam(f"reached_{name}"), ARRAY(kind))
+            for name, kind in {
+                "session": Text,
+                "next_chunk": BigInteger,
+                "control_seq": BigInteger,
+                "playhead_s": Double,
+            }.items()
+        )
+    )
+    .table_valued("session", "next_chunk", "control_seq", "playhead_s", name="news")
+    .render_derived()
+)
+_COUNT = (
+    update(sessions)
+    .where(sessions.c.id == _NEWS.c.session)
+    .values(
+        next_chunk=func.greatest(sessions.c.next_chunk, _NEWS.c.next_chunk),
+        applied_control_seq=func.greatest(sessions.c.applied_control_seq, _NEWS.c.control_seq),
+        playhead_s=func.coalesce(_NEWS.c.playhead_s, sessions.c.playhead_s),
+    )
+    .returning(*COLUMNS)
+)
+_FENCE_MISSING = (
+    select(sessions.c.id)
+    .where(sessions.c.own_revision.is_(None), text("epoch > 0"), sessions.c.purged_at.is_(None))
+    .order_by(sessions.c.updated_at)
+    .limit(bindparam("most"))
+)
+_OLDEST_EVENTS = select(outbox).order_by(outbox.c.number).limit(bindparam("most"))
 
 
 class SqlProgress:
@@ -30,61 +89,51 @@ class SqlProgress:
         return int((await self._db.execute(query)).scalar_one())
 
     async def move(self, cursor: str, before: int, after: int) -> bool:
-        query = update(cursors).where(cursors.c.name == cursor, cursors.c.sequence == before)
-        return (await self._db.execute(query.values(sequence=after))).rowcount == 1
+        values = {"cursor": cursor, "before": before, "sequence": after}
+        return (await self._db.execute(_MOVE, values)).rowcount == 1
 
     async def count(self, reached: Sequence[LogProgress]) -> dict[str, SessionRecord]:
         if not reached:
             return {}
-        news = (
-            func.unnest(
-                cast([item.session for item in reached], ARRAY(Text)),
-                cast([item.next_chunk for item in reached], ARRAY(BigInteger)),
-                cast([item.control_seq for item in reached], ARRAY(BigInteger)),
-                cast([item.playhead_s for item in reached], ARRAY(Double)),
-            )
-            .table_valued("session", "next_chunk", "control_seq", "playhead_s", name="news")
-            .render_derived()
-        )
-        query = (
-            update(sessions)
-            .where(sessions.c.id == news.c.session)
-            .values(
-                next_chunk=func.greatest(sessions.c.next_chunk, news.c.next_chunk),
-                applied_control_seq=func.greatest(sessions.c.applied_control_seq, news.c.control_seq),
-                playhead_s=func.coalesce(news.c.playhead_s, sessions.c.playhead_s),
-            )
-            .returning(*COLUMNS)
-        )
-        return {row["id"]: record_of(row) for row in (await self._db.execute(query)).mappings()}
+        news = {
+            "reached_session": [item.session for item in reached],
+            "reached_next_chunk": [item.next_chunk for item in reached],
+            "reached_control_seq": [item.control_seq for item in reached],
+            "reached_playhead_s": [item.playhead_s for item in reached],
+        }
+        return {row["id"]: record_of(row) for row in (await self._db.execute(_COUNT, news)).mappings()}
 
     async def add_usage(self, day: int, shares: Iterable[UsageShare]) -> None:
-        sums: dict[tuple[str, str], tuple[int, float]] = {}
-        for share in shares:
-            chunks, seconds = sums.get((share.tenant, share.key or ""), (0, 0.0))
-            sums[share.tenant, share.key or ""] = chunks + share.chunks, seconds + share.viewer_seconds
+        sums = UsageShare.by_owner(shares)
         if not sums:
             return
         # In a fixed order, so that two transactions never wait for each other.
-        query = pg_insert(usage_days).values(
-            [
-                {"day": day, "tenant": tenant, "key": key, "chunks": chunks, "viewer_seconds": seconds}
-                for (tenant, key), (chunks, seconds) in sorted(sums.items())
-            ]
-        )
-        names = "chunks", "viewer_seconds"
-        added = {name: usage_days.c[name] + query.excluded[name] for name in names}
+        rows = [
+            {
+                "day": day,
+                "tenant": share.tenant,
+                "key": share.key or "",
+                **{name: getattr(share, name) for name in _SHARED},
+            }
+            for share in sums
+        ]
+        query = pg_insert(usage_days)
+        added: dict[str, ColumnElement[float]] = {
+            name: usage_days.c[name] + query.excluded[name] for name in _SHARED
+        }
+        # No message carries a greater count.
+        added |= {name: func.least(added[name], NUMBER_LIMIT) for name in COUNTED}
         await self._db.execute(
             query.on_conflict_do_update(
                 index_elements=[usage_days.c.day, usage_days.c.tenant, usage_days.c.key], set_=added
-            )
+            ),
+            rows,
         )
 
-    async def add_viewer_time(self, day: int, seconds: Mapping[str, float]) -> None:
-        query = select(sessions.c.id, sessions.c.tenant, sessions.c.key).where(sessions.c.id.in_(seconds))
+    async def add_viewer_use(self, day: int, used: Mapping[str, ViewerUse]) -> None:
+        query = select(sessions.c.id, sessions.c.tenant, sessions.c.key).where(sessions.c.id.in_(used))
         rows = (await self._db.execute(query)).all()
-        shares = [UsageShare(row.tenant, row.key, viewer_seconds=seconds[row.id]) for row in rows]
-        await self.add_usage(day, shares)
+        await self.add_usage(day, [used[row.id].share(row.tenant, row.key) for row in rows])
 
     async def number_events(self, session: str, event_sequence: int) -> None:
         query = update(sessions).where(sessions.c.id == session)
@@ -179,13 +228,7 @@ class SqlFence:
         return done.rowcount == 1
 
     async def missing(self, limit: int) -> Sequence[str]:
-        query = (
-            select(sessions.c.id)
-            .where(sessions.c.own_revision.is_(None), text("epoch > 0"), sessions.c.purged_at.is_(None))
-            .order_by(sessions.c.updated_at)
-            .limit(limit)
-        )
-        return (await self._db.execute(query)).scalars().all()
+        return (await self._db.execute(_FENCE_MISSING, {"most": limit})).scalars().all()
 
     async def settled(self) -> Sequence[tuple[str, int, int]]:
         query = select(sessions.c.id, sessions.c.epoch, sessions.c.own_revision).where(
@@ -203,16 +246,15 @@ class SqlOutbox:
     async def add(self, events: Iterable[Event]) -> None:
         values = [outbox_values(event) for event in events]
         if values:
-            await self._db.execute(insert(outbox).values(values))
+            await self._db.execute(insert(outbox), values)
 
     async def oldest(self, limit: int) -> Sequence[PendingEvent]:
-        query = select(outbox).order_by(outbox.c.number).limit(limit)
-        return [PendingEvent(**row) for row in (await self._db.execute(query)).mappings()]
+        rows = (await self._db.execute(_OLDEST_EVENTS, {"most": limit})).mappings()
+        return [PendingEvent(**row) for row in rows]
 
     async def remove(self, numbers: Iterable[int]) -> None:
-        # The statement sets this itself, so that the removal needs no transaction around it.
-        loose = func.set_config("synchronous_commit", "off", True) == "off"
-        await self._db.execute(delete(outbox).where(outbox.c.number.in_(list(numbers)), loose))
+        # The statement sets synchronous_commit itself, so that the removal needs no transaction around it.
+        await self._db.execute(FROM_OUTBOX, {"numbers": list(numbers)})
 
     async def backlog(self) -> tuple[int, float | None]:
         count, since = (await self._db.execute(select(func.count(), func.min(outbox.c.created_at)))).one()

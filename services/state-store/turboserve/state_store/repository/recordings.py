@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,6 +16,7 @@ from turboserve.contracts.recordings import (
     RecordingRecord,
     RecordingState,
 )
+from turboserve.state_store.core.paging import first_page
 from turboserve.state_store.recording_tables import recordings
 from turboserve.state_store.tables import sessions
 
@@ -60,10 +63,10 @@ class SqlRecordings:
         if request.after is not None:
             query = query.where(recordings.c.number < request.after)
         rows = (await self._db.execute(query.limit(request.limit + 1))).mappings().all()
-        shown = rows[: request.limit]
+        shown, after = first_page(rows, request.limit, itemgetter("number"))
         return RecordingPage(
             recordings=tuple(RecordingRecord.model_validate(dict(row)) for row in shown),
-            next=shown[-1]["number"] if len(rows) > len(shown) else None,
+            next=after,
         )
 
     async def orders(self, request: ListRecordingOrders) -> RecordingOrders:
@@ -84,10 +87,10 @@ class SqlRecordings:
         if request.after is not None:
             query = query.where(r.number > request.after)
         rows = (await self._db.execute(query.limit(request.limit + 1))).mappings().all()
-        shown = rows[: request.limit]
+        shown, after = first_page(rows, request.limit, itemgetter("number"))
         return RecordingOrders(
             orders=tuple(RecordingOrder.model_validate(dict(row)) for row in shown),
-            next=shown[-1]["number"] if len(rows) > len(shown) else None,
+            next=after,
         )
 
     async def stored_bytes(self, tenant: str) -> int:

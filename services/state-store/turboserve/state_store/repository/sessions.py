@@ -6,7 +6,22 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import CTE, Insert, Update, and_, case, func, insert, or_, select, update
+from sqlalchemy import (
+    ARRAY,
+    CTE,
+    Insert,
+    Text,
+    Update,
+    and_,
+    any_,
+    bindparam,
+    case,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -28,6 +43,32 @@ def record_of(row: RowMapping | Mapping[str, Any]) -> SessionRecord:
     return SessionRecord.model_validate({name: row[name] for name in SESSION_FIELDS})
 
 
+# Built once: SQLAlchemy takes longer to build such a statement and its cache key than to execute it.
+_SESSION = select(*COLUMNS).where(sessions.c.id == bindparam("session"))
+_ROW = select(*COLUMNS, sessions.c.fence_revision).where(sessions.c.id == bindparam("session"))
+_ROW_LOCKED = _ROW.with_for_update()
+_ASSIGNED = (
+    select(*COLUMNS)
+    .where(
+        sessions.c.worker == bindparam("worker"),
+        LIVE,
+        or_(
+            sessions.c.phase != Phase.SUSPENDED.value,
+            sessions.c.id == any_(bindparam("held", type_=ARRAY(Text))),
+            sessions.c.target.is_not(None),
+        ),
+    )
+    .order_by(sessions.c.number)
+)
+_SOURCE = workers.alias("source")
+_MIGRATING_TO = (
+    select(*COLUMNS, _SOURCE.c.transfer)
+    .join(_SOURCE, _SOURCE.c.id == sessions.c.worker, isouter=True)
+    .where(sessions.c.target == bindparam("worker"), LIVE)
+    .order_by(sessions.c.number)
+)
+
+
 class SqlSessions:
     """`SessionRepository` in one transaction."""
 
@@ -35,12 +76,12 @@ class SqlSessions:
         self._db = connection
 
     async def get(self, session: str) -> SessionRecord | None:
-        row = (await self._db.execute(select(*COLUMNS).where(sessions.c.id == session))).mappings().first()
+        row = (await self._db.execute(_SESSION, {"session": session})).mappings().first()
         return None if row is None else record_of(row)
 
     async def get_row(self, session: str, *, lock: bool = False) -> SessionRow | None:
-        query = select(*COLUMNS, sessions.c.fence_revision).where(sessions.c.id == session)
-        row = (await self._db.execute(query.with_for_update() if lock else query)).mappings().first()
+        found = await self._db.execute(_ROW_LOCKED if lock else _ROW, {"session": session})
+        row = found.mappings().first()
         return None if row is None else SessionRow(record_of(row), row["fence_revision"])
 
     async def created_by(self, request: CreateSession) -> bool:
@@ -74,15 +115,8 @@ class SqlSessions:
         return [record_of(row) for row in (await self._db.execute(query)).mappings()]
 
     async def assigned(self, worker: str, held: Collection[str]) -> list[SessionRecord]:
-        concerns = or_(
-            sessions.c.phase != Phase.SUSPENDED.value,
-            sessions.c.id.in_(held),
-            sessions.c.target.is_not(None),
-        )
-        query = (
-            select(*COLUMNS).where(sessions.c.worker == worker, LIVE, concerns).order_by(sessions.c.number)
-        )
-        return [record_of(row) for row in (await self._db.execute(query)).mappings()]
+        found = await self._db.execute(_ASSIGNED, {"worker": worker, "held": list(held)})
+        return [record_of(row) for row in found.mappings()]
 
     async def migration_keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:
         mine = or_(sessions.c.worker == worker, sessions.c.target == worker)
@@ -99,16 +133,9 @@ class SqlSessions:
         )
 
     async def migrating_to(self, worker: str) -> list[Incoming]:
-        source = workers.alias("source")
-        query = (
-            select(*COLUMNS, source.c.transfer)
-            .join(source, source.c.id == sessions.c.worker, isouter=True)
-            .where(sessions.c.target == worker, LIVE)
-            .order_by(sessions.c.number)
-        )
+        found = await self._db.execute(_MIGRATING_TO, {"worker": worker})
         return [
-            Incoming(record=record_of(row), source=tuple(row["transfer"] or ()))
-            for row in (await self._db.execute(query)).mappings()
+            Incoming(record=record_of(row), source=tuple(row["transfer"] or ())) for row in found.mappings()
         ]
 
 

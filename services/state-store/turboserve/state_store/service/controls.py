@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from turboserve.clock import Clock
+from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.contracts.errors import ConflictError, InvalidInputError
 from turboserve.contracts.requests import SetControl, SubmitPrompt
 from turboserve.contracts.sessions import ControlReceipt, PromptReceipt, RateLeft, SessionRecord
-from turboserve.control_declarations import ControlDeclaration
 from turboserve.state_store.core import controls as rules
 from turboserve.state_store.core.change import Change, traced
 from turboserve.state_store.core.receipts import Receipt, receipt_text

@@ -24,7 +24,7 @@ class Leaders:
         self._database = database
 
     async def get(self, request: GetLeader) -> LeaderRecord:
-        async with self._database.transaction() as db:
+        async with self._database.statement() as db:
             return await db.leaders.get(request.name)
 
     async def campaign(self, request: Campaign) -> CampaignResult:

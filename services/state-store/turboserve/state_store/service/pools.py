@@ -16,12 +16,15 @@ from turboserve.contracts.errors import (
     TurboServeError,
 )
 from turboserve.contracts.pool import OrderPool, PoolOrders, PoolReport
+from turboserve.contracts.pool_history import COST_S
 from turboserve.contracts.usage import ListUsage, UsageDay, UsagePage
 from turboserve.ids import new_id
 from turboserve.state_store import metrics
 from turboserve.state_store.core import rentals as rules
+from turboserve.state_store.core.pool_history import step_of
 from turboserve.state_store.core.tenants import day_of
 from turboserve.state_store.ports.database import Database, UnitOfWork
+from turboserve.state_store.service.transactions import pool_fenced
 from turboserve.state_store.settings import Settings
 
 UNNAMED = "unnamed"
@@ -45,17 +48,26 @@ class Pools:
         for gauge, name in (
             (metrics.usage_gpu_seconds, "gpu_seconds"),
             (metrics.usage_chunks, "chunks"),
+            (metrics.usage_video_time, "video_seconds"),
             (metrics.usage_viewer_time, "viewer_seconds"),
+            (metrics.usage_delivered, "delivered_bytes"),
         ):
             gauge.add(self, partial(Pools._used, name=name))
 
     async def report(self, report: PoolReport) -> PoolOrders:
-        """Write the pool's report and its rentals. Returns the pool's orders."""
+        """Write the pool's report, its history and its rentals. Returns the pool's orders.
+
+        Raises StaleTermError if another autoscaler leads the pool by now.
+        """
         now = self._now()
         async with self._database.transaction(durable=False) as db:
+            await pool_fenced(db, report)
             if report.rentals is not None:
                 await db.rentals.lock()
             orders = await db.pools.reported(report, now.wall)
+            if report.sample is not None:
+                await db.pool_history.add_sample(report.pool, step_of(now.wall), report.sample)
+            await db.pool_history.add_decisions(report.pool, report.process or UNNAMED, report.decisions)
             if report.rentals is not None:
                 await self._rentals(db, report, now)
             return orders
@@ -63,11 +75,13 @@ class Pools:
     async def _rentals(self, db: UnitOfWork, report: PoolReport, now: rules.ClockReading) -> None:
         """Write the rentals of a report. The caller holds the lock of rentals."""
         process = report.process or UNNAMED
-        taken = rules.take_over(*await db.pools.processes(report.pool), process)
+        before = await db.pools.processes(report.pool)
+        taken = rules.take_over(*before, process)
         if taken is None:
             log.warning("a report of a replaced autoscaler is not counted", pool=report.pool, process=process)
             return
-        await db.pools.replaced(report.pool, *taken)
+        if taken != before:
+            await db.pools.replaced(report.pool, *taken)
         said = {rental.worker: rental for rental in report.rentals or ()}
         known = await db.rentals.of_pool(report.pool, said)
         prices = self._settings.prices
@@ -77,8 +91,8 @@ class Pools:
         ]
         after += [rules.unmentioned(row) for worker, row in known.items() if worker not in said]
         await db.rentals.put(after)
-        # Sessions that come a moment later must not pay for the time before the worker was known.
-        await self._account(db, None)
+        if any(_accrues(known.get(row.worker), row) for row in after):
+            await self._account(db, None)
 
     def _now(self) -> rules.ClockReading:
         return rules.ClockReading(self._process, self._clock.monotonic(), self._clock.wall())
@@ -195,10 +209,10 @@ class Pools:
 
     async def accrue(self) -> None:
         """Look at the workers once, and give sessions their shares of the time paid since the last look."""
-        now = self._now()
         async with self._database.transaction(durable=False) as db:
             await db.rentals.lock()
-            await self._account(db, now)
+            # Under the lock: an instant read before it may be one that another instance has counted already.
+            await self._account(db, self._now())
 
     async def _account(self, db: UnitOfWork, now: rules.ClockReading | None) -> None:
         """Update rentals from the workers' rows, then give shares. The caller holds the lock of rentals.
@@ -208,17 +222,22 @@ class Pools:
         """
         prices, after = self._settings.prices, []
         for row, record in await db.rentals.beside_workers():
+            seen = row
             if row is not None and row.pool is not None:
-                after.append(rules.described(row, record, prices))
-            elif now is not None and (seen := rules.followed(row, record, prices, now)) is not None:
+                seen = rules.described(row, record, prices)
+            elif now is not None:
+                seen = rules.followed(row, record, prices, now)
+            if seen is not None and seen != row:
                 after.append(seen)
         await db.rentals.put(after)
-        await db.rentals.accrue(day_of(self._clock.wall()))
+        wall = self._clock.wall()
+        await db.rentals.accrue(day_of(wall), step_of(wall, COST_S))
 
     async def accrue_forever(self) -> None:
         """Accrue every `cost_sample_s`; never returns.
 
-        Only one instance may run this: it measures the workers that no pool reports by its own clock.
+        One instance runs this. Two that do for a moment take turns, and count no time twice: between their
+        looks, wall clocks measure the workers that no pool reports.
         """
         measured_at = -MEASURE_S
         while True:
@@ -230,6 +249,16 @@ class Pools:
             except TurboServeError as error:
                 log.warning("cost accounting delayed", error=error.detail)
             await asyncio.sleep(self._settings.cost_sample_s)
+
+
+def _accrues(before: rules.RentalRow | None, after: rules.RentalRow) -> bool:
+    """Return whether shares are given with this report, and not at the next look.
+
+    Sessions that come a moment later must not pay for the time before the worker was known. The last time of
+    a worker that has ended belongs to the sessions that it has now. The row of a worker whose kind is not
+    known may say it meanwhile, so it is read.
+    """
+    return before is None or before.ended_at != after.ended_at or after.kind == rules.UNKNOWN
 
 
 def _check_left(what: str, measured: Cost, corrected: Cost, request: CorrectCost) -> None:

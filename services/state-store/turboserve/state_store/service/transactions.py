@@ -16,7 +16,8 @@ from turboserve.contracts.errors import (
     TenantLimitError,
     TurboServeError,
 )
-from turboserve.contracts.leading import TermFenced
+from turboserve.contracts.leading import PoolFenced, TermFenced, pool_leader
+from turboserve.contracts.pool import PoolReport
 from turboserve.contracts.requests import CreateSession, SessionRef
 from turboserve.contracts.sessions import RateLeft, SessionRecord
 from turboserve.state_store.core import forecast, key_limits, tenants
@@ -146,12 +147,12 @@ class Admission:
         await db.tenants.write(row)
         per_minute = self._limits.prompts_per_minute
         left = tenants.left(row.prompts_full_at, per_minute, now, tenants.PROMPTS)
-        limits = (await self._key_usage(db, key)).limits
-        if key is not None and limits.prompts_per_minute is not None:
-            rates = key_limits.submit_prompt(await db.keys.lock_rates(key), limits, now)
-            await db.keys.write_rates(rates)
-            left += key_limits.prompts_left(rates, limits, now)
-        return left
+        found = None if key is None else await db.keys.get(key)
+        if found is None or found.limits.prompts_per_minute is None:
+            return left
+        rates = key_limits.submit_prompt(await db.keys.lock_rates(found.id), found.limits, now)
+        await db.keys.write_rates(rates)
+        return left + key_limits.prompts_left(rates, found.limits, now)
 
     async def _admit(self, db: UnitOfWork, room: ModelCapacity) -> None:
         """Check whether another session of the model fits, and gets its slot in time.
@@ -202,6 +203,12 @@ async def fenced(db: UnitOfWork, request: TermFenced) -> None:
 async def in_term(db: UnitOfWork, term: int) -> None:
     """As `fenced`, for a term without a request."""
     expect_term(await db.leaders.share(SCHEDULER), term)
+
+
+async def pool_fenced(db: UnitOfWork, request: PoolFenced | PoolReport) -> None:
+    """As `fenced`, for the leader of the autoscalers that share a pool. Does nothing without a term."""
+    if request.pool is not None and request.pool_term is not None:
+        expect_term(await db.leaders.share(pool_leader(request.pool)), request.pool_term)
 
 
 async def locked(db: UnitOfWork, ref: SessionRef) -> SessionRow:

@@ -21,11 +21,12 @@ from turboserve.contracts.workers import LoadReport, Renewal, WorkerPhase, Worke
 from turboserve.state_store.core import device_errors, session_migrations
 from turboserve.state_store.core import workers as rules
 from turboserve.state_store.core.device_errors import PoisonLimits
+from turboserve.state_store.core.rentals import Pricing
 from turboserve.state_store.core.workers import Leases
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork
-from turboserve.state_store.ports.records import SessionRow
-from turboserve.state_store.service.transactions import PostCommit, in_term, locked
+from turboserve.state_store.ports.records import LogProgress, SessionRow
+from turboserve.state_store.service.transactions import PostCommit, in_term, locked, pool_fenced
 
 log = logs.get("workers")
 
@@ -42,12 +43,13 @@ class Workers:
         leases: Leases,
         connection: Callable[[], int | None],
         poison: PoisonLimits,
+        pricing: Pricing,
     ) -> None:
         """`connection`: as `Bus.connection`."""
         self._database, self._post_commit = database, post_commit
         self._playheads, self._clock = playheads, clock
         self._leases, self._connection = leases, connection
-        self._poison = poison
+        self._poison, self._pricing = poison, pricing
 
     async def renew(self, request: Renew) -> Renewal:
         """Renew the worker's lease and return its sessions. Raises WorkerGoneError to a worker declared gone.
@@ -113,9 +115,12 @@ class Workers:
         now = self._clock.wall()
         stayed: list[SessionRecord] = []
         failed: list[tuple[SessionRow, SessionRecord]] = []
+        suspects = () if final_report is None else final_report.device_error_sessions
+        playheads = {name: await self._playheads.newest(name) for name in sorted(set(suspects))}
         async with self._database.transaction() as db:
             if request.term is not None:
                 await in_term(db, request.term)
+            await pool_fenced(db, request)
             record = await db.workers.get(request.worker, lock=True)
             if final_report is not None and rules.of_earlier_incarnation(record, final_report):
                 return Done()
@@ -126,12 +131,14 @@ class Workers:
             if after is not None:
                 await db.workers.write(after, gone_at=now)
                 await db.outbox.add([rules.left_event(after, now)])
-                suspects = () if final_report is None else final_report.device_error_sessions
                 coming = [one.record.id for one in await db.sessions.migrating_to(after.id)]
                 # A fixed order: two workers may leave at once, each the target of the other's sessions.
                 for name in sorted({*suspects, *coming}):
                     await db.sessions.get_row(name, lock=True)
                 failed = await self._count_device_errors(db, after.id, suspects, now)
+                # As at any end of a session: playheads are stored with counted chunks, and no chunk follows.
+                ended = [LogProgress(one.id, 0, 0, playheads[one.id]) for _, one in failed]
+                await db.progress.count(ended)
                 stayed = await self._abandon_migrations_to(db, after, now)
         self._leases.forget(request.worker)
         self._post_commit.events()
@@ -182,6 +189,7 @@ class Workers:
 
     async def drain(self, request: DrainWorker) -> Done:
         async with self._database.transaction() as db:
+            await pool_fenced(db, request)
             record = await db.workers.get(request.worker, lock=True)
             if record is None:
                 raise NotFoundError(f"there is no worker {request.worker}", field="worker")
@@ -192,7 +200,13 @@ class Workers:
 
     async def list(self, request: ListWorkers) -> WorkerPage:
         async with self._database.transaction() as db:
-            return WorkerPage(workers=tuple(await db.workers.page(include_gone=request.include_gone)))
+            found = await db.workers.page(include_gone=request.include_gone)
+            paid = await db.rentals.beside_workers() if self._pricing.prices else []
+        prices = {record.id: self._pricing.of(row, record) for row, record in paid}
+        priced = [
+            one.model_copy(update={"price": price}) if (price := prices.get(one.id)) else one for one in found
+        ]
+        return WorkerPage(workers=tuple(priced))
 
 
 def _without_notes(record: SessionRecord) -> SessionRecord:

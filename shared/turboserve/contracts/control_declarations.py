@@ -1,4 +1,4 @@
-"""What a model declares of a typed control. Free of the services' contracts, so that engines can use it."""
+"""What a model declares of a typed control. It uses no other contract, so that engines can use it, too."""
 
 from __future__ import annotations
 
