@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import os
 import struct
 import subprocess
 import zlib
@@ -89,7 +90,9 @@ def keep_memory() -> None:
 
 
 def commit() -> str:
-    """Return the commit of these scripts."""
+    """Return the commit of these scripts, or `TRAINING_COMMIT` where they run outside a checkout."""
+    if given := os.environ.get("TRAINING_COMMIT"):
+        return given
     here = Path(__file__).parent
     try:
         found = subprocess.run(

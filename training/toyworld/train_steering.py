@@ -2,10 +2,11 @@
 
     python training/toyworld/train_steering.py --out runs --seconds 200
 
-Begins with the weights that ship (or `--weights`), or goes on with those in `--out` (`--go-on`). Half of each
-batch has chunks of three latent frames, the other half chunks of one (`sequences.py`). Processes draw plans
-of clips; the device renders, encodes and trains. Text encoder and VAE stay as they are, except for the nine
-tokens of the directions, which are trained with the transformer.
+Begins with toyworld's weights (or `--weights`), or goes on with those in `--out` (`--go-on`). A transformer
+of another size (`--model`, see `sizes.py`) begins anew. Half of each batch has chunks of three latent frames,
+the other half chunks of one (`sequences.py`). Processes draw plans of clips; the device renders, encodes and
+trains. Text encoder and VAE stay as they are, except for the nine tokens of the directions, which are trained
+with the transformer.
 
 Writes dit.pt and text.pt for `export.py`, live.pt to go on from, and trials.json, whose results it prints.
 """
@@ -23,6 +24,7 @@ from common import commit, warmup_hold_fall
 from latents import Pool, Supply
 from muon import Muon
 from sequences import Batch, Sequences, squared_errors
+from sizes import SIZES, transformer_of
 from torch import Tensor, nn
 from trials import Mapper, Trials, run_trials
 
@@ -110,10 +112,13 @@ class Trainer:
             for name, row in zip(("three", "one"), mean, strict=True)
         )
 
-    def choose_precision(self, batch: Batch) -> str:
-        """Choose the faster of bfloat16 and float32 with TF32 products, and prefer what works."""
+    def choose_precision(self, batch: Batch, wanted: str) -> str:
+        """Take `wanted`, or the faster of bfloat16 and float32 with TF32 products, and prefer what works."""
         if self.device.type != "cuda":
             return "float32"
+        if wanted != "faster":
+            self.half = wanted == "bfloat16"
+            return wanted
         found: dict[bool, float] = {}
         for half in (False, True):
             self.half = half
@@ -142,13 +147,15 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--weights", type=Path, default=WEIGHTS)
+    parser.add_argument("--model", choices=SIZES, default="toyworld")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="toyworld's, to begin with")
     parser.add_argument("--vae", type=Path, default=None, help="a tuned decoder, for the trials")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
-    parser.add_argument(
-        "--go-on", type=Path, default=None, help="folder with dit.pt and live.pt to go on from"
-    )
+    parser.add_argument("--go-on", type=Path, default=None, help="folder with dit.pt and live.pt to resume")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument(
+        "--precision", choices=("faster", "bfloat16", "float32"), default="faster", help="on a GPU"
+    )
     parser.add_argument("--seconds", type=float, default=200.0, help="training, without start and trials")
     parser.add_argument("--steps", type=int, default=None, help="stop after this many, for a smoke test")
     parser.add_argument("--batch", type=int, default=192, help="sequences, half of each kind")
@@ -175,18 +182,19 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     args.out.mkdir(parents=True, exist_ok=True)
     world = read_toyworld(args.weights)
-    before = world.details["provenance"]["transformer"]
+    transformer = transformer_of(SIZES[args.model], world)
+    before = world.details["provenance"]["transformer"] if transformer is world.transformer else None
     steering, steps, spent = world.text.steering.detach(), 0, 0.0
     if args.go_on is not None:
         live = torch.load(args.go_on / "live.pt", weights_only=False)
-        world.transformer.load_state_dict(live["transformer"])
+        transformer.load_state_dict(live["transformer"])
         steering, steps, spent = live["steering"], live["steps"], live["seconds"]
         before = live["before"]
     # Processes begin before the device does, because a device does not outlive a fork.
     supplies = [Supply(one, args.seed + steps + one, world.text, args.processes) for one in (False, True)]
     judges = multiprocessing.get_context("fork").Pool(2 * args.processes) if args.processes else None
     vae, text = world.vae.to(device), world.text.to(device)
-    trained = Trained(world.transformer.requires_grad_(True), steering).to(device)
+    trained = Trained(transformer.requires_grad_(True), steering).to(device)
     trainer = Trainer(trained, device, args)
     pools = [Pool(supply, vae, text, args.pool, device) for supply in supplies]
     for pool in pools:
@@ -198,7 +206,7 @@ def main() -> None:
         three, one = sequences.of_three(clips[0]), sequences.of_one(clips[1])
         return {name: torch.cat((three[name], one[name])) for name in three}
 
-    precision = trainer.choose_precision(draw())
+    precision = trainer.choose_precision(draw(), args.precision)
     print(f"ready after {time.monotonic() - begun:.1f} s, {precision}", flush=True)
     started = last_save = last_print = time.monotonic()
     first_step, steps_before, spent_before = steps, steps, spent
@@ -214,8 +222,9 @@ def main() -> None:
             "batch": args.batch,
             "wall_minutes": round(spent / 60, 2),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            "before": before,
         }
+        if before is not None:
+            made["before"] = before
         config = trained.transformer.config.to_json()
         _store({"weights": own, "config": config, "provenance": made}, args.out / "dit.pt")
         words = {name: value.cpu() for name, value in text.state_dict().items()}

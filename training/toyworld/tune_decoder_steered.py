@@ -3,7 +3,8 @@
     python training/toyworld/tune_decoder_steered.py --out runs --seconds 45
 
 As `tune_decoder.py`, with clips from `plans.draw_for_decoder`, drawn and encoded on the device. Begins with
-the weights that ship. Writes vae.pt for `export.py` and a picture, vae.png.
+toyworld's weights, also for a decoder of another size (`--model`), whose further parts begin anew. Writes
+vae.pt for `export.py` and a picture, vae.png.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from common import MovingAverage, commit, contact_sheet, warmup_cosine, write_png
 from latents import Painter, encode
 from plans import Arrays, draw_for_decoder, stack_videos
+from sizes import SIZES, at_pixels, vae_config, vae_of
 from torch import Tensor
 from tune_decoder import LARGEST_NOISE, loss_of
 
@@ -50,11 +52,15 @@ class Pairs:
 
     @torch.no_grad()
     def of(self, clips: Arrays) -> tuple[Tensor, Tensor, Tensor]:
-        """Return latents [n, 5, 16, 8, 8], frames [n, 17, 3, 128, 128] and the frames without figures."""
+        """Return latents [n, 5, 16, 8, 8], frames [n, 17, 3, H, W] and the frames without figures.
+
+        H and W are the VAE's, 128 for toyworld.
+        """
         attributes, places = (torch.from_numpy(clips[k]).to(self._device) for k in ("attributes", "places"))
         latents = encode(self._vae, self._painter, attributes, places)
         drawn = self._painter.fine(attributes.flatten(0, 1), places.flatten(0, 1))
-        real, empty = (x.reshape(len(latents), -1, *x.shape[2:])[:, world.GROUP_FRAMES - 1 :] for x in drawn)
+        sized = (at_pixels(x, self._vae) for x in drawn)
+        real, empty = (x.reshape(len(latents), -1, *x.shape[2:])[:, world.GROUP_FRAMES - 1 :] for x in sized)
         return latents, real, empty
 
 
@@ -62,7 +68,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--weights", type=Path, default=WEIGHTS)
+    parser.add_argument("--model", choices=SIZES, default="toyworld")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="toyworld's, to begin with")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=45.0)
@@ -79,6 +86,8 @@ def main() -> None:
     device = torch.device(args.device)
     args.out.mkdir(parents=True, exist_ok=True)
     shipped = read_toyworld(args.weights)
+    size = SIZES[args.model]
+    config = vae_config(size, shipped)
     context = multiprocessing.get_context("fork")
     clips: multiprocessing.Queue[Arrays] = context.Queue(32)
     processes = [
@@ -89,7 +98,7 @@ def main() -> None:
     ]
     for process in processes:
         process.start()
-    vae = shipped.vae.to(device)
+    vae = vae_of(size, shipped).to(device).requires_grad_(False)
     trained = [p for name, p in vae.named_parameters() if name.startswith("decoder")]
     for parameter in trained:
         parameter.requires_grad_(True)
@@ -97,7 +106,7 @@ def main() -> None:
     average = MovingAverage(vae, 0.995)
     pairs = Pairs(vae, device)
     held = pairs.of(draw(HELD_SEED, 48))
-    shown = ToyVae(**shipped.details["vae"]).to(device).requires_grad_(False)
+    shown = ToyVae(**config).to(device).requires_grad_(False)
 
     def save() -> None:
         shown.load_state_dict(average.values)
@@ -125,7 +134,7 @@ def main() -> None:
         torch.save(
             {
                 "scaled": weights,
-                "config": shipped.details["vae"],
+                "config": config,
                 "provenance": first,
                 "tuned": [*others, tuned],
             },

@@ -21,6 +21,7 @@ from av.video.reformatter import (
 from numpy.typing import NDArray
 
 from turboserve.contracts.errors import TurboServeError
+from turboserve.static_frozen import statically_frozen
 
 
 class FrameFormatError(TurboServeError):
@@ -105,7 +106,7 @@ class EncoderSettings:
     preset: str = "veryfast"
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class EncodedChunk:
     """One chunk, ready to be published."""
 

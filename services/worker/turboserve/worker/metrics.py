@@ -6,6 +6,7 @@ from turboserve.instruments import Instruments
 from turboserve.telemetry_names import (
     BATCH_SIZE,
     ERROR_TYPE,
+    START_PART,
     TAKEOVER,
     TIER,
     TRANSFER_BACKEND,
@@ -137,6 +138,12 @@ host_states = _worker.observed_gauge(
     "turboserve.worker.host_states",
     "{session}",
     "Suspended sessions that fit into host memory, by the largest state.",
+)
+start_duration = _worker.gauge(
+    "turboserve.worker.start.duration", "s", "Time of the worker's start, by part.", START_PART
+)
+weights_received = _worker.counter(
+    "turboserve.worker.weights.received", "By", "Weights fetched from other workers, bytes."
 )
 
 transfer_received = _worker.counter(

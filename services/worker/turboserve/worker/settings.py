@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
@@ -13,7 +13,7 @@ from turboserve.contracts.base import Id
 from turboserve.contracts.fidelity import TIER_ALPHA, TierAlpha
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
 from turboserve.worker.engine.gather import GATHER_POLICIES
-from turboserve.worker.replicas.models import MODELS
+from turboserve.worker.replicas.models import check_model
 
 AUTO_SESSIONS = 16
 """Largest number of slabs where no limit is set."""
@@ -26,11 +26,13 @@ class Settings(Shared):
     """The worker's id. None: a new id at each start, because the id of a gone worker never returns."""
     pool_member: str | None = None
     """The pool's name for the pool member that this worker is."""
-    model: Annotated[Id, AfterValidator(MODELS.check)] = "toyworld"
+    model: Annotated[Id, AfterValidator(check_model)] = "toyworld"
     """The model that the worker serves: `toyworld`, `toyworld-live` (the same weights, with chunks of one
-    latent frame), `self-forcing-1-3b`, `longlive-1-3b`, or one that another distribution installs."""
+    latent frame), `toyworld-small` (half the parameters, 64×64 pixels), `self-forcing-1-3b`,
+    `longlive-1-3b`, or one that another distribution installs. A model that offers several frame sizes is
+    served at another one than its own by a name that ends in it: `longlive-1-3b_640x384`."""
     model_weights: Path | None = None
-    """toyworld's weights file. None: the file that ships with the worker."""
+    """Weights file of a toyworld model. None: the file that ships with the worker."""
     checkpoint: Path | None = None
     """A public model's transformer: `.pt`, `.safetensors`, an index of several, or a folder with one."""
     checkpoint_container: str | None = None
@@ -47,6 +49,14 @@ class Settings(Shared):
     continue without end. None: as the model was published."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of a public model's weights. `auto`: bfloat16 on a GPU, else float32."""
+    weights: Literal["disk", "peers"] = "disk"
+    """Where a starting worker gets its weights: from its files, or from workers that serve the model, over
+    the transfer's network. With `peers`, a ready worker also sends its weights while its viewers can spare
+    the time. Set it on all workers alike. The files are needed anyway: they state the networks' sizes, and
+    the worker loads them if no other worker sends the weights."""
+    weights_digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
+    """Digest that weights from other workers must have: `weights` in the line `worker joins` of a worker that
+    has loaded the same files. `peers` needs it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model. `auto`: a GPU if there is one."""
     torch_threads: int = Field(default=1, ge=1)
@@ -130,7 +140,7 @@ class Settings(Shared):
     slower connection, the session stays on its source."""
     migration_idle_window_s: Seconds = 0.3
     """Idle window required at the handoff, in seconds: a migrating session is quiesced when its next chunk is
-    not due for this long."""
+    not due for this long. A session that falls behind its viewer is quiesced at the next boundary."""
     migration_idle_window_timeout_s: Seconds = 2.0
     """Time in which the required idle window shrinks linearly to zero, in seconds."""
     worker_tick_s: Seconds = 0.05
@@ -147,3 +157,9 @@ class Settings(Shared):
     send_latents: bool = True
     """Whether the clean latents of each chunk are sent to the hot store. Without them, a session whose worker
     fails continues from an empty context, as after a loss of the hot store."""
+
+    @model_validator(mode="after")
+    def _peers_need_a_digest(self) -> Settings:
+        if self.weights == "peers" and self.weights_digest is None:
+            raise ValueError("weights_digest: weights=peers needs the digest of the weights")
+        return self

@@ -40,7 +40,8 @@ class QuiesceRequest:
     asked_s: float
     """When the request was made, monotonic seconds on the engine's clock."""
     patience_s: float
-    """Time after which any boundary is accepted, seconds."""
+    """Time after which any boundary is accepted, seconds. Any is accepted at once from a session that falls
+    behind its viewer."""
     number: int = 0
     """Number of the request, repeated in the `SessionQuiesced` that answers it."""
 

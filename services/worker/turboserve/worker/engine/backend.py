@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from turboserve.static_frozen import statically_frozen
 from turboserve.worker.engine.context_forwards import ReplayPart
 from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec, TextEncoder
@@ -100,7 +101,7 @@ class ReceiveBuffer(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
+@statically_frozen(eq=False)
 class Decoded:
     """The result of one decode, on the host except for the cache."""
 

@@ -198,7 +198,10 @@ class Boundary:
             return True
         due = self._pacing.due_at(session, now)
         quiet = due is None or due - now >= wanted_s
-        return quiet and not self._pacing.may_generate(session, now)
+        if quiet and not self._pacing.may_generate(session, now):
+            return True
+        # No idle window comes while chunks take longer than they play. The viewer has most video left now.
+        return self._pacing.falls_behind(session, now)
 
     def _due(self, session: Session, now: float) -> bool:
         if session.task is not None or session.state.text is None:
@@ -216,6 +219,7 @@ class Boundary:
             session.ended = True
             return [SessionEnded(session.name, reason)]
         self._fidelity.choose(session, self._table.sessions.values(), now)
+        session.lead_s = self._pacing.lead_at(session, now)
         session.task = ChunkTask(self._backend.chunk(session.state), now)
         return []
 

@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from turboserve.control_declarations import ControlDeclaration
+    from turboserve.contracts.control_declarations import ControlDeclaration
 
 
 class ControlEncoder(Protocol):

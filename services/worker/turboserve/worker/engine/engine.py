@@ -28,7 +28,7 @@ from turboserve.worker.engine.state_pages import Page
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from turboserve.control_declarations import ControlDeclaration
+    from turboserve.contracts.control_declarations import ControlDeclaration
 
 
 class Engine(Pipeline):

@@ -10,13 +10,16 @@ from torch import Tensor
 from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.gather import Candidate, GatherPolicy, LatencyProfile
-from turboserve.worker.engine.interface import ChunkTimings, Event
+from turboserve.worker.engine.interface import ChunkTimings, Event, Step
 from turboserve.worker.engine.pacing import ContextWork, Pacing
 from turboserve.worker.engine.playout import Forecast, Playout, Tier, forecast
 from turboserve.worker.engine.session import ChunkTask, Session, Task, UndecodedChunk
 from turboserve.worker.engine.stages import Clock, Fail, Stage, StageOutcome
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
+
+LEAVING_S = 5.0
+"""Age of the chunk of a session that is leaving its slot, seconds, from which on the chunk comes first."""
 
 
 class ForwardStage(Stage[Session, Session, Tensor]):
@@ -51,6 +54,9 @@ class ForwardStage(Stage[Session, Session, Tensor]):
 
     def gather(self, waiting: list[Session], now: float) -> list[Session]:
         """See `Stage.gather`."""
+        # No viewer watches a session that is suspended, so some policies would never finish its chunk. Its
+        # slot, or the target of its migration, waits for the boundary.
+        waiting = [session for session in waiting if _leaves(session, now)] or waiting
         if len(waiting) <= 1:
             # A policy has nothing to choose.
             batch = waiting
@@ -148,6 +154,22 @@ class ForwardStage(Stage[Session, Session, Tensor]):
                 chunk.clean, chunk.index, state.control_seq, state.fidelity, session.lowered, timings
             )
         )
+
+
+def record_steps(batch: Sequence[Session], began_s: float, ended_s: float) -> None:
+    """Record the forward of `batch` in its sessions. Those at the same stage share a step."""
+    names, steps = tuple(session.name for session in batch), dict[str, Step]()
+    for session in batch:
+        if session.task is None or (stage := session.task.stage) is None:
+            continue
+        if stage not in steps:
+            steps[stage] = Step(stage, began_s, ended_s, names)
+        session.steps.append(steps[stage])
+
+
+def _leaves(session: Session, now: float) -> bool:
+    leaving = session.suspending or session.quiesce_request is not None
+    return leaving and session.task is not None and now - session.task.due_at_s > LEAVING_S
 
 
 class Forecaster:

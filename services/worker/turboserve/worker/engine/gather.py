@@ -8,10 +8,10 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from turboserve.policies import Policies
+from turboserve.static_frozen import statically_frozen
 
 ALPHA = 2.0
 """Width of a tier, as a multiple of T (SlackServe, 3.1)."""
@@ -86,9 +86,12 @@ class LatencyProfile:
                 self._outliers[batch] = 0
 
     def _set(self, batch: int, seconds: float) -> None:
-        # Replace the dictionary: a reader on another thread keeps the old one.
-        known = {**self._seconds, batch: seconds}
-        self._seconds = known if batch in self._seconds else dict(sorted(known.items()))
+        known = self._seconds
+        if batch in known:
+            known[batch] = seconds
+        else:
+            # Replace the dictionary: a reader on another thread keeps the old sizes.
+            self._seconds = dict(sorted({**known, batch: seconds}.items()))
 
     def best_batch(self, limit: int, gain: float = 0.05) -> int:
         """Largest size up to `limit` to which each further row adds at least `gain` of a row's throughput.
@@ -129,7 +132,7 @@ class LatencyProfile:
         return dict(self._seconds)
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Candidate:
     """One session's next forward. A candidate of another stage has only one step."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from torch import Tensor
 
+from turboserve.static_frozen import statically_frozen
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.gather import ALPHA
 
@@ -21,7 +22,6 @@ class TextEncoder(Protocol):
     @property
     def weight_bytes(self) -> int:
         """Bytes of the encoder's weights on the device."""
-        ...
 
     @property
     def workspace_bytes(self) -> int:
@@ -132,11 +132,6 @@ class Control:
     """See `SessionSpec.floor`. 0 leaves only the floor of the profile."""
     pinned: bool | None = None
 
-    @property
-    def changes_text(self) -> bool:
-        """Whether the control waits for an embedding."""
-        return self.prompt is not None or self.values is not None
-
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -188,7 +183,7 @@ class Step:
     """The sessions of the batch, the chunk's own included."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class ChunkTimings:
     """Times of a chunk, monotonic seconds on the engine's clock."""
 
@@ -205,8 +200,12 @@ class ChunkTimings:
     steps: tuple[Step, ...] = ()
     """The batches up to its clean latents, if the engine records them (`Engine.records_steps`)."""
 
+    def decoded(self, ready_s: float, decode_s: float) -> ChunkTimings:
+        """Return the same with the end and the duration of its decoding."""
+        return replace(self, ready_s=ready_s, decode_s=decode_s)
 
-@dataclass(frozen=True, eq=False)
+
+@statically_frozen(eq=False)
 class ChunkReady:
     """A chunk is generated and decoded. The service encodes and publishes it."""
 

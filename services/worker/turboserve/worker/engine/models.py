@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
 
 from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.control_encoder import ControlEncoder
@@ -10,6 +13,7 @@ from turboserve.worker.engine.interface import Decoder, EngineOptions, TextEncod
 from turboserve.worker.engine.snapshot import state_fingerprint
 from turboserve.worker.engine.tensor_backend import TensorBackend
 from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.model.weight_manifest import WeightManifest
 from turboserve.worker.model.weights import weight_bytes
 
 COMPILER = "inductor"
@@ -28,6 +32,10 @@ class Models:
 
     controls: ControlEncoder | None = None
     """Encodes the model's typed controls. None: it takes none."""
+    manifest: WeightManifest | None = None
+    """Manifest of the weights of `networks`. None: other workers cannot have the weights from this one."""
+    networks: Mapping[str, nn.Module] = field(default_factory=dict)
+    """The networks by the names that the manifest's tensors begin with."""
 
     @property
     def fingerprint(self) -> str:

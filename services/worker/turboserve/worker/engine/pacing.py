@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import assert_never
 
 from turboserve.worker.engine.activity import Starting
 from turboserve.worker.engine.gather import Candidate, LatencyProfile
 from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.playout import Part, Upcoming, candidate_of
-from turboserve.worker.engine.session import ChunkTask, DecoderContext, FirstChunk, Session, UndecodedChunk
+from turboserve.worker.engine.session import ChunkTask, FirstChunk, Session, UndecodedChunk
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.model.config import ModelConfig
 
@@ -104,14 +103,33 @@ class Pacing:
             return None
         return max(now, session.playhead.reported_at_s + wait)
 
+    def lead_at(self, session: Session, now: float) -> float:
+        """Seconds of video from the viewer to the session's next chunk."""
+        return self._config.media_start(session.state.next_chunk) - self.playhead(session, now)
+
+    def falls_behind(self, session: Session, now: float) -> bool:
+        """Whether a session at a boundary, with a playing viewer, is not about to reach its lead.
+
+        Its last chunk has not increased its lead, and the next one does not complete it.
+        """
+        lead_s = self.lead_at(session, now)
+        missing_s = session.max_lead_s - lead_s
+        return (
+            session.playhead.advancing and lead_s <= session.lead_s and missing_s > self._config.chunk_media_s
+        )
+
     def slack(self, session: Session, now: float, delivered: int | None = None) -> float:
         """Playout slack P in seconds: the video that the viewer has left.
 
         A viewer that waits for a first chunk has `FIRST_CHUNK_SLACK` times the time of a chunk, from its
         request on. `delivered`: index after the last chunk to count. None: all.
         """
-        delivered = session.delivered if delivered is None else delivered
-        buffered_s = self._config.media_start(delivered) - self.playhead(session, now)
+        generated_s = self._generated(session)
+        if delivered is None or delivered == session.delivered:
+            delivered, ready_s = session.delivered, generated_s
+        else:
+            ready_s = self._config.media_start(delivered)
+        buffered_s = ready_s - session.playhead.at(now, generated_s, self._options.playhead_trust_s)
         dropped_at = session.dropped_at
         first = session.first
         if dropped_at is None:
@@ -195,19 +213,19 @@ class Pacing:
         waits = session.first is not None and session.delivered <= session.first.index
         return not session.paused and (waits or session.playhead.playing)
 
-    def decoding(self, session: Session, now: float) -> Candidate:
-        """The session's next decoding, for a gather policy."""
+    def decodings(self, sessions: Iterable[Session], now: float) -> list[Candidate]:
+        """The sessions' next decodings, for a gather policy."""
+        package_s, decode_s = self._package(1), self._decode(1)
+        return [self._decoding(session, now, package_s, decode_s) for session in sessions]
+
+    def _decoding(self, session: Session, now: float, package_s: float, decode_s: float) -> Candidate:
         item = session.undecoded[0]
-        left_s = self.slack(session, now) - self._package(1)
+        left_s = self.slack(session, now) - package_s
         # A decoder that must be warmed belongs to a session that lost its worker: its viewer has waited
         # longest.
-        match item:
-            case UndecodedChunk():
-                waiting_s = max(0.0, now - item.timings.denoised_s)
-            case DecoderContext():
-                waiting_s = math.inf
-            case _:
-                assert_never(item)
+        waiting_s = math.inf
+        if isinstance(item, UndecodedChunk):
+            waiting_s = max(0.0, now - item.timings.denoised_s)
         return Candidate(
             session=session.name,
             frames=item.latents.shape[0],
@@ -215,7 +233,7 @@ class Pacing:
             steps_left=1,
             waiting_s=waiting_s,
             slack_s=left_s,
-            credit_s=left_s - self._decode(1),
+            credit_s=left_s - decode_s,
             begins=session.state.decoder_cache is None,
         )
 
@@ -252,7 +270,7 @@ class ContextWork:
         task = session.task
         if task is not None and not isinstance(task, ChunkTask) and task.work.done < task.work.total:
             parts.append((task.work.frames, task.work.done, task.work.total))
-        if not any(pending.control.changes_text for pending in session.controls):
+        if not any(pending.changes_text for pending in session.controls):
             return parts
         if isinstance(session.activity, Starting) and session.activity.replay:
             return parts + [(part.latents.shape[0], 0, 1) for part in session.activity.replay]

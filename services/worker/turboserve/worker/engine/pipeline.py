@@ -15,12 +15,13 @@ from turboserve.worker.engine.boundary import Boundary
 from turboserve.worker.engine.fidelity_chooser import FidelityChooser
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
-from turboserve.worker.engine.forwarding import Forecaster, ForwardStage
+from turboserve.worker.engine.forwarding import Forecaster, ForwardStage, record_steps
 from turboserve.worker.engine.gather import GATHER_POLICIES, LatencyProfile
 from turboserve.worker.engine.interface import (
     EngineOptions,
     Event,
     SessionFailed,
+    SessionQuiesced,
     Step,
     Suspended,
     SuspendRefused,
@@ -126,6 +127,7 @@ class Pipeline:
         """Return what the executors have finished, or else run one batch of one stage, if any has work.
 
         Returns the events, in order. A finished chunk does not wait for the next batch: its viewer may.
+        Neither does a quiesced session, whose viewer has its buffer alone until another worker continues it.
 
         An error of one session ends that session only. Raises the errors of a lost device
         (`streams.DEVICE_LOST`), and `RuntimeError` if a stream executor has failed: the engine cannot
@@ -140,6 +142,8 @@ class Pipeline:
                 events += self._cross(session, now)
         events += self._collect()
         self._step_of = ()
+        if any(isinstance(event, SessionQuiesced) for event in events):
+            return events
         for run in (self._run_decode, self._run_text, self._run_forward):
             ran = run(now)
             if ran is not None:
@@ -271,9 +275,7 @@ class Pipeline:
         began = self._clock() if self.records_steps else 0.0
         outcomes = self.forward.run(batch) if batch else []
         if self.records_steps:
-            for session in batch:
-                if session.task is not None and (stage := session.task.stage) is not None:
-                    session.steps.append(Step(stage, began, self._clock(), self._step_of))
+            record_steps(batch, began, self._clock())
         events = self.forward.scatter(outcomes, self._fail) if batch else None
         self._step_of = ()
         return events

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from turboserve.static_frozen import statically_frozen
 from turboserve.worker.engine.gather import ALPHA, Candidate
 
 FORECAST_TURNS = 64
@@ -22,7 +23,7 @@ Part = tuple[int, int, int]
 """Forwards of one kind: frames of each, number done, number in all."""
 
 
-@dataclass(frozen=True, slots=True)
+@statically_frozen()
 class Playout:
     """Playout slack of one session, seconds, at the time of its measurement."""
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Literal, assert_never
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from turboserve.worker.engine.activity import (
     STARTING,
     Activity,
     Offloaded,
-    QuiescedAtBoundary,
     QuiesceRequest,
     Running,
     Starting,
@@ -46,7 +45,7 @@ class Playhead:
     @property
     def known_s(self) -> float:
         """Least position of the viewer: as reported, or where it skips to."""
-        return max(self.position_s, self.shown_from_s)
+        return self.shown_from_s if self.shown_from_s > self.position_s else self.position_s
 
     @property
     def advancing(self) -> bool:
@@ -57,8 +56,13 @@ class Playhead:
         """Seconds of video played by `now`: at most what is generated, and `trust_s` past the observation."""
         if not self.advancing:
             return self.known_s
-        moved = min(max(0.0, now - self.reported_at_s), trust_s)
-        return max(self.position_s, min(self.position_s + moved, generated_s))
+        # Each gather asks this of each session: min and max would take most of the time.
+        position_s, moved_s = self.position_s, now - self.reported_at_s
+        moved_s = trust_s if moved_s > trust_s else moved_s
+        if moved_s <= 0.0:
+            return position_s
+        reached_s = min(position_s + moved_s, generated_s)
+        return reached_s if reached_s > position_s else position_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,12 @@ class PendingControl:
     @property
     def ready(self) -> bool:
         """Whether the control waits for nothing but the boundary."""
-        return not self.control.changes_text or self.text is not None
+        return self.text is not None or not self.changes_text
+
+    @property
+    def changes_text(self) -> bool:
+        """Whether the control sets what the text encoder encodes: the prompt or the values."""
+        return self.control.prompt is not None or self.control.values is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,6 +155,9 @@ class ContextTask:
 
 Task = ChunkTask | ContextTask
 
+# A union in a call is built again by each call.
+_COMPUTING = (Running, Starting)
+
 
 @dataclass(eq=False, slots=True)
 class Session:
@@ -184,19 +196,20 @@ class Session:
     """Whether the session leaves its slab for another one at the next boundary."""
     arriving: Transfer | None = None
     """The transfer whose later layers are still being copied, while the session computes."""
+    lead_s: float = -inf
+    """See `Pacing.lead_at`, when the session's last chunk began."""
     pages_read_at_s: float = -inf
     """When its pages were last read for a migration, monotonic seconds on the engine's clock."""
+    name: str = field(init=False)
+    """The session's name, which all its states have."""
+
+    def __post_init__(self) -> None:
+        self.name = self.state.session
 
     @property
     def may_compute(self) -> bool:
         """Whether forwards of the session may begin."""
-        match self.activity:
-            case Running() | Starting():
-                return True
-            case Transferring() | QuiescedAtBoundary() | Offloaded():
-                return False
-            case _:
-                assert_never(self.activity)
+        return isinstance(self.activity, _COMPUTING)
 
     @property
     def has_slab(self) -> bool:
@@ -214,11 +227,6 @@ class Session:
         """Whether the session's whole state is in a slab."""
         elsewhere = isinstance(self.activity, Transferring | Offloaded)
         return not elsewhere and self.arriving is None
-
-    @property
-    def name(self) -> str:
-        """The session's name."""
-        return self.state.session
 
     def conditions(self, pending: PendingControl) -> tuple[str, Mapping[str, JsonValue]]:
         """Prompt and values of controls from `pending` on, which is one of `controls`."""
@@ -251,10 +259,7 @@ class Session:
     @property
     def forwarding(self) -> bool:
         """Whether the session waits for a forward."""
-        if self.task is None:
-            return False
-        work = self.task.work
-        return work.done < work.total
+        return self.task is not None and self.task.work.done < self.task.work.total
 
     @property
     def encoding(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Generic, TypeVar
 
@@ -49,7 +49,7 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
 
     def __init__(self, device: torch.device, clock: Clock, profile: LatencyProfile | None = None) -> None:
         self.profile = profile or LatencyProfile()
-        self._device = device
+        self._gpu = device if device.type == "cuda" else None  # To ask for the type each time takes longer.
         self._clock = clock
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
         try:
             results = self.compute(batch)
             # A GPU runs asynchronously: wait for it, so that the duration covers the computation.
-            settle(self._device)
+            settle(self._gpu)
         except DEVICE_LOST:
             raise
         except Exception as error:
@@ -220,9 +220,9 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
         """See `Stage.gather`. The gathered sessions count as being in the decode executor from then on."""
         chosen = waiting
         if len(waiting) > 1:
-            candidates = [self._pacing.decoding(session, now) for session in waiting]
             by_name = {session.name: session for session in waiting}
-            gathered = self._policy.gather(candidates, self.profile, self._max_batch)
+            ready = self._pacing.decodings(waiting, now)
+            gathered = self._policy.gather(ready, self.profile, self._max_batch)
             chosen = [by_name[candidate.session] for candidate in gathered]
         batch = []
         for session in chosen:
@@ -247,7 +247,7 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
             session.state.decoder_cache = decoded.cache
             if isinstance(item, UndecodedChunk):
                 session.delivered = item.index + 1
-                timings = replace(item.timings, ready_s=outcome.item.ready_s, decode_s=outcome.item.seconds)
+                timings = item.timings.decoded(outcome.item.ready_s, outcome.item.seconds)
                 events.append(self._ready(session, item, decoded, timings))
         return events
 

@@ -19,9 +19,9 @@ DEVICE_LOST: tuple[type[Exception], ...] = (
 because its process has to end; sessions continue elsewhere."""
 
 
-def settle(device: torch.device) -> None:
-    """Wait until all work that this thread launched is done. Never call it inside a forward."""
-    if device.type == "cuda":
+def settle(device: torch.device | None) -> None:
+    """Wait until all work that this thread launched is done. Never call it inside a forward. None: a CPU."""
+    if device is not None and device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 

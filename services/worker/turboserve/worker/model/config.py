@@ -114,6 +114,34 @@ class ModelConfig:
         return self.latent_height // self.patch_size[1], self.latent_width // self.patch_size[2]
 
     @property
+    def frame_size(self) -> tuple[int, int]:
+        """Width and height of a frame, pixels."""
+        return self.latent_width * self.pixels_per_latent, self.latent_height * self.pixels_per_latent
+
+    def with_frame_size(self, size: tuple[int, int] | None) -> ModelConfig:
+        """Return the configuration for frames of another width and height, pixels. None: of these.
+
+        The weights must be such that they compute frames of any size.
+
+        Raises ModelConfigError if a side is not in whole patches, if patches have learned positions, which
+        exist for one size only, or if the size is this configuration's own: it has no second name.
+        """
+        if size is None:
+            return self
+        label = f"{size[0]}x{size[1]}"
+        own = "{}x{}".format(*self.frame_size)
+        _require(size != self.frame_size, "frame size", label, "left out, since it is the model's own")
+        _require(not self.learned_positions, "frame size", label, f"the model's only one, {own}")
+        for side, patch in ((size[1], self.patch_size[1]), (size[0], self.patch_size[2])):
+            step = patch * self.pixels_per_latent
+            _require(side > 0 and side % step == 0, "frame size", label, f"in patches of {step} pixels")
+        return dataclasses.replace(
+            self,
+            latent_width=size[0] // self.pixels_per_latent,
+            latent_height=size[1] // self.pixels_per_latent,
+        )
+
+    @property
     def tokens_per_frame(self) -> int:
         """Tokens of one latent frame."""
         rows, columns = self.grid

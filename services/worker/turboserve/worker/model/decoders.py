@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.model.config import ModelConfig, ModelConfigError
-from turboserve.worker.model.load import UnreadableCheckpointError, load_state, read_checkpoint
+from turboserve.worker.model.load import (
+    UnreadableCheckpointError,
+    load_state,
+    read_checkpoint,
+    without_values,
+)
 from turboserve.worker.model.naming import renamed, wan_vae
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
 from turboserve.worker.model.wan_vae import WanDecoder, WanVae
@@ -27,17 +32,21 @@ def load_decoder(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     sizes: WanVaeConfig | TaehvConfig | None = None,
+    *,
+    values: bool = True,
 ) -> WanDecoder | TaehvDecoder:
     """Load a decoder for the latents of a transformer with `config`. The tensors' names identify the format.
 
     `path`: `Wan2.1_VAE.pth`, `taew2_1.pth` or its `.safetensors`, a file or folder of diffusers'
     `AutoencoderKLWan`, or a folder that has one in `vae`. `sizes`: sizes of a model other than the public
-    ones; a folder's `config.json` also gives them. Raises `UnreadableCheckpointError`, `CheckpointError` or
-    `ModelConfigError`.
+    ones; a folder's `config.json` also gives them. Without `values`, the weights are left undefined. Raises
+    `UnreadableCheckpointError`, `CheckpointError` or `ModelConfigError`.
     """
     if (path / _SUBFOLDER).is_dir():
         path = path / _SUBFOLDER
     state = read_checkpoint(path)
+    if not values:
+        state = without_values(state)
     height, width = config.latent_height, config.latent_width
     if _TAEHV_MARK in state:
         tiny_sizes = sizes if isinstance(sizes, TaehvConfig) else TaehvConfig()

@@ -120,6 +120,15 @@ def _read_pickled(path: Path, container: str | None, known: tuple[str, ...]) -> 
     return found
 
 
+def without_values(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of the same shapes and types whose values are undefined. Nothing is read from a file.
+
+    Names that share a tensor share the new one.
+    """
+    new = {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in state.values()}
+    return {name: new[id(tensor)] for name, tensor in state.items()}
+
+
 def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Remove `model.` and `_fsdp_wrapped_module.` wherever wrappers put them in a name."""
     stripped = {}

@@ -1,9 +1,10 @@
-"""Configurations by name: the public 1.3 B models at 480×832, and the model that ships with the worker."""
+"""Configurations by name: the public 1.3 B models at 832×480, and the models that ship with the worker."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -25,18 +26,23 @@ _PUBLIC = {
     "self-forcing-1-3b": _SELF_FORCING,
     "longlive-1-3b": dataclasses.replace(_SELF_FORCING, local_attn_size=12, sink_size=3),
 }
-_WEIGHTS = Path(__file__).parent.parent / "weights" / "toyworld.safetensors"
-_SHIPPED = {"toyworld": _WEIGHTS, "toyworld-live": _WEIGHTS}
+_WEIGHTS = Path(__file__).parent.parent / "weights"
+SHIPPED = {
+    "toyworld": _WEIGHTS / "toyworld.safetensors",
+    "toyworld-live": _WEIGHTS / "toyworld.safetensors",
+    "toyworld-small": _WEIGHTS / "toyworld-small.safetensors",
+}
+"""Weights files of the models that ship with the worker, by name."""
 
-NAMES = (*_PUBLIC, *_SHIPPED)
+NAMES = (*_PUBLIC, *SHIPPED)
 """Names of all presets."""
 
 
 class UnknownPresetError(ValueError):
-    """No preset has this name. The message lists all names."""
+    """No preset has this name. The message lists the names."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"model: {name!r} is not one of {', '.join(NAMES)}")
+    def __init__(self, name: str, names: Iterable[str] = NAMES) -> None:
+        super().__init__(f"model: {name!r} is not one of {', '.join(names)}")
         self.name = name
 
 
@@ -55,7 +61,7 @@ def preset(name: str) -> ModelConfig:
     """
     if name in _PUBLIC:
         return _PUBLIC[name]
-    path = _SHIPPED[known(name)]
+    path = SHIPPED[known(name)]
     try:
         with safe_open(path, "pt") as file:
             details = json.loads((file.metadata() or {})["config"])

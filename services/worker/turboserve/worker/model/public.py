@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.model.load import load_state, read_checkpoint
+from turboserve.worker.model.load import load_state, read_checkpoint, without_values
 from turboserve.worker.model.lora import merge_lora, read_lora
 from turboserve.worker.model.naming import transformer_names
 from turboserve.worker.model.transformer import CausalWanTransformer
@@ -44,8 +44,11 @@ def load_transformer(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     containers: tuple[str, ...] = CONTAINERS["self-forcing-1-3b"],
+    *,
+    values: bool = True,
 ) -> CausalWanTransformer:
     """The transformer, with its adapter merged if there is one. `containers`: dictionaries to look for.
+    Without `values`, the weights are left undefined.
 
     The file is mapped, not read: beside the model itself, at most one tensor is in memory at a time. Merged
     tensors are in `dtype` at once.
@@ -54,7 +57,9 @@ def load_transformer(
     if (path / _SUBFOLDER).is_dir():
         path = path / _SUBFOLDER
     state = transformer_names(read_checkpoint(path, files.container, containers))
-    if files.lora is not None:
+    if not values:
+        state = without_values(state)
+    elif files.lora is not None:
         state = merge_lora(state, read_lora(files.lora), dtype=dtype)
     with torch.device("meta"):
         model = CausalWanTransformer(config)

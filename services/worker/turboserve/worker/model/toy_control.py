@@ -14,7 +14,7 @@ from turboserve.worker.model.toy_text import ToyText
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from turboserve.control_declarations import ControlDeclaration
+    from turboserve.contracts.control_declarations import ControlDeclaration
 
 STEER = "steer"
 
@@ -30,7 +30,7 @@ class SteerControl:
     def declarations(self) -> tuple[ControlDeclaration, ...]:
         """See `ControlEncoder.declarations`."""
         # The engine asks for it only where sessions have controls. Loading toyworld needs no pydantic.
-        from turboserve.control_declarations import ControlDeclaration
+        from turboserve.contracts.control_declarations import ControlDeclaration
 
         return (
             ControlDeclaration(

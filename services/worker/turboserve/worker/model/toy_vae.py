@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from turboserve.worker.model.toy_picture import PIXELS_PER_LATENT, ToyPicture, around
+from turboserve.worker.model.toy_picture import ToyPicture, around
 
 LATENT_CHANNELS = 16
 TIME_STRIDE = 4
@@ -129,15 +129,22 @@ class ToyVae(nn.Module):
         return torch.unflatten(self._normalise(raw), 0, (batch, count))
 
     def decode(self, latents: Tensor, cache: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Cache]:
-        """latents [B, f, 16, h, w] → (frames [B, F', 3, 8h, 8w] in -1..1, the cache for the next call).
+        """latents [B, f, 16, h, w] → (frames [B, F', 3, H, W] in -1..1, the cache for the next call).
 
-        With `picture`, frames have 16h × 16w pixels.
+        Frames have `pixels_per_latent` pixels for a cell, 8 without `picture`.
         Without a cache the latents begin a video, and F' = 1 + 4·(f - 1); with one, F' = 4·f.
         """
         raw = latents * self.latent_std.view(-1, 1, 1) + self.latent_mean.view(-1, 1, 1)
         frames, after = self._decode(raw, cache)
         frames = frames.clamp(-1.0, 1.0)
         return (frames[:, TIME_STRIDE - 1 :] if cache is None else frames), after
+
+    @property
+    def pixels_per_latent(self) -> int:
+        """Pixels of a decoded frame for one cell of the latents, across and down."""
+        if isinstance(self.decoder_out, ToyPicture):
+            return self.decoder_out.pixels_per_latent
+        return 2 * _PATCH
 
     def cache_numbers(self, cells: int) -> int:
         """Number of elements of one session's cache, for latent frames of `cells` cells."""
@@ -148,7 +155,7 @@ class ToyVae(nn.Module):
         """Largest number of elements while decoding `frames` latent frames, as measured: 10 times the tensors
         at the finer resolution, and the pixels; with a picture, 5 times its pixels."""
         if isinstance(self.decoder_out, ToyPicture):
-            pixels = TIME_STRIDE * 3 * PIXELS_PER_LATENT**2 * cells
+            pixels = TIME_STRIDE * 3 * self.pixels_per_latent**2 * cells
             return 5 * frames * pixels
         finer = 4 * frames * cells * (self.decoder_up.out_channels // 4)
         return 10 * finer + 3 * 64 * TIME_STRIDE * frames * cells

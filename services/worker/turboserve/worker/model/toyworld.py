@@ -82,9 +82,11 @@ class ToyDecoder:
         return torch.cat(made, 1), after
 
 
-def read_toyworld(path: Path | None = None) -> ToyWorld:
-    """Read a weights file, by default the shipped one. Raises `UnreadableCheckpointError`,
-    `CheckpointError`."""
+def read_toyworld(path: Path | None = None, *, values: bool = True) -> ToyWorld:
+    """Read a weights file, by default the shipped one. Without `values`, the weights are left undefined.
+
+    Raises `UnreadableCheckpointError`, `CheckpointError`.
+    """
     path = path or WEIGHTS
     state: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
     try:
@@ -96,7 +98,10 @@ def read_toyworld(path: Path | None = None) -> ToyWorld:
                     raise UnreadableCheckpointError(
                         f"{path}: tensor {name} begins with none of {', '.join(PARTS)}"
                     )
-                state[part][rest] = file.get_tensor(name).float()
+                if values:
+                    state[part][rest] = file.get_tensor(name).float()
+                else:
+                    state[part][rest] = torch.empty(file.get_slice(name).get_shape())
         details = json.loads(metadata["config"])
         transformer = CausalWanTransformer(ModelConfig.from_mapping(details["transformer"]))
         vae = ToyVae(**details["vae"])

@@ -13,7 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from turboserve.worker.model.load import UnreadableCheckpointError, load_state, read_checkpoint
+from turboserve.worker.model.load import (
+    UnreadableCheckpointError,
+    load_state,
+    read_checkpoint,
+    without_values,
+)
 from turboserve.worker.model.naming import WAN_T5, renamed
 from turboserve.worker.model.weights import weight_bytes
 
@@ -95,8 +100,11 @@ def load_text_encoder(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     text_len: int = TEXT_LEN,
+    *,
+    values: bool = True,
 ) -> Umt5TextEncoder:
-    """Load UMT5 and its tokenizer from a folder, without network access.
+    """Load UMT5 and its tokenizer from a folder, without network access. Without `values`, the weights are
+    left undefined.
 
     `path`: a folder of diffusers (`text_encoder` and `tokenizer` in it), of transformers, or of Wan
     (`models_t5_umt5-xxl-enc-bf16.pth` and `google/umt5-xxl` in it); or the name of a hub model in the user's
@@ -111,7 +119,7 @@ def load_text_encoder(
         ) from error
     folder = _local(path)
     weights = folder / "text_encoder" if (folder / "text_encoder").is_dir() else folder
-    model = _load_model(weights).to(device, dtype)
+    model = _load_model(weights, values=values).to(device, dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(_tokenizer_folder(folder)), local_files_only=True)
     except (OSError, ValueError) as error:
@@ -119,10 +127,12 @@ def load_text_encoder(
     return Umt5TextEncoder(model, tokenizer, text_len)
 
 
-def _load_model(folder: Path) -> Any:
+def _load_model(folder: Path, *, values: bool) -> Any:
     from transformers import UMT5Config, UMT5EncoderModel
 
     state = read_checkpoint(folder)
+    if not values:
+        state = without_values(state)
     if _ORIGINAL_MARK in state:
         config = UMT5Config(**_sizes(state, folder))
         state = renamed(state, WAN_T5.there)

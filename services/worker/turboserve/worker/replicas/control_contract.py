@@ -9,7 +9,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from turboserve.control_declarations import ControlDeclaration
+from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.control_values import InvalidControlError, allowed_values, check_declarations
 from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.engine import Engine

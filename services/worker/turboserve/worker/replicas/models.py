@@ -12,11 +12,12 @@ The object is called with `ModelOptions` and returns the networks, as `tensor_ba
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from turboserve.allocation.classes import SessionClass
 from turboserve.plugins import Plugins
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from turboserve.worker.engine.models import Models
+    from turboserve.worker.replicas.weight_filler import WeightFiller
 
 
 class MissingFileError(ValueError):
@@ -32,6 +34,10 @@ class MissingFileError(ValueError):
     def __init__(self, model: str, setting: str) -> None:
         super().__init__(f"TURBOSERVE_{setting.upper()}: model {model} needs it")
         self.setting = setting
+
+
+class FrameSizeError(ValueError):
+    """A model does not offer the frame size that its name asks for. A retry fails again."""
 
 
 class InvalidModelError(ValueError):
@@ -53,21 +59,28 @@ class ModelOptions:
     text_encoder: str | None = None
     rotation: Literal["absolute", "window"] | None = None
     """How keys carry their position. None: as the model was published."""
+    frame_size: tuple[int, int] | None = None
+    """Width and height of a frame, pixels: see `ModelConfig.with_frame_size`. None: the model's own."""
+    filler: WeightFiller | None = None
+    """Brings the weights from other workers, if the model's function can do without those of its files."""
 
 
 LoadModel = Callable[[ModelOptions], "Models"]
 
 
-def _toyworld(options: ModelOptions) -> Models:
+def _toyworld(name: str, options: ModelOptions) -> Models:
+    from turboserve.worker.model.presets import SHIPPED, preset
     from turboserve.worker.replicas.toyworld import load_toyworld
 
-    return load_toyworld(options.device, options.model_weights)
+    if options.frame_size is not None:
+        preset(name).with_frame_size(options.frame_size)
+    return load_toyworld(options.device, options.model_weights or SHIPPED[name], options.filler)
 
 
 def _toyworld_live(options: ModelOptions) -> Models:
     from turboserve.worker.model.presets import with_single_frames
 
-    models = _toyworld(options)
+    models = _toyworld("toyworld-live", options)
     models.transformer.config = with_single_frames(models.transformer.config)
     return models
 
@@ -89,15 +102,18 @@ def _public(name: str, options: ModelOptions) -> Models:
         lora=options.lora,
         container=options.checkpoint_container,
     )
-    return load_public(name, files, options.device, options.dtype, options.rotation)
+    return load_public(
+        name, files, options.device, options.dtype, options.rotation, options.filler, options.frame_size
+    )
 
 
 MODELS: Plugins[LoadModel] = Plugins(
     "model",
     "turboserve.models",
     {
-        "toyworld": _toyworld,
+        "toyworld": partial(_toyworld, "toyworld"),
         "toyworld-live": _toyworld_live,
+        "toyworld-small": partial(_toyworld, "toyworld-small"),
         "self-forcing-1-3b": partial(_public, "self-forcing-1-3b"),
         "longlive-1-3b": partial(_public, "longlive-1-3b"),
     },
@@ -105,19 +121,45 @@ MODELS: Plugins[LoadModel] = Plugins(
 """The function that loads each model, by the model's name in settings and requests."""
 
 
+def check_model(name: str) -> str:
+    """Return the name of a class (`SessionClass.of_name`) whose model is installed.
+
+    Raises `NotInstalledError`, and `InvalidModelError` for an installed model whose own name ends in a size.
+    """
+    wanted = SessionClass.of_name(name)
+    if wanted.width and name in MODELS.names:
+        raise InvalidModelError(f"model {name}: the name of a model must not end in a frame size")
+    MODELS.check(wanted.model)
+    return name
+
+
 def load_model(name: str, options: ModelOptions) -> Models:
-    """Load the networks of this name.
+    """Load the networks of this name, for the frame size that it ends in (`SessionClass.of_name`).
 
     Raises `NotInstalledError`, `PluginLoadError`, `InvalidModelError` for a distribution that returns no
-    model or one without a digest of its weights, `MissingFileError`, and any error of the model's function.
+    model or one without a digest of its weights, `MissingFileError`, `FrameSizeError`, and any error of the
+    model's function.
     """
     from turboserve.worker.engine.models import Models
+    from turboserve.worker.model.config import ModelConfigError
 
-    loaded = MODELS.load(name)(options)
+    wanted = SessionClass.of_name(name)
+    size = (wanted.width, wanted.height) if wanted.width else None
+    try:
+        loaded = MODELS.load(wanted.model)(replace(options, frame_size=size))
+    except ModelConfigError as error:
+        if size is None:
+            raise
+        raise FrameSizeError(f"TURBOSERVE_MODEL: {name}: {error}") from error
     if not isinstance(loaded, Models):
         raise InvalidModelError(f"model {name}: its function returned {type(loaded).__name__}, not Models")
     if not loaded.weights:
         raise InvalidModelError(
             f"model {name}: Models.weights is empty; workers compare it before they exchange sessions"
+        )
+    made = loaded.transformer.config.frame_size
+    if size is not None and made != size:
+        raise FrameSizeError(
+            f"TURBOSERVE_MODEL: {name}: {wanted.model} has frames of {made[0]}x{made[1]} only"
         )
     return loaded

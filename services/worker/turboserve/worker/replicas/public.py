@@ -12,7 +12,8 @@ from turboserve.worker.model.decoders import load_decoder
 from turboserve.worker.model.presets import UnknownPresetError, preset
 from turboserve.worker.model.public import CONTAINERS, PublicFiles, load_transformer
 from turboserve.worker.model.umt5 import load_text_encoder
-from turboserve.worker.model.weights import weights_digest
+from turboserve.worker.model.weights import manifest_of
+from turboserve.worker.replicas.weight_filler import WeightFiller
 
 
 def load_public(
@@ -21,24 +22,29 @@ def load_public(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     rotation: Rotation | None = None,
+    filler: WeightFiller | None = None,
+    frame_size: tuple[int, int] | None = None,
 ) -> Models:
-    """Load the models of a preset. `rotation` None: as the preset has it.
+    """Load the models of a preset. `rotation` None: as the preset has it. With a `filler`, the weights in the
+    files are not read. `frame_size`: width and height, pixels; None: the preset's.
 
-    Raises `UnknownPresetError`, `UnreadableCheckpointError`, `CheckpointError`, `ModelConfigError` or
-    `TextEncoderUnavailableError`.
+    Raises the errors of `WeightFiller.fill`, `UnknownPresetError`, `UnreadableCheckpointError`,
+    `CheckpointError`, `ModelConfigError` or `TextEncoderUnavailableError`.
     """
     if name not in CONTAINERS:
         raise UnknownPresetError(name)
-    config = preset(name)
+    config = preset(name).with_frame_size(frame_size)
     if rotation is not None:
         config = dataclasses.replace(config, rotation=rotation)
-    text = load_text_encoder(files.text_encoder, device, dtype, config.text_len)
+    values = filler is None
+    text = load_text_encoder(files.text_encoder, device, dtype, config.text_len, values=values)
     if text.width != config.text_dim:
         raise ModelConfigError(
             f"text encoder: width {text.width} must be the transformer's text_dim ({config.text_dim})"
         )
-    transformer = load_transformer(config, files, device, dtype, CONTAINERS[name])
-    decoder = load_decoder(files.vae, config, device, dtype)
-    # The digest covers the weights as they compute: with the adapter merged, in the type that they run in.
-    digest = weights_digest({"transformer": transformer, "text": text.network, "vae": decoder.network})
-    return Models(transformer, text, decoder, digest)
+    transformer = load_transformer(config, files, device, dtype, CONTAINERS[name], values=values)
+    decoder = load_decoder(files.vae, config, device, dtype, values=values)
+    # The manifest is of the weights as they compute: with the adapter merged, in the type that they run in.
+    networks = {"transformer": transformer, "text": text.network, "vae": decoder.network}
+    manifest = manifest_of(networks) if filler is None else filler.fill(networks, "")
+    return Models(transformer, text, decoder, manifest.digest, None, manifest, networks)

@@ -11,7 +11,7 @@ from turboserve.ids import new_id
 from turboserve.service import Runtime
 from turboserve.subject_types import Caller, identity_of
 from turboserve.telemetry import TRACEPARENT, context_from, set_error, tracer
-from turboserve.telemetry_names import WORKER
+from turboserve.telemetry_names import START_PART, WORKER
 from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.models import Models
@@ -23,6 +23,7 @@ from turboserve.worker.service.models import load_models
 from turboserve.worker.service.ports import Platform
 from turboserve.worker.service.quality import beyond_slabs, floor_seconds
 from turboserve.worker.service.warm_up import sessions_in_real_time
+from turboserve.worker.service.weights import PeerWeights, send_weights
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
 
@@ -63,14 +64,21 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
     started_at = runtime.clock.wall()
     report = starting(name, settings, platform.device, platform.pid, started_at)
     async with announced(report, settings, runtime.bus, runtime.clock, platform.leave):
-        loaded = await platform.load()
+        filler = None
+        if settings.weights == "peers":
+            filler = PeerWeights(name, settings, runtime.bus, platform)
+        loaded = await platform.load(filler)
     engine = loaded.engine
     capacity = capacity_of(engine, loaded.seconds, settings)
     floor = max(capacity, floor_capacity_of(engine, loaded.seconds, settings))
     worker = Worker(name, settings, runtime.bus, runtime.clock, platform, loaded, capacity, floor, started_at)
     runtime.check("engine", lambda: worker.alive)
     runtime.check("state store", lambda: worker.joined)
+    runtime.warn("chunks_unpublished", worker.logs.warning)
     runtime.on_stop(worker.stop)
+    if loaded.weights is not None:
+        # First: the state store sends keys as soon as it knows that the worker is ready.
+        await send_weights(worker, loaded.weights, runtime.bus, runtime.clock.monotonic)
     await worker.start(runtime.spawn)
     if settings.sequence_parallel_directory is not None:
         limit_s = settings.sequence_parallel_timeout_s
@@ -78,6 +86,13 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
         network = platform.peers(settings.sequence_parallel_directory, name)
         service = LoanService(identity, worker.runner, network, runtime.clock.monotonic)
         runtime.spawn(service.run(), "loans")
+    start = loaded.start
+    for part, seconds in (
+        ("import", start.import_s),
+        ("weights", start.weights_s),
+        ("warm_up", start.warm_up_s),
+    ):
+        metrics.start_duration.set(seconds, {START_PART: part})
     log.info(
         "worker joins",
         worker=worker.id,
@@ -86,6 +101,11 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
         floor_capacity=floor,
         slabs=engine.slabs,
         chunk_latency_s={batch: round(value, 4) for batch, value in loaded.seconds.items()},
+        import_s=round(start.import_s, 3),
+        weights_s=round(start.weights_s, 3),
+        warm_up_s=round(start.warm_up_s, 3),
+        weights_from="peers" if start.from_peers else "disk",
+        weights=start.weights_digest,
     )
     return worker
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from turboserve.contracts.fidelity import QualityLimits
+from turboserve.static_frozen import statically_frozen
 from turboserve.worker.service.events import LogPlace, Ownership
 from turboserve.worker.service.migration_commands import MigrationCommand
 
@@ -178,7 +179,7 @@ class SetConditions:
     """Values of typed controls: `SessionRecord.controls`."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class SetPlayhead:
     session: str
     run: int
@@ -188,7 +189,7 @@ class SetPlayhead:
     """When the viewer was at `playhead_s`, monotonic seconds. Playback has continued since. None: now."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class PublishChunk:
     """Append the packaged chunk through the fence; answer with `Published`, whatever the outcome."""
 
@@ -208,7 +209,7 @@ class PublishChunk:
     session over: see `LatentsHeader`. None: an earlier attempt sent them."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class ForgetChunk:
     """Drop the packaged chunk."""
 

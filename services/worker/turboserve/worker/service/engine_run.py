@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from turboserve.worker.engine.interface import ChunkReady
 from turboserve.worker.service.engine_commands import AdmitRequest, EngineCommand
@@ -31,7 +31,10 @@ class EngineRun:
         """Return the trace contexts of a chunk, and of the sessions of `runs` that were batched with it."""
         if self.trace is None:
             return NO_ORIGIN
+        origin = self.trace.origin(chunk.control_seq)
+        if not origin.sampled:
+            return origin
         names = {name for step in chunk.timings.steps for name in step.sessions if name != chunk.session}
         traces = {name: runs[name].trace for name in names if name in runs}
         batched = {name: None if one is None else one.assigned for name, one in traces.items()}
-        return self.trace.origin(chunk.control_seq, batched)
+        return replace(origin, batched=batched)

@@ -10,6 +10,7 @@ from enum import Enum
 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
+from turboserve.static_frozen import statically_frozen
 
 LogPlace = tuple[int, int]
 """(index, stream sequence) of a chunk in the log."""
@@ -49,7 +50,7 @@ class Assigned:
     """The migration's key, while the session migrates."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class PlayheadMoved:
     """Playback of a session has reached this media time, seconds."""
 
@@ -90,7 +91,7 @@ class LatentsFetched:
     query: int
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class ChunkPackaged:
     """A chunk of the engine is packaged. Comes in order within a run."""
 
@@ -235,7 +236,7 @@ class PublishOutcome(Enum):
     """No answer: the chunk may be in the log or not."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Published:
     """Outcome of a `PublishChunk`. Exactly one for each."""
 

@@ -84,9 +84,8 @@ class Heartbeat:
         a lost one."""
         if self._leaving:
             return
-        load = self._report()
         with suppress(nats.errors.Error, OSError):
-            await self._bus.publish(LOAD, load.worker, load)
+            await self._send(self._report())
 
     async def run(self) -> None:
         """Send heartbeats until `end` or `leave`."""
@@ -116,11 +115,16 @@ class Heartbeat:
         except TurboServeError as error:
             log.info("final report not acknowledged", error=error.detail)
 
+    async def _send(self, load: LoadReport) -> None:
+        # What a model declares does not change. Renewals write it into the worker's row.
+        declared = {"controls": (), "frame": None}
+        await self._bus.publish(LOAD, load.worker, load.model_copy(update=declared))
+
     async def _beat(self) -> None:
         load = self._report()
         asked_at = self._clock.monotonic()
         try:
-            await self._bus.publish(LOAD, load.worker, load)
+            await self._send(load)
             answer = await self._bus.call(RENEW, Renew(load=load), deadline_s=self._answer_s)
         except NoServerError:
             self._deliver(events.RenewalUnavailable(asked_at))

@@ -7,20 +7,25 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
+
+import psutil
 
 from turboserve import logs
 from turboserve.clock import Clock
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.models import Models
 from turboserve.worker.media import EncoderSettings, FragmentEncoder
+from turboserve.worker.model.weights import named_weights
+from turboserve.worker.replicas.weight_filler import WeightFiller
 from turboserve.worker.sequence_parallel.peers import HostDirectory
 from turboserve.worker.service.engine_commands import EngineCall, EngineCommand
 from turboserve.worker.service.engine_driver import EngineDriver
-from turboserve.worker.service.models import choose_device, make_engine
+from turboserve.worker.service.models import UsedFiller, choose_device, load_filled, make_engine
 from turboserve.worker.service.packager import (
     ChunkEncoder,
     ChunkPackager,
@@ -29,7 +34,7 @@ from turboserve.worker.service.packager import (
     TensorEncoder,
     ToLoop,
 )
-from turboserve.worker.service.ports import Device, Loaded
+from turboserve.worker.service.ports import Device, Loaded, StartTimes, StoredWeights
 from turboserve.worker.service.warm_up import measure, switch_prompts
 from turboserve.worker.settings import Settings
 from turboserve.worker.transfer.interface import find_interface
@@ -141,10 +146,11 @@ class HostPlatform:
         self._interface = find_interface(settings.transfer_host)
         self.device = str(choose_device(settings))
         self.pid = os.getpid()
+        self._import_s = max(0.0, time.time() - psutil.Process().create_time())
 
-    async def load(self) -> Loaded:
+    async def load(self, filler: WeightFiller | None = None) -> Loaded:
         """See `Platform.load`."""
-        return await asyncio.to_thread(self._loaded)
+        return await asyncio.to_thread(self._loaded, filler)
 
     def run(self, engine: Engine, deliver: Callable[[ToLoop], None]) -> Device:
         """See `Platform.run`."""
@@ -198,7 +204,24 @@ class HostPlatform:
         logging.shutdown()
         os._exit(GONE_STATUS)
 
-    def _loaded(self) -> Loaded:
-        engine = make_engine(self._load(self._settings), self._settings)
+    def weight_network(self) -> SocketNetwork:
+        """See `Platform.weight_network`."""
+        settings = self._settings
+        device = choose_device(settings)
+        return SocketNetwork(self._interface, 0, settings.transfer_backends, device, settings.model)
+
+    def _loaded(self, filler: WeightFiller | None) -> Loaded:
+        began = time.monotonic()
+        used = None if filler is None else UsedFiller(filler)
+        filled = None if used is None else load_filled(self._settings, used)
+        models = self._load(self._settings) if filled is None else filled
+        from_peers = filled is not None and used is not None and used.filled
+        weights_s = time.monotonic() - began
+        engine = make_engine(models, self._settings)
         switch_prompts(engine)
-        return Loaded(engine, measure(engine))
+        seconds = measure(engine)
+        warm_up_s = time.monotonic() - began - weights_s
+        start = StartTimes(self._import_s, weights_s, warm_up_s, models.weights, from_peers)
+        if self._settings.weights == "disk" or models.manifest is None:
+            return Loaded(engine, seconds, start)
+        return Loaded(engine, seconds, start, StoredWeights(models.manifest, named_weights(models.networks)))

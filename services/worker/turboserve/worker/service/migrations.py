@@ -98,7 +98,7 @@ class Migrations:
             still_s=settings.migration_quiesce_max_s,
         )
         self._pace = CopyRate(limits)
-        self._source = Source(self, self.links, limits, now)
+        self.source = Source(self, self.links, limits, now)
         self._target = Target(worker, self.links, limits.least_s, network.connect, now)
         self.machine = network.machine
         """The value of `LoadReport.host`."""
@@ -111,7 +111,7 @@ class Migrations:
 
     async def start(self) -> None:
         """Listen. Raises `OSError`."""
-        address = await self._network.listen(self._source.serve)
+        address = await self._network.listen(self.source.serve)
         self.addresses = (f"{address}?backend={','.join(self.links.backends)}",)
 
     def fetch_no_more(self) -> None:
@@ -123,7 +123,7 @@ class Migrations:
         """Close all connections, and release what is on its way to this worker."""
         self._network.close()
         await stop(*(copy.task for copy in self._copies.values()))
-        self._source.close()
+        self.source.close()
         self.links.close()
 
     def carry_out(self, command: Command) -> None:
@@ -137,7 +137,7 @@ class Migrations:
                     numbers.add(next_chunk)
                     event.set()
             case migration_commands.CancelTransfer(session=session):
-                self._source.abort(session)
+                self.source.abort(session)
             case migration_commands.FetchState():
                 self._copies[command.session] = _IncomingCopy(
                     asyncio.create_task(self._fetch(command)), command.run

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from turboserve import logs
 from turboserve.worker.engine.budget import affordable_decodes, plan
@@ -20,7 +22,9 @@ from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.profile_file import ForeignProfileError, ProfileFile
 from turboserve.worker.engine.sequence_parallel_sizes import lent_bytes
 from turboserve.worker.engine.snapshot import fingerprint
+from turboserve.worker.model.weight_manifest import WeightManifest
 from turboserve.worker.replicas.models import ModelOptions, load_model
+from turboserve.worker.replicas.weight_filler import WeightFiller, WeightsUnavailableError
 from turboserve.worker.service.host_memory import (
     check_host_sessions,
     default_host_bytes,
@@ -66,6 +70,37 @@ def load_models(settings: Settings) -> Models:
     if device.type == "cpu":
         torch.set_num_threads(settings.torch_threads)
     return load_model(settings.model, model_options(settings, device))
+
+
+class UsedFiller:
+    """A filler that keeps whether it has brought the weights: a model's function may ignore it."""
+
+    def __init__(self, filler: WeightFiller) -> None:
+        self._filler = filler
+        self.filled = False
+
+    def fill(self, networks: Mapping[str, nn.Module], details: str) -> WeightManifest:
+        """See `WeightFiller.fill`."""
+        manifest = self._filler.fill(networks, details)
+        self.filled = True
+        return manifest
+
+
+def load_filled(settings: Settings, filler: WeightFiller) -> Models | None:
+    """As `load_models`, with the weights that `filler` brings. None: it has failed, and the memory of the
+    networks is free again."""
+    device = choose_device(settings)
+    if device.type == "cpu":
+        torch.set_num_threads(settings.torch_threads)
+    options = replace(model_options(settings, device), filler=filler)
+    try:
+        return load_model(settings.model, options)
+    except WeightsUnavailableError as error:
+        log.warning("no weights from other workers: the files are read", reason=str(error))
+    # The error's frames hold the networks, and are parts of cycles: without a collection the model would be
+    # in memory twice.
+    gc.collect()
+    return None
 
 
 def model_options(settings: Settings, device: torch.device) -> ModelOptions:

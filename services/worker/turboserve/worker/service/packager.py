@@ -6,7 +6,6 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from turboserve import logs
 from turboserve.clock import Clock
 from turboserve.contracts.fidelity import ChunkFidelity
+from turboserve.static_frozen import statically_frozen
 from turboserve.telemetry import tracing
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.gather import LatencyProfile
@@ -27,7 +27,7 @@ from turboserve.worker.service.quality import SlackMeasured, chunk_fidelity
 from turboserve.worker.service.spans import NO_ORIGIN, ChunkOrigin, chunk_span
 
 
-@dataclass(frozen=True, eq=False)
+@statically_frozen(eq=False)
 class GeneratedChunk:
     """A chunk as the engine generated it, with its run. Engine's thread → packager."""
 
@@ -42,7 +42,7 @@ class GeneratedChunk:
     """Whether all of these sessions generate at the best configuration."""
 
 
-@dataclass(frozen=True, eq=False)
+@statically_frozen(eq=False)
 class PackagedChunk:
     """A chunk that waits for publication. Packager → event loop, where `ChunkPackaged` announces it."""
 

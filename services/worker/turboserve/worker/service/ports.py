@@ -5,13 +5,17 @@ All methods are called on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from torch import Tensor
+
 from turboserve.worker.engine.engine import Engine
+from turboserve.worker.model.weight_manifest import WeightManifest
+from turboserve.worker.replicas.weight_filler import WeightFiller
 from turboserve.worker.sequence_parallel.peers import PeerNetwork
 from turboserve.worker.service.engine_commands import EngineCommand
 from turboserve.worker.service.packager import ToLoop
@@ -82,6 +86,31 @@ class Device:
     packager: Packager
 
 
+@dataclass(frozen=True, eq=False)
+class StoredWeights:
+    """Weights that other workers may have."""
+
+    manifest: WeightManifest
+    tensors: Mapping[str, Tensor]
+    """By the manifest's names."""
+
+
+@dataclass(frozen=True)
+class StartTimes:
+    """The parts of a worker's start, seconds."""
+
+    import_s: float = 0.0
+    """From the start of the process to the first statement of the worker."""
+    weights_s: float = 0.0
+    """From there to the last weight on the device."""
+    warm_up_s: float = 0.0
+    """Memory for the sessions, and the first chunks."""
+    weights_digest: str = ""
+    """Digest of the weights, as the setting of that name has it."""
+    from_peers: bool = False
+    """Whether other workers have sent the weights."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """An engine that is ready, and its measured chunk latencies."""
@@ -89,6 +118,9 @@ class Loaded:
     engine: Engine
     seconds: dict[int, float]
     """L(b): seconds in which b sessions get one chunk each."""
+    start: StartTimes = field(default_factory=StartTimes)
+    weights: StoredWeights | None = None
+    """None: other workers cannot have the weights from this one."""
 
 
 class Platform(Protocol):
@@ -98,8 +130,11 @@ class Platform(Protocol):
     """Kind of the device, such as `cuda`."""
     pid: int
 
-    async def load(self) -> Loaded:
-        """Load the models and warm them up. Raises an error that names the reason if it cannot."""
+    async def load(self, filler: WeightFiller | None = None) -> Loaded:
+        """Load the models and warm them up. Raises an error that names the reason if it cannot.
+
+        `filler`: brings the weights from other workers. Where it fails, the model's files are read.
+        """
         ...
 
     def run(self, engine: Engine, deliver: Callable[[ToLoop], None]) -> Device:
@@ -109,6 +144,10 @@ class Platform(Protocol):
 
     def network(self, engine: Engine) -> TransferNetwork:
         """Create the network over which states of this engine's sessions are transferred."""
+        ...
+
+    def weight_network(self) -> TransferNetwork:
+        """Create the network over which this worker gets weights before it has an engine."""
         ...
 
     def peers(self, directory: Path, worker: str) -> PeerNetwork:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from turboserve.contracts.fidelity import LARGEST_SLACK_S, ChunkFidelity, SessionSlack, Tier
 from turboserve.contracts.workers import HeldSession
+from turboserve.static_frozen import statically_frozen
 from turboserve.telemetry_names import TIER
 from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
@@ -49,7 +50,7 @@ def floor_seconds(seconds: Mapping[int, float], ladder: FidelityLadder) -> dict[
     return {batch: share * value for batch, value in seconds.items()} if lowest else {}
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class _ChunkQuality:
     """What the last minute keeps of one chunk."""
 
@@ -175,6 +176,15 @@ class SlackBoard:
     def deficit(self) -> int:
         """Number of chunks that are expected to be late."""
         return self._newest.late
+
+    def all_have(self, least_s: Callable[[str], float], now: float) -> bool:
+        """Whether every session whose slack shrinks has its least credit at `now`. `least_s`: session → its
+        least credit, seconds."""
+        return all(
+            one.after(now - self._newest.at_s).credit_s >= least_s(session)
+            for session, (_, one) in self._newest.sessions.items()
+            if one.playing
+        )
 
     def measured(self, message: SlackMeasured) -> None:
         """Keep the measurement."""

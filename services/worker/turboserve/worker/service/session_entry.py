@@ -83,6 +83,9 @@ class DesiredState(Enum):
     """The fence is not in the log yet: start nothing, stop nothing."""
 
 
+_RUN = DesiredState.RUN
+
+
 @dataclass(eq=False)
 class OutgoingMigration:
     """The source's side of a migration."""
@@ -202,7 +205,7 @@ class SessionEntry:
         if record.own_revision is None:
             return DesiredState.WAIT
         if record.phase.holds_slot:
-            return DesiredState.RUN
+            return _RUN
         return DesiredState.HOST if record.phase is Phase.SUSPENDED else DesiredState.WAIT
 
     @property
@@ -239,15 +242,18 @@ class SessionEntry:
             # The chunk in the log may have been sent before the loss was known: the next one shows it.
             self.state = replace(self.state, next_asked=False)
 
-    def log_read(self, message: events.LogEndRead, end: int) -> None:
-        """Record the log's end. `end`: index after the last chunk of the log, the row or this entry."""
+    def log_read(self, message: events.LogEndRead, end: int, *, counted: bool) -> None:
+        """Record the log's end. `end`: index after the last chunk of the log, the row or this entry.
+
+        `counted`: chunks that this entry did not know to be in the log were this worker's, by the row.
+        """
         # Until a chunk follows a loss, only this entry knows of it.
         further = message.next_chunk > self.next_publish
         # A chunk that the log has lost may have shown its prompt.
         self.last_control = max(self.last_control, message.control_seq, self.record.applied_control_seq)
         if message.next_chunk == end:
             self.last_epoch = message.epoch
-        elif end != self.next_publish:
+        elif end != self.next_publish and not counted:
             self.last_epoch = 0
         self.log_lost = message.next_chunk < end or message.known_lost or (self.log_lost and not further)
         contiguous_from = max(message.contiguous_from, 0 if further else self.contiguous_from)

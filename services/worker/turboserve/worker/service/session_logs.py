@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from opentelemetry import trace
-
 from turboserve import logs
-from turboserve.bus import Bus
+from turboserve.bus import LAG_WARN_S, Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import FencedError, TurboServeError, UnavailableError
 from turboserve.contracts.requests import FailSession
 from turboserve.subjects import FAIL_SESSION
-from turboserve.telemetry import set_error, tracing
+from turboserve.telemetry import set_error, tracing, use_span
 from turboserve.telemetry_names import EPOCH
 from turboserve.worker import metrics
 from turboserve.worker.model.config import ModelConfig
@@ -32,7 +29,7 @@ log = logs.get("worker")
 LAG_S = 2.0
 """Time that a replica of the log has to catch up before its end is read as it is, seconds."""
 
-LogCommand = commands.ReadLogEnd | commands.FetchLatents | commands.PublishChunk | commands.FailSession
+LogCommand = commands.ReadLogEnd | commands.FetchLatents | commands.FailSession
 
 
 class SessionLogs:
@@ -62,13 +59,25 @@ class SessionLogs:
         self._takeover = Takeover(self._wire, config, clock)
         self.chunks: dict[tuple[str, int, int], PackagedChunk] = {}
         """Packaged chunks by session, run and index."""
-        self.publishing: set[tuple[str, int, int]] = set()
-        """Chunks whose publication is in progress: their spans end after it, even if the run is evicted."""
+        self.publishing: dict[tuple[str, int, int], asyncio.Task[None]] = {}
+        """Publications in progress. The span of such a chunk ends after it, even if the run is evicted."""
         self._fetched: dict[tuple[str, int], FetchedContext] = {}
 
     def packaged(self, chunk: PackagedChunk) -> None:
         """Keep a chunk for its publication."""
         self.chunks[chunk.session, chunk.run, chunk.index] = chunk
+
+    def warning(self) -> str | None:
+        """Return how many chunks wait for the log and for how long; None if that is short."""
+        if not self.chunks:
+            return None
+        # One chunk after the other may wait all the time, each for a moment: only the oldest one shows a lag.
+        waits_s = self._clock.monotonic() - min(chunk.packaged_at_s for chunk in self.chunks.values())
+        return (
+            f"{len(self.chunks)} chunks wait, the oldest for {waits_s:.0f} s"
+            if waits_s >= LAG_WARN_S
+            else None
+        )
 
     def carry_out(self, command: LogCommand) -> Coroutine[Any, Any, None]:
         """Begin a command. Returns the rest of it, which the caller runs as a task."""
@@ -77,12 +86,19 @@ class SessionLogs:
                 return self._read_end(command)
             case commands.FetchLatents():
                 return self._fetch_latents(command)
-            case commands.PublishChunk():
-                key = command.session, command.run, command.index
-                self.publishing.add(key)
-                return self._publish(command, self.chunks[key])
             case commands.FailSession():
                 return self._fail(command)
+
+    def publish(self, command: commands.PublishChunk) -> None:
+        """Begin to publish a chunk."""
+        key = command.session, command.run, command.index
+        # No callback at the task's end, which would run for each chunk: the task removes itself.
+        self.publishing[key] = asyncio.create_task(self._publish(command, self.chunks[key]))
+
+    def close(self) -> None:
+        """Cancel all publications."""
+        for publication in list(self.publishing.values()):
+            publication.cancel()
 
     def take_context(self, session: str, run: int) -> FetchedContext:
         """Return the latents that were fetched for the run, and drop them here."""
@@ -101,20 +117,13 @@ class SessionLogs:
         for key in [key for key in self.chunks if key[:2] == (session, run)]:
             self.forget(*key)
 
-    @staticmethod
-    def _within(chunk: PackagedChunk) -> AbstractContextManager[object]:
-        """The chunk's span as the current one."""
-        if not tracing():
-            return nullcontext()
-        return trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False)
-
     async def _publish(self, command: commands.PublishChunk, chunk: PackagedChunk) -> None:
         started = self._clock.monotonic()
         if tracing():
             chunk.span.set_attribute(EPOCH, command.ownership[0])
         key = command.session, command.run, command.index
         try:
-            with self._within(chunk):
+            with use_span(chunk.span):
                 if command.before is not None and self._sends_latents:
                     await self._wire.send_latents(chunk, command.ownership[0], command.began, command.before)
                 outcome, sequence, duplicate = await self._wire.publish(
@@ -126,15 +135,33 @@ class SessionLogs:
                 )
             if outcome is events.PublishOutcome.FENCED:
                 set_error(chunk.span, FencedError("the broker refused the chunk"))
-        except Exception:
+            elif outcome is events.PublishOutcome.UNKNOWN:
+                set_error(chunk.span, UnavailableError("the broker did not acknowledge the chunk"))
+        except Exception as error:
+            set_error(chunk.span, error)
             log.exception("publication failed", session=chunk.session, chunk=chunk.index)
             outcome, sequence, duplicate = events.PublishOutcome.UNKNOWN, 0, False
         finally:
             # Also where the worker stops and cancels this publication.
-            self.publishing.discard(key)
+            self.publishing.pop(key, None)
             if key not in self.chunks:
                 # The run was evicted meanwhile.
                 chunk.span.end()
+        try:
+            self._tried(command, chunk, started, outcome, sequence, duplicate)
+        except Exception:
+            log.exception("publication not reported", session=chunk.session, chunk=chunk.index)
+
+    def _tried(
+        self,
+        command: commands.PublishChunk,
+        chunk: PackagedChunk,
+        started: float,
+        outcome: events.PublishOutcome,
+        sequence: int,
+        duplicate: bool,
+    ) -> None:
+        """Count and deliver the outcome of a publication that began at `started`."""
         if outcome is events.PublishOutcome.ACKED:
             metrics.chunks.add(1)
             if chunk.playout is not None:

@@ -29,6 +29,11 @@ time for which the broker recognizes a repeated message."""
 REFUSAL_S = 5.0
 """Delay before host or device memory that was full is tried again, seconds."""
 
+# Each chunk asks for these. Python 3.11 takes ten times as long for a member of an enumeration as for a
+# global name, and builds a union again in each call.
+_WAIT, _RUN = DesiredState.WAIT, DesiredState.RUN
+_IN_SLAB = (InSlab, LeavingSlab)
+
 
 class SessionReconciler:
     """Compares rows with states and issues commands. Keeps slots, numbers, and publications in flight."""
@@ -68,7 +73,7 @@ class SessionReconciler:
             return
         self.outgoing.settle(entry, now)
         wanted = entry.wanted
-        if wanted is DesiredState.WAIT:
+        if wanted is _WAIT:
             return
         if entry.is_fenced:
             self._pause(entry)
@@ -79,11 +84,11 @@ class SessionReconciler:
             entry.log_doubted = False
         if entry.checked != entry.ownership:
             # A session without state here that is not to run needs no read of the log yet.
-            needed = wanted is DesiredState.RUN or isinstance(entry.state, Present)
+            needed = wanted is _RUN or isinstance(entry.state, Present)
             if needed and entry.log_end_query is None:
                 self._read_log_end(entry)
             return
-        if wanted is DesiredState.RUN:
+        if wanted is _RUN:
             self._run(entry, now)
         else:
             self._suspend_session(entry, now)
@@ -128,7 +133,7 @@ class SessionReconciler:
         return True
 
     def _run(self, entry: SessionEntry, now: float) -> None:
-        if not isinstance(entry.state, InSlab | LeavingSlab):
+        if not isinstance(entry.state, _IN_SLAB):
             self._find_slot(entry, now)
         if isinstance(entry.state, InSlab):
             entry.refusal = None

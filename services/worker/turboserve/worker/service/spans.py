@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Span, set_span_in_context
 
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.telemetry import context_from, export_stage, links_to, tracer
+from turboserve.recorded_span import RecordedSpan, UnsampledSpan
+from turboserve.telemetry import context_from, links_to, samples_next, tracer
 from turboserve.telemetry_names import (
     BATCH_SIZE,
     CHUNK_INDEX,
@@ -20,7 +23,7 @@ from turboserve.telemetry_names import (
     PERIODIC,
     SESSION,
 )
-from turboserve.worker.engine.interface import ChunkReady
+from turboserve.worker.engine.interface import ChunkReady, ChunkTimings
 from turboserve.worker.service.migration_commands import FetchState
 from turboserve.worker.service.session_entry import Absent, DesiredState, SessionEntry
 
@@ -71,7 +74,10 @@ class ChunkOrigin:
     related: tuple[str, ...] = ()
     """Further requests that the chunk answers, and the session's assignment."""
     batched: Mapping[str, str | None] = field(default_factory=dict)
-    """The sessions that were computed together with this one, with the traces of their assignments."""
+    """The sessions that were computed together with this one, with the traces of their assignments. Empty if
+    the chunk is not sampled."""
+    sampled: bool = True
+    """Whether the chunk's spans are exported. If not, it has a span only if it fails."""
 
 
 NO_ORIGIN = ChunkOrigin()
@@ -96,18 +102,20 @@ class RunTrace:
         if traceparent is not None and (control_seq, traceparent) not in self._prompts:
             self._prompts.append((control_seq, traceparent))
 
-    def origin(self, control_seq: int, batched: Mapping[str, str | None]) -> ChunkOrigin:
+    def origin(self, control_seq: int) -> ChunkOrigin:
         """Return the origin of the run's next chunk, which was generated under this control."""
+        if self._cause is None and not self._prompts:
+            answered = () if self.assigned is None else (self.assigned,)
+            return ChunkOrigin(None, answered, sampled=samples_next(None))
         applied = [text for seq, text in self._prompts if seq <= control_seq]
         self._prompts = [prompt for prompt in self._prompts if prompt[0] > control_seq]
         causes = [text for text in (self._cause, *reversed(applied)) if text is not None]
         self._cause = None
-        related = (
-            causes[1:]
-            if self.assigned in causes[:1] or self.assigned is None
-            else [*causes[1:], self.assigned]
-        )
-        return ChunkOrigin(causes[0] if causes else None, tuple(related), batched)
+        cause = causes[0] if causes else None
+        related = causes[1:]
+        if self.assigned is not None and self.assigned != cause:
+            related.append(self.assigned)
+        return ChunkOrigin(cause, tuple(related), sampled=samples_next(cause))
 
 
 def chunk_span(
@@ -117,52 +125,78 @@ def chunk_span(
     now_s: float,
     nanoseconds: Callable[[float], int],
 ) -> Span:
-    """Return the chunk's span, which the caller ends, and record the spans of its stages.
+    """Return the chunk's span, which the caller ends. It has the spans of its stages.
 
     The chunk was packaged from `packaged_s` to `now_s`, on the engine's clock. `nanoseconds` converts such a
     time to Unix time.
     """
-    timings = ready.timings
-    began_s = min([timings.started_s, *(step.began_s for step in timings.steps)])
-    # One reading of the clocks for all times of the chunk.
-    zero_ns = nanoseconds(0.0)
-
-    def unix_ns(at_s: float) -> int:
-        return zero_ns + round(at_s * 1e9)
-
-    attributes = {
+    # The span may outlive the frames of the chunk, and does not keep them.
+    attributes: dict[str, str | int] = {
         SESSION: ready.session,
         CHUNK_INDEX: ready.index,
         CONTROL_SEQ: ready.control_seq,
     }
+    begin = partial(_chunk_span, attributes, ready.timings, origin, packaged_s, now_s, nanoseconds)
+    return begin() if origin.sampled else UnsampledSpan(begin)
+
+
+def _chunk_span(
+    attributes: dict[str, str | int],
+    timings: ChunkTimings,
+    origin: ChunkOrigin,
+    packaged_s: float,
+    now_s: float,
+    nanoseconds: Callable[[float], int],
+) -> Span:
+    began_s = min([timings.started_s, *(step.began_s for step in timings.steps)])
+    # One reading of the clocks for all times of the chunk.
+    zero_ns = nanoseconds(0.0)
     if origin.cause is None:
         attributes[PERIODIC] = True
     span = _trace.start_span(
         "generate chunk",
         context=context_from(origin.cause),
         links=links_to(*origin.related),
-        start_time=unix_ns(began_s),
+        start_time=zero_ns + round(began_s * 1e9),
         attributes=attributes,
+        sampled=origin.sampled,
     )
-    if span.get_span_context().trace_flags.sampled:
-        batch: frozenset[str] = frozenset()
-        for step in timings.steps:
-            # A batch of the same sessions as the step before has the same links, which are not repeated: to
-            # encode them would take longer than the rest of the span.
-            before, batch = batch, frozenset(step.sessions)
-            others = step.sessions if batch != before else ()
-            export_stage(
-                span,
+    if isinstance(span, RecordedSpan) and span.get_span_context().trace_flags.sampled:
+        span.stages = partial(_stages, span, timings, origin.batched, packaged_s, now_s, zero_ns)
+    return span
+
+
+def _stages(
+    span: RecordedSpan,
+    timings: ChunkTimings,
+    batched: Mapping[str, str | None],
+    packaged_s: float,
+    now_s: float,
+    zero_ns: int,
+) -> list[ReadableSpan]:
+    def unix_ns(at_s: float) -> int:
+        return zero_ns + round(at_s * 1e9)
+
+    found = []
+    batch: frozenset[str] = frozenset()
+    for step in timings.steps:
+        # A batch of the same sessions as the step before has the same links, which are not repeated: to
+        # encode them would take longer than the rest of the span.
+        before, batch = batch, frozenset(step.sessions)
+        others = step.sessions if batch != before else ()
+        found.append(
+            span.stage(
                 step.stage,
                 unix_ns(step.began_s),
                 unix_ns(step.ended_s),
                 {BATCH_SIZE: len(step.sessions)},
-                links_to(*(origin.batched.get(name) for name in others)),
+                links_to(*(batched.get(name) for name in others)),
             )
-        decoding_s = timings.ready_s - timings.decode_s
-        export_stage(span, "decode", unix_ns(decoding_s), unix_ns(timings.ready_s))
-        export_stage(span, "package", unix_ns(packaged_s), unix_ns(now_s))
-    return span
+        )
+    decoding_s = timings.ready_s - timings.decode_s
+    found.append(span.stage("decode", unix_ns(decoding_s), unix_ns(timings.ready_s)))
+    found.append(span.stage("package", unix_ns(packaged_s), unix_ns(now_s)))
+    return found
 
 
 def fetch_span(command: FetchState) -> AbstractContextManager[Span]:

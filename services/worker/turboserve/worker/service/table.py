@@ -188,7 +188,12 @@ class Table:
             if isinstance(message, events.ChunkPackaged):
                 self._say(commands.ForgetChunk(message.session, message.run, message.index))
             return
+        # The most frequent ones first.
         match message:
+            case events.ChunkPackaged():
+                self._packaged(entry, message)
+            case events.Published():
+                self._published(entry, message, now)
             case (
                 events.QuiesceRequested() | events.Quiesced() | events.ManifestSent() | events.TransferEnded()
             ):
@@ -208,8 +213,6 @@ class Table:
             case events.LatentsFetched():
                 if entry.state == FetchingLatents(message.query):
                     entry.state = LatentsReady()
-            case events.ChunkPackaged():
-                self._packaged(entry, message)
             case events.ControlTookEffect():
                 entry.control_taken = max(entry.control_taken, message.control_seq)
             case events.MovedToHost():
@@ -235,24 +238,34 @@ class Table:
                 self._reconciler.fail(entry, message.reason)
             case events.RunFinished():
                 entry.finished = message.reason
-            case events.Published():
-                self._published(entry, message, now)
 
     def _log_end_read(self, entry: SessionEntry, message: events.LogEndRead) -> None:
         entry.log_end_query = None
         # The log may have dropped old chunks of a session that was suspended for long, or be lost whole. The
         # row and this entry have counted those chunks: an index that a viewer has seen is never used again.
         end = max(message.next_chunk, entry.record.next_chunk, entry.next_publish)
+        counted = False
         if isinstance(entry.state, Present):
             # Chunks after the last known one must have come from this state; otherwise the state is evicted.
-            ours = end == entry.next_publish or (message.mine and entry.next_publish < end <= entry.made_next)
-            if not ours:
+            counted = self._counted_here(entry, end)
+            made_here = message.mine or counted
+            if not (end == entry.next_publish or (made_here and entry.next_publish < end <= entry.made_next)):
                 self._reconciler.evict(entry)
+                counted = False
         if not isinstance(entry.state, Present):
             entry.made_next = end
         while entry.pending and entry.pending[0] < end:
             self._say(commands.ForgetChunk(entry.session, entry.run, entry.pending.popleft()))
-        entry.log_read(message, end)
+        entry.log_read(message, end, counted=counted)
+
+    def _counted_here(self, entry: SessionEntry, end: int) -> bool:
+        """Whether the row has counted the chunks up to `end`, and no other worker can have made them.
+
+        The log may have lost chunks that it had accepted. Since the last known chunk, the session has had no
+        other owner.
+        """
+        same_owner = (entry.record.worker, entry.record.epoch) == (self.worker, entry.last_epoch)
+        return same_owner and end == entry.record.next_chunk
 
     def _packaged(self, entry: SessionEntry, message: events.ChunkPackaged) -> None:
         if message.index == entry.made_next:

@@ -225,14 +225,14 @@ class Wire:
 def stages_of(chunk: PackagedChunk, now_s: float) -> ChunkStages:
     """Return the ages of a chunk's stages at `now_s`, monotonic seconds."""
     timings = chunk.timings
-
-    def age(at_s: float) -> float:
-        return round(max(0.0, now_s - at_s), 6)
-
+    at_s = timings.due_s, timings.started_s, timings.denoised_s, timings.ready_s, chunk.packaged_at_s
+    due_s, started_s, denoised_s, decoded_s, packaged_s = [
+        round(now_s - at, 6) if at < now_s else 0.0 for at in at_s
+    ]
     return ChunkStages(
-        due_s=age(timings.due_s),
-        started_s=age(timings.started_s),
-        denoised_s=age(timings.denoised_s),
-        decoded_s=age(timings.ready_s),
-        packaged_s=age(chunk.packaged_at_s),
+        due_s=due_s,
+        started_s=started_s,
+        denoised_s=denoised_s,
+        decoded_s=decoded_s,
+        packaged_s=packaged_s,
     )

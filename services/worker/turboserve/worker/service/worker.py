@@ -12,6 +12,7 @@ from turboserve import logs
 from turboserve.audience import AggregatedPlayhead, AudienceFollower
 from turboserve.bus import Bus
 from turboserve.clock import Clock
+from turboserve.contracts.worker_offers import FrameSize
 from turboserve.contracts.workers import Assignment, LoadReport, WorkerPhase
 from turboserve.subjects import ASSIGN
 from turboserve.tasks import BackgroundTasks
@@ -60,13 +61,13 @@ class Worker:
         self.table = Table(worker, settings.model, capacity, settings.lease_s, floor_capacity)
         self._settings, self._bus, self._clock, self._config = settings, bus, clock, config
         self.profile = LatencyProfile(loaded.seconds)
-        self._slack, self._quality = quality.SlackBoard(), quality.QualityBoard()
+        self.slack, self._quality = quality.SlackBoard(), quality.QualityBoard()
         self._started_at = clock.wall() if started_at is None else started_at
         self._host_states = engine.host_states
         self._device, self._pid = str(engine.device), platform.pid
         device = platform.run(engine, self._arrived)
         self._engine, self._packager = device.engine, device.packager
-        self._migrations = Migrations(
+        self.migrations = Migrations(
             worker, settings, self._engine, platform.network(engine), self.table, self.handle, clock.monotonic
         )
         self.logs = SessionLogs(
@@ -95,7 +96,7 @@ class Worker:
         """Start the threads and the subscriptions. `spawn` runs the endless tasks."""
         self._packager.start()
         self._engine.start()
-        await self._migrations.start()
+        await self.migrations.start()
         await self._bus.subscribe(ASSIGN, self.id, self._assigned)
         spawn(self.heartbeat.run(), "heartbeat")
         spawn(self._tick(), "ticks")
@@ -103,7 +104,7 @@ class Worker:
     async def stop(self) -> None:
         """Generate nothing new; publish what is generated, for a short time; end the threads; leave."""
         self._stopping = True
-        self._migrations.fetch_no_more()
+        self.migrations.fetch_no_more()
         self._engine.submit(commands.StopGenerating())
         deadline = self._clock.monotonic() + FINAL_REPORT_TIMEOUT_S
         while self.table.unpublished and self._clock.monotonic() < deadline:
@@ -118,8 +119,9 @@ class Worker:
             # Nothing is generated here any more. The report goes first, because the end of a large copy may
             # take time.
             await self.heartbeat.leave()
-        await self._migrations.stop()
+        await self.migrations.stop()
         self._audiences.close()
+        self.logs.close()
         self._tasks.cancel()
 
     @property
@@ -146,6 +148,7 @@ class Worker:
         runs = {entry.session: entry.run for entry in self.table.entries.values()}
         held, now = self.table.held(self._config.media_start), self._clock.monotonic()
         engine, fidelity = self.engine, self.engine.fidelity
+        width, height = self._config.frame_size
         seconds = quality.beyond_slabs(self.profile.to_mapping(), engine.slabs, engine.places)
         return LoadReport(
             worker=self.id,
@@ -153,18 +156,19 @@ class Worker:
             capacity=self.table.capacity,
             weights_digest=self._engine.engine.fingerprint,
             controls=self.engine.declarations,
+            frame=FrameSize(width=width, height=height),
             phase=WorkerPhase.DRAINING if draining else WorkerPhase.READY,
-            sessions=self._quality.onto(self._slack.onto(held, runs, now), runs),
+            sessions=self._quality.onto(self.slack.onto(held, runs, now), runs),
             refusals=self.table.refusals(),
             migrations=self.table.incoming.reports(),
-            transfer=self._migrations.addresses,
-            host=self._migrations.machine,
+            transfer=self.migrations.addresses,
+            host=self.migrations.machine,
             chunk_latency_s=seconds,
             floor_chunk_latency_s=quality.floor_seconds(seconds, fidelity.ladder) if fidelity.lowers else {},
             floor_capacity=self.table.floor_capacity if fidelity.lowers else None,
             quality=self._quality.mean(now),
             quality_debt=self._quality.debt(now),
-            deficit=self._slack.deficit,
+            deficit=self.slack.deficit,
             host_states=self._host_states,
             host_sessions=self.engine.options.host_sessions,
             offloaded=self.engine.offloaded,
@@ -205,7 +209,7 @@ class Worker:
     # Events
 
     def handle(self, message: events.Input) -> None:
-        self._migrations.keys.learn(message, self._clock.monotonic())
+        self.migrations.keys.learn(message, self._clock.monotonic())
         for command in self.table.handle(message, self._clock.monotonic()):
             self._carry_out(command)
         if isinstance(message, events.Renewed | events.Assigned):
@@ -216,7 +220,7 @@ class Worker:
 
     def _arrived(self, item: ToLoop) -> None:
         if isinstance(item, quality.SlackMeasured):
-            self._slack.measured(item)
+            self.slack.measured(item)
             if item.tiers_changed:
                 self._spawn(self.heartbeat.publish())
             return
@@ -227,7 +231,8 @@ class Worker:
             return
         self.logs.packaged(item)
         # The context lets an exemplar name the chunk's trace.
-        context = trace.set_span_in_context(item.span) if tracing() else None
+        sampled = item.span.get_span_context().is_valid
+        context = trace.set_span_in_context(item.span) if sampled else None
         metrics.compute_duration.record(item.compute_s, context=context)
         metrics.batch_sessions.record(item.concurrent_sessions, context=context)
         if item.reference:
@@ -247,12 +252,9 @@ class Worker:
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case (
-                commands.ReadLogEnd()
-                | commands.FetchLatents()
-                | commands.PublishChunk()
-                | commands.FailSession()
-            ):
+            case commands.PublishChunk():
+                self.logs.publish(command)
+            case commands.ReadLogEnd() | commands.FetchLatents() | commands.FailSession():
                 self._spawn(self.logs.carry_out(command))
             case commands.Admit():
                 kept = self.logs.take_context(command.session, command.run)
@@ -279,7 +281,7 @@ class Worker:
                 | migration_commands.FetchState()
                 | migration_commands.CancelFetch()
             ):
-                self._migrations.carry_out(command)
+                self.migrations.carry_out(command)
             case commands.StopGenerating():
                 log.warning("lease expired: generation stops until the state store answers")
                 self._engine.submit(command)

@@ -70,6 +70,8 @@ class Hello(_Frame):
     limit_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
     """Time after which the target gives up, seconds."""
     device: str = Field(default="cpu", max_length=16)
+    gpu: str = Field(default="", max_length=128)
+    """UUID of the target's GPU; empty if its states are in host memory, or if it does not say."""
     addresses: Addresses = ()
     """Addresses from which the target's libraries may connect."""
 
@@ -159,6 +161,54 @@ class Verified(_Frame):
     digest: str = Field(max_length=128)
 
 
+class AskManifest(_Frame):
+    """receiver → source, after the link is made: the manifest of the weights with this digest."""
+
+    type: Literal["ask_manifest"] = "ask_manifest"
+    digest: str = Field(max_length=128)
+
+
+class WeightManifestText(_Frame):
+    """source → receiver: the manifest that was asked for, as `weight_transfer.manifest_text` writes it."""
+
+    type: Literal["weight_manifest"] = "weight_manifest"
+    text: str
+
+
+class AskShard(_Frame):
+    """receiver → source: one shard of the weights."""
+
+    type: Literal["ask_shard"] = "ask_shard"
+    shard: int = Field(ge=0)
+
+
+class ShardOffer(_Frame):
+    """source → receiver: the shard comes next, over the link."""
+
+    type: Literal["shard_offer"] = "shard_offer"
+    shard: int
+    size: int | None = Field(default=None, ge=0)
+    """Bytes of the shard; None: a source of an earlier version."""
+    offer: dict[str, Any] = {}
+    """The backend's description of the memory (`Link.offer`)."""
+    sent_bytes: int = Field(default=0, ge=0)
+    """What the source has sent to all receivers, bytes."""
+
+
+class ShardTaken(_Frame):
+    """receiver → source: the shard has arrived."""
+
+    type: Literal["shard_taken"] = "shard_taken"
+    shard: int
+
+
+class NotNow(_Frame):
+    """source → receiver: the source sends nothing for a while, because its viewers need its time."""
+
+    type: Literal["not_now"] = "not_now"
+    retry_s: float = Field(gt=0, le=60)
+
+
 Frame = Annotated[
     Open
     | Challenge
@@ -173,7 +223,13 @@ Frame = Annotated[
     | Taken
     | Wait
     | Manifest
-    | Verified,
+    | Verified
+    | AskManifest
+    | WeightManifestText
+    | AskShard
+    | ShardOffer
+    | ShardTaken
+    | NotNow,
     Field(discriminator="type"),
 ]
 FRAME: TypeAdapter[Frame] = TypeAdapter(Frame)

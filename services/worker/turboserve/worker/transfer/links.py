@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
@@ -74,6 +74,7 @@ class Links:
         self._interface = interface
         self.backends = tuple(name for name in backends if available(name, device))
         self._device = device
+        self._gpu = nccl.gpu_uuid(device)
         self._idle: list[tuple[str, bool, Link]] = []
         """Idle links as (peer, whether this worker is the source, link), the least recently used first. A
         source identifies peers by their ids, a target by the address that it connected to."""
@@ -132,17 +133,19 @@ class Links:
         except TimeoutError:
             raise PeerLostError(f"no link within {seconds:.3g} s") from None
 
-    def hello(self, source: str, limit_s: float) -> Hello:
+    def hello(self, source: str, limit_s: float, failed: Collection[str] = ()) -> Hello:
         """The frame that an admitted target sends. `source`: the address under which its links are kept;
-        `limit_s`: time after which the target gives up."""
+        `limit_s`: time after which the target gives up; `failed`: backends that come last now."""
         warm = tuple(link.name for peer, giving, link in self._idle if peer == source and not giving)
         return Hello(
             model=self.model,
-            backends=self.backends,
+            # `sorted` is stable: otherwise the order of preference remains.
+            backends=tuple(sorted(self.backends, key=lambda name: name in failed)),
             warm=warm,
             machine=shm.machine(),
             limit_s=limit_s,
             device=self._device.type,
+            gpu=self._gpu,
             addresses=self._addresses,
         )
 
@@ -200,7 +203,7 @@ class Links:
             for name in hello.backends
             if name in self.backends
             and (near or name != "shm")
-            and (self._device.type == hello.device == "cuda" or name != "nccl")
+            and (name != "nccl" or self._nccl_reaches(hello))
         ]
         if quiesced and near and "shm" in common:
             return "shm"
@@ -209,6 +212,11 @@ class Links:
         if not common:
             raise NoCommonBackendError(f"backends: {list(self.backends)} here, {list(hello.backends)} there")
         return common[0]
+
+    def _nccl_reaches(self, hello: Hello) -> bool:
+        # Two workers may share a GPU.
+        shared = hello.gpu == self._gpu != ""
+        return self._device.type == hello.device == "cuda" and not shared
 
     def _take(self, peer: str, *, giving: bool, names: Sequence[str], backend: str) -> Link | None:
         for place, (who, ours, link) in enumerate(self._idle):

@@ -23,6 +23,14 @@ from turboserve.worker.transfer.process_groups import first_line, time_limit
 POLL_S = 0.0005
 
 
+def gpu_uuid(device: torch.device) -> str:
+    """UUID of a CUDA device; empty for another device.
+
+    NCCL refuses a communicator of two processes on one GPU.
+    """
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
 class NcclLink(PairLink):
     """Transfers device memory from GPU to GPU."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -36,9 +36,9 @@ class LinkTable(Protocol):
         """Backends in order of preference."""
         ...
 
-    def hello(self, source: str, limit_s: float) -> Hello:
+    def hello(self, source: str, limit_s: float, failed: Collection[str] = ()) -> Hello:
         """The frame that an admitted target sends. `source`: the address under which its links are kept;
-        `limit_s`: time after which the target gives up."""
+        `limit_s`: time after which the target gives up; `failed`: backends that come last now."""
         ...
 
     async def give(
@@ -97,7 +97,10 @@ class SocketNetwork:
     def __init__(
         self, interface: Interface, port: int, backends: Sequence[str], device: torch.device, model: str
     ) -> None:
-        """`port`: 0 for any free port. `backends`, `model`: see `Links`."""
+        """`port`: 0 for any free port. `backends`, `model`: see `Links`. Confines UCX and NCCL, for the whole
+        process, to the interface."""
+        # Before any link: the libraries read the variables once, when they start.
+        confine_libraries(interface)
         self._interface, self._port = interface, port
         self.links = Links(backends, device, model, interface)
         self.machine = shm.machine()
@@ -105,7 +108,6 @@ class SocketNetwork:
 
     async def listen(self, serve: Serve) -> str:
         """See `TransferNetwork.listen`."""
-        confine_libraries(self._interface)
         host = self._interface.address
         self._server, port = await listen(serve, host, self._port)
         shown = f"[{host}]" if ":" in host else host

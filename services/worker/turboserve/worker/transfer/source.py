@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from turboserve import logs
 from turboserve.telemetry_names import ERROR_TYPE, TRANSFER_ROLE
@@ -40,12 +40,26 @@ from turboserve.worker.transfer.transfer_attempt import TransferAttempt
 ADMIT_S = 3.0
 """Limit of the whole authentication, and of the first frame after it, seconds."""
 CONNECTIONS_LIMIT = 64
-"""Largest number of authenticated connections. `half_open_connections` limits the others."""
+"""Largest number of authenticated connections for states. `half_open_connections` limits the others."""
+SIDE_TRANSFERS_LIMIT = 16
+"""Largest number of authenticated connections for anything else. They take none from the states'."""
 BULK_ROUNDS = 3
 SMALL_BYTES = 4 << 20
 """Smallest delta that is worth another round while the session generates, bytes."""
 
 log = logs.get("transfer")
+
+
+class SideTransfers(Protocol):
+    """What else targets may fetch over the address at which states are served, such as weights."""
+
+    def key(self, grant: str) -> bytes | None:
+        """The key of this name; `None`: there is none. A connection names it in place of a session."""
+        ...
+
+    async def serve(self, channel: Channel, opened: Open, keys: handshake.Keys) -> None:
+        """Serve an authenticated connection until its end. Raises `TransferError`."""
+        ...
 
 
 class Source:
@@ -69,6 +83,8 @@ class Source:
         self._connections = 0
         self._now = now
         self._half_open = HalfOpenConnections(now=now)
+        self.side_transfers: SideTransfers | None = None
+        self._side_tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: ByteReader, writer: ByteWriter) -> None:
         """Serve one connection until its end. Refuses and counts failures; raises only a cancellation."""
@@ -76,17 +92,22 @@ class Source:
         try:
             with self._half_open.held(channel.peer, channel.abort):
                 async with asyncio.timeout(ADMIT_S):
-                    opened, keys = await handshake.admit(channel, self._provider.key, ADMIT_S)
+                    opened, keys = await handshake.admit(channel, self._key, ADMIT_S)
         except (TransferError, TimeoutError) as error:
             # Any peer can cause this, at any rate: it is counted and not answered.
             self._half_open.refused(channel.peer, error)
             await channel.close()
             return
-        self._connections += 1
+        side = self.side_transfers
+        beside = side is not None and side.key(opened.session) is not None
+        self._connections += not beside
         try:
-            if self._connections > CONNECTIONS_LIMIT:
+            if side is not None and beside:
+                await self._serve_side(side, channel, opened, keys)
+            elif self._connections > CONNECTIONS_LIMIT:
                 raise TransferProtocolError(f"connections: more than {CONNECTIONS_LIMIT}")
-            await self._negotiate(channel, opened, keys)
+            else:
+                await self._negotiate(channel, opened, keys)
         except TransferError as error:
             log.info("transfer refused or broken", code=error.code, error=str(error))
             metrics.transfers_broken.add(1, {TRANSFER_ROLE: "source", ERROR_TYPE: error.code})
@@ -96,8 +117,12 @@ class Source:
             metrics.transfers_broken.add(1, {TRANSFER_ROLE: "source", ERROR_TYPE: TransferError.code})
             await refuse(channel, TransferError.code, repr(error))
         finally:
-            self._connections -= 1
+            self._connections -= not beside
             await channel.close()
+
+    def _key(self, session: str, migration: int) -> bytes | None:
+        key = None if self.side_transfers is None else self.side_transfers.key(session)
+        return self._provider.key(session, migration) if key is None else key
 
     def abort(self, session: str) -> None:
         """End the session's transfer: its row does not say (any more) that it migrates."""
@@ -106,8 +131,27 @@ class Source:
 
     def close(self) -> None:
         """End all transfers."""
-        for task, _ in list(self._open.values()):
+        for task in [*(task for task, _ in self._open.values()), *self._side_tasks]:
             task.cancel()
+
+    async def _serve_side(
+        self, side: SideTransfers, channel: Channel, opened: Open, keys: handshake.Keys
+    ) -> None:
+        if len(self._side_tasks) >= SIDE_TRANSFERS_LIMIT:
+            raise TransferProtocolError(f"side transfers: more than {SIDE_TRANSFERS_LIMIT}")
+        serving = asyncio.create_task(side.serve(channel, opened, keys))
+        self._side_tasks.add(serving)
+        try:
+            await asyncio.wait([serving])
+        except asyncio.CancelledError:
+            serving.cancel()
+            await ended(serving)
+            raise
+        finally:
+            self._side_tasks.discard(serving)
+        # `close` has canceled it: the connection ends without an answer.
+        if not serving.cancelled():
+            serving.result()
 
     async def _negotiate(self, channel: Channel, opened: Open, keys: handshake.Keys) -> None:
         hello = await channel.receive(ADMIT_S)

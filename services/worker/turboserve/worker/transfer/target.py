@@ -71,6 +71,8 @@ class _AttemptBudget:
     heard: bool = False
     """Whether the current attempt has received or announced a page of the state."""
     mismatches: int = 0
+    unlinked: set[str] = field(default_factory=set)
+    """Backends with which no link could be created. Further attempts prefer the others."""
     last: TransferError | None = None
 
     def failed(self, error: TransferError) -> TransferError:
@@ -206,12 +208,16 @@ class Target:
             channel.abort()
             raise
         try:
-            hello = self._links.hello(address, deadline.left())
+            hello = self._links.hello(address, deadline.left(), tries.unlinked)
             await channel.send(hello, deadline.left(SILENCE_S))
             welcome = await channel.receive(deadline.left(SILENCE_S))
             if not isinstance(welcome, Welcome):
                 raise unexpected(welcome)
-            link = await self._links.take(channel, welcome, address, keys.link, deadline)
+            try:
+                link = await self._links.take(channel, welcome, address, keys.link, deadline)
+            except TransferError:
+                tries.unlinked.add(welcome.backend)
+                raise
             try:
                 fetched = await self._copy(_CopyAttempt(channel, link, room, session, deadline, tries))
             except BaseException:
