@@ -28,7 +28,9 @@ def provider_of(settings: AutoscalerSettings, template: Json | None = None) -> P
     """`template` is the result of `pod_template`."""
     if settings.provider == "external":
         return ExternalProvider()
-    pool = pool_id(settings.pool_name, settings.nats_url)
+    # A namespace is one stack, whose broker may get another address while its pods run.
+    scope = settings.kubernetes_namespace if settings.provider == "kubernetes" else settings.nats_url
+    pool = pool_id(settings.pool_name, scope)
     if template is not None:
         return KubernetesProvider(
             pool,
@@ -70,7 +72,7 @@ def main() -> None:
         service.refuse("autoscaler", [f"TURBOSERVE_KUBERNETES_POD_TEMPLATE: {error.field}: {error.detail}"])
 
     async def start(runtime: service.Runtime) -> None:
-        await app.start(runtime, settings, provider_of(settings, template))
+        await app.start(runtime, settings, lambda: provider_of(settings, template))
 
     service.run("autoscaler", settings, start)
 

@@ -43,6 +43,8 @@ class Pool:
         self.members: dict[str, PoolMember] = {}
         self.rows: dict[str, WorkerRecord] = {}
         """The store's workers, as last listed."""
+        self.leaving: frozenset[str] = frozenset()
+        """Workers that drained before this core began. Adopted, they do not count as wanted."""
         self.adopted = False
         """Whether the provider has listed its workers. The core starts no worker before that."""
         self.doubt: str | None = None
@@ -137,8 +139,10 @@ class Pool:
     def _adopt(self, provider_worker: RunningWorker, now: float) -> None:
         taken = self.members.get(provider_worker.member)
         number = provider_worker.member.removeprefix(f"{self.name}-")
+        # A member that waits for its next attempt is free: a former leader may have started this worker.
+        free = PoolMemberPhase.VACANT, PoolMemberPhase.BACKING_OFF
         double = not number.isdigit() or (
-            taken is not None and (taken.worker is not None or taken.phase is not PoolMemberPhase.VACANT)
+            taken is not None and (taken.worker is not None or taken.phase not in free)
         )
         if double:
             # A pool member holds one worker. The extra worker may hold sessions, so drain it like any other.
@@ -147,6 +151,9 @@ class Pool:
             member = taken or PoolMember(provider_worker.member, int(number))
         member.occupy(provider_worker.worker, now, adopted=True)
         member.drain_requested = double
+        if provider_worker.worker in self.leaving:
+            # Its own report may come after those of the others, and one of these would drain in its place.
+            member.wanted, member.drain_requested = False, True
         member.pid, member.up_since = provider_worker.pid, self._tracker.stamp()
         member.enter(PoolMemberPhase.LAUNCHING, now, "process found, waiting for its first report")
         self.members[member.name] = member
@@ -174,8 +181,10 @@ class Pool:
             row = self.rows.get(member.worker)
             if row is not None:
                 self._row_of(member, row, event.ticket, now)
+            if member.release_failed is not None and member.release_failed < event.ticket:
+                member.release_failed = None
             if self._life.is_late(member, row, self._asked_at[ListWorkers]):
-                self._life.fail(member, f"not ready within {self.policy.ready_timeout_s:g} s", now)
+                self._life.replace_late(member, row, now)
             elif row is None and member.has_vanished(event.ticket):
                 member.declared_gone = True
                 self._life.fail(member, "the state store no longer has it", now)
@@ -196,7 +205,7 @@ class Pool:
             # The worker's process was restarted under its id, and the drain ended with the old process.
             member.drained_since = None
         elif member.phase is PoolMemberPhase.DRAINING and drained and member.held == 0:
-            self._life.release(member, "drained", now)
+            self._life.release(member, member.replaced or "drained", now)
 
     # Outcomes of commands, and next steps
 

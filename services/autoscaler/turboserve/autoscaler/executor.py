@@ -23,11 +23,12 @@ from turboserve.autoscaler.messages import (
     RunningWorker,
     WorkersListed,
 )
+from turboserve.autoscaler.pool_term import UNSHARED, PoolTerm
 from turboserve.autoscaler.providers.base import LaunchError, PoolProvider, ProviderError, ProviderWorker
 from turboserve.bus import Bus
 from turboserve.contracts import requests
 from turboserve.contracts.base import is_id
-from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGoneError
+from turboserve.contracts.errors import NotFoundError, StaleTermError, TurboServeError, WorkerGoneError
 
 log = logs.get("autoscaler")
 PROVIDER_LIMIT_S = 60.0
@@ -40,8 +41,8 @@ GONE_GRACE_S = 1.0
 class Executor:
     """Runs one command and returns one event. Errors become `Failed`."""
 
-    def __init__(self, bus: Bus, provider: PoolProvider, grace_s: float) -> None:
-        self._bus, self._provider, self._grace_s = bus, provider, grace_s
+    def __init__(self, bus: Bus, provider: PoolProvider, grace_s: float, term: PoolTerm = UNSHARED) -> None:
+        self._bus, self._provider, self._grace_s, self._term = bus, provider, grace_s, term
 
     async def run(self, command: Command) -> Event:
         try:
@@ -52,6 +53,9 @@ class Executor:
         except LaunchError as error:
             # By the provider's contract, a LaunchError means that nothing was started.
             return Failed(command.ticket, error.detail, missing=True)
+        except StaleTermError as error:
+            self._term.on_lost()
+            return Failed(command.ticket, error.detail)
         except (TurboServeError, ValidationError, OSError) as error:
             log.info("command failed", command=type(command).__name__, error=str(error))
             return Failed(command.ticket, str(error))
@@ -71,14 +75,15 @@ class Executor:
                 provider_worker = await provider.launch(member, worker)
                 return Done(ticket, provider_worker.pid)
             case Drain(ticket, _, worker):
-                await call(subjects.DRAIN_WORKER, requests.DrainWorker(worker=worker))
+                await call(subjects.DRAIN_WORKER, requests.DrainWorker(worker=worker, **self._term.fence))
                 await provider.drain(worker)
             case Release(ticket, member, release_worker, _, declared_gone):
-                # A frozen worker heeds no request to end. Its successor waits for its place.
+                # A frozen worker ignores a request to stop, and its replacement waits for the pool member.
                 grace_s = min(self._grace_s, GONE_GRACE_S) if declared_gone else self._grace_s
                 await provider.release(member, release_worker, grace_s)
             case DeclareGone(ticket, worker, reason):
-                await call(subjects.WORKER_GONE, requests.WorkerGone(worker=worker, reason=reason))
+                gone = requests.WorkerGone(worker=worker, reason=reason, **self._term.fence)
+                await call(subjects.WORKER_GONE, gone)
             case ListProviderWorkers(ticket):
                 return ProviderWorkersListed(ticket, _living(await provider.adopt()))
             case ListWorkers(ticket):

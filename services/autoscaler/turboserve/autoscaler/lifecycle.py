@@ -12,13 +12,15 @@ from turboserve.backoff import backoff_s
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 
+_READY = PoolMemberPhase.READY
+
 
 @dataclass(frozen=True)
 class Policy:
     """Times of the pool's core, in seconds."""
 
     ready_timeout_s: float = 120.0
-    """A worker that is not ready this long after its launch is ended and replaced."""
+    """A worker that is not ready this long after its launch is drained, ended and replaced."""
     drain_deadline_s: float = 600.0
     """A drain that takes longer is reported and continues. It never ends a worker that holds sessions."""
     stable_s: float = 30.0
@@ -64,6 +66,14 @@ class Lifecycle:
             member.wanted, member.drain_requested = False, True
             if member.phase is PoolMemberPhase.LAUNCHING:
                 member.enter(PoolMemberPhase.LOADING, now, "registered, draining")
+        elif (
+            phase in (WorkerPhase.STARTING, WorkerPhase.READY)
+            and member.phase is PoolMemberPhase.RELEASING
+            and member.ticket is None
+            and not member.declared_gone
+        ):
+            # Its release has failed, and it may have got sessions meanwhile.
+            self._begin_drain(member, f"still runs, {member.reason}", now)
 
     def is_late(self, member: PoolMember, row: WorkerRecord | None, asked_at: float) -> bool:
         """Whether the store, asked after the time-out, shows that the worker is still not ready.
@@ -75,6 +85,18 @@ class Lifecycle:
             and asked_at - member.launched_at >= self._policy.ready_timeout_s
             and (row is None or row.phase is WorkerPhase.STARTING)
         )
+
+    def replace_late(self, member: PoolMember, row: WorkerRecord | None, now: float) -> None:
+        """Replace a worker that is not ready in time (`is_late`).
+
+        A registered worker may become ready at any moment, and get sessions. So it drains first.
+        """
+        reason = f"not ready within {self._policy.ready_timeout_s:g} s"
+        if row is None:
+            self.fail(member, reason, now)
+            return
+        self._failed(member, reason, now)
+        self._begin_drain(member, reason, now)
 
     def exited(self, member: PoolMember, status: str, now: float) -> None:
         """Handle the end of the member's worker that this pool did not request."""
@@ -88,9 +110,13 @@ class Lifecycle:
 
     def fail(self, member: PoolMember, reason: str, now: float) -> None:
         """End the member's worker after a failure. A wanted member launches another one later."""
+        self._failed(member, reason, now)
+        self.release(member, reason, now)
+
+    def _failed(self, member: PoolMember, reason: str, now: float) -> None:
         self._tracker.act(now, "fail", reason, member)
         self._count_failure(member, now)
-        self.release(member, reason, now)
+        member.replaced = reason
 
     def _count_failure(self, member: PoolMember, now: float) -> None:
         if member.ready_at is not None and now - member.ready_at >= self._policy.stable_s:
@@ -125,8 +151,10 @@ class Lifecycle:
                 member.reason, member.retry_at = f"drain: {reason}", now + self._policy.retry_s
             case Release(), Done():
                 self._released(member, now)
-            case Release(), Failed(reason=reason):
+            case Release(worker=worker), Failed(reason=reason):
                 member.reason, member.retry_at = f"release: {reason}", now + self._policy.retry_s
+                if worker is not None and member.drained_since is None and not member.declared_gone:
+                    member.release_failed = self._tracker.stamp()
             case _:
                 pass
 
@@ -144,6 +172,9 @@ class Lifecycle:
 
     def step(self, member: PoolMember, now: float) -> None:
         """Take the member's next step, if one is due."""
+        if member.phase is _READY and member.wanted:
+            # Nearly always.
+            return
         match member.phase:
             case PoolMemberPhase.VACANT if member.wanted:
                 member.enter(PoolMemberPhase.RESERVING, now, "the pool wants a worker here")
@@ -157,14 +188,12 @@ class Lifecycle:
                 self._tracker.send(Reserve(self._tracker.take(member), member.name))
             case PoolMemberPhase.LOADING | PoolMemberPhase.READY if not member.wanted:
                 # Do not drain from LAUNCHING: a worker that is just registering could get sessions meanwhile.
-                member.enter(PoolMemberPhase.DRAINING, now, "no longer wanted")
-                member.drain_deadline, member.retry_at = now + self._policy.drain_deadline_s, now
-                self._tracker.act(now, "drain", member.reason, member)
-                self._drain(member, now)
+                self._begin_drain(member, "no longer wanted", now)
             case PoolMemberPhase.DRAINING:
                 self._drain(member, now)
             case PoolMemberPhase.RELEASING if member.ticket is None and member.retry_at <= now:
-                self._send_release(member)
+                if member.release_failed is None:
+                    self._send_release(member)
             case _:
                 pass
 
@@ -174,6 +203,13 @@ class Lifecycle:
         assert member.worker is not None
         self._tracker.act(now, "launch", f"attempt {member.failures + 1}", member)
         self._tracker.send(Launch(self._tracker.take(member), member.name, member.worker))
+
+    def _begin_drain(self, member: PoolMember, reason: str, now: float) -> None:
+        member.enter(PoolMemberPhase.DRAINING, now, reason)
+        member.drained_since = None
+        member.drain_deadline, member.retry_at = now + self._policy.drain_deadline_s, now
+        self._tracker.act(now, "drain", reason, member)
+        self._drain(member, now)
 
     def _drain(self, member: PoolMember, now: float) -> None:
         if member.drained_since is None and member.ticket is None and member.retry_at <= now:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from turboserve.instruments import Instruments
-from turboserve.telemetry_names import POOL_ACTION, POOL_MEMBER_PHASE
+from turboserve.telemetry_names import POOL, POOL_ACTION, POOL_MEMBER_PHASE
 
 _autoscaler = Instruments("autoscaler")
 
+leads = _autoscaler.observed_gauge(
+    "turboserve.autoscaler.leads",
+    "{process}",
+    "1 while this process runs the pool that several autoscalers share, else 0.",
+    POOL,
+)
 actions = _autoscaler.counter(
     "turboserve.autoscaler.actions", "{action}", "Actions of the autoscaler.", POOL_ACTION
 )

@@ -34,13 +34,15 @@ NEXT: dict[PoolMemberPhase, frozenset[PoolMemberPhase]] = {
         {PoolMemberPhase.DRAINING, PoolMemberPhase.RELEASING, PoolMemberPhase.BACKING_OFF}
     ),
     PoolMemberPhase.DRAINING: frozenset({PoolMemberPhase.RELEASING, PoolMemberPhase.BACKING_OFF}),
-    PoolMemberPhase.RELEASING: frozenset({PoolMemberPhase.VACANT, PoolMemberPhase.BACKING_OFF}),
+    PoolMemberPhase.RELEASING: frozenset(
+        {PoolMemberPhase.VACANT, PoolMemberPhase.BACKING_OFF, PoolMemberPhase.DRAINING}
+    ),
     PoolMemberPhase.BACKING_OFF: frozenset(
         {PoolMemberPhase.RESERVING, PoolMemberPhase.LAUNCHING, PoolMemberPhase.RELEASING}
     ),
 }
 """Phase → phases that may follow it. A worker that could hold sessions is released only from DRAINING, unless
-it is dead or has failed."""
+it is dead or the store does not have it. A worker that registers after its release has failed drains."""
 STARTING = frozenset(
     {
         PoolMemberPhase.RESERVING,
@@ -77,7 +79,7 @@ class PoolMember:
     listed: bool = False
     """Whether the store has had a row of the worker."""
     declared_gone: bool = False
-    """Whether the store no longer has the worker, whose process may still run, or be frozen."""
+    """Whether the store no longer has the worker. Its process may still run, or be frozen."""
     up_since: int | None = None
     """Stamp after which the provider lists the worker if it lives; None while the launch is under way."""
     reported_at: float | None = None
@@ -95,6 +97,12 @@ class PoolMember:
     drained_since: int | None = None
     """Stamp after which the store places no sessions on the worker; None until the drain is accepted."""
     drain_deadline: float = 0.0
+    release_failed: int | None = None
+    """Stamp at which the release of a worker that has not drained failed. Before another attempt, the store
+    is asked whether the worker has registered meanwhile."""
+    replaced: str | None = None
+    """Why the worker ends although its member is wanted, such as that it was not ready in time. None: it does
+    not."""
 
     def enter(self, phase: PoolMemberPhase, now: float, reason: str) -> None:
         assert phase in NEXT[self.phase], f"{self.name}: {self.phase} → {phase}"
@@ -107,7 +115,7 @@ class PoolMember:
         self.launched_at, self.ready_at, self.reported_at = now, None, None
         self.playout = None
         self.listed, self.drain_requested, self.drained_since = False, False, None
-        self.declared_gone = False
+        self.declared_gone, self.replaced, self.release_failed = False, None, None
         self.sessions = self.suspended = self.incoming = 0
 
     def vacate(self) -> None:
@@ -140,6 +148,7 @@ _COST = {
     PoolMemberPhase.VACANT: 0,
     PoolMemberPhase.BACKING_OFF: 1,
     PoolMemberPhase.RELEASING: 1,
+    PoolMemberPhase.DRAINING: 1,
     PoolMemberPhase.RESERVING: 2,
     PoolMemberPhase.LAUNCHING: 3,
     PoolMemberPhase.LOADING: 4,

@@ -14,13 +14,14 @@ from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.lifecycle import Policy
 from turboserve.autoscaler.pool_members import LARGEST
 from turboserve.broker_accounts import IDENTITY_PATTERN
-from turboserve.config import Seconds, Settings
+from turboserve.config import Seconds
 from turboserve.contracts.autoscale import ProfileTable
 from turboserve.contracts.base import Id
 from turboserve.environment import listed
+from turboserve.leader_settings import LeaderSettings
 
 
-class AutoscalerSettings(Settings):
+class AutoscalerSettings(LeaderSettings):
     """Read from `TURBOSERVE_…`."""
 
     provider: Literal["local", "ray", "kubernetes", "external"] = "local"
@@ -46,8 +47,11 @@ class AutoscalerSettings(Settings):
     kubernetes_identity_secret: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,252}$")] | None = None
     """Secret that has the password of each identity in `worker_identities` under the identity's name."""
     pool_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,32}$")] = "local"
-    """Id of the pool in the API, and first part of its members' names. Two autoscalers on one broker need two
-    names."""
+    """Id of the pool in the API, and first part of its members' names. Two autoscalers on one broker, or with
+    pods in one namespace, need two names, or `pool_shared`."""
+    pool_shared: bool = False
+    """Whether several autoscalers run this pool. One leads; another takes over when the leader is silent for
+    `leader_timeout_s`. All need the same settings."""
     pool_size: int = Field(default=1, ge=0, le=LARGEST)
     """Initial number of workers if none are running."""
     pool_min: int | None = Field(default=None, ge=0, le=LARGEST)
@@ -154,6 +158,12 @@ class AutoscalerSettings(Settings):
         least, most = self.limits
         if least > most:
             raise ValueError(f"pool_min: {least} is more than pool_max ({most})")
+        return self
+
+    @model_validator(mode="after")
+    def _shared_workers_stay(self) -> Self:
+        if self.pool_shared and self.pool_stop_with_autoscaler:
+            raise ValueError("pool_stop_with_autoscaler: the next leader needs the workers of a shared pool")
         return self
 
     @model_validator(mode="after")

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import nullcontext, suppress
+from itertools import takewhile
+from typing import Any
 
 import nats.errors
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from opentelemetry.context import Context
 
 from turboserve import logs, subjects
@@ -25,14 +30,16 @@ from turboserve.autoscaler.messages import (
     SizeWanted,
     Tick,
 )
+from turboserve.autoscaler.pool_term import UNSHARED, PoolTerm
 from turboserve.autoscaler.providers.base import PoolProvider
 from turboserve.autoscaler.settings import AutoscalerSettings
-from turboserve.autoscaler.status import export, pool_status, scaling_status
-from turboserve.autoscaler.store_link import StoreLink, WorkerUsage
+from turboserve.autoscaler.status import export, forget, pool_status, scaling_status
+from turboserve.autoscaler.store_link import StoreLink, WorkerUsage, drained
 from turboserve.contracts import requests
-from turboserve.contracts.pool import PoolMemberPhase, PoolStatus
+from turboserve.contracts.pool import PoolStatus
 from turboserve.contracts.workers import LoadReport
 from turboserve.service import Runtime
+from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry import tracer, within
 from turboserve.telemetry_names import POOL_ACTION, WORKER
 
@@ -53,11 +60,19 @@ class Shell:
     """Feeds the core one event at a time and runs its commands concurrently."""
 
     def __init__(
-        self, runtime: Runtime, pool: Pool, provider: PoolProvider, settings: AutoscalerSettings
+        self,
+        runtime: Runtime,
+        pool: Pool,
+        provider: PoolProvider,
+        settings: AutoscalerSettings,
+        term: PoolTerm = UNSHARED,
     ) -> None:
         self.pool, self.provider = pool, provider
+        self._term = term
         self._runtime, self._settings = runtime, settings
-        self._executor = Executor(runtime.bus, provider, settings.pool_release_grace_s)
+        self._executor = Executor(runtime.bus, provider, settings.pool_release_grace_s, term)
+        self._tasks = BackgroundTasks()
+        self._subscriptions: list[Subscription] = []
         self._usage = WorkerUsage(settings.pool_worker_kind, settings.pool_worker_gpus)
         self._control: ControlLoop | None = None
         self._link: StoreLink | None = None
@@ -67,6 +82,11 @@ class Shell:
         self._changed = asyncio.Event()
 
     @property
+    def term(self) -> int | None:
+        """The term in which this process runs the pool. None: no other autoscaler shares it."""
+        return self._term.number
+
+    @property
     def control(self) -> ControlLoop | None:
         """The control loop; None until the provider has listed its workers, and for an external provider."""
         return self._control
@@ -74,8 +94,14 @@ class Shell:
     async def start(self) -> None:
         """Start the shell's tasks. Returns without waiting for the provider's list of workers."""
         self.provider.watch(self._exited)
-        self._runtime.spawn(self._begin(), "begin")
-        self._runtime.spawn(self._publish(), "status")
+        self._spawn(self._begin(), "begin")
+        self._spawn(self._publish(), "status")
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        self._tasks.add(self._runtime.spawn(work, name))
+
+    def _leads(self) -> bool:
+        return self._term.leads(self._runtime.clock.monotonic())
 
     def _exited(self, worker: str, status: str) -> None:
         # The provider may call this in the context of the launch, which is long over.
@@ -90,29 +116,33 @@ class Shell:
             size, reason = 0, "another system starts the workers"
         self._begun = True
         bus = self._runtime.bus
-        await bus.subscribe(subjects.LOAD, "*", self._on_load)
+        self._subscriptions.append(await bus.subscribe(subjects.LOAD, "*", self._on_load))
         self.feed(SizeWanted(size, reason))
-        self._runtime.spawn(self._ticks(), "ticks")
+        self._spawn(self._ticks(), "ticks")
         if self._control is not None:
             # Subscribe to the raw messages, so that unreadable ones are counted.
-            await bus.client.subscribe(subjects.FEEDBACK.of(self._control.model), cb=self._on_feedback)
+            feedback = subjects.FEEDBACK.of(self._control.model)
+            self._subscriptions.append(await bus.client.subscribe(feedback, cb=self._on_feedback))
             # Live events are enough, since volatility depends only on a short recent window.
-            await bus.client.subscribe(subjects.EVENT.live("*"), cb=self._on_event)
-            self._link = StoreLink(bus, self._runtime.clock, self.pool, self._usage, self._control)
-            self._runtime.spawn(self._link.run(), "store")
-            self._runtime.spawn(self._control_ticks(self._control), "control")
-            self._runtime.spawn(self._watch_provider(), "provider")
+            events = subjects.EVENT.live("*")
+            self._subscriptions.append(await bus.client.subscribe(events, cb=self._on_event))
+            self._link = StoreLink(
+                bus, self._runtime.clock, self.pool, self._usage, self._control, self._term
+            )
+            self._spawn(self._link.run(), "store")
+            self._spawn(self._control_ticks(self._control), "control")
+            self._spawn(self._watch_provider(), "provider")
 
     async def _first_size(self) -> tuple[int, str]:
         """Return the initial size and its reason.
 
-        The size is the number of running workers, so that a restart under load does not shrink the pool. If
-        none are running, it is the configured size.
+        The size is the number of workers that do not drain, so that a restart under load does not shrink the
+        pool. If none are running, it is the configured size.
         """
         while True:
             try:
                 async with asyncio.timeout(PROVIDER_S):
-                    found = len(await self.provider.adopt())
+                    workers = await self.provider.adopt()
                 break
             except Exception as error:
                 # A provider may be third-party code. No error of it may end the pool; the status shows it.
@@ -120,9 +150,11 @@ class Shell:
                 log.warning("provider listing failed", error=repr(error))
                 await asyncio.sleep(1.0)
         self._provider_error = None
+        self.pool.leaving = await drained(self._runtime.bus) if workers else frozenset()
+        found = sum(worker.worker not in self.pool.leaving for worker in workers)
         least, most = self._settings.limits
-        size = min(max(found or self._settings.pool_size, least), most)
-        return size, f"{found} already running" if found else "configured"
+        size = min(max(found if workers else self._settings.pool_size, least), most)
+        return size, f"{found} already running" if workers else "configured"
 
     def _new_control(self, size: int) -> ControlLoop:
         shipped = default_table()
@@ -135,8 +167,8 @@ class Shell:
         )
 
     def feed(self, event: Event) -> None:
-        """Pass one event to the core and start the commands that it returns."""
-        if self._stopped or not self._begun:
+        """Pass one event to the core and start the commands that it returns. Does nothing after the term."""
+        if self._stopped or not self._begun or not self._leads():
             return
         now = self._runtime.clock.monotonic()
         try:
@@ -149,7 +181,7 @@ class Shell:
         self._usage.look(self.pool.members.values(), now)
         self._publish_status()
         for command in commands:
-            self._runtime.spawn(self._execute(command), type(command).__name__)
+            self._spawn(self._execute(command), type(command).__name__)
 
     def status(self) -> PoolStatus:
         now, wall = self._runtime.clock.monotonic(), self._runtime.clock.wall()
@@ -169,13 +201,19 @@ class Shell:
             }
         )
 
-    async def stop(self, end_workers: bool, grace_s: float) -> None:
+    async def stop(self, end_workers: bool = False, grace_s: float = 0.0) -> None:
         """Stop deciding. With `end_workers`, also end the pool's workers and declare them gone."""
         self._stopped = True
         if end_workers:
             held = [member for member in self.pool.members.values() if member.worker is not None]
             await asyncio.gather(*(self._end(member.name, member.worker or "", grace_s) for member in held))
+        # A command that is under way needs the provider's watch.
+        await self._tasks.stop()
         await self.provider.close()
+        forget()
+        for subscription in self._subscriptions:
+            with suppress(nats.errors.Error, OSError):
+                await subscription.unsubscribe()
 
     async def _end(self, member: str, worker: str, grace_s: float) -> None:
         try:
@@ -187,10 +225,11 @@ class Shell:
             log.info("final report not acknowledged", worker=worker, error=str(error))
 
     async def _execute(self, command: Command) -> None:
-        if isinstance(command, Launch):
-            with _trace.child("launch worker", attributes={WORKER: command.worker}):
-                answer = await self._executor.run(command)
-        else:
+        if not self._leads():
+            # This process was suspended after the decision: the next leader decides anew.
+            return
+        worker = command.worker if isinstance(command, Launch) else None
+        with nullcontext() if worker is None else _trace.child("launch worker", attributes={WORKER: worker}):
             answer = await self._executor.run(command)
         self.feed(answer)
 
@@ -229,13 +268,9 @@ class Shell:
 
     async def _publish(self) -> None:
         while True:
-            status, control = self.status(), self._control
-            feedback = None if control is None else control.controller.advisor.feedback_monitor.feedback
-            export(status, feedback, self._usage.gpus, 0 if control is None else control.maximum)
-            try:
-                await self._runtime.bus.publish(subjects.POOL, self.pool.name, status)
-            except (nats.errors.Error, OSError) as error:
-                log.debug("status not published", error=repr(error))
+            # After the term, the next leader's status is the pool's.
+            if self._leads():
+                await self._publish_once()
             try:
                 async with asyncio.timeout(STATUS_S):
                     await self._changed.wait()
@@ -243,14 +278,17 @@ class Shell:
                 continue
             self._changed.clear()
 
+    async def _publish_once(self) -> None:
+        status, control = self.status(), self._control
+        feedback = None if control is None else control.controller.advisor.feedback_monitor.feedback
+        export(status, feedback, self._usage.gpus, 0 if control is None else control.maximum)
+        with suppress(nats.errors.Error, OSError):
+            await self._runtime.bus.publish(subjects.POOL, self.pool.name, status)
+
     def _publish_status(self) -> None:
         """Log and count the actions since the last call, and publish the status if there are any."""
-        new: list[ActionRecord] = []
-        for action in reversed(self.pool.actions):
-            if action is self._said:
-                break
-            new.append(action)
-        for action in reversed(new):
+        new = takewhile(lambda action: action is not self._said, reversed(self.pool.actions))
+        for action in reversed(list(new)):
             metrics.actions.add(1, {POOL_ACTION: action.action})
             say = log.warning if action.action in _LOUD else log.info
             say(f"pool {action.action}", member=action.member, worker=action.worker, reason=action.reason)
@@ -260,16 +298,3 @@ class Shell:
 
 async def _fail(error: Exception) -> None:
     raise error
-
-
-def is_ready(pool: Pool, managed: bool) -> bool:
-    """Whether running workers are adopted and, if `managed`, each wanted worker is ready or has failed once.
-
-    So an autoscaler whose workers cannot start becomes ready and reports the reason in its status.
-    """
-    if not pool.adopted:
-        return False
-    wanted = [member for member in pool.members.values() if member.wanted]
-    return not managed or all(
-        member.phase is PoolMemberPhase.READY or member.failures > 0 for member in wanted
-    )

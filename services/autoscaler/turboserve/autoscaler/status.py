@@ -9,6 +9,7 @@ from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.pool_members import STARTING, PoolMember
 from turboserve.contracts.autoscale import ScalingRecord, ScalingStatus
 from turboserve.contracts.pool import LoadFeedback, PoolAction, PoolMemberPhase, PoolMemberStatus, PoolStatus
+from turboserve.contracts.pool_history import VOLATILITY_LIMIT, PoolSample
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.telemetry_names import POOL_MEMBER_PHASE
 
@@ -141,6 +142,26 @@ def scaling_status(controller: Controller, now: float, wall: float) -> ScalingSt
     )
 
 
+def pool_sample(pool: Pool, controller: Controller, now: float) -> PoolSample:
+    """Build the pool's state for its history. Stale load feedback is left out."""
+    phases = [member.phase for member in pool.members.values()]
+    hearing, row = controller.advisor.feedback_monitor, controller.advisor.in_force
+    volatility = controller.detector.volatility
+    sample = PoolSample(
+        ready=phases.count(PoolMemberPhase.READY),
+        starting=sum(phase in STARTING for phase in phases),
+        draining=phases.count(PoolMemberPhase.DRAINING),
+        target=controller.target,
+        volatility=min(volatility, VOLATILITY_LIMIT) if volatility >= 0 else None,
+        target_utilization=row.target_utilization,
+    )
+    feedback = hearing.feedback
+    if feedback is None or hearing.is_stale(now):
+        return sample
+    names = ("capacity", "required", "waiting", "rho_max", "quality_debt", "deficit")
+    return sample.model_copy(update={name: getattr(feedback, name) for name in names})
+
+
 def _differs(controller: Controller) -> tuple[str, ...]:
     """Return the table's profiling conditions that differ from this controller's."""
     found = controller.table.provenance
@@ -183,3 +204,34 @@ def export(status: PoolStatus, feedback: LoadFeedback | None, gpus: float, maxim
         metrics.utilization_target.set(status.scaling.target_utilization)
         metrics.volatility.set(status.scaling.volatility)
         metrics.feedback_stale.set(int(status.scaling.stale))
+
+
+def forget() -> None:
+    """Set the gauges of the pool to 0, because another process runs it from now on."""
+    for phase in PoolMemberPhase:
+        metrics.members.set(0, {POOL_MEMBER_PHASE: phase.value})
+    for gauge in (
+        metrics.gpus,
+        metrics.sessions_required,
+        metrics.sessions_capacity,
+        metrics.utilization_max,
+        metrics.workers_target,
+        metrics.workers_maximum,
+        metrics.utilization_target,
+        metrics.volatility,
+        metrics.feedback_stale,
+    ):
+        gauge.set(0)
+
+
+def is_ready(pool: Pool, managed: bool) -> bool:
+    """Whether running workers are adopted and, if `managed`, each wanted worker is ready or has failed once.
+
+    So an autoscaler whose workers cannot start becomes ready and reports the reason in its status.
+    """
+    if not pool.adopted:
+        return False
+    wanted = [member for member in pool.members.values() if member.wanted]
+    return not managed or all(
+        member.phase is PoolMemberPhase.READY or member.failures > 0 for member in wanted
+    )

@@ -12,12 +12,17 @@ from pydantic import ValidationError
 from turboserve import logs, subjects
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.past_decisions import PastDecisions
 from turboserve.autoscaler.pool_members import PoolMember
+from turboserve.autoscaler.pool_term import UNSHARED, PoolTerm
+from turboserve.autoscaler.status import pool_sample
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.cost import Rental
-from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.errors import StaleTermError, TurboServeError
 from turboserve.contracts.pool import PoolReport
+from turboserve.contracts.requests import ListWorkers
+from turboserve.contracts.workers import WorkerPhase
 from turboserve.ids import new_id
 
 
@@ -48,9 +53,9 @@ class WorkerUsage:
             if member.worker is None:
                 continue
             there.add(member.worker)
-            usage_record = self._usage.setdefault(
-                member.worker, _UsageRecord(member.name, member.launched_at)
-            )
+            usage_record = self._usage.get(member.worker)
+            if usage_record is None:
+                usage_record = self._usage[member.worker] = _UsageRecord(member.name, member.launched_at)
             if usage_record.ready_at is None and member.ready_at is not None:
                 usage_record.ready_at = member.ready_at
                 if not member.adopted:
@@ -86,6 +91,16 @@ class WorkerUsage:
                 self._usage.pop(rental.worker, None)
 
 
+async def drained(bus: Bus) -> frozenset[str]:
+    """Return the workers that drain, as the store has them. Empty if it does not answer."""
+    try:
+        page = await bus.call(subjects.LIST_WORKERS, ListWorkers())
+    except (TurboServeError, ValidationError) as error:
+        log.info("draining workers not known", error=_brief(error))
+        return frozenset()
+    return frozenset(row.id for row in page.workers if row.phase is WorkerPhase.DRAINING)
+
+
 REPORT_S = 1.0
 LEARNED_S = 10.0
 """Time between two reports of what was learned, seconds. A killed process loses at most this much of it."""
@@ -95,11 +110,21 @@ log = logs.get("autoscaler")
 class StoreLink:
     """Sends complete reports, so that a lost report costs one second."""
 
-    def __init__(self, bus: Bus, clock: Clock, pool: Pool, usage: WorkerUsage, loop: ControlLoop) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        pool: Pool,
+        usage: WorkerUsage,
+        loop: ControlLoop,
+        term: PoolTerm = UNSHARED,
+    ) -> None:
+        self._term = term
         self._bus, self._clock = bus, clock
         self._pool, self._usage, self._loop = pool, usage, loop
         self._process = new_id("asc")
         """Id of this process, since the ages of rentals are by its clock."""
+        self._past = PastDecisions()
         self.problem: str | None = None
         """Why the last report got no orders; None if it did."""
         self._learned_at = -math.inf
@@ -118,6 +143,8 @@ class StoreLink:
         rentals = self._usage.rentals(now) if self._pool.adopted else None
         # Before the stored state is known, this process must not overwrite it.
         recalls = self._loop.orders is None
+        self._past.look(self._loop.controller.decisions, self._pool.actions, now, self._clock.wall())
+        decisions = self._past.report
         due = not recalls and now - self._learned_at >= LEARNED_S
         learned = self._loop.controller.remember(self._clock.wall()) if due else None
         report = PoolReport(
@@ -127,12 +154,19 @@ class StoreLink:
             absorbs=self._loop.absorbs,
             absorbs_at_maximum=self._loop.controller.absorbs_at_maximum,
             process=self._process,
+            pool_term=self._term.number,
             rentals=rentals,
             learned=learned,
             recalls=recalls,
+            sample=pool_sample(self._pool, self._loop.controller, now),
+            decisions=decisions,
         )
         try:
             orders = await self._bus.call(subjects.REPORT_POOL, report)
+        except StaleTermError as error:
+            self._term.on_lost()
+            self.problem = error.detail
+            return
         except (TurboServeError, ValidationError) as error:
             # Unreadable orders change nothing. The orders in force remain.
             if self.problem is None:
@@ -141,6 +175,7 @@ class StoreLink:
             return
         self.problem = None
         self._usage.acknowledged(rentals or ())
+        self._past.acknowledged(decisions)
         if learned is not None:
             self._learned_at = now
         if recalls and orders.learned is not None:

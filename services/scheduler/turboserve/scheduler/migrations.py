@@ -141,11 +141,14 @@ class Migrations:
             elif landed or after.worker != before.worker or not after.phase.holds_slot:
                 view.changed_outside(before.worker, after.worker)
             if landed:
-                session.rests_until = rests_until
+                session.rests_until, session.failed_in_epoch = rests_until, None
                 self._learn(view, before)
             elif (after.epoch, after.activity) == (before.epoch, before.activity):
-                session.rests_until = rests_until
-                session.migration_failures[before.target or ""] = rests_until
+                epoch, failures = session.failed_in_epoch or (after.epoch, 0)
+                failures = failures + 1 if epoch == after.epoch else 1
+                session.failed_in_epoch = after.epoch, failures
+                session.retries_at = now + self._policy.rest_after_failed(failures)
+                session.migration_failures[before.target or ""] = session.rests_until = rests_until
 
     def _learn(self, view: View, before: SessionRecord) -> None:
         report = _report(view, before)

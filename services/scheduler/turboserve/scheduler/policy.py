@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from turboserve.backoff import backoff_s
 from turboserve.contracts.workers import WorkerPhase
 
+REST_DOUBLINGS = 3
+"""How often the rest after failed migrations doubles: a session is tried again while its load may change."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -58,7 +61,8 @@ class Policy:
     migration_margin_s: float = 5.0
     """Added to the target's copy time, so that the target gives up before the scheduler does."""
     migration_cooldown_s: float = 30.0
-    """A session is not migrated for balance for this long after a migration that succeeded or failed."""
+    """A session is not migrated for balance or to save chunks for this long after a migration that succeeded
+    or failed. Each further failure in a row doubles the time, at most three times."""
     feedback_s: float = 1.0
     """Maximum time between two load feedback messages to the autoscaler."""
 
@@ -71,6 +75,11 @@ class Policy:
     def retry_after(self, failures: int) -> float:
         """How long to wait after `failures` failures in a row, in seconds."""
         return backoff_s(failures, self.retry_s, self.retry_limit_s)
+
+    def rest_after_failed(self, failures: int) -> float:
+        """How long a session rests after `failures` failed migrations in a row, in seconds."""
+        limit_s = self.migration_cooldown_s * 2.0**REST_DOUBLINGS
+        return backoff_s(failures, self.migration_cooldown_s, limit_s)
 
     def rest_after(self, refusals: int) -> float:
         """How long a worker that has refused a session `refusals` times does not get it again, in seconds."""

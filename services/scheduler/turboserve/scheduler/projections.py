@@ -35,6 +35,8 @@ class ClusterProjection:
         """Workers whose state will change by time alone."""
         self._timed_sessions: set[str] = set()
         """Sessions whose state will change by time alone."""
+        self._absorbing: set[str] = set()
+        """Models whose workers may hold more than K sessions, by the cluster. That ends by time alone."""
         self._looked_at = float("-inf")
         self._sizes: dict[str, int] = {}
         """Model → bytes of a session's state, as last put into the cluster."""
@@ -46,6 +48,9 @@ class ClusterProjection:
         if listened - self._looked_at >= LOOK_S:
             self._looked_at = listened
             workers |= view.workers.keys()
+        if ended := {model for model in self._absorbing if not view.absorbs(model, listened)}:
+            self._absorbing -= ended
+            workers |= {name for name, worker in view.workers.items() if worker.model in ended}
         view.changed_workers.clear()
         for name in workers:
             self._put_worker(name, now, listened)
@@ -75,7 +80,8 @@ class ClusterProjection:
         else:
             self._provides[name] = worker.provides_state
             (self._timed_workers.add if worker.full_until > now else self._timed_workers.discard)(name)
-            absorbs = self._view.absorbs(worker.model, listened)
+            if absorbs := self._view.absorbs(worker.model, listened):
+                self._absorbing.add(worker.model)
             self._cluster.put_worker(worker_state(worker, now, listened, self._timeout_s, absorbs))
         if gave != self._provides.get(name) and (entry := self._cluster.entries.get(name)) is not None:
             self._view.changed_sessions.update(entry.here, entry.suspended)
@@ -128,6 +134,7 @@ def session_state(view: View, session: SessionView, now: float, sizes: Mapping[s
         weights_digest=record.weights_digest,
         movable=is_movable(view, session, now),
         rests_until=session.rests_until,
+        retries_at=session.retries_at,
         excluded=frozenset(excluded),
         left=session.left,
     )
@@ -200,11 +207,15 @@ def _of_model(
     view: View, cluster: Cluster, model: str, required: int, waiting: int, decisions: int
 ) -> LoadFeedback:
     serving = [w for w in view.workers.values() if w.model == model]
-    ready = [(w.load, k) for w in serving if w.ready and (k := cluster.slots(w.id)) > 0]
+    accepting = [w for w in serving if w.ready]
+    ready = [(w.load, k) for w in accepting if (k := cluster.slots(w.id)) > 0]
     lowers = any(w.floor_capacity for w in serving)
     # Each playing session makes the same number of chunks in a minute, so sessions are the weights.
-    chunks = sum(len(w.used) for w in serving)
-    debt = sum(len(w.used) * w.quality_debt for w in serving) / chunks if chunks else 0.0
+    chunks, debt = 0, 0.0
+    for w in serving:
+        chunks += len(w.used)
+        debt += len(w.used) * w.quality_debt
+    debt = debt / chunks if chunks else 0.0
     return LoadFeedback(
         model=model,
         rho_max=max((load / k for load, k in ready), default=0.0),
@@ -213,8 +224,8 @@ def _of_model(
         capacity=sum(k for _, k in ready),
         workers=len(ready),
         quality_debt=min(debt, 1.0),
-        deficit=sum(w.deficit for w in serving),
-        floor_capacity=sum(cluster.floor_slots(w.id) for w in serving if w.ready) if lowers else None,
+        deficit=sum([w.deficit for w in serving]),
+        floor_capacity=sum(cluster.floor_slots(w.id) for w in accepting) if lowers else None,
         decisions=decisions,
     )
 

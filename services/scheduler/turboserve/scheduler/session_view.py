@@ -157,8 +157,7 @@ class Waiting:
 class SessionView(ChangeTracked):
     """One session that has not ended."""
 
-    # `refusals` and `migration_failures` change in place, always together with `refused_epoch` or
-    # `rests_until`.
+    # `refusals` and `migration_failures` change in place, always with `refused_epoch` or `rests_until`.
     TRACKED_FIELDS = frozenset(
         {"record", "row_state", "pending", "retry", "rests_until", "refused_epoch", "left"}
     )
@@ -180,6 +179,10 @@ class SessionView(ChangeTracked):
     """None: the session needs no worker."""
     rests_until: float = 0.0
     """The session is not migrated for balance before this time; set when a migration ends."""
+    retries_at: float = 0.0
+    """As `rests_until`, by the number of migrations that have failed in a row."""
+    failed_in_epoch: tuple[int, int] | None = None
+    """Epoch of the last failed migration, and number of failed ones in a row in this epoch."""
     migration_failures: dict[str, float] = field(default_factory=dict)
     """Worker → time before which no migration to it is tried, because one has failed."""
     refused_epoch: int | None = None

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from turboserve.config import Seconds, Settings
+from turboserve.config import Seconds
 from turboserve.contracts.fidelity import TIER_ALPHA, TierAlpha
-from turboserve.scheduler.leadership import Lease
+from turboserve.leader_settings import LeaderSettings
 from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
 from turboserve.scheduler.policy import Policy
 
 
-class SchedulerSettings(Settings):
+class SchedulerSettings(LeaderSettings):
     """Read from `TURBOSERVE_…`."""
 
     idle_after_s: Seconds = 60.0
@@ -22,14 +22,6 @@ class SchedulerSettings(Settings):
     """Interval at which the scheduler compares its view with the state store."""
     tick_s: Seconds = 0.25
     """Interval of the checks for silent workers, idle sessions and commands to repeat."""
-
-    leader_renew_s: Seconds = 0.5
-    """Interval at which the leading scheduler renews its lead."""
-    leader_lease_s: Seconds = 4.0
-    """A leader that has not renewed for this long makes no more decisions."""
-    leader_timeout_s: Seconds = 5.0
-    """Another scheduler takes over after this long without a renewal. It must exceed the lease; the
-    difference is the safety margin."""
 
     placement: Annotated[str, AfterValidator(PLACEMENTS.check)] = "min-max"
     """Policy that chooses a session's worker: `min-max`, or an installed one. `turboserve-baselines` installs
@@ -62,11 +54,8 @@ class SchedulerSettings(Settings):
     migrations_per_worker: int = Field(default=2, ge=1)
     """Maximum number of simultaneous migrations from and to one worker."""
     migration_cooldown_s: Seconds = 30.0
-    """A session is not migrated for balance for this long after a migration that succeeded or failed."""
-
-    def leadership(self) -> Lease:
-        """Build the lease of the lead. Raises ValueError unless renewal interval < lease < time-out."""
-        return Lease(self.leader_renew_s, self.leader_lease_s, self.leader_timeout_s)
+    """A session is not migrated for balance or to save chunks for this long after a migration that succeeded
+    or failed. Each further failure in a row doubles the time, at most three times."""
 
     def policy(self) -> Policy:
         return Policy(

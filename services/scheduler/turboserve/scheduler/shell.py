@@ -16,7 +16,7 @@ from nats.aio.subscription import Subscription
 from opentelemetry.trace import SpanKind
 
 from turboserve import logs, subjects
-from turboserve.bus import UNREADABLE, Entry, read, skip
+from turboserve.bus import UNREADABLE, Entry, Lag, read, skip
 from turboserve.contracts.events import Event as LogEvent
 from turboserve.contracts.events import WorkerJoined, WorkerLeft, event_from_bytes
 from turboserve.contracts.pool import PoolStatus
@@ -93,7 +93,10 @@ class Shell:
         self._subscriptions: list[Subscription] = []
         self._tasks = BackgroundTasks()
         self._releases = WorkerReleases()
+        self.lag = Lag()
+        """Of the events that this process follows."""
         runtime.warn("worker_releases", self._mixed_releases)
+        runtime.warn("events", lambda: self.lag.warning(runtime.clock.monotonic()))
         self._listed_up_to = 0
         """Stream sequence up to which events were committed before the newest listing. They are skipped."""
 
@@ -211,7 +214,7 @@ class Shell:
         """Feed all events committed since the first listing. Later listings repair what is missed here."""
         await self._synced.wait()
         sources = (subjects.EVENT, subjects.WORKER_EVENT)
-        async with aclosing(read(self._bus, sources, self._listed_up_to)) as batches:
+        async with aclosing(read(self._bus, sources, self._listed_up_to, lag=self.lag)) as batches:
             async for entries in batches:
                 for entry in entries:
                     self._on_event(entry)

@@ -82,6 +82,9 @@ class Absorption:
         return any(its == model and listened - at <= POOL_SILENT_S for its, at in self._absorbing.values())
 
 
+_READY = WorkerPhase.READY
+
+
 @dataclass(frozen=True)
 class Serving:
     """The worker's process serves, or will once it has loaded its model."""
@@ -202,7 +205,7 @@ class WorkerView(ChangeTracked):
         """Whether the worker may get sessions."""
         process = self.process
         return (
-            process.phase is WorkerPhase.READY
+            process.phase is _READY
             and isinstance(process, Serving)
             and isinstance(self.declaration, Undeclared)
         )

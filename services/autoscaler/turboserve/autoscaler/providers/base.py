@@ -67,7 +67,9 @@ class PoolProvider(abc.ABC):
 
     - *Idempotent.* A repeated `reserve`, `launch` of the same worker, `drain` or `release` succeeds and
       changes nothing. `release` of a worker that does not exist succeeds.
-    - *One worker per member.* `launch` raises `LaunchError` and starts nothing if the member's worker lives.
+    - *One worker per member.* `launch` raises `LaunchError` and starts nothing if the member's worker lives,
+      whichever process has started it: of two autoscalers that share a pool, one may have been suspended in
+      the midst of a launch.
     - *Bounded.* Every method returns or raises `ProviderError` within its own deadline. After an error the
       outcome may be unknown; the core releases the member and begins again.
     - *No lost workers.* `adopt` finds each worker that `launch` has started, in this process and in any later

@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import os
 import signal
+import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from pydantic import SecretStr
@@ -50,8 +51,26 @@ PROBE_S = 1.0
 
 
 def pool_id(name: str, scope: str) -> str:
-    """Return the id of pool `name`. `scope` identifies the stack: its broker's address."""
+    """Return the id of pool `name`. `scope` identifies the stack.
+
+    For pods, it is the namespace; for others, the address of the broker.
+    """
     return hashlib.sha256(f"{name}\0{scope}".encode()).hexdigest()[:16]
+
+
+def claim(pool: str, member: str) -> socket.socket:
+    """Take the pool member for the start of a process. Raises OSError while another process has it.
+
+    The claim is the name of a socket that nobody connects to. The kernel gives a name once, and takes it back
+    when the socket is closed or its process ends.
+    """
+    claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claimed.bind(f"\0turboserve-pool-{pool}-{member}")
+    except OSError:
+        claimed.close()
+        raise
+    return claimed
 
 
 class LocalProvider(PoolProvider):
@@ -89,7 +108,7 @@ class LocalProvider(PoolProvider):
 
     async def adopt(self) -> list[ProviderWorker]:
         async with self._spawning:
-            for pid in await asyncio.to_thread(self._candidates):
+            for pid in await asyncio.to_thread(self._unknown, self._known()):
                 self._take(pid)
         return [provider_worker for provider_worker, process in self._processes.values() if process.alive]
 
@@ -122,7 +141,7 @@ class LocalProvider(PoolProvider):
         }
         telemetry.set_traceparent(environment)
         try:
-            child = await asyncio.to_thread(self._spawn, environment)
+            child = await asyncio.to_thread(self._spawn, member, environment, self._known())
         except OSError as error:
             raise LaunchError(f"{self._command[0]}: {error}", field=member, retry_after_s=5.0) from None
         provider_worker = ProviderWorker(member, worker, child.pid)
@@ -167,20 +186,38 @@ class LocalProvider(PoolProvider):
                 continue
         return False
 
-    def _spawn(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            # Start a new session, so that Ctrl-C reaches only the supervisor, which stops all in order.
-            start_new_session=True,
-            pass_fds=lifeline.pass_fds(),
-        )
+    def _known(self) -> frozenset[int]:
+        """Return the processes that this provider watches. Threads get it, since only the loop may look."""
+        return frozenset(process.pid for _, process in self._processes.values() if process.alive)
 
-    def _candidates(self) -> list[int]:
-        known = {process.pid for _, process in self._processes.values() if process.alive}
+    def _spawn(
+        self, member: str, environment: Mapping[str, str], known: Collection[int]
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker. Raises LaunchError if another autoscaler has started one in the member, or is
+        about to: one that was suspended between its look and its start still has the claim."""
+        try:
+            claimed = claim(self._pool, member)
+        except OSError as error:
+            reason = f"another process starts a worker in pool member {member}: {error.strerror}"
+            raise LaunchError(reason, field=member, retry_after_s=1.0) from None
+        with claimed:
+            for pid, found in self._unknown(known).items():
+                if found.get(POOL_MEMBER_VARIABLE) == member:
+                    reason = f"pool member {member} has process {pid}, which another process has started"
+                    raise LaunchError(reason, field=member, retry_after_s=1.0)
+            return subprocess.Popen(
+                self._command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                # Start a new session, so that Ctrl-C reaches only the supervisor, which stops all in order.
+                start_new_session=True,
+                pass_fds=lifeline.pass_fds(),
+            )
+
+    def _unknown(self, known: Collection[int]) -> dict[int, Mapping[str, str]]:
+        """Return the environments of this pool's processes that are not among those that are `known`."""
         leaders = [pid for pid in pids() if pid not in known and leads_session(pid)]
-        return [pid for pid, found in settled_environments(leaders).items() if self._is_ours(found)]
+        return {pid: found for pid, found in settled_environments(leaders).items() if self._is_ours(found)}
 
     def _is_ours(self, environment: Mapping[str, str]) -> bool:
         return environment.get(POOL_VARIABLE) == self._pool

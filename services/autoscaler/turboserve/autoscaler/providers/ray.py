@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from cachetools import LRUCache
 from pydantic import SecretStr
 
 from turboserve import lifeline, logs, telemetry
@@ -28,7 +29,9 @@ from turboserve.autoscaler.providers.ray_cluster import (
     RETRY_S,
     Needs,
     RayCluster,
+    actor_names,
     find_actor,
+    living_actor,
     make_host,
     remove_group,
     remove_groups_besides,
@@ -39,9 +42,10 @@ from turboserve.tasks import stop
 
 log = logs.get("pool")
 RESERVE_S = 10.0
-"""Time-out of a reservation in seconds. The cluster keeps a reservation that takes longer and may add a node;
-the core asks for it again."""
+"""Time-out of a reservation, seconds. The cluster keeps one that takes longer; the core asks for it again."""
 LAUNCH_S = 25.0
+REMEMBERED = 4_096
+"""Ended actors that are remembered."""
 PROBE_S = 5.0
 FINAL_REPORT_TIMEOUT_S = 5.0
 SEPARATOR = "/"
@@ -77,6 +81,8 @@ class RayProvider(PoolProvider):
         self._actors: dict[str, tuple[ProviderWorker, Any]] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._on_exit: OnExit | None = None
+        self._ended: LRUCache[str, None] = LRUCache(REMEMBERED)
+        """Actors that this process has ended. The cluster may list them for a moment."""
         self._swept = False
         self._spawning = asyncio.Lock()
         """Held while actors are made or listed, so that `adopt` does not end one that is still starting."""
@@ -98,31 +104,24 @@ class RayProvider(PoolProvider):
     async def _take(self, provider_worker: ProviderWorker, name: str) -> None:
         """Watch an actor that an earlier autoscaler made. An actor without a worker is ended."""
         namespace = self._cluster.namespace
-
-        def look(ray: Any) -> tuple[Any, bool]:
-            actor = find_actor(ray, name, namespace)
-            if actor is None:
-                return None, False
-            try:
-                alive = bool(ray.get(actor.alive.remote(), timeout=PROBE_S))
-            except ray.exceptions.RayActorError:
-                return None, False
-            if not alive:
-                ray.kill(actor, no_restart=True)
-            return actor, alive
-
-        actor, alive = await self._cluster.call(look, what=f"actor {name}")
-        if alive:
+        what = f"actor {name}"
+        actor = await self._cluster.call(lambda ray: living_actor(ray, name, namespace, PROBE_S), what=what)
+        if actor is None:
+            self._ended[name] = None
+        else:
             self._keep(provider_worker, actor)
             log.info("worker adopted", worker=provider_worker.worker, member=provider_worker.member)
 
     async def _give_back_what_is_left(self) -> None:
         """Give back reservations of an earlier autoscaler for members without a living worker."""
-        used = {self._group(provider_worker.member) for provider_worker, _ in self._actors.values()}
-        prefix = f"{self._pool}{SEPARATOR}"
-        await self._cluster.call(
-            lambda _: remove_groups_besides(prefix, used), what="the list of reservations"
-        )
+        mine, prefix = {known.member for known, _ in self._actors.values()}, f"{self._pool}{SEPARATOR}"
+
+        def remove(ray: Any) -> None:
+            # Another autoscaler may have started workers since this one listed them.
+            members = mine | self._members(ray)
+            remove_groups_besides(prefix, {self._group(member) for member in members})
+
+        await self._cluster.call(remove, what="the list of reservations")
 
     async def reserve(self, member: str) -> None:
         bundle, name = self._needs.bundle, self._group(member)
@@ -141,7 +140,9 @@ class RayProvider(PoolProvider):
                 its_member, _, its_worker = name.partition(SEPARATOR)
                 if its_worker == worker and worker in self._actors:
                     return self._actors[worker][0]
-                if its_member == member and its_worker in self._actors:
+                # Also of another autoscaler, which `adopt` has not listed yet: a second actor would wait for
+                # the member's reservation until the launch times out.
+                if its_member == member and (its_worker in self._actors or name not in self._ended):
                     raise LaunchError(
                         f"pool member {member} still has {its_worker}", field=member, retry_after_s=1.0
                     )
@@ -200,7 +201,13 @@ class RayProvider(PoolProvider):
             place = member if known is None else known[0].member
             await self._end(_actor_name(ProviderWorker(place, worker)), worker, grace_s)
         name = self._group(member)
-        await self._cluster.call(lambda _: remove_group(name), what=f"the reservation of {member}")
+
+        def remove(ray: Any) -> None:
+            # This process may have been suspended, and its successor have a worker in the member.
+            if member not in self._members(ray):
+                remove_group(name)
+
+        await self._cluster.call(remove, what=f"the reservation of {member}")
 
     async def _end(self, name: str, worker: str, grace_s: float) -> None:
         namespace, limit_s = self._cluster.namespace, grace_s + ray_host.KILL_S + FINAL_REPORT_TIMEOUT_S
@@ -220,6 +227,7 @@ class RayProvider(PoolProvider):
 
         if not await self._cluster.call(end, limit_s, f"the end of {name}"):
             raise StuckError(f"the process of {name} does not end", field=worker, retry_after_s=5.0)
+        self._ended[name] = None
         watching = self._watching.get(worker)
         if watching is not None:
             # Report the exit before `release` returns and frees the member.
@@ -263,6 +271,7 @@ class RayProvider(PoolProvider):
     async def _forget(self, name: str) -> None:
         """End an actor without a worker. If this fails, the next listing finds the actor again."""
         namespace = self._cluster.namespace
+        self._ended[name] = None
 
         def kill(ray: Any) -> None:
             if (actor := find_actor(ray, name, namespace)) is not None:
@@ -276,12 +285,12 @@ class RayProvider(PoolProvider):
     async def _names(self) -> list[str]:
         """Return the names of the pool's actors, including those that are being made."""
         namespace = self._cluster.namespace
+        return await self._cluster.call(lambda ray: actor_names(ray, namespace), what="the list of actors")
 
-        def look(ray: Any) -> list[str]:
-            every = ray.util.list_named_actors(all_namespaces=True)
-            return sorted(one["name"] for one in every if one["namespace"] == namespace)
-
-        return await self._cluster.call(look, what="the list of actors")
+    def _members(self, ray: Any) -> set[str]:
+        """Return the pool members that have an actor, of whichever process. Call this on a thread of Ray."""
+        names = actor_names(ray, self._cluster.namespace)
+        return {name.partition(SEPARATOR)[0] for name in names if name not in self._ended}
 
     def _group(self, member: str) -> str:
         return f"{self._pool}{SEPARATOR}{member}"

@@ -158,6 +158,26 @@ def find_actor(ray: Any, name: str, namespace: str) -> Any:
         return None
 
 
+def living_actor(ray: Any, name: str, namespace: str, probe_s: float) -> Any:
+    """Return the actor of this name if its worker lives, else None. An actor without a worker is ended."""
+    actor = find_actor(ray, name, namespace)
+    if actor is None:
+        return None
+    try:
+        if ray.get(actor.alive.remote(), timeout=probe_s):
+            return actor
+    except ray.exceptions.RayActorError:
+        return None
+    ray.kill(actor, no_restart=True)
+    return None
+
+
+def actor_names(ray: Any, namespace: str) -> list[str]:
+    """Return the names of the namespace's actors, sorted, including those that are being made."""
+    every = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(one["name"] for one in every if one["namespace"] == namespace)
+
+
 def make_host(ray: Any, bundle: Mapping[str, float], group: str, name: str, namespace: str) -> Any:
     """Make the detached actor of a worker in the placement group `group`, and return it."""
     from ray.util import get_placement_group

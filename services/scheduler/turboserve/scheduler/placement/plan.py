@@ -81,7 +81,7 @@ class Planner:
         known = self._movable.get(entry.id)
         if known is None:
             here = (self._cluster.sessions[name] for name in entry.here if name not in entry.going)
-            known = [s for s in here if s.movable and s.rests_until <= self._now]
+            known = [s for s in here if s.movable and max(s.rests_until, s.retries_at) <= self._now]
             # Of equal states, those that may go to most workers.
             known.sort(key=lambda s: (s.state_bytes, len(self.barred(s)) - len(s.excluded), s.id))
             self._movable[entry.id] = known

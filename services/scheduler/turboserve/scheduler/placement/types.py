@@ -9,12 +9,13 @@ from enum import StrEnum
 
 from turboserve.allocation.classes import Capability, SessionClass
 from turboserve.contracts.fidelity import TIER_ALPHA
+from turboserve.static_frozen import statically_frozen
 
 SESSIONS_TRIED = 8
 """Number of sessions of one worker that are tried, if some are barred from the targets with room."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class WorkerState:
     """One worker that is not gone."""
 
@@ -75,6 +76,8 @@ class SessionState:
     rests_until: float = 0.0
     """The session is not migrated for balance before this time (clock of `now` in `Rebalancer.propose`),
     because a migration of it has just ended. A drain does not wait for this time."""
+    retries_at: float = 0.0
+    """As `rests_until`, because its last migrations have failed. Other sessions of its worker do not wait."""
     excluded: frozenset[str] = frozenset()
     """Workers that have refused the session, or to which a migration of it has failed."""
     left: Mapping[str, int] = field(default_factory=dict)
