@@ -18,6 +18,7 @@ from turboserve.gateway.auth.middleware import Authenticate, Authenticator
 from turboserve.gateway.auth.signing import GrantSigner
 from turboserve.gateway.auth.stored import KeyFollower
 from turboserve.gateway.chunks.endpoints import router as chunks
+from turboserve.gateway.console.endpoints import router as console
 from turboserve.gateway.context import Gateway, Streams
 from turboserve.gateway.cost.endpoints import router as cost
 from turboserve.gateway.events.endpoints import router as events
@@ -47,6 +48,8 @@ from turboserve.gateway.stream.mp4 import router as mp4
 from turboserve.gateway.stream.socket import router as stream
 from turboserve.gateway.timeline.service import TimelineService
 from turboserve.gateway.usage.endpoints import router as usage
+from turboserve.gateway.webhooks.endpoints import router as webhooks
+from turboserve.gateway.webhooks.service import TenantWebhooks
 from turboserve.gateway.whep.endpoints import router as whep
 from turboserve.gateway.whep.peers import Peers
 from turboserve.gateway.workers.endpoints import router as workers
@@ -94,6 +97,7 @@ def create_gateway(
         signer=signer,
         audit=AuditRecorder(bus, clock),
         sharing=Sharing(bus, clock, sessions, signer, settings.ticket_lifetime_s),
+        webhooks=TenantWebhooks(bus),
     )
 
 
@@ -143,10 +147,12 @@ def create_app(gateway: Gateway) -> FastAPI:
         chunks,
         workers,
         pools,
+        console,
         cost,
         keys_router,
         audit,
         usage,
+        webhooks,
         health,
     ):
         app.include_router(router)

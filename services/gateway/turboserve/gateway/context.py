@@ -29,6 +29,7 @@ from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
 from turboserve.gateway.sharing.service import Sharing
 from turboserve.gateway.timeline.service import TimelineService
+from turboserve.gateway.webhooks.service import TenantWebhooks
 from turboserve.ids import new_id
 
 RETRY_S = 5.0
@@ -139,6 +140,7 @@ class Gateway:
     signer: GrantSigner
     sharing: Sharing
     audit: AuditRecorder
+    webhooks: TenantWebhooks
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:

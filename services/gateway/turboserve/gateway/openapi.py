@@ -19,6 +19,7 @@ TAGS = [
     {"name": "sharing", "description": "Links to one session, and tickets that open its streams."},
     {"name": "video", "description": "The video of a session, while it is generated."},
     {"name": "events", "description": "What happens to a session."},
+    {"name": "webhooks", "description": "Where the events of a tenant's sessions are sent."},
     {"name": "recordings", "description": "Video of sessions that is kept."},
     {"name": "models", "description": "Models that sessions can use."},
     {"name": "workers", "description": "Processes that generate video."},

@@ -160,7 +160,9 @@ _TOYWORLD = PromptGuide(
 )
 
 PROMPT_GUIDES: Plugins[PromptGuide | Mapping[str, Any]] = Plugins(
-    "prompt guide", "turboserve.prompt_guides", {"toyworld": _TOYWORLD, "toyworld-live": _TOYWORLD}
+    "prompt guide",
+    "turboserve.prompt_guides",
+    dict.fromkeys(("toyworld", "toyworld-live", "toyworld-small"), _TOYWORLD),
 )
 """By the name of the model. A model that is not here reads any text."""
 

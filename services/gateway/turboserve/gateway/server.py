@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from turboserve import logs
+from turboserve.clock import until_multiple
 from turboserve.connections import (
     ConnectionLimits,
     ConnectionRefusal,
@@ -133,7 +134,7 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         logged_at = loop.time()
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await asyncio.sleep(until_multiple(SWEEP_S, loop.time()))
             for guard in list(self._guards.values()):
                 if (reason := guard.sweep()) is not None:
                     self._cut[reason] += 1

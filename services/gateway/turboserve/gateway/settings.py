@@ -91,6 +91,10 @@ class Settings(ServerSettings):
     whep_buffer_s: Annotated[float, Field(ge=0, le=2)] = 0.05
     """Time for which a WebRTC viewer's first chunk waits, seconds. Later chunks may come late by as much
     before playback stalls."""
+    whep_window_s: Annotated[float, Field(ge=0, le=0.5)] = 0.25
+    """The frames of a WebRTC viewer that are due in one window of this duration are sent together, seconds.
+    The viewer's player shows each at its time. Longer windows cost less processor time, and a prompt is shown
+    later by about half of a window. 0: each frame is sent when it is due."""
     events_keepalive_s: Seconds = 15.0
     """Interval at which a silent event stream sends a comment, seconds, so that proxies keep it open."""
 

@@ -11,10 +11,11 @@ from starlette.requests import HTTPConnection
 
 from turboserve.bus import Bus
 from turboserve.contracts.audit import ListAudit
-from turboserve.contracts.base import NUMBER_LIMIT, Id
+from turboserve.contracts.base import Id
 from turboserve.contracts.keys import Scope
 from turboserve.gateway.audit.schemas import AuditRecordList
 from turboserve.gateway.auth.middleware import needs
+from turboserve.gateway.paging import AfterNumber
 from turboserve.gateway.problems.schemas import problems
 from turboserve.subjects import LIST_AUDIT
 
@@ -61,10 +62,7 @@ async def list_audit(
     limit: Annotated[
         int, Query(ge=1, le=1_000, description="Maximum number of entries on the page.", examples=[100])
     ] = 100,
-    after: Annotated[
-        int | None,
-        Query(ge=0, le=NUMBER_LIMIT, description="The `next` of the page before.", examples=[1024]),
-    ] = None,
+    after: AfterNumber = None,
 ) -> AuditRecordList:
     request = ListAudit(
         tenant=tenant,

@@ -31,7 +31,7 @@ REFUSED_PER_MINUTE = 600
 """Maximum number of refused requests that one gateway records per minute, so that no sender fills the log."""
 RETRY_S = 1.0
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
-TARGETS = ("link", "key", "pool", "recording", "session")
+TARGETS = ("link", "key", "pool", "recording", "webhook", "session")
 """Path parameters that name what an order changes. The first that a path has counts."""
 
 log = logs.get("audit")

@@ -124,7 +124,8 @@ class Keys:
         """
         if not self:
             operator = not self._operators or DEFAULT_TENANT in self._operators
-            return Identity(DEFAULT_TENANT, OPERATOR_SCOPES if operator else TENANT_SCOPES)
+            scopes = OPERATOR_SCOPES if operator else TENANT_SCOPES
+            return Identity(DEFAULT_TENANT, scopes | {Scope.WEBHOOKS_WRITE})
         if not key:
             return None
         digest = self.hash_of(key)

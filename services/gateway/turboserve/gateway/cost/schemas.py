@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from turboserve.contracts.base import Id, Text
 from turboserve.contracts.cost import LARGEST
 from turboserve.contracts.cost import CostReport as CostReportContract
-from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp
+from turboserve.gateway.public import ModelName, PublicInput, PublicOutput, Timestamp
 
 
 def _not_blank(text: str) -> str:
@@ -111,7 +111,7 @@ class SessionCost(Cost):
     """
 
     session: str = Field(description="Id of the session.", examples=["ses_5f3a9c"])
-    model: str = Field(description="Model of the session.", examples=["toyworld"])
+    model: ModelName = Field(description="Model of the session.", examples=["toyworld"])
     phase: str = Field(description="Phase of the session.", examples=["active"])
     corrected_gpu_seconds: float = Field(
         description="GPU-seconds that corrections add to the share.", examples=[0.0]

@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.links import Role
+from turboserve.contracts.public_events import public_event
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.auth.middleware import StreamCaller, needs
 from turboserve.gateway.context import Gateway, gateway_of, owner_of
-from turboserve.gateway.events.schemas import public_event
 from turboserve.gateway.events.session_events import follow_events, known_position, newest_event
 from turboserve.gateway.live_response import LiveResponse
 from turboserve.gateway.problems.schemas import problems

@@ -7,12 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Response
 from starlette.requests import HTTPConnection
 
-from turboserve.contracts.base import NUMBER_LIMIT, Id
+from turboserve.contracts.base import Id
 from turboserve.contracts.keys import ListKeys, Scope
 from turboserve.gateway.audit.recorder import AuditedRoute
 from turboserve.gateway.auth.middleware import Caller, needs
 from turboserve.gateway.keys.schemas import Key, KeyChanges, KeyList, NewKey, NewKeyText
 from turboserve.gateway.keys.service import StoredKeys
+from turboserve.gateway.paging import AfterNumber
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.sessions.parameters import idempotency_header
 
@@ -77,10 +78,7 @@ async def list_keys(
     limit: Annotated[
         int, Query(ge=1, le=1_000, description="Maximum number of keys on the page.", examples=[100])
     ] = 100,
-    after: Annotated[
-        int | None,
-        Query(ge=0, le=NUMBER_LIMIT, description="The `next` of the page before.", examples=[1024]),
-    ] = None,
+    after: AfterNumber = None,
 ) -> KeyList:
     return KeyList.of(await keys.page(ListKeys(tenant=tenant, limit=limit, after=after)))
 

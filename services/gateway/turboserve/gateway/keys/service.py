@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from turboserve.bus import Bus
 from turboserve.contracts.base import is_id
 from turboserve.contracts.errors import ConflictError, NotFoundError
@@ -20,7 +18,8 @@ from turboserve.contracts.keys import (
 from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.auth.hashing import key_text
 from turboserve.gateway.keys.schemas import KeyChanges, NewKey
-from turboserve.gateway.problems.errors import KeyReusedError, KeysNotStoredError
+from turboserve.gateway.problems.errors import KeysNotStoredError
+from turboserve.gateway.repeats import digest, key_reused
 from turboserve.ids import random_token
 from turboserve.subjects import CHANGE_KEY, CREATE_KEY, GET_KEY, LIST_KEYS, REVOKE_KEY
 
@@ -49,10 +48,7 @@ class StoredKeys:
         A repeat by the same tenant (`creator`) with the same Idempotency-Key (`repeat`) creates no other key.
         Raises KeyReusedError if that was a different request.
         """
-        if repeat is None:
-            key = random_token(ID_BYTES)
-        else:
-            key = hashlib.sha256("\0".join(("key", creator, repeat)).encode()).hexdigest()[: 2 * ID_BYTES]
+        key = random_token(ID_BYTES) if repeat is None else digest("key", creator, repeat)[: 2 * ID_BYTES]
         text = key_text(key)
         wanted = CreateKey(
             id=key,
@@ -68,9 +64,7 @@ class StoredKeys:
         except ConflictError:
             if repeat is None:
                 raise
-            raise KeyReusedError(
-                "this Idempotency-Key was used with a different request", field="Idempotency-Key"
-            ) from None
+            raise key_reused() from None
 
     async def page(self, request: ListKeys) -> KeyPage:
         return await self._bus.call(LIST_KEYS, request)

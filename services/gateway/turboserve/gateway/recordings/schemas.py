@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field
 
 from turboserve.contracts.recordings import RecordingRecord
-from turboserve.gateway.public import PublicOutput, Timestamp
+from turboserve.gateway.public import ModelName, PublicOutput, Timestamp
 
 
 class PublicRecordingState(StrEnum):
@@ -57,7 +57,7 @@ class Recording(PublicOutput):
 
     id: str = Field(description="Id of the recording.", examples=["rec_5f3a9c"])
     session: str = Field(description="The recorded session.", examples=["ses_5f3a9c"])
-    model: str = Field(description="Model of the session.", examples=["toyworld"])
+    model: ModelName = Field(description="Model of the session.", examples=["toyworld"])
     prompt: str = Field(
         description="The session's prompt when the recording started.", examples=["a red circle moving left"]
     )

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from turboserve.contracts.control_declarations import NAME_PATTERN, ControlDeclaration
 from turboserve.contracts.controls import bounded
 from turboserve.contracts.sessions import ControlReceipt as AcceptedControl
 from turboserve.contracts.sessions import PromptReceipt
-from turboserve.control_declarations import NAME_PATTERN, ControlDeclaration
 from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp
 from turboserve.gateway.sessions.schemas import PromptText, SessionId
 

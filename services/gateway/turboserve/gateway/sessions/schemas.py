@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field
 
+from turboserve.allocation.classes import SessionClass
 from turboserve.contracts.base import ID_PATTERN, Text
 from turboserve.contracts.fidelity import LARGEST_LEAD_S, Tier
 from turboserve.contracts.sessions import (
@@ -16,7 +17,15 @@ from turboserve.contracts.sessions import (
     Phase,
     SessionRecord,
 )
-from turboserve.gateway.public import PublicActivity, PublicInput, PublicOutput, Timestamp, activity_of
+from turboserve.contracts.worker_offers import FRAME_LIMIT
+from turboserve.gateway.public import (
+    ModelName,
+    PublicActivity,
+    PublicInput,
+    PublicOutput,
+    Timestamp,
+    activity_of,
+)
 
 METADATA_KEY_LIMIT = 64
 
@@ -85,6 +94,9 @@ _LeadInput = Annotated[
 ]
 
 
+_Side = Annotated[int, Field(ge=1, le=FRAME_LIMIT)] | None
+
+
 class NewSession(PublicInput):
     """A session to create. Only `prompt` is required."""
 
@@ -94,6 +106,13 @@ class NewSession(PublicInput):
         description="One of `/v1/models`. `null`: the gateway's default model.",
         examples=["toyworld"],
     )
+    width: _Side = Field(
+        None,
+        description="Width of a frame, pixels: with `height`, one of the `sizes` of the model in "
+        "`/v1/models`. `null`: the size that `/v1/models` marks `default`.",
+        examples=[128],
+    )
+    height: _Side = Field(None, description="Height of a frame, pixels: see `width`.", examples=[128])
     seed: int | None = Field(
         None,
         ge=0,
@@ -208,7 +227,12 @@ class Session(PublicOutput):
         description="What the user wants: `watching`, `paused`, `idle` (no viewer for a while), or `ended`.",
         examples=["watching"],
     )
-    model: str = Field(description="Model of the session.", examples=["toyworld"])
+    model: ModelName = Field(description="Model of the session.", examples=["toyworld"])
+    width: int | None = Field(
+        description="Width of a frame, pixels. `null`: the model's own, see its `sizes` in `/v1/models`.",
+        examples=[None],
+    )
+    height: int | None = Field(description="Height of a frame, pixels: see `width`.", examples=[None])
     prompt: str = Field(description="The newest accepted prompt.", examples=["a red circle moving left"])
     seed: int = Field(description="Seed of the session.", examples=[7])
     metadata: dict[str, str] = Field(description="The client's own data.", examples=[{"project": "demo"}])
@@ -258,6 +282,8 @@ class Session(PublicOutput):
     @classmethod
     def of(cls, record: SessionRecord, playout: Playout | None = None) -> Self:
         row = record.model_dump(include=set(cls.model_fields)) | {"activity": activity_of(record)}
+        served = SessionClass.of_name(record.model)
+        row |= {"width": served.width or None, "height": served.height or None}
         return cls(**row, playout=playout, links=Links.of(record.id))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from cachetools import FIFOCache
 
 from turboserve.bus import Bus
@@ -15,6 +13,7 @@ from turboserve.contracts.errors import (
     SessionNotFoundError,
     TransitionError,
     UnavailableError,
+    UnknownModelError,
 )
 from turboserve.contracts.fidelity import QualityLimits
 from turboserve.contracts.requests import (
@@ -32,10 +31,12 @@ from turboserve.contracts.requests import (
 )
 from turboserve.contracts.sessions import ControlReceipt, Phase, PromptReceipt, SessionRecord
 from turboserve.gateway import metrics
+from turboserve.gateway.model_offers import ModelOffers, frame_size
 from turboserve.gateway.problems.errors import KeyReusedError
+from turboserve.gateway.repeats import digest, id_of, key_reused
 from turboserve.gateway.sessions.control_schemas import NewControl
 from turboserve.gateway.sessions.schemas import NewSession, QualityInput, SessionChange
-from turboserve.ids import new_id, random_bits
+from turboserve.ids import random_bits
 from turboserve.subjects import (
     CHANGE_SESSION,
     CREATE_SESSION,
@@ -63,7 +64,7 @@ class Sessions:
     def __init__(self, bus: Bus, clock: Clock, default_model: str) -> None:
         self._bus = bus
         self._clock = clock
-        self._default_model = default_model
+        self._offers = ModelOffers(bus, default_model)
         self._known: FIFOCache[str, SessionRecord] = FIFOCache(REMEMBERED)
         self._requested_at: FIFOCache[str, float] = FIFOCache(REMEMBERED)
 
@@ -72,15 +73,15 @@ class Sessions:
     ) -> SessionRecord:
         """Create a session. A repeat with the same `key` returns the session of the first request.
 
-        `creator`: id of the API key for which the session counts.
+        `creator`: id of the API key for which the session counts. UnknownModelError and InvalidInputError
+        have what is offered as their limit.
         """
+        size = frame_size(request.width, request.height)
         seed = request.seed
-        if key is None:
-            session = new_id("ses")
-            seed = random_bits(SEED_BITS) if seed is None else seed
-        else:
-            session = _derived("ses", tenant, key)
-            seed = int(_digest("seed", tenant, key), 16) >> (256 - SEED_BITS) if seed is None else seed
+        session = id_of("ses", tenant, repeat=key)
+        if seed is None:
+            bits = SEED_BITS
+            seed = random_bits(bits) if key is None else int(digest("seed", tenant, key), 16) >> (256 - bits)
         began = self._clock.monotonic()
         try:
             record = await self._bus.call(
@@ -88,7 +89,7 @@ class Sessions:
                 CreateSession(
                     id=session,
                     tenant=tenant,
-                    model=request.model or self._default_model,
+                    model=await self._offers.class_of(request.model, size),
                     prompt=request.prompt,
                     seed=seed,
                     metadata=request.metadata,
@@ -99,9 +100,9 @@ class Sessions:
                 ),
             )
         except ConflictError:
-            raise KeyReusedError(
-                "this Idempotency-Key was used with a different request", field="Idempotency-Key"
-            ) from None
+            raise key_reused() from None
+        except UnknownModelError:
+            raise await self._offers.refusal(request.model, size) from None
         metrics.sessions_created.add(1)
         self._requested_at[session] = began
         return self.remember(record)
@@ -143,7 +144,7 @@ class Sessions:
         Raises KeyReusedError, which names `key_name`, if the first request had another prompt.
         """
         ref = _ref(tenant, session)
-        prompt_id = new_id("prm") if key is None else _derived("prm", session, key)
+        prompt_id = id_of("prm", session, repeat=key)
         request = SubmitPrompt(
             session=ref.session,
             tenant=ref.tenant,
@@ -176,7 +177,7 @@ class Sessions:
         request = SetControl(
             session=ref.session,
             tenant=ref.tenant,
-            control_id=new_id("ctl") if key is None else _derived("ctl", session, key),
+            control_id=id_of("ctl", session, repeat=key),
             **control.model_dump(include={"name", "value", "drop_buffer"}),
         )
         try:
@@ -263,16 +264,8 @@ def _limits(quality: QualityInput | None) -> QualityLimits | None:
     return None if quality is None else QualityLimits(floor=quality.floor, pin=quality.pin)
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
 def _recording(request: NewSession, tenant: str, key: str | None) -> str | None:
     """Return the id of the recording that starts with the session."""
     if not request.record:
         return None
-    return new_id("rec") if key is None else _derived("rec", tenant, key)
-
-
-def _derived(prefix: str, *parts: str) -> str:
-    return f"{prefix}_{_digest(prefix, *parts)[:32]}"
+    return id_of("rec", tenant, repeat=key)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.base import is_id
@@ -13,10 +11,10 @@ from turboserve.contracts.links import CreateLink, LinkList, LinkRecord, LinkRef
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.grants import Grant, GrantKind
 from turboserve.gateway.auth.signing import GrantSigner
-from turboserve.gateway.problems.errors import KeyReusedError, LinkRoleError
+from turboserve.gateway.problems.errors import LinkRoleError
+from turboserve.gateway.repeats import id_of, key_reused
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.sharing.schemas import NewLink
-from turboserve.ids import new_id
 from turboserve.subjects import CREATE_LINK, LIST_LINKS, REVOKE_LINK
 
 
@@ -69,7 +67,7 @@ class Sharing:
         KeyReusedError if that was a different request.
         """
         self._sessions.check_id(session)
-        link = new_id("lnk") if repeat is None else f"lnk_{_digest(caller.tenant, session, repeat)}"
+        link = id_of("lnk", caller.tenant, session, repeat=repeat, purpose="link")
         wanted = CreateLink(
             id=link,
             session=session,
@@ -84,9 +82,7 @@ class Sharing:
         except ConflictError:
             if repeat is None:
                 raise
-            raise KeyReusedError(
-                "this Idempotency-Key was used with a different request", field="Idempotency-Key"
-            ) from None
+            raise key_reused() from None
         grant = Grant(record.session, record.tenant, record.role, record.expires_at, record.id)
         return record, await self._signer.sign(GrantKind.LINK, grant)
 
@@ -101,7 +97,3 @@ class Sharing:
         if not is_id(link):
             raise NotFoundError("this session has no such link", field="link")
         return await self._bus.call(REVOKE_LINK, LinkRef(link=link, session=session, tenant=tenant))
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(("link", *parts)).encode()).hexdigest()[:32]

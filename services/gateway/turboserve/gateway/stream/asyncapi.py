@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from turboserve.gateway.events.schemas import SCHEMAS
+from turboserve.contracts.public_events import SCHEMAS
 from turboserve.gateway.openapi import example
 from turboserve.gateway.stream import protocol
 from turboserve.gateway.stream.client_messages import CLIENT_MESSAGES

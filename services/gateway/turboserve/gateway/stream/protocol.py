@@ -11,7 +11,14 @@ from turboserve.contracts.fidelity import Tier
 from turboserve.contracts.links import Role
 from turboserve.contracts.sessions import Phase
 from turboserve.gateway.problems.schemas import Problem
-from turboserve.gateway.public import PublicActivity, PublicOutput, Timestamp, timestamp
+from turboserve.gateway.public import (
+    ModelName,
+    PublicActivity,
+    PublicMessage,
+    PublicOutput,
+    Timestamp,
+    timestamp,
+)
 from turboserve.gateway.sessions.schemas import ControlValues
 
 VERSION = 1
@@ -21,12 +28,7 @@ ClientId = Annotated[
 ]
 
 
-class _ServerMessage(PublicOutput):
-    def text(self) -> str:
-        return self.model_dump_json(exclude_none=True)
-
-
-class Hello(_ServerMessage):
+class Hello(PublicMessage):
     """The first message: the state of the session, and where this stream begins."""
 
     type: Literal["hello"] = Field(default="hello", description="The type of the message.")
@@ -37,7 +39,7 @@ class Hello(_ServerMessage):
     phase: Phase = Field(description="The session's phase.", examples=["active"])
     activity: PublicActivity = Field(description="What the user wants of the session.", examples=["watching"])
     prompt: str = Field(description="The newest accepted prompt.", examples=["a red circle moving left"])
-    model: str = Field(description="The session's model.", examples=["toyworld"])
+    model: ModelName = Field(description="The session's model.", examples=["toyworld"])
     seed: int = Field(description="The session's seed.", examples=[7])
     epoch: int = Field(description="Number of the session's current ownership.", examples=[1])
     worker: str | None = Field(description="The worker that owns the session.", examples=["wk_5f3a9c"])
@@ -75,7 +77,7 @@ class Hello(_ServerMessage):
     )
 
 
-class Init(_ServerMessage):
+class Init(PublicMessage):
     """Announces an init segment: the first, and every change. One binary message follows."""
 
     type: Literal["init"] = Field(default="init", description="The type of the message.")
@@ -103,7 +105,7 @@ class ChunkFidelity(PublicOutput):
     )
 
 
-class ChunkMessage(_ServerMessage):
+class ChunkMessage(PublicMessage):
     """Announces a chunk. One binary message follows: one closed fMP4 fragment."""
 
     type: Literal["chunk"] = Field(default="chunk", description="The type of the message.")
@@ -159,7 +161,7 @@ class ChunkMessage(_ServerMessage):
         )
 
 
-class Skip(_ServerMessage):
+class Skip(PublicMessage):
     """The next chunk is the first under a prompt or control with `drop_buffer`: discard video before it."""
 
     type: Literal["skip"] = Field(default="skip", description="The type of the message.")
@@ -168,7 +170,7 @@ class Skip(_ServerMessage):
     control_seq: int = Field(description="Number of the newest prompt or control in it.", examples=[1])
 
 
-class ReceiptMessage(_ServerMessage):
+class ReceiptMessage(PublicMessage):
     """Answer to the client's `prompt`: the prompt is accepted."""
 
     type: Literal["receipt"] = Field(default="receipt", description="The type of the message.")
@@ -181,7 +183,7 @@ class ReceiptMessage(_ServerMessage):
     accepted_at: Timestamp = Field(description="When the prompt was accepted.")
 
 
-class ControlReceiptMessage(_ServerMessage):
+class ControlReceiptMessage(PublicMessage):
     """Answer to the client's `control`: the value is accepted."""
 
     type: Literal["control_receipt"] = Field(
@@ -198,14 +200,14 @@ class ControlReceiptMessage(_ServerMessage):
     accepted_at: Timestamp = Field(description="When the value was accepted.")
 
 
-class Pong(_ServerMessage):
+class Pong(PublicMessage):
     """Answer to the client's `ping`."""
 
     type: Literal["pong"] = Field(default="pong", description="The type of the message.")
     id: ClientId = None
 
 
-class End(_ServerMessage):
+class End(PublicMessage):
     """The last message: the session has ended and all its video was sent. The socket closes with 1000."""
 
     type: Literal["end"] = Field(default="end", description="The type of the message.")

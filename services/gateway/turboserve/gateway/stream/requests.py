@@ -12,16 +12,16 @@ from turboserve.bus.chunk_log import Chunk, StreamStart
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.links import Role
+from turboserve.contracts.public_events import EventBase
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.events.schemas import EventBase
 from turboserve.gateway.problems.errors import MalformedRequestError
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.public import activity_of, timestamp
 from turboserve.gateway.stream import client_messages, protocol
 from turboserve.gateway.stream.watch import Watch
-from turboserve.telemetry import QUIET, tracer
+from turboserve.telemetry import tracer
 from turboserve.telemetry_names import SESSION
 
 _trace = tracer("gateway")
@@ -125,7 +125,7 @@ class ViewerRequests:
             kind=SpanKind.SERVER,
             links=self.links,
             attributes={SESSION: self._watch.record.id},
-            **QUIET,
+            notes_errors=False,
         )
 
     async def _do(self, message: client_messages.ClientMessage) -> None:

@@ -16,12 +16,12 @@ from turboserve.contracts.errors import ChunkGoneError, InvalidInputError, Turbo
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.links import Role
+from turboserve.contracts.public_events import public_event
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.middleware import admitted, needs
 from turboserve.gateway.context import Gateway, gateway_of, owner_of
-from turboserve.gateway.events.schemas import public_event
 from turboserve.gateway.events.session_events import known_position
 from turboserve.gateway.problems.errors import UpgradeRequiredError
 from turboserve.gateway.problems.schemas import problem_of

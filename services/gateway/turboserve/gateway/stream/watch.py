@@ -21,7 +21,7 @@ from turboserve.gateway import metrics
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.session_events import follow_events
 from turboserve.ids import new_id
-from turboserve.telemetry import QUIET, context_from, is_sampled, tracer
+from turboserve.telemetry import context_from, is_sampled, tracer
 from turboserve.telemetry_names import CHUNK_INDEX, SESSION, VIEWER
 
 _trace = tracer("gateway")
@@ -79,7 +79,7 @@ class DeliverySpans:
                 VIEWER: self._viewer,
             },
             # A viewer who leaves is no error.
-            **QUIET,
+            notes_errors=False,
         )
 
     @property
@@ -202,7 +202,7 @@ class Watch:
                     await self._learn(event.record)
 
     async def sent(self, chunk: Chunk, size: int) -> None:
-        """Note that `chunk` was sent to the viewer."""
+        """Note that `chunk` was sent to the viewer, `size` bytes of video."""
         header = chunk.header
         self.last = header.index
         metrics.chunks.add(1)
@@ -211,7 +211,7 @@ class Watch:
             metrics.delivery_duration.record(max(0.0, self._gateway.clock.wall() - header.published_at))
         if header.index == 0:
             self._gateway.sessions.first_chunk_sent(header.session)
-        await self._gateway.timeline.delivered(self.viewer, header)
+        await self._gateway.timeline.delivered(self.viewer, header, size)
 
     def shown(self) -> None:
         """Note that the viewer shows its first frame."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turboserve.contracts.fidelity import Tier
+from turboserve.static_frozen import statically_frozen
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Publish:
     """Publish a session's playhead to its worker and the state store. `viewers` 0: the last viewer left."""
 

@@ -11,9 +11,9 @@ from cachetools import FIFOCache
 
 from turboserve import logs
 from turboserve.bus import Bus
-from turboserve.clock import Clock
+from turboserve.clock import Clock, until_multiple
 from turboserve.contracts.chunks import ChunkHeader
-from turboserve.contracts.workers import MEDIA_LIMIT_S, Playhead
+from turboserve.contracts.workers import DELIVERED_LIMIT, MEDIA_LIMIT_S, Playhead
 from turboserve.gateway import metrics
 from turboserve.gateway.timeline.playback import Command, Publish, Recovered, Stalled, View
 from turboserve.gateway.timeline.timeline import Timeline
@@ -41,6 +41,8 @@ class TimelineService:
         """(session, chunk) → when a viewer here was first sent, and first showed, the chunk, Unix seconds."""
         self._watched: dict[str, tuple[float, int]] = {}
         """Session → when it was last published, monotonic, and the number of its viewers then."""
+        self._delivered: dict[str, int] = {}
+        """Watched session → bytes that its viewers were sent and that are not published."""
         metrics.slack_min.add(self, TimelineService.smallest_slack)
 
     async def joined(
@@ -70,7 +72,9 @@ class TimelineService:
         metrics.viewers.add(-1)
         await self._do(self._timeline.left(session, viewer, self._clock.monotonic()))
 
-    async def delivered(self, viewer: str, header: ChunkHeader) -> None:
+    async def delivered(self, viewer: str, header: ChunkHeader, size: int) -> None:
+        """Note that a viewer was sent a chunk, `size` bytes."""
+        self._delivered[header.session] = self._delivered.get(header.session, 0) + size
         self._first_sent.setdefault((header.session, header.index), self._clock.wall())
         await self._do(
             self._timeline.delivered(
@@ -108,7 +112,7 @@ class TimelineService:
     async def run(self) -> None:
         """Publish the playhead of every session every `interval_s`; never returns."""
         while True:
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(until_multiple(self._interval_s, self._clock.monotonic()))
             await self._do(self._timeline.tick(self._clock.monotonic()))
 
     def smallest_slack(self) -> float | None:
@@ -135,6 +139,8 @@ class TimelineService:
                         age_s=age_s,
                         viewers=viewers,
                         viewer_s=self._viewer_time(session, viewers),
+                        # Whatever becomes of the message: better too little than the same bytes twice.
+                        delivered_bytes=min(self._delivered.pop(session, 0), DELIVERED_LIMIT),
                         live=live,
                         at=self._clock.wall(),
                     )

@@ -12,19 +12,30 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response, StreamingResponse
 
 from turboserve.contracts.base import Id, Text
-from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.errors import InvalidInputError, UnavailableError
 from turboserve.contracts.keys import Scope
-from turboserve.contracts.usage import ListUsage, UsagePage
+from turboserve.contracts.usage import ListUsage, UsageDimension, UsagePage
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.middleware import Caller, needs
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import problems
-from turboserve.gateway.usage.schemas import EPOCH, UsageDay, UsageList, number_of
+from turboserve.gateway.usage.schemas import EPOCH, UsageList, entries_of, number_of
 from turboserve.subjects import LIST_USAGE
 
 DEFAULT_DAYS = 31
 PAGE = 1_000
-COLUMNS = ("day", "tenant", "key", "gpu_seconds", "money", "currency", "chunks", "viewer_seconds")
+COLUMNS = (
+    "day",
+    "tenant",
+    "key",
+    "gpu_seconds",
+    "money",
+    "currency",
+    "chunks",
+    "viewer_seconds",
+    "video_seconds",
+    "delivered_bytes",
+)
 
 router = APIRouter(prefix="/v1", tags=["cost"])
 
@@ -32,7 +43,7 @@ Context = Annotated[Gateway, Depends(gateway_of)]
 
 
 class Range:
-    """The days and the tenant of a request."""
+    """The days and the tenant of a request, and by what it sums."""
 
     def __init__(
         self,
@@ -54,6 +65,15 @@ class Range:
                 examples=["acme"],
             ),
         ] = None,
+        group_by: Annotated[
+            list[UsageDimension] | None,
+            Query(
+                max_length=len(UsageDimension),
+                description="Sum over all but these, for example `group_by=day&group_by=tenant`. Default: "
+                "all three.",
+                examples=[["day", "tenant"]],
+            ),
+        ] = None,
     ) -> None:
         last = to or datetime.fromtimestamp(gateway.clock.wall(), UTC).date()
         begins = first or max(last - timedelta(days=DEFAULT_DAYS - 1), EPOCH)
@@ -62,13 +82,24 @@ class Range:
             raise InvalidInputError(f"from: must be in {limit}", field="from", limit=limit)
         self.from_day, self.to_day = number_of(begins), number_of(last)
         self.tenant = _tenant(caller, tenant)
+        self.group_by = tuple(one for one in UsageDimension if not group_by or one in group_by)
         self._bus = gateway.bus
 
     async def page(self, limit: int, after: str | None) -> UsagePage:
+        # Usage is kept by all dimensions.
+        sums = self.group_by if len(self.group_by) < len(UsageDimension) else ()
         request = ListUsage(
-            tenant=self.tenant, from_day=self.from_day, to_day=self.to_day, limit=limit, after=after
+            tenant=self.tenant,
+            from_day=self.from_day,
+            to_day=self.to_day,
+            limit=limit,
+            after=after,
+            group_by=sums,
         )
-        return await self._bus.call(LIST_USAGE, request)
+        page = await self._bus.call(LIST_USAGE, request)
+        if sums and page.days:
+            raise UnavailableError("a state store of an earlier version does not sum usage", field="group_by")
+        return page
 
 
 def _tenant(caller: Identity, wanted: str | None) -> str | None:
@@ -86,8 +117,9 @@ def _tenant(caller: Identity, wanted: str | None) -> str | None:
     dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="list_usage",
     summary="List what was used, by day",
-    description="GPU-seconds, money, chunks and viewers' time of the tenant's sessions by day of UTC and API "
-    "key, oldest day first, by page. With the scope `admin`: of all tenants.",
+    description="GPU-seconds, money, chunks, seconds of video, viewers' time and bytes sent to viewers, of "
+    "the tenant's sessions by day of UTC and API key, oldest day first, by page. `group_by` sums. With the "
+    "scope `admin`: of all tenants.",
     responses=problems(401, 422),
 )
 async def list_usage(
@@ -100,7 +132,7 @@ async def list_usage(
         Query(max_length=256, description="The `next` of the page before.", examples=["20781.acme."]),
     ] = None,
 ) -> UsageList:
-    return UsageList.of(await days.page(limit, after))
+    return UsageList.of(await days.page(limit, after), days.group_by)
 
 
 @router.get(
@@ -130,20 +162,21 @@ async def export_usage(days: Annotated[Range, Depends()]) -> Response:
 async def _lines(days: Range, page: UsagePage) -> AsyncIterator[str]:
     yield _csv([COLUMNS])
     while True:
-        rows = [UsageDay.of(day) for day in page.days]
         yield _csv(
             [
                 (
-                    row.day,
-                    row.tenant,
+                    row.day or "",
+                    row.tenant or "",
                     row.key or "",
                     f"{row.gpu_seconds:.3f}",
                     f"{row.money:.6f}",
                     page.currency,
                     row.chunks,
                     f"{row.viewer_seconds:.3f}",
+                    f"{row.video_seconds:.3f}",
+                    row.delivered_bytes,
                 )
-                for row in rows
+                for row in entries_of(page)
             ]
         )
         if page.next is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import Self
 
@@ -18,13 +19,16 @@ def number_of(day: date) -> int:
     return (day - EPOCH).days
 
 
-class UsageDay(PublicOutput):
-    """What the sessions of one tenant that one key created have used in one day of UTC."""
+class UsageEntry(PublicOutput):
+    """What was used in one day of UTC by the sessions of one tenant that one key created, or a sum of it.
 
-    day: date = Field(description="The day, of UTC.", examples=["2026-11-24"])
-    tenant: str = Field(description="The tenant.", examples=["acme"])
+    A member that `group_by` does not name is `null` in every entry.
+    """
+
+    day: date | None = Field(description="The day, of UTC.", examples=["2026-11-24"])
+    tenant: str | None = Field(description="The tenant.", examples=["acme"])
     key: str | None = Field(
-        description="Id of the API key that created the sessions. `null`: sessions that no key created.",
+        description="Id of the API key that created the sessions. `null` also for sessions without a key.",
         examples=["2d06c5c4a1b2c3d4"],
     )
     gpu_seconds: float = Field(
@@ -32,19 +36,36 @@ class UsageDay(PublicOutput):
     )
     money: float = Field(description="The shares in `currency`, without corrections.", examples=[5.91])
     chunks: int = Field(description="Chunks that were generated.", examples=[7_095])
+    video_seconds: float = Field(description="Playing time of these chunks.", examples=[5_321.25])
     viewer_seconds: float = Field(
         description="Time of all viewers together, as gateways have reported it.", examples=[10_642.0]
     )
+    delivered_bytes: int = Field(
+        description="Video that gateways have sent to viewers, as they have reported it.",
+        examples=[1_338_200_000],
+    )
 
     @classmethod
-    def of(cls, used: contract.UsageDay) -> Self:
-        return cls.model_validate({**used.model_dump(), "day": EPOCH + timedelta(days=used.day)})
+    def of(cls, used: contract.UsageDay | contract.UsageGroup) -> Self:
+        day = None if used.day is None else EPOCH + timedelta(days=used.day)
+        return cls.model_validate({**used.model_dump(), "day": day})
+
+
+def entries_of(page: contract.UsagePage) -> list[UsageEntry]:
+    """Return the entries of a page, whether it has days or sums."""
+    return [*map(UsageEntry.of, page.days), *map(UsageEntry.of, page.groups)]
 
 
 class UsageList(PublicOutput):
     """A page of usage, oldest day first."""
 
-    usage: list[UsageDay] = Field(description="One entry for each day, tenant and key with any use.")
+    usage: list[UsageEntry] = Field(
+        description="One entry for each day, tenant and key with any use, or for each combination of what "
+        "`group_by` names."
+    )
+    group_by: list[contract.UsageDimension] = Field(
+        description="By what the entries differ.", examples=[["day", "tenant"]]
+    )
     currency: str = Field(description="Currency of `money`.", examples=["USD"])
     next: str | None = Field(
         description="Value of `after` for the next page. `null`: this is the last page.",
@@ -52,5 +73,5 @@ class UsageList(PublicOutput):
     )
 
     @classmethod
-    def of(cls, page: contract.UsagePage) -> Self:
-        return cls(usage=[UsageDay.of(day) for day in page.days], currency=page.currency, next=page.next)
+    def of(cls, page: contract.UsagePage, group_by: Sequence[contract.UsageDimension]) -> Self:
+        return cls(usage=entries_of(page), group_by=list(group_by), currency=page.currency, next=page.next)

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import lru_cache
 
+from turboserve.static_frozen import statically_frozen
+
+TRACKS_KEPT = 64
+"""Init segments of which is kept what they say: a session's chunks have the same."""
 _HEADER = 8
 _STSD_FIELDS = 8
 _VISUAL_FIELDS = 78
@@ -22,9 +26,9 @@ class ChunkFormatError(ValueError):
     """Bytes that are no chunk of H.264 video in fragmented MP4."""
 
 
-@dataclass(frozen=True)
+@statically_frozen(eq=False)
 class AccessUnit:
-    """One encoded frame."""
+    """One encoded frame. Two of them are equal only if they are the same object."""
 
     nal_units: tuple[bytes, ...]
     """Those of a key frame begin with its parameter sets."""
@@ -33,7 +37,7 @@ class AccessUnit:
     duration_s: float
 
 
-@dataclass(frozen=True)
+@statically_frozen(eq=False)
 class _Track:
     timescale: int
     parameter_sets: tuple[bytes, ...]
@@ -115,6 +119,7 @@ def _nal_units(track: _Track, data: bytes, start: int, end: int) -> tuple[bytes,
     return tuple(parts)
 
 
+@lru_cache(TRACKS_KEPT)
 def _track(init: bytes) -> _Track:
     media, media_end = 0, len(init)
     for kind in (b"moov", b"trak", b"mdia"):

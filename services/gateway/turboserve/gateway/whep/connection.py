@@ -23,17 +23,15 @@ from aiortc import (
 )
 
 from turboserve import logs
+from turboserve.clock import Clock
 from turboserve.gateway.ice_servers import IceServer
 from turboserve.gateway.problems.errors import InvalidOfferError
+from turboserve.gateway.whep.frame_sender import FrameSender
+from turboserve.gateway.whep.incoming import Incoming
 from turboserve.gateway.whep.offer import CheckedOffer
-from turboserve.gateway.whep.video_track import VideoTrack
 
 MESSAGES_WAITING = 64
 """Maximum number of a viewer's messages that wait to be handled."""
-
-# aioice finds a viewer that has vanished after 30 s, as RFC 7675 allows. Each of these viewers counts as a
-# viewer of its session, which is generated for it: 8 s.
-ice.CONSENT_INTERVAL, ice.CONSENT_FAILURES = 2, 3
 
 log = logs.get("whep")
 _own_addresses: ContextVar[Sequence[str] | None] = ContextVar("own_addresses", default=None)
@@ -64,10 +62,12 @@ def _bound_to(addresses: Sequence[str] | None) -> Iterator[None]:
 
 
 class ViewerConnection:
-    """Answers one offer, and sends `track` to its viewer."""
+    """Answers one offer, and lets `frames` send to its viewer."""
 
-    def __init__(self, track: VideoTrack, servers: Sequence[IceServer]) -> None:
-        self._track = track
+    def __init__(self, frames: FrameSender, servers: Sequence[IceServer], clock: Clock) -> None:
+        self._frames = frames
+        self._incoming = Incoming(clock, frames.repeat)
+        self._sender: RTCRtpSender | None = None
         self._pc = RTCPeerConnection(
             RTCConfiguration(
                 iceServers=[RTCIceServer(one.url, one.username, one.credential) for one in servers],
@@ -92,9 +92,9 @@ class ViewerConnection:
 
         Raises InvalidOfferError.
         """
-        transceiver = self._pc.addTransceiver(self._track, direction="sendonly")
-        # aiortc's own would wrap each frame in a packet of FFmpeg, and take it apart again for every viewer.
-        transceiver.sender._next_encoded_frame = self._track.next_encoded  # type: ignore[method-assign]
+        transceiver = self._pc.addTransceiver(self._frames.track, direction="sendonly")
+        self._sender = transceiver.sender
+        self._frames.attach(self._sender)
         codecs = RTCRtpSender.getCapabilities("video").codecs
         transceiver.setCodecPreferences([codec for codec in codecs if codec.name in ("H264", "rtx")])
         try:
@@ -103,6 +103,7 @@ class ViewerConnection:
             assert answer is not None
             with _bound_to(addresses):
                 await self._pc.setLocalDescription(answer)
+            self._incoming.silence_consent_checks(self._sender.transport)
         # The parser raises whatever a malformed line makes Python raise.
         except (ValueError, KeyError, IndexError, AssertionError, AttributeError, TypeError) as error:
             log.info("offer refused", error=repr(error))
@@ -123,12 +124,19 @@ class ViewerConnection:
         except (InvalidStateError, ConnectionError):
             self.gone.set()
 
+    def check(self) -> None:
+        """Find out from time to time whether a silent viewer is there. If not, `gone` is set."""
+        self._incoming.check()
+
     async def close(self) -> None:
+        await self._incoming.close()
         await self._pc.close()
 
     def _state_changed(self) -> None:
         match self._pc.connectionState:
             case "connected":
+                assert self._sender is not None
+                self._incoming.attach(self._sender.transport)
                 self.connected.set()
             case "failed" | "closed":
                 self.gone.set()

@@ -54,7 +54,7 @@ def _with_links(response: Response, servers: tuple[IceServer, ...]) -> Response:
     status_code=201,
     summary="Watch over WebRTC (WHEP)",
     description="Answers an SDP offer that receives H.264 video. The video begins at the playhead, and the "
-    "gateway sends each frame at its time. A data channel of the offer carries the JSON messages of the "
+    "gateway paces it. A data channel of the offer carries the JSON messages of the "
     "WebSocket. The gateway sends all its candidates with the answer, and takes no later ones.",
     response_class=Response,
     openapi_extra={"requestBody": {"required": True, "content": _TEXT}},

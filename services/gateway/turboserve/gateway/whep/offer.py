@@ -63,7 +63,7 @@ def check_offer(text: str, *, candidates: bool) -> CheckedOffer:
             # Video is not adapted to the network, so the client need not report it, nor the gateway say more.
             continue
         elif line.startswith("a=end-of-candidates"):
-            # The client's address may become known by its first check only.
+            # More candidates follow: the client's first check may be what makes its address known.
             continue
         kept.append(line)
     return CheckedOffer("\r\n".join(kept) + "\r\n", any(line.startswith("m=application ") for line in media))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import aclosing
 
 from cachetools import FIFOCache
@@ -12,12 +13,12 @@ from turboserve import logs
 from turboserve.bus.chunk_log import Chunk, StreamStart
 from turboserve.contracts.errors import ChunkGoneError, TurboServeError, UnauthorizedError
 from turboserve.contracts.events import SessionEvent
+from turboserve.contracts.public_events import public_event
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.revocable import ENDED
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.events.schemas import public_event
 from turboserve.gateway.ice_servers import IceServer, own_addresses
 from turboserve.gateway.stream import protocol
 from turboserve.gateway.stream.requests import (
@@ -31,16 +32,16 @@ from turboserve.gateway.stream.requests import (
 from turboserve.gateway.stream.watch import Watch, until_decided
 from turboserve.gateway.whep.access_units import AccessUnit, ChunkFormatError, access_units
 from turboserve.gateway.whep.connection import ViewerConnection
+from turboserve.gateway.whep.frame_sender import FrameSender
+from turboserve.gateway.whep.frame_times import FrameTimes
 from turboserve.gateway.whep.offer import CheckedOffer
 from turboserve.gateway.whep.pacing import PacedFrame, Pacer
-from turboserve.gateway.whep.video_track import RTP_CLOCK, VideoTrack
+from turboserve.gateway.whep.rtp_stream import RTP_CLOCK
 from turboserve.tasks import stop
 from turboserve.telemetry import links_to, traceparent, within
 
 CONNECT_S = 15.0
 """Time in which a viewer must connect after the answer, seconds."""
-CHECK_S = 0.5
-"""Interval at which a viewer's playhead is reported, and its key and its unread messages are checked, s."""
 AHEAD_S = 12.0
 """Media that waits here for its time at most, seconds. The rest waits in the log."""
 UNREAD_BYTES = 1 << 20
@@ -48,19 +49,25 @@ UNREAD_BYTES = 1 << 20
 LAST_MESSAGE_S = 1.0
 """Time for which the end of a connection waits until its last message is acknowledged, seconds."""
 
-UNITS_KEPT = 64
-"""Chunks whose access units are kept for other viewers."""
+CHUNKS_KEPT = 256
+"""Chunks of which is kept what their viewers share."""
+MESSAGES_KEPT = 64
+"""Messages that wait for a data channel at most. Of more, the oldest are dropped."""
 
 log = logs.get("whep")
-_units: FIFOCache[tuple[str, int], tuple[AccessUnit, ...]] = FIFOCache(UNITS_KEPT)
+_shared: FIFOCache[tuple[str, int], tuple[tuple[AccessUnit, ...], str]] = FIFOCache(CHUNKS_KEPT)
 
 
-def _units_of(chunk: Chunk) -> tuple[AccessUnit, ...]:
-    """Return the chunk's access units: viewers of one session share them. Raises ChunkFormatError."""
+def _shared_of(chunk: Chunk) -> tuple[tuple[AccessUnit, ...], str]:
+    """Return what viewers of one session share of a chunk: its access units, and its announcement as JSON.
+
+    The announcement has no `rtp_time`, which each viewer has of its own. Raises ChunkFormatError.
+    """
     key = chunk.header.session, chunk.sequence
-    if key not in _units:
-        _units[key] = access_units(chunk.init, chunk.fragment)
-    return _units[key]
+    if key not in _shared:
+        announcement = protocol.ChunkMessage.of(chunk.header, len(chunk.fragment)).text()
+        _shared[key] = access_units(chunk.init, chunk.fragment), announcement
+    return _shared[key]
 
 
 class Peer:
@@ -75,28 +82,34 @@ class Peer:
         path: str,
         servers: tuple[IceServer, ...],
         events_after: int | None,
+        times: FrameTimes,
     ) -> None:
-        """`path`: that of the request, which problems name."""
+        """`path`: that of the request, which problems name. `times`: those of all viewers."""
         self.tenant, self.session = record.tenant, record.id
         self.leaving = asyncio.Event()
         """Set to end the connection, as the viewer asked for."""
         self._gateway, self._identity, self._record, self._start = gateway, identity, record, start
-        self._pacer = Pacer(gateway.settings.whep_buffer_s)
-        self._track = VideoTrack(self._pacer, gateway.clock, self._sending)
-        self._connection = ViewerConnection(self._track, servers)
+        self._pacer = Pacer(gateway.settings.whep_buffer_s, gateway.settings.whep_window_s)
+        self._frames = FrameSender(self._pacer, gateway.clock, times, self._begins)
+        self._connection = ViewerConnection(self._frames, servers, gateway.clock)
         self._watch = Watch(
             gateway, record, start, self_paced=False, events_after=events_after, on_event=self._event
         )
         self._requests = ViewerRequests(gateway, identity, self._watch, self._send, path, reports=False)
-        self._coming: dict[int, Chunk] = {}
-        """Chunks of which no frame was sent, by index: their headers are announced with the first frame."""
+        self._coming: dict[int, tuple[Chunk, str]] = {}
+        """Chunks of which no frame was sent, by index, each with the announcement for its first frame."""
+        self._waiting: deque[str] | None = deque(maxlen=MESSAGES_KEPT)
+        """Messages that wait for the data channel, since video may come before. None: they need not wait."""
         self._init: bytes | None = None
-        self._reported = asyncio.Event()
+        self.check_due = asyncio.Event()
+        """Set from time to time, for all viewers of the gateway at once: see `_check`."""
         self._messages = False
 
     async def answer(self, offer: CheckedOffer) -> str:
         """Return the answer to `offer`. Raises InvalidOfferError."""
         self._messages = offer.messages
+        if not offer.messages:
+            self._waiting = None
         return await self._connection.answer(offer, own_addresses(self._gateway.settings.gateway_host))
 
     async def serve(self) -> None:
@@ -112,7 +125,7 @@ class Peer:
                 await self.close()
 
     async def close(self) -> None:
-        self._track.stop()
+        self._frames.stop()
         await self._connection.close()
 
     async def _serve(self) -> None:
@@ -141,6 +154,7 @@ class Peer:
             await self._requests.problem(error)
         finally:
             await stop(*tasks)
+            self._frames.stop()
         if not self._connection.gone.is_set():
             await self._flush()
 
@@ -151,42 +165,43 @@ class Peer:
             async for chunk in chunks:
                 await self._queue(chunk)
                 while self._pacer.queued_s > AHEAD_S:
-                    await asyncio.sleep(CHECK_S)
-        await self._track.dry.wait()
+                    await asyncio.sleep(AHEAD_S / 24)
+        await self._frames.dry.wait()
+        # The last frames are due up to a window after they were sent.
+        now = self._gateway.clock.monotonic()
+        await asyncio.sleep(max(0.0, self._pacer.end_s - self._pacer.playhead_s(now)))
         await self._send(self._requests.end())
 
     async def _queue(self, chunk: Chunk) -> None:
         header = chunk.header
-        units = _units_of(chunk)
+        units, announcement = _shared_of(chunk)
         skip = skips(chunk, self._record)
         with self._watch.spans.deliver(chunk):
             if skip:
                 self._coming.clear()
                 await self._send(skip_message(chunk))
                 await self._watch.skipped(header.start_s)
-            self._coming[header.index] = chunk
+            self._coming[header.index] = chunk, announcement
             self._pacer.add(header.index, units, self._gateway.clock.monotonic(), skip=skip)
-            self._track.changed()
+            self._frames.queued()
             await self._watch.sent(chunk, len(chunk.fragment))
 
-    def _sending(self, frame: PacedFrame) -> None:
+    def _begins(self, frame: PacedFrame) -> None:
         """Announce the chunk of which this is the first frame."""
-        if not frame.first:
-            return
-        self._reported.set()
-        chunk = self._coming.pop(frame.chunk.index, None)
-        if chunk is None or not self._connection.opened.is_set():
+        chunk, announcement = self._coming.pop(frame.chunk.index, (None, ""))
+        if chunk is None or not self._messages:
             return
         if chunk.init != self._init:
             self._init = chunk.init
-            self._connection.send(init_message(chunk).text())
-        rtp_time = round(frame.presentation_s * RTP_CLOCK)
-        message = protocol.ChunkMessage.of(chunk.header, len(chunk.fragment), rtp_time)
-        self._connection.send(message.text())
+            self._say(init_message(chunk).text())
+        self._say(f'{announcement[:-1]},"rtp_time":{round(frame.presentation_s * RTP_CLOCK)}}}')
 
     async def _listen(self) -> None:
         await self._connection.opened.wait()
-        await self._send(self._requests.hello(self._record, self._start))
+        self._connection.send(self._requests.hello(self._record, self._start).text())
+        waiting, self._waiting = self._waiting or (), None
+        for text in waiting:
+            self._connection.send(text)
         while True:
             await self._requests.handle(await self._connection.messages.get())
 
@@ -206,25 +221,22 @@ class Peer:
         clock, unread_since = self._gateway.clock, None
         checked = bool(self._gateway.keys) or self._identity.grant is not None
         while True:
-            self._reported.clear()
+            self.check_due.clear()
+            if checked and not self._gateway.authenticator.holds(self._identity):
+                raise UnauthorizedError(ENDED, field="Authorization")
             now = clock.monotonic()
             playhead_s = self._pacer.playhead_s(now)
             await self._gateway.timeline.reported(
                 self.session, self._watch.viewer, playhead_s, max(0.0, self._pacer.end_s - playhead_s)
             )
-            if checked and not self._gateway.authenticator.holds(self._identity):
-                raise UnauthorizedError(ENDED, field="Authorization")
             waiting = self._connection.waiting_bytes
             unread_since = None if not waiting else unread_since or now
             late = unread_since is not None and now - unread_since > self._gateway.settings.write_timeout_s
             if late or waiting > UNREAD_BYTES or self._connection.flooded.is_set():
                 log.info("viewer cut", session=self.session, unread_bytes=waiting)
                 return
-            try:
-                async with asyncio.timeout(CHECK_S):
-                    await self._reported.wait()
-            except TimeoutError:
-                continue
+            self._connection.check()
+            await self.check_due.wait()
 
     async def _flush(self) -> None:
         deadline = self._gateway.clock.monotonic() + LAST_MESSAGE_S
@@ -235,4 +247,10 @@ class Peer:
         await self._send(public_event(event))
 
     async def _send(self, message: OutgoingMessage) -> None:
-        self._connection.send(message.text())
+        self._say(message.text())
+
+    def _say(self, text: str) -> None:
+        if self._waiting is None:
+            self._connection.send(text)
+        else:
+            self._waiting.append(text)

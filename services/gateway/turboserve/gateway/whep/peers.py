@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from contextlib import ExitStack
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from turboserve.gateway.events.session_events import known_position
 from turboserve.gateway.ice_servers import IceServer, ice_servers
 from turboserve.gateway.problems.errors import PeerNotFoundError
 from turboserve.gateway.stream.watch import place_of_viewer
+from turboserve.gateway.whep.frame_times import FrameTimes
 from turboserve.gateway.whep.offer import check_offer
 from turboserve.ids import new_id
 from turboserve.tasks import BackgroundTasks
@@ -21,9 +23,12 @@ from turboserve.tasks import BackgroundTasks
 if TYPE_CHECKING:
     from turboserve.gateway.whep.peer import Peer
 
+CHECK_S = 1.0
+"""Interval at which viewers' playheads are reported, and their keys and unread messages checked, seconds."""
+
 
 def servers_for(gateway: Gateway, viewer: str) -> tuple[IceServer, ...]:
-    """Return the STUN and TURN servers with what they ask of `viewer`."""
+    """Return the STUN and TURN servers, with the credentials for `viewer`."""
     settings = gateway.settings
     secret = None if settings.turn_secret is None else settings.turn_secret.get_secret_value()
     return ice_servers(settings.ice_servers, secret, viewer, gateway.clock.wall())
@@ -36,6 +41,8 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._tasks = BackgroundTasks()
         self._loading: asyncio.Task[ModuleType] | None = None
+        self._times = FrameTimes()
+        self._checking = False
 
     async def open(
         self,
@@ -61,13 +68,18 @@ class Peers:
             module = await self._module()
             name = new_id("peer")
             servers = servers_for(gateway, name)
-            peer: Peer = module.Peer(gateway, identity, record, start, path, servers, events_after)
+            peer: Peer = module.Peer(
+                gateway, identity, record, start, path, servers, events_after, self._times
+            )
             try:
                 answer = await peer.answer(checked)
             except BaseException:
                 await peer.close()
                 raise
             self._peers[name] = peer
+            if not self._checking:
+                self._checking = True
+                self._check(gateway)
             self._tasks.create(self._serve(name, peer, stack.pop_all()), name)
         return name, answer
 
@@ -88,6 +100,16 @@ class Peers:
                 await peer.serve()
             finally:
                 del self._peers[name]
+
+    def _check(self, gateway: Gateway) -> None:
+        """Have all viewers checked from time to time, while there are some."""
+        self._checking = bool(self._peers)
+        if self._checking:
+            # Frames are sent at this time, too: the process is awake.
+            next_s = (gateway.clock.monotonic() // CHECK_S + 1) * CHECK_S
+            self._times.call_at(next_s, partial(self._check, gateway))
+        for peer in self._peers.values():
+            peer.check_due.set()
 
     async def _module(self) -> ModuleType:
         """Load what WebRTC needs, which takes tens of MB: only a gateway with such viewers pays for it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
+from turboserve.allocation.classes import SessionClass
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.sessions import PROMPT_LIMIT
@@ -14,8 +15,9 @@ from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.gateway.auth.middleware import Tenant, needs
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import problems
+from turboserve.gateway.prompt_guides import PromptGuide
 from turboserve.gateway.sessions.control_schemas import ModelControl
-from turboserve.gateway.workers.schemas import Model, ModelList, Worker, WorkerList
+from turboserve.gateway.workers.schemas import Model, ModelList, ModelSize, Worker, WorkerList
 from turboserve.subjects import LIST_WORKERS
 
 router = APIRouter(prefix="/v1")
@@ -27,30 +29,43 @@ router = APIRouter(prefix="/v1")
     tags=["models"],
     operation_id="list_models",
     summary="List models",
-    description="The models that ready workers serve now, what each understands of a prompt, "
-    "and the typed controls that it takes.",
+    description="The models that ready workers serve now, what each understands of a prompt, the typed "
+    "controls that it takes, and the frame sizes that a session may ask for, with what serves each.",
     responses=problems(401),
 )
 async def list_models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gateway_of)]) -> ModelList:
     page = await gateway.bus.call(LIST_WORKERS, ListWorkers())
-    serving: dict[str, list[WorkerRecord]] = {}
+    serving: dict[str, dict[str, list[WorkerRecord]]] = {}
     for worker in page.workers:
         if worker.phase is WorkerPhase.READY:
-            serving.setdefault(worker.model, []).append(worker)
-    return ModelList(
-        models=[
-            Model(
-                id=name,
-                default=name == gateway.settings.default_model,
-                workers=len(workers),
-                capacity=sum(worker.capacity for worker in workers),
-                sessions=sum(worker.sessions for worker in workers),
-                prompt_limit=PROMPT_LIMIT,
-                prompt_guide=gateway.prompt_guides.get(name),
-                controls=_controls(workers),
-            )
-            for name, workers in sorted(serving.items())
-        ]
+            classes = serving.setdefault(SessionClass.of_name(worker.model).model, {})
+            classes.setdefault(worker.model, []).append(worker)
+    default = gateway.settings.default_model
+    guides = gateway.prompt_guides
+    models = [_model(name, of, default, guides.get(name)) for name, of in sorted(serving.items())]
+    return ModelList(models=models)
+
+
+def _model(
+    name: str, classes: Mapping[str, Sequence[WorkerRecord]], default: str, guide: PromptGuide | None
+) -> Model:
+    """Describe a model. `classes`: its ready workers by the class that they serve."""
+    workers = [worker for of_class in classes.values() for worker in of_class]
+    is_default = SessionClass.of_name(default).model == name
+    usual = default if is_default else name
+    return Model(
+        id=name,
+        default=is_default,
+        workers=len(workers),
+        capacity=sum(worker.capacity for worker in workers),
+        sessions=sum(worker.sessions for worker in workers),
+        prompt_limit=PROMPT_LIMIT,
+        prompt_guide=guide,
+        controls=_controls(workers),
+        sizes=[
+            ModelSize.of(served, of_class, default=served == usual)
+            for served, of_class in sorted(classes.items(), key=lambda one: (one[0] != usual, one[0]))
+        ],
     )
 
 

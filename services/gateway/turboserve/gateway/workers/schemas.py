@@ -2,14 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from pydantic import Field
 
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.gateway.model_offers import size_of
 from turboserve.gateway.prompt_guides import PromptGuide
-from turboserve.gateway.public import PublicOutput, Timestamp
+from turboserve.gateway.public import ModelName, PublicOutput, Timestamp
 from turboserve.gateway.sessions.control_schemas import ModelControl
+
+
+class ServingKind(PublicOutput):
+    """Ready workers of one kind that serve a model at one size."""
+
+    kind: str = Field(
+        description="Hardware of the workers, by its name in the prices. Without prices: their device.",
+        examples=["h100"],
+    )
+    workers: int = Field(description="Number of the workers.", examples=[2])
+    sessions_per_worker: float = Field(
+        description="Number of sessions that one of them holds at once, on average.", examples=[5.0]
+    )
+    price_per_worker_hour: float | None = Field(
+        description="Money that one of them costs per hour, on average. `null`: no price is set.",
+        examples=[3.99],
+    )
+    price_per_session_hour: float | None = Field(
+        description="Money that a session costs per hour on a full worker: `price_per_worker_hour` by "
+        "`sessions_per_worker`. `null`: no price is set, or the workers hold no session.",
+        examples=[0.798],
+    )
+    currency: str | None = Field(
+        description="Currency of the prices (ISO 4217). `null`: no price is set.", examples=["USD"]
+    )
+
+    @classmethod
+    def of(cls, kind: str, workers: Sequence[WorkerRecord]) -> Self:
+        """Describe the workers of a kind. A price counts only if all of them have one."""
+        capacity = sum(one.capacity for one in workers)
+        prices = [one.price for one in workers if one.price is not None]
+        priced = len(prices) == len(workers)
+        hour = sum(price.per_hour for price in prices)
+        return cls(
+            kind=kind,
+            workers=len(workers),
+            sessions_per_worker=capacity / len(workers),
+            price_per_worker_hour=hour / len(workers) if priced else None,
+            price_per_session_hour=hour / capacity if priced and capacity else None,
+            currency=prices[0].currency if priced else None,
+        )
+
+
+class ModelSize(PublicOutput):
+    """A frame size at which ready workers serve a model."""
+
+    width: int | None = Field(
+        description="Width of a frame, pixels. `null`: workers of an earlier release do not say it.",
+        examples=[128],
+    )
+    height: int | None = Field(description="Height of a frame, pixels: see `width`.", examples=[128])
+    default: bool = Field(
+        description="Whether sessions of the model that name no size have this one.", examples=[True]
+    )
+    workers: int = Field(description="Number of ready workers that serve it.", examples=[2])
+    capacity: int = Field(description="Number of sessions that these workers hold at once.", examples=[10])
+    sessions: int = Field(description="Number of sessions that hold a slot now.", examples=[3])
+    kinds: list[ServingKind] = Field(description="The kinds of these workers, by name.")
+
+    @classmethod
+    def of(cls, name: str, workers: Sequence[WorkerRecord], *, default: bool) -> Self:
+        """Describe the workers of a class, which `name` is the name of."""
+        sizes = [size for one in workers if (size := size_of(one)) is not None]
+        width, height = sizes[-1] if sizes else (None, None)
+        kinds: dict[str, list[WorkerRecord]] = {}
+        for one in workers:
+            kinds.setdefault(one.device_kind if one.price is None else one.price.kind, []).append(one)
+        return cls(
+            width=width,
+            height=height,
+            default=default,
+            workers=len(workers),
+            capacity=sum(one.capacity for one in workers),
+            sessions=sum(one.sessions for one in workers),
+            kinds=[ServingKind.of(kind, of_kind) for kind, of_kind in sorted(kinds.items())],
+        )
 
 
 class Model(PublicOutput):
@@ -27,6 +105,9 @@ class Model(PublicOutput):
     controls: list[ModelControl] = Field(
         description="What the model takes beside a prompt, as its newest worker declares it."
     )
+    sizes: list[ModelSize] = Field(
+        description="The frame sizes that a session may ask for, the default first, and what serves each now."
+    )
 
 
 class ModelList(PublicOutput):
@@ -39,7 +120,11 @@ class Worker(PublicOutput):
     """One worker."""
 
     id: str = Field(description="Id of the worker.", examples=["wk_5f3a9c"])
-    model: str = Field(description="Model that the worker serves.", examples=["toyworld"])
+    model: ModelName = Field(description="Model that the worker serves.", examples=["toyworld"])
+    width: int | None = Field(
+        description="Width of the frames that it generates, pixels. `null`: not known.", examples=[128]
+    )
+    height: int | None = Field(description="Height of these frames, pixels: see `width`.", examples=[128])
     phase: WorkerPhase = Field(description="Phase of the worker.", examples=["ready"])
     capacity: int = Field(description="Number of sessions that the worker holds at once.", examples=[5])
     floor_capacity: int = Field(
@@ -66,7 +151,9 @@ class Worker(PublicOutput):
 
     @classmethod
     def of(cls, record: WorkerRecord) -> Self:
-        return cls.model_validate({**record.model_dump(), "floor_capacity": record.most_sessions})
+        width, height = size_of(record) or (None, None)
+        more = {"floor_capacity": record.most_sessions, "width": width, "height": height}
+        return cls.model_validate(record.model_dump() | more)
 
 
 class WorkerList(PublicOutput):

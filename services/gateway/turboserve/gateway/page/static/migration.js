@@ -43,7 +43,7 @@ export class MigrationForm {
     const workers = await this.#client.workers().catch(() => []);
     const mine = workers.find((worker) => worker.id === this.#worker);
     this.#others = workers.filter(
-      (worker) => worker.phase === "ready" && worker.id !== this.#worker && worker.model === mine?.model,
+      (worker) => mine && worker.phase === "ready" && worker.id !== this.#worker && served(worker) === served(mine),
     );
     this.#show();
   }
@@ -75,4 +75,9 @@ export class MigrationForm {
   }
 
   #shown = "";
+}
+
+/** What a worker generates. A session only goes where the same is generated. */
+function served({ model, width, height }) {
+  return `${model} ${width}x${height}`;
 }

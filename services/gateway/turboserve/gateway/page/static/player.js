@@ -7,7 +7,7 @@ import { KeyForm } from "./keys.js";
 import { LeadSelector } from "./lead.js";
 import { rememberSession, rememberedKey, rememberedSession } from "./memory.js";
 import { MigrationForm } from "./migration.js";
-import { DefaultModel } from "./model.js";
+import { ModelChoice } from "./model.js";
 import { pageClient } from "./page_client.js";
 import { Readouts } from "./readouts.js";
 import { Recordings } from "./recordings.js";
@@ -40,11 +40,12 @@ const pad = new SteerPad(
 );
 /** The session's first message; null: none. */
 let greeting = null;
-const model = new DefaultModel(client, at("examples"), {
+const model = new ModelChoice(client, at("model"), at("examples"), {
   onModel: (found) => {
     composer.describe(found);
     pad.describe(found);
     pad.show(greeting);
+    show();
   },
   onRefused: (problem) => complain(problem),
   onExample: (text) => {
@@ -110,6 +111,7 @@ const ON = {
     document.body.dataset.role = message.role;
     greetedAt = Date.now();
     greeting = message;
+    model.play(message.model);
     pad.show(message);
     if (message.control_seq === 0) strip.mark(0, message.prompt);
     if (!at("prompt").value) at("prompt").value = message.prompt;
@@ -195,6 +197,7 @@ function leave() {
 
 function clear() {
   greeting = null;
+  model.play(null);
   pad.show(null);
   strip.reset();
   events.reset();
@@ -218,7 +221,7 @@ at("form").addEventListener("submit", (submitted) => {
     }
     const askedAtMs = performance.now();
     player.transport = lead.transport;
-    const created = await player.create(prompt, { maxLeadS: lead.leadS });
+    const created = await player.create(prompt, { maxLeadS: lead.leadS, ...model.request });
     begin(created.id, askedAtMs);
     sessions.look();
   });
@@ -263,6 +266,7 @@ at("leave").addEventListener("close", () => {
 function startOver() {
   leave();
   sessions.look();
+  model.find();
   at("prompt").focus();
   at("prompt").select();
 }
@@ -312,6 +316,7 @@ function show() {
   const { phase, activity } = player.state ?? {};
   const isConnected = player.connected;
   showPage({ player, hasSession: session !== null, ended, phase: phase ?? "", activity, isConnected, isBusy });
+  model.show(session === null || Boolean(ended));
   sessions.show(session);
   recordings.show(session, Boolean(ended));
 }

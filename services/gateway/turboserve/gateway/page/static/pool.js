@@ -1,20 +1,41 @@
-// The operator's page: the state of one pool and its reasons, its orders and the cost. A choice if there are several.
+// The operators' console: the views of one pool, live or in the past. The state is in the address.
 
+import { cost, showTotals } from "./console/cost.js";
+import { element, keyed, setText } from "./console/elements.js";
+import { overview, showPool } from "./console/overview.js";
+import { quality, showTiers } from "./console/quality.js";
+import { queue } from "./console/queue.js";
+import { decisions, migrations } from "./console/records.js";
+import { rangeOf, readRoute, routeHash, VIEWS } from "./console/route.js";
+import { TimeForm } from "./console/time_form.js";
+import { workers } from "./console/workers.js";
 import { KeyForm } from "./keys.js";
 import { rememberedKey } from "./memory.js";
 import { pageClient } from "./page_client.js";
 import { inWords } from "./words.js";
 
-const EVERY_MS = 1000;
+const EVERY_MS = 1_000;
+const RETRY_MS = 3_000;
+/** How often a live view is read at most while its span passes, unless the view says otherwise. */
+const READS_A_SPAN = 1_200;
+const views = { overview, workers, migrations, decisions, queue, quality, cost };
 const at = (id) => document.getElementById(id);
 
 const client = pageClient();
-const keyForm = new KeyForm(client, at("key-form"), () => complain(null));
+const keyForm = new KeyForm(client, at("key-form"), () => {
+  complain(null);
+  refresh();
+});
+const timeForm = new TimeForm((part) => go(part));
 let pools = [];
 /** Id of the pool on the page, to which the page's orders go. */
 let shown = null;
 /** Whether the number of workers was typed and not sent yet: the next report must not replace it. */
 let edited = false;
+let route = readRoute(location.hash);
+/** Raised by every change of what is shown: answers to earlier requests are dropped. */
+let turn = 0;
+let timer = null;
 
 function complain(problem) {
   if (problem?.status === 401) keyForm.ask(problem);
@@ -23,146 +44,138 @@ function complain(problem) {
 
 function write(name, problem) {
   at(name).hidden = !problem;
-  // The text changes only with the problem: a screen reader would read it again every second.
-  const text = problem ? inWords(problem) : "";
-  if (problem && at(name).textContent !== text) at(name).textContent = text;
+  if (problem) setText(at(name), inWords(problem));
 }
 
-function fill(list, items, make) {
-  list.replaceChildren(...items.map(make));
-}
-
-function element(name, text, more = {}) {
-  const made = document.createElement(name);
-  made.textContent = text;
-  Object.assign(made, more);
-  return made;
-}
-
-const clock = (time) => new Date(time).toLocaleTimeString([], { hour12: false });
-const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
-
-function playout(found) {
-  const tiers = ["urgent", "normal", "relaxed"].filter((tier) => found[tier]).map((tier) => `${found[tier]} ${tier}`);
-  const quality = found.quality === null ? "" : `, quality ${(found.quality * 100).toFixed(1)} %`;
-  const lowered = found.lowered ? `, ${found.lowered} lowered` : "";
-  const least = `least slack ${found.slack_s.toFixed(2)} s, credit ${found.credit_s.toFixed(2)} s`;
-  return `${tiers.join(", ")}: ${least}${lowered}${quality}`;
-}
-
-function showMember(member) {
-  const box = element("div", "", { className: "member" });
-  box.dataset.phase = member.phase;
-  box.setAttribute("role", "listitem");
-  const title = element("b", "");
-  title.append(element("span", member.member), element("span", member.phase.replace("_", " ")));
-  const suspended = member.suspended ? `, ${member.suspended} suspended` : "";
-  const holds = member.worker ? `${member.sessions} sessions${suspended}` : "";
-  box.append(title, element("p", [holds, member.reason].filter(Boolean).join(" · ")));
-  if (member.playout && member.playout.slack_s !== null) box.append(element("p", playout(member.playout)));
-  return box;
-}
-
-function showLine(when, what, more) {
-  const line = element("li", "");
-  line.append(element("time", clock(when)), element("span", what), element("span", more, { className: "more" }));
-  return line;
-}
+// The pool and its state
 
 function chosen() {
   const of = (id) => pools.find((pool) => pool.id === id);
+  if (route.pool) return of(route.pool);
   // The pool on the page stays, so that a pool that reports later gets no order meant for this one.
-  return of(location.hash.slice(1)) ?? of(shown) ?? pools[0];
+  return of(shown) ?? pools[0];
 }
 
 function showPools(found) {
   pools = found;
   const pool = chosen();
-  at("choice").hidden = pools.length < 2;
   const ids = pools.map((one) => one.id);
-  const options = [...at("pool").options].map((option) => option.value);
-  // Only when the pools change: replaced options would close the open list.
-  if (ids.join() !== options.join()) fill(at("pool"), ids, (id) => element("option", id, { value: id }));
-  if (pool) return showPool(pool);
+  // The past of a pool that reports no more is read by its address.
+  if (route.pool && !ids.includes(route.pool)) ids.push(route.pool);
+  at("choice").hidden = ids.length < 2;
+  keyed(at("pool"), ids, (id) => id, (id) => element("option", id, { value: id }));
+  if (!pool) return showNoPool();
+  document.body.dataset.pool = pool.id;
+  if (shown !== pool.id) {
+    edited = false;
+    shown = pool.id;
+    refresh();
+  }
+  at("pool").value = pool.id;
+  const busy = pool.starting || pool.draining || pool.reason;
+  document.body.dataset.mode = busy ? "waiting" : "live";
+  const more = ["starting", "draining"].filter((name) => pool[name]).map((name) => `${pool[name]} ${name}`);
+  setText(at("phase"), [`${pool.ready} ready`, ...more].join(", "));
+  showPool(pool, edited);
+  showTiers(pool);
+}
+
+function showNoPool() {
   shown = null;
-  at("summary").textContent = "No pool has reported yet.";
-  at("phase").textContent = "no report";
+  at("pool").value = route.pool ?? "";
+  const lost = `Pool ${route.pool} has not reported lately. Its past can still be read.`;
+  setText(at("summary"), route.pool ? lost : "No pool has reported yet.");
+  at("members").replaceChildren();
+  setText(at("phase"), "no report");
   document.body.dataset.mode = "empty";
   for (const name of ["workers", "dry-run", "release"]) at(name).disabled = true;
 }
 
-function showPool(pool) {
-  const scaling = pool.scaling;
-  if (shown !== pool.id) edited = false;
-  shown = pool.id;
-  at("pool").value = pool.id;
-  at("summary").textContent = pool.summary;
-  const busy = pool.starting || pool.draining || pool.reason;
-  document.body.dataset.mode = busy ? "waiting" : "live";
-  const more = ["starting", "draining"].filter((name) => pool[name]).map((name) => `${pool[name]} ${name}`);
-  at("phase").textContent = [`${pool.ready} ready`, ...more].join(", ");
-  fill(at("members"), pool.members, showMember);
-  fill(at("actions"), pool.actions.toReversed(), (a) =>
-    showLine(a.at, [a.action, a.member].filter(Boolean).join(" "), a.reason ?? ""));
-  at("r-startup").textContent = pool.start_up_s === null ? "–" : `${number(pool.start_up_s, 1)} s`;
-  for (const name of ["workers", "dry-run", "release"]) at(name).disabled = !scaling;
-  if (!scaling) return showUnmanaged();
-  at("r-target").textContent = scaling.advice === scaling.target ? scaling.target : `${scaling.target} (${scaling.advice})`;
-  at("r-limits").textContent = `${scaling.least}–${scaling.most}`;
-  at("r-required").textContent = scaling.required ?? "–";
-  at("r-rho").textContent = number(scaling.rho_max, 2);
-  at("r-volatility").textContent = number(scaling.volatility, 2);
-  at("r-basis").textContent = scaling.level === null ? `Learned, ${duration(scaling.learned_from_s)}` : `Profile, level ${scaling.level}`;
-  at("r-target-rho").textContent = scaling.target_utilization;
-  at("r-weight").textContent = scaling.latency_weight;
-  at("workers").min = scaling.least;
-  at("workers").max = scaling.most;
-  if (!edited) at("workers").value = scaling.override ?? scaling.target;
-  at("dry-run").checked = scaling.mode === "dry_run";
-  at("table-of").textContent = scaling.level === null
-    ? "Headroom: learned from this pool's own demand."
-    : `Profile: ${scaling.profile?.source ?? "–"}`;
-  fill(at("decisions"), scaling.decisions.toReversed(), (d) =>
-    showLine(d.at, d.target === d.previous ? `${d.action} at ${d.target}` : `${d.action}: ${d.previous} → ${d.target}`, d.reason));
+async function look() {
+  // While a key is asked for: the server limits wrong keys.
+  if (!keyForm.isOpen) await report();
+  setTimeout(look, EVERY_MS);
 }
 
-function showUnmanaged() {
-  for (const name of ["target", "limits", "required", "rho", "volatility", "basis", "target-rho", "weight"]) {
-    at(`r-${name}`).textContent = "–";
+async function report() {
+  try {
+    showPools((await client.request("GET", "v1/pools")).pools);
+    if (route.view === "cost") showTotals(await client.request("GET", "v1/cost", { query: { limit: 1 } }), shown);
+    complain(null);
+  } catch (problem) {
+    setText(at("phase"), "no report");
+    document.body.dataset.mode = "empty";
+    complain(problem);
   }
-  at("table-of").textContent = "Another system starts the workers of this pool.";
-  at("workers").value = "";
-  at("dry-run").checked = false;
-  fill(at("decisions"), [], showLine);
 }
 
-function showCost(cost) {
-  const money = new Intl.NumberFormat([], { style: "currency", currency: cost.currency, maximumFractionDigits: 4 });
-  const amount = (one) => (one.money > 0 ? money.format(one.money) : duration(one.gpu_seconds));
-  const own = cost.pools.find((one) => one.pool === shown);
-  at("c-pool").textContent = own ? amount(own) : "–";
-  at("c-total").textContent = amount(cost.total);
-  at("c-used").textContent = amount(cost.used);
-  at("c-idle").textContent = amount(cost.idle);
-  at("no-price").hidden = cost.total.money > 0;
-  fill(at("kinds"), cost.kinds, (kind) => {
-    const line = element("li", "");
-    const price = kind.price_per_gpu_hour;
-    const starting = `${duration(kind.starting_gpu_seconds)} of them starting`;
-    line.append(
-      element("span", price > 0 ? `${kind.kind} at ${money.format(price)}/h` : kind.kind),
-      element("span", `${duration(kind.gpu_seconds)}, ${starting}, ${kind.running} of ${kind.workers} running`),
-    );
-    return line;
-  });
+// The view
+
+function show() {
+  for (const name of VIEWS) at(`view-${name}`).hidden = name !== route.view;
+  for (const link of at("views").querySelectorAll("a")) {
+    const isHere = link.dataset.view === route.view;
+    // Another view begins with its own span of time.
+    link.hash = routeHash({ ...route, span: null, view: link.dataset.view });
+    if (isHere) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  timeForm.show(route);
+  refresh();
 }
 
-// Time that workers ran, on whatever device they have.
-function duration(seconds) {
-  if (seconds < 60) return `${seconds.toFixed(0)} s`;
-  const minutes = Math.round(seconds / 60);
-  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+function go(part) {
+  route = { ...route, ...part };
+  history.pushState(null, "", routeHash(route));
+  show();
 }
+
+/** Read the view's past now, and then as often as the view wants. A past range is read once, a long one seldom. */
+async function refresh() {
+  clearTimeout(timer);
+  turn += 1;
+  const mine = turn;
+  const pool = route.pool ?? shown;
+  if (pool === null || keyForm.isOpen) return;
+  const view = views[route.view];
+  const range = rangeOf(route);
+  let nextMs = range.live ? Math.max(view.everyMs, (range.spanS * 1_000) / (view.readsASpan ?? READS_A_SPAN)) : null;
+  try {
+    const found = await view.load(reader(pool, range), range);
+    if (mine !== turn) return;
+    view.show(found, range);
+    write("view-message", null);
+    at("view-data").hidden = false;
+    document.body.dataset.shows = route.view;
+  } catch (problem) {
+    if (mine !== turn) return;
+    // What was read before stays on the page, unless it is not this operator's to see.
+    if (problem.status === 401) complain(problem);
+    else showProblem(problem);
+    nextMs = problem.status === 403 || problem.status === 422 ? null : RETRY_MS;
+  }
+  if (nextMs !== null) timer = setTimeout(refresh, nextMs);
+}
+
+function reader(pool, range) {
+  const iso = (time) => new Date(time).toISOString();
+  const times = { from: iso(range.since), to: iso(range.until) };
+  const read = (name, query = {}) => {
+    const of = name === "queue" ? query : { ...times, ...query };
+    return client.request("GET", `v1/pools/${pool}/${name}`, { query: of });
+  };
+  return Object.assign(read, { pool });
+}
+
+function showProblem(problem) {
+  at("view-message").hidden = false;
+  if (problem.status !== 403) return setText(at("view-message"), inWords(problem));
+  setText(at("view-message"), "Only operators see the past of a pool: this API key lacks the scope pool:write.");
+  // The state of the pool now is for every tenant.
+  at("view-data").hidden = route.view !== "overview";
+}
+
+// Orders
 
 // A refusal stays until the next order: the reports that arrive every second do not replace it.
 async function order(method, name, body) {
@@ -178,24 +191,6 @@ async function order(method, name, body) {
   }
 }
 
-async function look() {
-  // While a key is asked for: the server limits wrong keys.
-  if (!keyForm.isOpen) await report();
-  setTimeout(look, EVERY_MS);
-}
-
-async function report() {
-  try {
-    showPools((await client.request("GET", "v1/pools")).pools);
-    showCost(await client.request("GET", "v1/cost", { query: { limit: 1 } }));
-    complain(null);
-  } catch (problem) {
-    at("phase").textContent = "no report";
-    document.body.dataset.mode = "empty";
-    complain(problem);
-  }
-}
-
 at("override-form").addEventListener("submit", (event) => {
   event.preventDefault();
   if (at("workers").value !== "") order("PUT", "override", { workers: Number(at("workers").value) });
@@ -206,11 +201,15 @@ at("workers").addEventListener("input", () => {
 at("release").addEventListener("click", () => order("DELETE", "override"));
 at("dry-run").addEventListener("change", () => order("PUT", "dry-run", { dry_run: at("dry-run").checked }));
 at("pool").addEventListener("change", () => {
-  const url = new URL(location.href);
-  url.hash = at("pool").value;
-  history.replaceState(null, "", url);
+  go({ pool: at("pool").value });
   showPools(pools);
 });
-addEventListener("hashchange", () => showPools(pools));
+// Of the links, and of the browser's own buttons.
+addEventListener("popstate", () => {
+  route = readRoute(location.hash);
+  show();
+  showPools(pools);
+});
 client.key = rememberedKey();
+show();
 look();

@@ -1,7 +1,7 @@
 // Recordings: the button that records the session, the list, and the dialogs that replay and delete one.
 
 import { RecordingPlayback } from "./client/index.js";
-import { replaceRows, rowButton, rowText } from "./rows.js";
+import { openDialog, replaceRows, rowButton, rowText } from "./rows.js";
 import { inWords } from "./words.js";
 
 const LOOK_MS = 3000;
@@ -118,7 +118,7 @@ export class Recordings {
       message.hidden = false;
       message.textContent = inWords(error);
     });
-    this.#replay.showModal();
+    openDialog(this.#replay);
     video.focus();
     video.play().catch(() => {});
   }
@@ -145,7 +145,7 @@ export class Recordings {
   #ask(info) {
     this.#condemned = info;
     this.#part(this.#confirm, "name").textContent = `“${info.prompt}”, ${stateOf(info)}`;
-    this.#confirm.showModal();
+    openDialog(this.#confirm);
   }
 
   #delete() {

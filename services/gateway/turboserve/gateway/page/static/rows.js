@@ -8,6 +8,15 @@ export function replaceRows(list, rows) {
   if (focused && isInside) (list.querySelector(`[data-focus="${focused}"]`) ?? list.querySelector("button"))?.focus();
 }
 
+/** Show a modal dialog. If its opener is drawn again meanwhile, the new button gets the keyboard's focus. */
+export function openDialog(dialog) {
+  const opener = document.activeElement;
+  const focused = opener?.dataset.focus;
+  const restore = () => opener.isConnected || document.querySelector(`[data-focus="${focused}"]`)?.focus();
+  if (focused) dialog.addEventListener("close", restore, { once: true });
+  dialog.showModal();
+}
+
 /** `of`: what the button is about, for screen readers. `id`: of the row. */
 export function rowButton(name, { of, id }, action) {
   const button = document.createElement("button");

@@ -1,0 +1,1 @@
+"""REST resources for webhooks and their deliveries."""

@@ -1,0 +1,1 @@
+"""Sends events to the webhooks of tenants."""

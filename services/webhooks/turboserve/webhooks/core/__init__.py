@@ -1,0 +1,1 @@
+"""Signatures, addresses and payloads. No I/O, no clock."""
