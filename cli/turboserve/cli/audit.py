@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -10,11 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from turboserve.cli.errors import failure
+from turboserve.cli.gateway_request import listed
 from turboserve.cli.keys import URL_VARIABLE, AsJson, Key
 
-PAGE = 1_000
-ATTEMPTS = 3
-TIMEOUT_S = 30.0
 FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 COLUMNS = ("at", "operation", "target", "tenant", "key", "address", "result", "change")
 
@@ -54,7 +51,7 @@ def audit(
     }
     given = {name: value for name, value in query.items() if value is not None}
     try:
-        found = asyncio.run(_entries(url, key, given, limit))
+        found, _ = listed(url, key, "/v1/audit", "entries", given, limit)
     except (TurboServeError, OSError) as error:
         raise failure(str(error)) from None
     if as_json:
@@ -62,23 +59,6 @@ def audit(
             typer.echo(json.dumps(entry))
         return
     _print(found)
-
-
-async def _entries(url: str, key: str | None, query: dict[str, Any], limit: int) -> list[dict[str, Any]]:
-    from turboserve.client.transport import Transport
-
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    transport = Transport(url, headers, TIMEOUT_S, ATTEMPTS)
-    found: list[dict[str, Any]] = []
-    async with transport.http:
-        while len(found) < limit:
-            params = query | {"limit": min(PAGE, limit - len(found))}
-            page = await transport.request("GET", "/v1/audit", params=params)
-            found += page["entries"]
-            if page["next"] is None:
-                break
-            query = query | {"after": page["next"]}
-    return found
 
 
 def _print(entries: list[dict[str, Any]]) -> None:

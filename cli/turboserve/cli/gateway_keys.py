@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from turboserve.client.transport import Transport
-
-ATTEMPTS = 3
-TIMEOUT_S = 30.0
-PAGE = 1_000
+from turboserve.cli.gateway_request import ask, listed
 
 
 class GatewayKeys:
@@ -25,15 +20,9 @@ class GatewayKeys:
         return made
 
     def list(self) -> Iterator[dict[str, Any]]:
-        """Yield all keys, newest first."""
-        after: int | None = None
-        while True:
-            params = {"limit": PAGE} | ({} if after is None else {"after": after})
-            page = self._ask("GET", "/v1/keys", params=params)
-            yield from page["keys"]
-            after = page["next"]
-            if after is None:
-                return
+        """Return all keys, newest first."""
+        found, _ = listed(self._url, self._key, "/v1/keys", "keys", {})
+        return iter(found)
 
     def change(self, key_id: str, limits: Mapping[str, Any]) -> dict[str, Any]:
         """Set limits of a key; None removes one."""
@@ -45,10 +34,4 @@ class GatewayKeys:
         return revoked
 
     def _ask(self, method: str, path: str, **options: Any) -> Any:
-        async def ask() -> Any:
-            headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-            transport = Transport(self._url, headers, TIMEOUT_S, ATTEMPTS)
-            async with transport.http:
-                return await transport.request(method, path, **options)
-
-        return asyncio.run(ask())
+        return ask(self._url, self._key, method, path, **options)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from turboserve.cli import keys, model, profile, session, trace
+from turboserve.cli import keys, model, profile, session, trace, webhooks
 from turboserve.cli.audit import audit
 from turboserve.cli.bench import bench
 from turboserve.cli.down import down
@@ -58,6 +58,7 @@ app.add_typer(model.app, name="model")
 app.add_typer(profile.app, name="profile")
 app.add_typer(session.app, name="session")
 app.add_typer(trace.app, name="trace")
+app.add_typer(webhooks.app, name="webhooks")
 
 if __name__ == "__main__":
     app()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turboserve.cli.errors import failure
+from turboserve.cli.frame_size import Size, sides
 from turboserve.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ STACK = Path(".turboserve")
 def create(
     prompt: Prompt,
     model: Annotated[str | None, typer.Option(help="Model. The default is the gateway's.")] = None,
+    size: Size = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the noise. The default is random.")] = None,
     url: Url = None,
     data: Data = STACK,
@@ -49,9 +51,14 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a session, and print its id."""
+    width, height = sides(size)
     with _client(url, data, key) as client:
-        session = client.create(prompt, model=model, seed=seed)
+        session = client.create(prompt, model=model, width=width, height=height, seed=seed)
         typer.echo(_json(session.info) if as_json else session.id)
+
+
+WIDE_COLUMNS = 120
+"""Width of a terminal from which on lists have columns that can be left out, characters."""
 
 
 @app.command(name="list")
@@ -62,7 +69,7 @@ def list_sessions(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """List sessions, newest first."""
+    """List sessions, newest first. Below 120 columns without model and worker: `--json` has all."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table
@@ -74,19 +81,16 @@ def list_sessions(
         for info in shown:
             typer.echo(_json(info))
         return
-    table = Table(Column("session", no_wrap=True), "phase", "activity", "model", "chunks", "worker", "prompt")
+    console = Console()
+    # In a narrow terminal, the prompt would have room for three letters a line.
+    wide = console.width >= WIDE_COLUMNS
+    names = ("session", "phase", "activity", *(("model", "worker") if wide else ()), "chunks")
+    table = Table(*(Column(name, no_wrap=True) for name in names), "prompt", box=None, pad_edge=False)
     for info in shown:
-        phase, activity = info.phase, "–" if info.ended else info.activity
-        table.add_row(
-            info.id,
-            phase,
-            activity,
-            info.model,
-            str(info.next_chunk),
-            info.worker or "–",
-            escape(info.prompt),
-        )
-    Console().print(table)
+        activity = "–" if info.ended else info.activity
+        more = (info.model, info.worker or "–") if wide else ()
+        table.add_row(info.id, info.phase, activity, *more, str(info.next_chunk), escape(info.prompt))
+    console.print(table)
 
 
 @app.command()

@@ -25,6 +25,7 @@ SOURCES = {
     "worker": ("turboserve.worker.settings", "Settings"),
     "state-store": ("turboserve.state_store.settings", "Settings"),
     "recorder": ("turboserve.recorder.settings", "Settings"),
+    "webhooks": ("turboserve.webhooks.settings", "Settings"),
 }
 """Reader → module and class of its settings."""
 

@@ -36,6 +36,9 @@ def up(
     nats: Annotated[
         int, typer.Option(help="Number of NATS servers: 1, or a cluster of 3 or 5.", show_default=True)
     ] = 1,
+    autoscalers: Annotated[
+        int, typer.Option(min=1, max=8, help="Number of autoscalers. One leads, the others stand by.")
+    ] = 1,
     auth: Annotated[
         bool,
         typer.Option(
@@ -43,6 +46,16 @@ def up(
             help="Require API keys, which the database has. The first start prints one of the scope admin.",
         ),
     ] = False,
+    webhooks: Annotated[
+        bool, typer.Option("--webhooks", help="Also start the service that sends events to webhooks.")
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model of the workers, and of sessions that name none. The default is that of "
+            "TURBOSERVE_MODEL and TURBOSERVE_DEFAULT_MODEL."
+        ),
+    ] = None,
     data: Annotated[Path, DATA] = Path(".turboserve"),
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Format of the logs.")] = "text",
 ) -> None:
@@ -63,7 +76,10 @@ def up(
             gateways,
             state_stores,
             nats,
+            autoscalers,
             auth=auth,
+            webhooks=webhooks,
+            model=model,
             log_format=log_format,
             external=External(),
         )

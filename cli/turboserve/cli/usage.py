@@ -10,12 +10,22 @@ from typing import Annotated, Any
 import typer
 
 from turboserve.cli.errors import failure
+from turboserve.cli.gateway_request import TIMEOUT_S, listed
 from turboserve.cli.keys import URL_VARIABLE, AsJson
 
-PAGE = 1_000
-ATTEMPTS = 3
-TIMEOUT_S = 30.0
-COLUMNS = ("day", "tenant", "key", "GPU-seconds", "money", "chunks", "viewers' seconds")
+COLUMNS = (
+    "day",
+    "tenant",
+    "key",
+    "GPU-seconds",
+    "money",
+    "chunks",
+    "video seconds",
+    "viewers' seconds",
+    "MB delivered",
+)
+
+Query = dict[str, str | list[str]]
 
 
 def usage(
@@ -34,21 +44,30 @@ def usage(
         str | None,
         typer.Option(help="Only this tenant. Default: the key's own; with the scope admin, all."),
     ] = None,
+    group_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group-by", help="Sum over all but this: day, tenant or key. May be given several times."
+        ),
+    ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print GPU-seconds, money, chunks and viewers' seconds by day, tenant and API key."""
+    """Print GPU-seconds, money, chunks, video and what viewers were sent, by day, tenant and API key."""
     from turboserve.client import TurboServeError
 
     if as_csv and as_json:
         raise failure("--csv and --json: give one of them")
     days = {name: f"{day:%Y-%m-%d}" for name, day in (("from", first), ("to", to)) if day is not None}
-    query = days | ({} if tenant is None else {"tenant": tenant})
+    query: Query = {**days, **({} if tenant is None else {"tenant": tenant})}
+    if group_by:
+        query["group_by"] = group_by
     try:
         if as_csv:
             typer.echo(asyncio.run(_csv(url, key, query)), nl=False)
             return
-        found, currency = asyncio.run(_days(url, key, query))
+        found, last = listed(url, key, "/v1/usage", "usage", query)
+        currency = last["currency"]
     except (TurboServeError, OSError) as error:
         raise failure(str(error)) from None
     if as_json:
@@ -58,7 +77,7 @@ def usage(
     _print(found, currency)
 
 
-async def _csv(url: str, key: str | None, query: dict[str, str]) -> str:
+async def _csv(url: str, key: str | None, query: Query) -> str:
     import httpx
 
     from turboserve.client import GatewayUnreachableError
@@ -74,22 +93,6 @@ async def _csv(url: str, key: str | None, query: dict[str, str]) -> str:
     return answer.text
 
 
-async def _days(url: str, key: str | None, query: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
-    from turboserve.client.transport import Transport
-
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    transport = Transport(url, headers, TIMEOUT_S, ATTEMPTS)
-    found: list[dict[str, Any]] = []
-    params: dict[str, Any] = {**query, "limit": PAGE}
-    async with transport.http:
-        while True:
-            page = await transport.request("GET", "/v1/usage", params=params)
-            found += page["usage"]
-            if page["next"] is None:
-                return found, page["currency"]
-            params["after"] = page["next"]
-
-
 def _print(days: list[dict[str, Any]], currency: str) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -97,12 +100,19 @@ def _print(days: list[dict[str, Any]], currency: str) -> None:
     table = Table(*COLUMNS)
     for day in days:
         table.add_row(
-            day["day"],
-            day["tenant"],
+            day["day"] or "–",
+            day["tenant"] or "–",
             day["key"] or "–",
             f"{day['gpu_seconds']:.1f}",
             f"{day['money']:.4f} {currency}",
             str(day["chunks"]),
-            f"{day['viewer_seconds']:.1f}",
+            # A gateway of an earlier version has neither video nor bytes.
+            _amount(day.get("video_seconds")),
+            _amount(day["viewer_seconds"]),
+            _amount(day.get("delivered_bytes"), 1e6),
         )
     Console().print(table)
+
+
+def _amount(number: float | None, unit: float = 1.0) -> str:
+    return "–" if number is None else f"{number / unit:.1f}"

@@ -3,8 +3,8 @@
 
 import { ChunkGoneError, GatewayUnreachableError, ProblemError, ProtocolError, problemError } from "./errors.js";
 import { SilenceWatch } from "./gateways.js";
+import { StreamMessages } from "./stream_messages.js";
 
-const PROTOCOL_VERSION = 1;
 /** Stands for the close code of a connection whose gateway is silent. */
 const SILENT = 0;
 const FIRST_WAIT_MS = 250;
@@ -36,8 +36,8 @@ export class StreamConnection {
     this.session = session;
     /** Index of the last chunk that came; null: none yet, and the stream begins at the playhead. */
     this.lastIndex = after ?? null;
-    this.#eventsAfter = eventsAfter ?? null;
     this.#on = on;
+    this.#messages = new StreamMessages(session, on, eventsAfter);
     this.#skipLost = skipLost;
     this.#reconnectWithinMs = reconnectWithinS * 1000;
     this.#checking = setInterval(() => this.#check(), CHECK_MS);
@@ -49,8 +49,7 @@ export class StreamConnection {
   #reconnectWithinMs;
   #socket = null;
   #announced = null;
-  #eventsAfter;
-  #newestEvent = 0;
+  #messages;
   #received = false;
   #failures = 0;
   #lostAt = null;
@@ -122,7 +121,7 @@ export class StreamConnection {
     const { client, id } = this.session;
     this.#gateway = client.baseUrl;
     this.#silence.asked(Date.now());
-    const query = { after: this.lastIndex, events_after: this.#eventsAfter, ticket };
+    const query = { after: this.lastIndex, events_after: this.#messages.eventsAfter, ticket };
     const url = client.url(`v1/sessions/${encodeURIComponent(id)}/stream`, query);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const socket = new WebSocket(url);
@@ -154,33 +153,23 @@ export class StreamConnection {
         this.#announced = message;
         break;
       case "error":
-        this.#problem = problemError(message, { key: this.#key });
-        if (message.id) this.#on.problem?.(this.#problem);
+        this.#problem = this.#messages.problem(message, this.#key);
         break;
       case "end":
         this.#finish();
         this.#on.end?.(message);
         break;
       default:
-        // Answers to messages of the client, and types of a newer gateway, have no number.
-        if (message.sequence === undefined) break;
-        this.#eventsAfter = message.sequence;
-        this.#on.event?.(message, message.sequence > this.#newestEvent);
+        this.#messages.event(message);
     }
   }
 
   #greeted(message) {
-    if (message.protocol_version !== PROTOCOL_VERSION) {
-      const versions = `the gateway has version ${message.protocol_version} of the protocol, and this client ${PROTOCOL_VERSION}`;
-      this.#giveUp(new ProtocolError(versions));
-      return;
-    }
+    const error = this.#messages.versionError(message);
+    if (error) return this.#giveUp(error);
     this.#failures = 0;
     this.#lostAt = null;
-    this.session.client.gateways.learn(message.gateways ?? []);
-    this.#newestEvent = message.newest_event;
-    this.#eventsAfter ??= message.events_after;
-    this.#on.hello?.(message);
+    this.#messages.greet(message);
   }
 
   #binary(data) {

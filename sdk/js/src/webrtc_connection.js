@@ -1,6 +1,7 @@
 // WebRTC of one session (WHEP): a video track, and the messages of the WebSocket over a data channel.
 
-import { GatewayUnreachableError, ProtocolError, problemError } from "./errors.js";
+import { GatewayUnreachableError, ProtocolError } from "./errors.js";
+import { StreamMessages } from "./stream_messages.js";
 import { answered } from "./transport.js";
 
 const SDP = "application/sdp";
@@ -25,14 +26,13 @@ export class WebRtcConnection {
   constructor(session, on, { eventsAfter } = {}) {
     this.session = session;
     this.#on = on;
-    this.#eventsAfter = eventsAfter ?? null;
+    this.#messages = new StreamMessages(session, on, eventsAfter);
     // Handlers are not called before the caller has this connection.
     queueMicrotask(() => this.#closed || this.#open());
   }
 
   #on;
-  #eventsAfter;
-  #newestEvent = 0;
+  #messages;
   #pc = null;
   #channel = null;
   #timer = 0;
@@ -92,7 +92,7 @@ export class WebRtcConnection {
 
   #ask(method, options, read) {
     const { client, id } = this.session;
-    const query = method === "POST" ? { events_after: this.#eventsAfter } : {};
+    const query = method === "POST" ? { events_after: this.#messages.eventsAfter } : {};
     const address = () => client.url(`v1/sessions/${encodeURIComponent(id)}/whep`, query);
     const { key, gateways } = client;
     return answered(address, { method, key, gateways, attempts: 1, timeoutS: CONNECT_S, ...options, read });
@@ -109,7 +109,7 @@ export class WebRtcConnection {
         this.#on[message.type]?.(message, null);
         break;
       case "error":
-        if (message.id) this.#on.problem?.(problemError(message, { key: this.session.client.key }));
+        this.#messages.problem(message, this.session.client.key);
         break;
       case "end":
         // What was sent last is shown, so the connection stays until the caller closes it.
@@ -117,19 +117,16 @@ export class WebRtcConnection {
         this.#on.end?.(message);
         break;
       default:
-        if (message.sequence === undefined) break;
-        this.#eventsAfter = message.sequence;
-        this.#on.event?.(message, message.sequence > this.#newestEvent);
+        this.#messages.event(message);
     }
   }
 
   #greet(message) {
+    const error = this.#messages.versionError(message);
+    if (error) return this.#fail(error);
     clearTimeout(this.#timer);
     this.#greeted = true;
-    this.session.client.gateways.learn(message.gateways ?? []);
-    this.#newestEvent = message.newest_event;
-    this.#eventsAfter ??= message.events_after;
-    this.#on.hello?.(message);
+    this.#messages.greet(message);
   }
 
   #lost() {

@@ -19,6 +19,9 @@ export interface ClientOptions {
 export interface CreateOptions {
   /** One of `Client.models`. By default the gateway's. */
   model?: string;
+  /** Width of a frame, pixels: with `height`, one of the model's `sizes`. By default the one that is marked `default`. */
+  width?: number;
+  height?: number;
   /** The same model, prompt and seed give the same video. Random by default. */
   seed?: number;
   metadata?: Record<string, string>;

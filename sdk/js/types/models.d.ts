@@ -25,6 +25,9 @@ export interface SessionInfo {
   phase: Phase;
   activity: Activity;
   model: string;
+  /** Width of a frame, pixels. Null: the model's own, see its `sizes`. */
+  width: number | null;
+  height: number | null;
   /** The newest accepted prompt. */
   prompt: string;
   seed: number;
@@ -153,6 +156,31 @@ export interface Migration {
   target: string | null;
 }
 
+/** Ready workers of one kind that serve a model at one size. */
+export interface ServingKind {
+  kind: string;
+  workers: number;
+  sessions_per_worker: number;
+  /** Null: no price is set. */
+  price_per_worker_hour: number | null;
+  /** Price of a session on a full worker. Null: no price is set. */
+  price_per_session_hour: number | null;
+  currency: string | null;
+}
+
+/** A frame size at which ready workers serve a model. */
+export interface ModelSize {
+  /** Pixels. Null: not known. */
+  width: number | null;
+  height: number | null;
+  /** Whether sessions of the model that name no size have this one. */
+  default: boolean;
+  workers: number;
+  capacity: number;
+  sessions: number;
+  kinds: ServingKind[];
+}
+
 /** A model that at least one ready worker serves. */
 export interface Model {
   id: string;
@@ -163,12 +191,17 @@ export interface Model {
   /** What the model understands of a prompt. Null: it reads any text. */
   prompt_guide: object | null;
   controls: ModelControl[];
+  /** The frame sizes that a session may ask for, the default first. */
+  sizes: ModelSize[];
 }
 
 /** One worker of the deployment. */
 export interface Worker {
   id: string;
   model: string;
+  /** Size of the frames that it generates, pixels. Null: not known. */
+  width: number | null;
+  height: number | null;
   phase: string;
   capacity: number;
   sessions: number;

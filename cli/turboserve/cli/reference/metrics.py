@@ -19,6 +19,7 @@ DECLARED_IN = (
     "turboserve.worker.metrics",
     "turboserve.state_store.metrics",
     "turboserve.recorder.metrics",
+    "turboserve.webhooks.metrics",
     "turboserve.bus.unreadable",
     "turboserve.service",
 )

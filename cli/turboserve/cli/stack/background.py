@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar, Protocol
 
 import psutil
 
@@ -26,8 +27,34 @@ class StackStartError(Exception):
     """`turboserve up` ended or hung. The message has the end of its output."""
 
 
+class SupervisorProcess(Protocol):
+    """The part of `subprocess.Popen` by which a stack's supervisor is watched and ended."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while the process runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit status. Raises subprocess.TimeoutExpired after `timeout` s."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal unless the process has ended."""
+        ...
+
+    def kill(self) -> None:
+        """Send SIGKILL unless the process has ended."""
+        ...
+
+
 class BackgroundStack:
     """Runs `turboserve up` on the directory `data` from entry to exit. The output goes to the file `log`."""
+
+    launch: ClassVar[Callable[..., SupervisorProcess]] = subprocess.Popen
+    """Starts the supervisor's process, with arguments of `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -40,7 +67,7 @@ class BackgroundStack:
         self.log = data.with_name(f"{data.name}.log")
         self._command = [*command, "--data", str(data), *options]
         self._environment = {**os.environ, **(environment or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: SupervisorProcess | None = None
 
     def __enter__(self) -> BackgroundStack:
         self.start()
@@ -66,7 +93,7 @@ class BackgroundStack:
         return self.log.read_text(errors="replace")
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> SupervisorProcess:
         """The process of the supervisor."""
         assert self._process is not None, "the stack has not been started"
         return self._process
@@ -76,7 +103,7 @@ class BackgroundStack:
         # Not the default port: several stacks that start at the same time would all find it free.
         port = [] if "--port" in self._command else ["--port", str(any_free())]
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = type(self).launch(
                 [*self._command, *port],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

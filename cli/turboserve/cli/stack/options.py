@@ -10,6 +10,9 @@ from typing import Literal
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from turboserve.plugins import NotInstalledError
+from turboserve.worker.replicas.models import InvalidModelError, check_model
+
 DEFAULT_PORT = 8080
 MODULES = {
     "state-store": "turboserve.state_store",
@@ -19,8 +22,10 @@ MODULES = {
     "gateway": "turboserve.gateway",
 }
 """Service → the module that `python -m` runs. The autoscaler starts the workers."""
+WEBHOOKS = {"webhooks": "turboserve.webhooks"}
+"""As `MODULES`, of a stack that sends events to webhooks. It alone calls addresses that tenants choose."""
 PREFIXES: dict[str, list[str]] = {}
-"""Service → prefix of its command, such as `prlimit` or `env` with arguments. For tests and benchmarks."""
+"""Service or server → prefix of its command, such as `prlimit` or `env` with arguments, for benchmarks."""
 
 MOST_WORKERS = 256
 NATS_SERVERS = (1, 3, 5)
@@ -79,21 +84,38 @@ class Options:
     """Number of state stores. They share the requests."""
     nats: int = 1
     """Number of NATS servers: 1, or a cluster of 3 or 5 that replicates the streams."""
+    autoscalers: int = 1
+    """Number of autoscalers. One of them leads, and the others stand by."""
     auth: bool = False
     """Whether clients need API keys, which are in the database."""
+    webhooks: bool = False
+    """Whether events are sent to webhooks."""
+    model: str | None = None
+    """Model of the workers, and of sessions that name none. None: as the environment variables say."""
     log_format: Literal["text", "json"] = "text"
     external: External = field(default_factory=External)
 
     def __post_init__(self) -> None:
-        """Raise InvalidOptionError for an impossible number of NATS servers."""
+        """Raise InvalidOptionError for an impossible number of NATS servers, or an unknown model."""
+        if self.model is not None:
+            try:
+                check_model(self.model)
+            except (InvalidModelError, NotInstalledError) as error:
+                raise InvalidOptionError(f"--model: {error}") from None
         if self.nats not in NATS_SERVERS:
             raise InvalidOptionError(f"--nats: {self.nats} is not 1, 3 or 5: a cluster needs a majority")
         if self.nats > 1 and self.external.nats_url is not None:
             raise InvalidOptionError("--nats: the broker is external, by TURBOSERVE_NATS_URL")
 
+    def model_settings(self, service: str) -> dict[str, str]:
+        """Return the settings by which `--model` reaches a service."""
+        # The autoscaler passes its own on to the workers.
+        settings = {"gateway": "TURBOSERVE_DEFAULT_MODEL", "autoscaler": "TURBOSERVE_MODEL"}
+        return {settings[service]: self.model} if self.model is not None and service in settings else {}
+
     @property
     def redundant(self) -> bool:
-        """Whether another process takes over from each frozen one, so that short times replace it."""
+        """Whether each of these services has a second process, which takes over from a frozen one."""
         return min(self.gateways, self.schedulers, self.state_stores) > 1
 
     modules: dict[str, str] = field(default_factory=lambda: dict(MODULES))

@@ -24,7 +24,7 @@ from turboserve.cli.embedded import (
 from turboserve.cli.embedded.ports import HOST, next_free
 from turboserve.cli.settings import names
 from turboserve.cli.stack.brokers import nats_servers
-from turboserve.cli.stack.options import DEFAULT_PORT, Options
+from turboserve.cli.stack.options import DEFAULT_PORT, WEBHOOKS, Options
 from turboserve.cli.supervisor.core import Member
 from turboserve.cli.supervisor.probe import healthz, readyz
 from turboserve.cli.supervisor.spec import ProcessSpec
@@ -46,7 +46,17 @@ MANUAL = "manual"
 RECORDINGS_URL = "TURBOSERVE_RECORDINGS_URL"
 GATEWAY_URLS = "TURBOSERVE_GATEWAY_URLS"
 FAILOVER = "TURBOSERVE_FAILOVER"
-STOP_ORDER = ("gateway", "autoscaler", "workers", "scheduler", "recorder", "state-store", "servers")
+WEBHOOK_KEY = "TURBOSERVE_WEBHOOK_KEY"
+STOP_ORDER = (
+    "gateway",
+    "autoscaler",
+    "workers",
+    "scheduler",
+    "recorder",
+    "webhooks",
+    "state-store",
+    "servers",
+)
 
 
 @dataclass(frozen=True)
@@ -153,12 +163,13 @@ class Plan:
         return STOP_ORDER.index("workers")
 
     def processes(self) -> list[ProcessSpec]:
+        modules = self.options.modules | (WEBHOOKS if self.options.webhooks else {})
         servers = [server for server in (*self.nats_servers, self.redis, self.postgres) if server is not None]
         return [
             *(self._server(server) for server in servers),
             *(
                 self._service(instance, name, module)
-                for name, module in self.options.modules.items()
+                for name, module in modules.items()
                 for instance in self._instances(name)
             ),
         ]
@@ -170,9 +181,9 @@ class Plan:
             "scheduler": options.schedulers,
             "gateway": options.gateways,
             "state-store": options.state_stores,
+            "autoscaler": options.autoscalers,
         }
-        count = counts.get(service, 1)
-        return [service, *(f"{service}-{number}" for number in range(2, count + 1))]
+        return [service, *(f"{service}-{number}" for number in range(2, counts.get(service, 1) + 1))]
 
     @cached_property
     def _ports(self) -> Ports:
@@ -190,7 +201,7 @@ class Plan:
                 failing_limit=SERVER_FAILING_LIMIT,
             ),
             kind="server",
-            command=server.command(),
+            command=[*self.options.prefixes.get(server.name, []), *server.command()],
             probe=server.probe,
             alive=server.alive,
             ask_every_s=SERVER_ASK_EVERY_S,
@@ -219,6 +230,7 @@ class Plan:
             environment={
                 **inherited(name),
                 **self._common(name),
+                **self.options.model_settings(name),
                 **self._own(name, instance),
                 "TURBOSERVE_HEALTH_PORT": str(health_port),
             },
@@ -259,12 +271,15 @@ class Plan:
         if name == "recorder":
             folder = self.layout.recordings
             return {} if RECORDINGS_URL in os.environ else {RECORDINGS_URL: f"file:{folder}"}
+        if name == "webhooks":
+            return {} if WEBHOOK_KEY in os.environ else {WEBHOOK_KEY: self.layout.secret("webhooks")}
         if name == "autoscaler":
             workers = self.options.workers
             own = {
                 "TURBOSERVE_POOL_SIZE": str(workers.low),
                 "TURBOSERVE_POOL_MIN": str(workers.low),
                 "TURBOSERVE_POOL_MAX": str(workers.high),
+                "TURBOSERVE_POOL_SHARED": str(int(self.options.autoscalers > 1)),
             }
             if self.nats is not None:
                 passwords = {name: self.nats.passwords[worker_user(name)] for name in self.identities}

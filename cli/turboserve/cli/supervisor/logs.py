@@ -32,6 +32,7 @@ _COLOURS = {
     "worker": "32",
     "state-store": "34",
     "recorder": "31",
+    "webhooks": "91",
 }
 _LEVEL_COLOURS = {"warning": "33", "error": "31", "critical": "1;31"}
 _SERVER_TROUBLE = re.compile(r"\[(ERR|FTL)\]|^(ERROR|FATAL|PANIC|WARNING):|^\d+:[A-Z] .* # |^guard: ")

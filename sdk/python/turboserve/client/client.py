@@ -71,6 +71,8 @@ class AsyncClient:
         prompt: str,
         *,
         model: str | None = None,
+        width: int | None = None,
+        height: int | None = None,
         seed: int | None = None,
         metadata: Mapping[str, str] | None = None,
         quality: Quality | Mapping[str, Any] | None = None,
@@ -84,6 +86,8 @@ class AsyncClient:
         Args:
             prompt: What the video shows first.
             model: One of `models`. None: the gateway's default.
+            width: Width of a frame, pixels: with `height`, one of the model's `sizes`. None: its default.
+            height: Height of a frame, pixels.
             seed: The same model, prompt and seed give the same video. None: random.
             metadata: The caller's own data, stored and returned.
             quality: Limits of the quality. None: the worker may lower it to its own floor.
@@ -93,6 +97,8 @@ class AsyncClient:
         """
         given = {
             "model": model,
+            "width": width,
+            "height": height,
             "seed": seed,
             "metadata": dict(metadata or {}),
             "quality": as_json(quality),

@@ -56,7 +56,7 @@ class SilenceWatch:
         self.limit_s = SILENT_S
         self._asked_at: float | None = None
         self.reads = True
-        """Whether the client reads. A client that does not hears nothing, however well the gateway is."""
+        """Whether the client reads messages. If it does not, silence tells nothing about the gateway."""
 
     def asked(self, now: float) -> None:
         """Note that the gateway was asked for something: a connection, or the answer to a ping."""

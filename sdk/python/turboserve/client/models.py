@@ -39,6 +39,9 @@ class SessionInfo(_Answer):
     activity: Activity
     """What the user wants of the session, independent of its phase."""
     model: str
+    width: int | None = None
+    """Width of a frame, pixels. None: the model's own, see `Model.sizes`."""
+    height: int | None = None
     prompt: str
     """The newest accepted prompt."""
     seed: int
@@ -192,6 +195,34 @@ class ModelControl(_Answer):
     """JSON schema of a value."""
 
 
+class ServingKind(_Answer):
+    """Ready workers of one kind that serve a model at one size."""
+
+    kind: str
+    workers: int
+    sessions_per_worker: float
+    price_per_worker_hour: float | None
+    """None: no price is set."""
+    price_per_session_hour: float | None
+    """Price of a session on a full worker. None: no price is set."""
+    currency: str | None
+
+
+class ModelSize(_Answer):
+    """A frame size at which ready workers serve a model."""
+
+    width: int | None
+    """Pixels. None: not known."""
+    height: int | None
+    default: bool
+    """Whether sessions of the model that name no size have this one."""
+    workers: int
+    capacity: int
+    sessions: int
+    kinds: tuple[ServingKind, ...]
+    """The kinds of these workers, and their prices."""
+
+
 class Model(_Answer):
     """A model that at least one ready worker serves."""
 
@@ -202,6 +233,8 @@ class Model(_Answer):
     sessions: int
     controls: tuple[ModelControl, ...] = ()
     """What the model takes beside a prompt: see `AsyncSession.set_control`."""
+    sizes: tuple[ModelSize, ...] = ()
+    """The frame sizes that a session may ask for, the default first."""
 
 
 class Worker(_Answer):
@@ -209,6 +242,9 @@ class Worker(_Answer):
 
     id: str
     model: str
+    width: int | None = None
+    """Width of the frames that it generates, pixels. None: not known."""
+    height: int | None = None
     phase: str
     capacity: int
     sessions: int

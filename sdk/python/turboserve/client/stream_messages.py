@@ -90,7 +90,7 @@ def read_hello(message: dict[str, Any]) -> Hello:
 
 
 def close_code(closed: ConnectionClosed) -> int:
-    """Return the code with which the gateway closed, or that of a connection that just ended."""
+    """Return the code of the gateway's close frame, or the code that stands for a missing one."""
     return closed.rcvd.code if closed.rcvd is not None else _NO_CLOSE_FRAME
 
 

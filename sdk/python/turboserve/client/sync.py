@@ -81,6 +81,8 @@ class Client:
         prompt: str,
         *,
         model: str | None = None,
+        width: int | None = None,
+        height: int | None = None,
         seed: int | None = None,
         metadata: Mapping[str, str] | None = None,
         quality: Quality | Mapping[str, Any] | None = None,
@@ -88,12 +90,11 @@ class Client:
         **more: Any,
     ) -> Session:
         """See `AsyncClient.create`."""
+        more |= {"model": model, "width": width, "height": height, "seed": seed}
 
         async def create() -> AsyncSession:
             return await self._client.create(
                 prompt,
-                model=model,
-                seed=seed,
                 metadata=metadata,
                 quality=quality,
                 max_lead_s=max_lead_s,
