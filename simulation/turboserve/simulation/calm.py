@@ -6,7 +6,7 @@ import asyncio
 import csv
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,10 @@ TICK_S = 2.0
 TIER_REPORT_S = 4.0
 """Time between two measurements of a worker's playout slack, with which each heartbeat has a new one."""
 SHIPPED_TIER_REPORT_S = float(WorkerSettings.model_fields["tier_report_interval_s"].default)
+KEPT = {"chunks_kept": 100, "events_retention_s": 300.0, "duplicate_window_s": 40.0}
+"""What the logs keep. The process holds all of it in memory, and no viewer is as far behind."""
+CHECKED_CHUNKS = 110
+"""Newest chunks of a session that the checks keep: a few more than the log."""
 ARRIVE_WITHIN_S = 60.0
 """Time within which all sessions arrive if no file of arrivals is given."""
 FORGET_S = 10.0
@@ -83,6 +87,8 @@ class CalmScale(Scale):
     tick_s: float = TICK_S
     tier_report_s: float = TIER_REPORT_S
     progress_s: float = PROGRESS_S
+    kept: Mapping[str, float] = field(default_factory=lambda: dict(KEPT))
+    """Settings of the state store by what the logs keep."""
 
     def gateway(self) -> GatewaySettings:
         return self._of(GatewaySettings, playhead_interval_s=PLAYHEAD_S, stream_limit=100_000)
@@ -104,6 +110,9 @@ class CalmScale(Scale):
             tenant_suspended=0,
             tenant_creations_per_minute=0,
             progress_interval_s=self.progress_s,
+            # Nothing decides by it, and it would fill the memory.
+            chunk_history_s=0.0,
+            **self.kept,
         )
 
     def autoscaler(self) -> AutoscalerSettings:
@@ -210,6 +219,8 @@ def run_calm(
     world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S, immediate=True))
     FaultInjector(world)
     world.postgres.behavior.statement_s = STATEMENT_S
+    world.postgres.behavior.at_commit = True
+    world.checker.log.kept = CHECKED_CHUNKS
     world.hot.behavior.immediate = True
     if arrivals is None:
         chance = world.random

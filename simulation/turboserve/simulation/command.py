@@ -20,6 +20,7 @@ from rich.text import Text
 from turboserve.plugins import NotInstalledError
 from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
 from turboserve.simulation.calm import calm_table, run_calm
+from turboserve.simulation.huge_pages import use_huge_pages
 from turboserve.simulation.mechanisms import Mechanisms
 from turboserve.simulation.names import INVARIANTS
 from turboserve.simulation.scenario import SETTLE_S, ScenarioOutcome, percentiles, run_scenario, scale_of
@@ -121,6 +122,7 @@ def run(
     except NotInstalledError as error:
         raise typer.BadParameter(str(error)) from error
     if mode is SimulationMode.CALM:
+        use_huge_pages()
         file = None if arrivals is None else Path(arrivals)
         return run_calm(
             seed or first,

@@ -55,6 +55,8 @@ class DecisionChecks:
         self.drains = self.resizes = 0
         self.absorbed = self.rescues = 0
         """Number of placements beyond K, and of migrations that save late chunks."""
+        self._pool_term = 0
+        """Newest term of the autoscalers that share the pool."""
         self._committing: dict[str, Scheduler] = {}
         """Session → the scheduler that last sent the commit of its migration."""
         self._migrated: dict[str, tuple[int, float, Scheduler | None]] = {}
@@ -109,11 +111,15 @@ class DecisionChecks:
                 "capacity", f"the scheduler assigns {worker.load} of {capacity} to {worker.id}"
             )
 
-    def pool_report(self, pool: Pool, commands: list[PoolCommand]) -> None:
+    def pool_report(self, name: str, term: int | None, pool: Pool, commands: list[PoolCommand]) -> None:
+        """Check what the autoscaler `name` does in `term`. `term` None: it is the only one."""
+        if term is not None and term < self._pool_term:
+            self._reports.fail("one_leader", f"{name} decides in term {term}, after term {self._pool_term}")
+        self._pool_term = term or 0
         for command in commands:
             if not isinstance(command, Launch | Drain | Release):
                 continue
-            self._reports.note("autoscaler", type(command).__name__, command.member, command.worker)
+            self._reports.note(name, type(command).__name__, command.member, command.worker)
             if isinstance(command, Release) and command.worker is not None:
                 self._released(command.worker, command.reason)
             if isinstance(command, Drain):
@@ -157,10 +163,11 @@ class DecisionChecks:
             self._reports.fail("scale_in_harmless", f"{name} is released ({reason}) and holds {held}")
 
     def _shrinks(self, pool: Pool, name: str) -> None:
-        """Check a drain: the pool may drain only the workers beyond its target."""
+        """Check a drain: the pool may drain only workers beyond its target, and those that it replaces."""
         wanted = sum(slot.wanted for slot in pool.members.values())
         draining = next((slot for slot in pool.members.values() if slot.worker == name), None)
-        if wanted < pool.target or (draining is not None and draining.wanted):
+        stays = draining is not None and draining.wanted and draining.replaced is None
+        if wanted < pool.target or stays:
             self._reports.fail(
                 "stale_metrics_never_shrink", f"{name} is drained, and {wanted} of {pool.target} workers stay"
             )

@@ -22,6 +22,8 @@ from turboserve.simulation.virtual_worker import VirtualWorker
 from turboserve.subjects import EVENT, WORKER_EVENT
 
 MESSAGES = 20
+ADMISSION_S = 1.0
+"""Time in which an admission, from its count to its commit, ends nearly always, seconds."""
 """Maximum number of violations that get a message."""
 
 
@@ -39,7 +41,7 @@ class CheckedDeployment(Protocol):
     def records(self) -> Iterator[SessionRecord]: ...
     def decision_of(self, record: SessionRecord) -> str | None: ...
     def slots_used(self, worker: str) -> int: ...
-    def most_slots(self) -> int: ...
+    def most_slots(self, ending: int = 0) -> int: ...
     def leaders(self) -> list[str]: ...
 
 
@@ -50,8 +52,8 @@ class Checker:
         self._world = world
         self.violations: Counter[str] = Counter()
         self.messages: list[str] = []
-        self.gone: set[str] = set()
-        """Workers whose phase `gone` is committed."""
+        self.gone: dict[str, float] = {}
+        """Workers whose phase `gone` is committed, and when that was."""
         self.device_deaths: Counter[str] = Counter()
         """Session → number of devices that failed with it."""
         self.log = LogChecks(self)
@@ -141,9 +143,13 @@ class Checker:
         return chunks is not None and last is not None and last.index + 1 >= chunks
 
     def _admitted(self, record: SessionRecord) -> None:
-        """Check an admission: the pool at its largest must have a slot for each session that must run."""
+        """Check an admission: the pool at its largest must have a slot for each session that must run.
+
+        A worker may be declared gone between the store's count and its commit.
+        """
         wanted = sum(map(demands, self._world.records()))
-        slots = self._world.most_slots()
+        counted_s = self._world.loop.time() - ADMISSION_S
+        slots = self._world.most_slots(sum(at >= counted_s for at in self.gone.values()))
         if wanted > slots:
             self.fail("capacity", f"{record.id} is admitted as number {wanted} of {slots} slots")
 
@@ -205,7 +211,7 @@ class Checker:
             return
         # From now on its sessions may be assigned to other workers.
         self.note("gone", after.id)
-        self.gone.add(after.id)
+        self.gone[after.id] = self._world.loop.time()
         worker = self._world.worker(after.id)
         if worker is not None and worker.generating:
             self.fail("one_executor", f"{after.id} is declared dead while its lease is valid")

@@ -15,7 +15,7 @@ from turboserve.simulation.runtime.device.contents import LOST, ChunkContents, b
 from turboserve.subjects import CANARY_EVENTS, CHUNK, EVENTS, OWN
 
 CHUNKS_KEPT = 500
-"""Newest chunks per session that are compared with what viewers receive: more than the log keeps."""
+"""More newest chunks of a session than the log keeps."""
 
 
 @dataclass(slots=True)
@@ -38,8 +38,6 @@ class SessionLog:
     """Entries of one session that the log has accepted."""
 
     chunks: dict[int, Accepted] = field(default_factory=dict)
-    indices: dict[bytes, int] = field(default_factory=dict)
-    """Fragment → the index of its chunk."""
     last: Accepted | None = None
     owner: Ownership | None = None
     fresh: bool = False
@@ -103,6 +101,8 @@ class LogChecks:
     def __init__(self, reports: LogReports) -> None:
         self._reports = reports
         self.sessions: dict[str, SessionLog] = {}
+        self.kept = CHUNKS_KEPT
+        """Newest chunks per session that are compared with what viewers receive."""
         self.chunks = 0
         self.lowered = 0
         """Number of chunks below the best configuration."""
@@ -117,7 +117,6 @@ class LogChecks:
         """Drop the chunks of a session that has ended and has no viewer, except what describes the last."""
         log = self.of(session)
         log.chunks.clear()
-        log.indices.clear()
 
     def streams_lost(self) -> None:
         """Note that the broker restarted without its streams."""
@@ -185,10 +184,7 @@ class LogChecks:
         self._chained(log, header, contents, log.chunks.get(header.index - 1))
         log.last, log.fresh = accepted, False
         log.chunks[header.index] = accepted
-        log.indices[contents.to_bytes()] = header.index
-        old = log.chunks.pop(header.index - CHUNKS_KEPT, None)
-        if old is not None:
-            log.indices.pop(old.contents.to_bytes(), None)
+        log.chunks.pop(header.index - self.kept, None)
 
     def _chained(
         self, log: SessionLog, header: ChunkHeader, contents: ChunkContents, last: Accepted | None
@@ -225,7 +221,11 @@ class LogChecks:
 
     def index_of(self, session: str, fragment: bytes) -> int:
         """Return the index of the chunk with this fragment; -1 if the log never accepted it."""
-        return self.of(session).indices.get(fragment, -1)
+        # Nearly always it is one of the newest.
+        for index, accepted in reversed(self.of(session).chunks.items()):
+            if accepted.contents.to_bytes() == fragment:
+                return index
+        return -1
 
     def delivered(self, viewer: SimulatedViewer, index: int, fragment: bytes) -> None:
         """Check a chunk that a viewer received."""

@@ -25,7 +25,7 @@ def scheduler(core: Scheduler, name: str, checker: Checker) -> Scheduler:
     return core
 
 
-def autoscaler(shell: Shell, checker: Checker) -> None:
+def autoscaler(shell: Shell, name: str, checker: Checker) -> None:
     """Show the checker what the pool's core and its controller decide."""
     pool = shell.pool
     handle = pool.handle
@@ -39,7 +39,7 @@ def autoscaler(shell: Shell, checker: Checker) -> None:
             checker.decisions.resized(pool, event.size, event.reason, *heard)
         commands = handle(event, now)
         if commands:
-            checker.decisions.pool_report(pool, commands)
+            checker.decisions.pool_report(name, shell.term, pool, commands)
         return commands
 
     pool.handle = observed  # type: ignore[method-assign]

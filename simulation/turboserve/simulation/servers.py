@@ -85,5 +85,5 @@ class Servers:
     def slots_used(self, worker: str) -> int:
         """Count the sessions that hold a slot of the worker or reserve one by migrating to it."""
         return sum(
-            record.phase.holds_slot and worker in (record.worker, record.target) for record in self.records()
+            worker in (record.worker, record.target) and record.phase.holds_slot for record in self.records()
         )

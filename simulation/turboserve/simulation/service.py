@@ -30,9 +30,8 @@ class HostClock:
 
     def __init__(self, loop: VirtualLoop, skew_s: float = 0.0) -> None:
         self._loop, self.skew_s = loop, skew_s
-
-    def monotonic(self) -> float:
-        return self._loop.time()
+        self.monotonic: Callable[[], float] = loop.time
+        """Returns seconds. Nothing else is called so often, so it is the loop's own method."""
 
     def wall(self) -> float:
         return EPOCH_S + self._loop.time() + self.skew_s

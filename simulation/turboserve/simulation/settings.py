@@ -81,6 +81,8 @@ class Scale:
     gateways: int = 2
     schedulers: int = 2
     stores: int = 1
+    autoscalers: int = 1
+    """Number of autoscalers that share the pool. With more than one, they share leadership."""
     placement: str = PLACEMENT
     """The schedulers' placement policy."""
     rebalancer: str = REBALANCER
@@ -107,8 +109,8 @@ class Scale:
     """Settings that all services share."""
 
     def with_failover(self) -> Scale:
-        """Return the size with two state stores, and the short times of a stack with redundancy."""
-        return replace(self, times=FAILOVER_TIMES, client_silence_s=CLIENT_SILENCE_S, stores=2)
+        """Return the size with two state stores and autoscalers, and the short times of such a stack."""
+        return replace(self, times=FAILOVER_TIMES, client_silence_s=CLIENT_SILENCE_S, stores=2, autoscalers=2)
 
     @property
     def most_sessions(self) -> int:
@@ -141,7 +143,12 @@ class Scale:
 
     def store(self) -> StoreSettings:
         return self._of(
-            StoreSettings, idle_guard_s=1.0, admission_slot_s=self.admission_slot_s, **self.tenant_limits
+            StoreSettings,
+            idle_guard_s=1.0,
+            admission_slot_s=self.admission_slot_s,
+            # Nothing decides by it.
+            chunk_history_s=0.0,
+            **self.tenant_limits,
         )
 
     def autoscaler(self) -> AutoscalerSettings:
@@ -187,6 +194,7 @@ class Scale:
             pool_min=self.workers,
             pool_max=self.most_workers,
             pool_model="toyworld",
+            pool_shared=self.autoscalers > 1,
             worker_identities={f"wk{number}": PASSWORD for number in range(2 * self.most_workers)},
             **more,
         )

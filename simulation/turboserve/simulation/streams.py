@@ -103,6 +103,7 @@ class StreamScale(CalmScale):
     tick_s: float = TICK_S
     tier_report_s: float = SHIPPED_TIER_REPORT_S
     progress_s: float = SHIPPED_PROGRESS_S
+    kept: Mapping[str, float] = field(default_factory=dict)
     device: DeviceProfile = field(default_factory=DeviceProfile)
     worker_settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the workers' settings that differ from calm mode's."""

@@ -79,7 +79,9 @@ class Clients:
     ) -> SessionRecord | None:
         """Create a session. Returns None if it was refused or no answer came."""
         quality = QualityInput(floor=None, pin=True) if pin else None
-        request = NewSession(prompt=prompt, seed=seed, model=None, metadata={}, quality=quality)
+        request = NewSession(
+            prompt=prompt, seed=seed, model=None, width=None, height=None, metadata={}, quality=quality
+        )
         key = f"key-{self._world.seed}-{seed}-{self.number()}"
         record: SessionRecord | None = await self.ask(
             lambda gateway: gateway.sessions.create(tenant, request, key), attempts

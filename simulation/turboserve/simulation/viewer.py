@@ -45,7 +45,8 @@ class ViewerConnection:
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
         self._announced: dict[str, Any] = {}
         self._begun = False
-        self._reporting: asyncio.Task[None] | None = None
+        self._reporting: asyncio.TimerHandle | None = None
+        """The next report; None until the connection is open."""
 
     def open(self, gateway: Gateway) -> None:
         """Start the gateway's endpoint for this connection."""
@@ -99,7 +100,8 @@ class ViewerConnection:
             if self._announced["type"] == "skip":
                 self._skip(self._announced["index"], self._announced["start_s"])
             elif self._announced["type"] == "hello" and self._reporting is None:
-                self._reporting = self._world.loop.spawn(self._world.loop.world, self._report())
+                self.viewer.played_at = self._world.loop.time()
+                self._report_later()
         elif "bytes" in message and self._announced["type"] == "chunk":
             about = self._announced
             self._got(about["index"], message["bytes"], about["start_s"] + about["duration_s"])
@@ -135,26 +137,26 @@ class ViewerConnection:
         if viewer.player is None:
             viewer.playhead_s = max(viewer.playhead_s, start_s)
 
-    async def _report(self) -> None:
+    def _report_later(self) -> None:
+        self._reporting = self._world.later(self._world.scale.report_s, self._report)
+
+    def _report(self) -> None:
         """Play what has arrived, in real time, and report the playhead."""
-        viewer, loop = self.viewer, self._world.loop
-        viewer.played_at = loop.time()
-        while True:
-            await asyncio.sleep(self._world.scale.report_s)
-            now = loop.time()
-            if viewer.player is not None:
-                viewer.playhead_s = viewer.player.advance(now)
-            else:
-                viewer.playhead_s = max(
-                    viewer.playhead_s, min(viewer.end_s, viewer.playhead_s + now - viewer.played_at)
-                )
-            viewer.played_at = now
-            report = {
-                "type": "playhead",
-                "playhead_s": viewer.playhead_s,
-                "buffered_s": max(0.0, viewer.end_s - viewer.playhead_s),
-            }
-            self._incoming.put_nowait({"type": "websocket.receive", "text": to_json(report).decode()})
+        viewer, now = self.viewer, self._world.loop.time()
+        if viewer.player is not None:
+            viewer.playhead_s = viewer.player.advance(now)
+        else:
+            viewer.playhead_s = max(
+                viewer.playhead_s, min(viewer.end_s, viewer.playhead_s + now - viewer.played_at)
+            )
+        viewer.played_at = now
+        report = {
+            "type": "playhead",
+            "playhead_s": viewer.playhead_s,
+            "buffered_s": max(0.0, viewer.end_s - viewer.playhead_s),
+        }
+        self._incoming.put_nowait({"type": "websocket.receive", "text": to_json(report).decode()})
+        self._report_later()
 
     def _over(self, answer: asyncio.Future[None]) -> None:
         if self._reporting is not None:

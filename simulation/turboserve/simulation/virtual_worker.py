@@ -102,7 +102,7 @@ class VirtualWorker:
     @property
     def copies(self) -> tuple[str, ...]:
         """Sessions whose states it sends to other workers."""
-        return () if self.worker is None else tuple(self.worker._migrations._source._open)
+        return () if self.worker is None else tuple(self.worker.migrations.source._open)
 
     @property
     def loans(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable
@@ -81,7 +82,7 @@ class World(Servers):
         self._gateways: dict[ServiceProcess, Gateway] = {}
         self._leads: dict[ServiceProcess, Lead] = {}
         self.autoscaler: AutoscalerShell | None = None
-        """Shell of the autoscaler's newest process."""
+        """Shell of the autoscaler that began last."""
         self.restarts = True
         """Whether ended services are started again."""
         self.made_when_calm: dict[str, int] = {}
@@ -121,7 +122,7 @@ class World(Servers):
         for kind, count in (
             ("state-store", scale.stores),
             ("scheduler", scale.schedulers),
-            ("autoscaler", 1),
+            ("autoscaler", scale.autoscalers),
             ("gateway", scale.gateways),
         ):
             for number in range(1, count + 1):
@@ -129,9 +130,9 @@ class World(Servers):
         if scale.client_silence_s is not None:
             self._drop_silent_clients(scale.client_silence_s)
 
-    def later(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
+    def later(self, seconds: float, action: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
         """Call `action` after `seconds`, in no process."""
-        self.loop.call_later(seconds, action, *args, context=self._context)
+        return self.loop.call_later(seconds, action, *args, context=self._context)
 
     def _drop_silent_clients(self, silence_s: float) -> None:
         self.broker.drop_silent(silence_s)
@@ -173,10 +174,13 @@ class World(Servers):
 
     async def _autoscaler(self, service: ServiceProcess, runtime: Runtime) -> None:
         settings = self.scale.autoscaler()
-        shell = await autoscaler.start(runtime, settings, SimulatedProvider(self))
-        self.autoscaler = shell
-        observe.autoscaler(shell, self.checker)
-        self.on_autoscaler(shell, settings)
+
+        def begins(shell: AutoscalerShell) -> None:
+            self.autoscaler = shell
+            observe.autoscaler(shell, service.process.name, self.checker)
+            self.on_autoscaler(shell, settings)
+
+        await autoscaler.start(runtime, settings, lambda: SimulatedProvider(self), begins)
 
     async def _gateway(self, service: ServiceProcess, runtime: Runtime) -> None:
         gateway = await start_gateway(runtime, self.scale.gateway())
@@ -287,11 +291,14 @@ class World(Servers):
         """Return the names of the schedulers that may decide now."""
         return [service.name for service, lead in self._leads.items() if lead.role == "leader"]
 
-    def most_slots(self) -> int:
-        """Return the slots of the pool at its largest, or of all workers not known to be gone, if more."""
+    def most_slots(self, ending: int = 0) -> int:
+        """Return the slots of the pool at its largest, or of all workers not known to be gone, if more.
+
+        `ending`: workers that are gone and count all the same.
+        """
         workers = self.postgres.tables.workers.rows.values()
         known = sum(entry.record.phase is not WorkerPhase.GONE for entry in workers)
-        return max(known, self.scale.most_workers) * self.scale.admitted_sessions
+        return max(known + ending, self.scale.most_workers) * self.scale.admitted_sessions
 
     def free_slots(self, *, absorbing: bool = False) -> int:
         """Count the free slots of living workers that accept sessions. `absorbing`: up to K_floor of each."""

@@ -61,10 +61,16 @@ class VirtualTimer(asyncio.TimerHandle):
 class VirtualTask(asyncio.Task[Any]):
     """A task whose hash is its number, so that sets of tasks have the same order in every run."""
 
-    def __init__(self, number: int, work: Coroutine[Any, Any, Any], **options: Any) -> None:
+    def __init__(
+        self,
+        number: int,
+        work: Coroutine[Any, Any, Any],
+        loop: asyncio.AbstractEventLoop,
+        context: Context,
+    ) -> None:
         # Set before `super().__init__`: asyncio adds the task to a set of all tasks there.
         self.number = number
-        super().__init__(work, **options)
+        super().__init__(work, loop=loop, context=context)
 
     def __hash__(self) -> int:
         return self.number

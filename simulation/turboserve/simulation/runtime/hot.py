@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from turboserve.simulation.runtime.process import current
 from turboserve.state_store.ports.hot import DEADLINE_S, RETRIES, HotRefusedError, HotUnavailableError
+from turboserve.static_frozen import statically_frozen
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class RedisBehavior:
         return self.random.expovariate(1.0 / self.command_s)
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class _Value:
     """The value of a key: hash fields, chunks, or one number."""
 

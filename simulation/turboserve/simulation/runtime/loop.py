@@ -60,7 +60,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.before_callback: Callable[[Process], None] | None = None
         """Called before each callback of a living process; faults may freeze or kill the process here."""
         self._now = 0.0
-        self._timers: list[tuple[float, int, VirtualTimer]] = []
+        self._times: list[float] = []
+        """The times of `_timers`, as a heap. Comparing numbers touches less memory than comparing timers."""
+        self._timers: dict[float, list[VirtualTimer]] = {}
+        """Timers by time, in the order in which they were set."""
         self._frozen: list[tuple[float, int, Process]] = []
         self._order = itertools.count()
         self._runnable: list[Process] = []
@@ -68,7 +71,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._doomed: list[Process] = []
         self._generators: dict[int, Process] = {}
         self._processes: dict[Process, None] = {self.world: None}
-        self.set_task_factory(self._new_task)  # type: ignore[arg-type]
 
     # Time
 
@@ -105,10 +107,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         context = copy_context() if context is None else context
         process = context.get(CURRENT) or self.world
-        timer = VirtualTimer(when, callback, args, self, context, process)
-        if process.alive:
-            heapq.heappush(self._timers, (when, next(self._order), timer))
-        return timer
+        return self._set_timer(VirtualTimer(when, callback, args, self, context, process))
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -116,9 +115,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if context is None:
             context = copy_context()
         process = context.get(CURRENT) or self.world
-        timer = VirtualTimer(self._now + delay, callback, args, self, context, process)
-        if process.alive:
-            heapq.heappush(self._timers, (timer._when, next(self._order), timer))
+        return self._set_timer(VirtualTimer(self._now + delay, callback, args, self, context, process))
+
+    def _set_timer(self, timer: VirtualTimer) -> VirtualTimer:
+        if timer.process.alive:
+            when: float = timer._when
+            waiting = self._timers.get(when)
+            if waiting is None:
+                self._timers[when] = [timer]
+                heapq.heappush(self._times, when)
+            else:
+                waiting.append(timer)
         return timer
 
     def run_in_executor(  # type: ignore[override]
@@ -242,10 +249,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _jump(self) -> None:
         if self._stopping:  # type: ignore[attr-defined]
             return
-        timers, frozen = self._timers, self._frozen
-        while timers and (timers[0][2]._cancelled or not timers[0][2].process.alive):
-            heapq.heappop(timers)
-        when = timers[0][0] if timers else math.inf
+        times, timers, frozen = self._times, self._timers, self._frozen
+        when = math.inf
+        while times:
+            first = times[0]
+            for timer in timers[first]:
+                if not timer._cancelled and timer.process.alive:
+                    when = first
+                    break
+            else:
+                del timers[heapq.heappop(times)]
+                continue
+            break
         if frozen and frozen[0][0] < when:
             when = frozen[0][0]
         if when == math.inf:
@@ -257,24 +272,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
             process = heapq.heappop(frozen)[2]
             if process.alive and process.ready:
                 self._runnable.append(process)
-        while timers and timers[0][0] <= now:
-            timer = heapq.heappop(timers)[2]
-            timer._scheduled = False
-            process = timer.process
-            if not timer._cancelled and process.alive:
-                if not process.ready:
-                    self._runnable.append(process)
-                process.ready.append(timer)
+        while times and times[0] <= now:
+            for timer in timers.pop(heapq.heappop(times)):
+                timer._scheduled = False
+                process = timer.process
+                if not timer._cancelled and process.alive:
+                    if not process.ready:
+                        self._runnable.append(process)
+                    process.ready.append(timer)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Do nothing: a cancelled timer leaves the queue when its time comes."""
 
-    def _new_task(
-        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
-    ) -> asyncio.Task[Any]:
-        context = options.pop("context", None) or copy_context()
+    def _new_task(self, work: Coroutine[Any, Any, Any], context: Context) -> asyncio.Task[Any]:
         process = context.get(CURRENT) or self.world
-        task = VirtualTask(next(self._order), work, loop=self, context=context, **options)
+        task = VirtualTask(next(self._order), work, self, context)
         if not process.alive:
             # The task was created while a killed process unwinds. It never runs.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -286,11 +298,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
             for ended in [each for each in tasks if each.done()]:
                 del tasks[ended]
             process.tasks_limit = 2 * len(tasks) + TASKS_KEPT
-        self._processes[process] = None
+        if process not in self._processes:
+            self._processes[process] = None
         return task
 
     def create_future(self) -> asyncio.Future[Any]:
         return VirtualFuture(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[T]:
+        self._check_closed()  # type: ignore[attr-defined]
+        task = self._new_task(coro, copy_context() if context is None else context)
+        if name is not None:
+            task.set_name(name)
+        return task
 
     def number(self) -> int:
         """Return the next number of the loop's sequence."""

@@ -13,12 +13,15 @@ import nats.errors
 from nats.aio.client import (
     DEFAULT_DRAIN_TIMEOUT,
     DEFAULT_PENDING_SIZE,
+    NO_RESPONDERS_STATUS,
     Client,
     ServerVersion,
     _validate_subject,
 )
+from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import StaleConnectionError, UnexpectedEOF
+from nats.js.api import Header
 
 from turboserve.simulation.runtime.broker.formats import as_received
 from turboserve.simulation.runtime.broker.link import Link
@@ -189,9 +192,7 @@ class MemoryClient(Receiver):
     ) -> None:
         self._check_alive()
         if subject not in self._known_subjects:
-            _validate_subject(subject)
-            if len(self._known_subjects) < KNOWN_SUBJECTS:
-                self._known_subjects.add(subject)
+            self._check_subject(subject)
         if reply and not reply.startswith(self._response_prefix or "\0"):
             _validate_subject(reply)
         if self.is_closed:
@@ -211,6 +212,29 @@ class MemoryClient(Receiver):
         else:
             self._buffer.append(message)
             self._pending_data_size += size + len(subject) + len(reply)
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,
+        old_style: bool = False,
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        if old_style:
+            return await super().request(subject, payload, timeout, old_style, headers)
+        if subject not in self._known_subjects:
+            self._check_subject(subject)
+        answer = await self._request_new_style(subject, payload, timeout, headers)
+        if answer.headers and answer.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
+            raise nats.errors.NoRespondersError
+        return answer
+
+    def _check_subject(self, subject: str) -> None:
+        """Check a subject once, as nats-py does."""
+        _validate_subject(subject)
+        if len(self._known_subjects) < KNOWN_SUBJECTS:
+            self._known_subjects.add(subject)
 
     def _flush_buffer(self, link: Link) -> None:
         for message in self._buffer:

@@ -44,19 +44,17 @@ def ttl_seconds(text: str) -> float | None:
     return seconds if seconds >= 1.0 else None
 
 
-_second = (-1, "")
+@functools.lru_cache(maxsize=64)
+def _to_the_second(seconds: int) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def rfc3339(seconds: float) -> str:
     """Format wall-clock seconds in UTC, with nanoseconds as Go writes them."""
-    global _second
-    nanoseconds = round(seconds * 1e9)
-    whole, fraction = divmod(nanoseconds, 10**9)
-    if _second[0] != whole:
-        text = datetime.datetime.fromtimestamp(whole, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        _second = (whole, text)
-    digits = f"{fraction:09d}".rstrip("0")
-    return f"{_second[1]}.{digits}Z" if digits else f"{_second[1]}Z"
+    whole, fraction = divmod(round(seconds * 1e9), 1_000_000_000)
+    if not fraction:
+        return f"{_to_the_second(whole)}Z"
+    return f"{_to_the_second(whole)}.{f'{fraction:09d}'.rstrip('0')}Z"
 
 
 def to_json(body: Mapping[str, Any]) -> bytes:
@@ -65,9 +63,7 @@ def to_json(body: Mapping[str, Any]) -> bytes:
 
 def as_received(headers: dict[str, str]) -> dict[str, str]:
     """Return headers as they arrive: nats-py strips keys and values, and replaces line breaks in values."""
-    text = "|".join((*headers, *headers.values()))
-    if text.isprintable() and " |" not in text and "| " not in text and text.strip() == text:
-        return dict(headers)
+    # Each of these calls returns the same text, and copies nothing, where there is nothing to do.
     return {
         name.strip(): value.strip().replace("\r", " ").replace("\n", " ") for name, value in headers.items()
     }

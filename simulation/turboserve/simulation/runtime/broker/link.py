@@ -97,16 +97,19 @@ class _Pipe:
         self._timer_set = False
 
     def send(self, delay_s: float, action: Action, argument: Any) -> None:
-        now = self._broker.loop.time()
+        broker = self._broker
+        now = broker.loop.time()
         at = now + delay_s
         if at < self._last_at:
             at = self._last_at
         else:
             self._last_at = at
-        if self._immediate and at <= now and not self._queue and self._held_until() <= now:
-            if self._to_broker or self._link.open_at_client:
-                action(argument)
-            return
+        if self._immediate and at <= now and not self._queue:
+            to_broker = self._to_broker
+            if broker.held_until(self._link, to_broker) <= now:
+                if to_broker or self._link.open_at_client:
+                    action(argument)
+                return
         self._queue.append((at, action, argument))
         if not self._timer_set:
             self._wait(now, at)

@@ -55,10 +55,13 @@ class PatternIndex(Generic[T]):
 
     def match(self, subject: str) -> list[T]:
         """Return the values whose patterns match. The caller must not change the list."""
-        if (known := self._found.get(subject)) is not None:
-            return known
         if subject.startswith(INBOX_PREFIX):
             return self._match_inbox(subject)
+        if (known := self._found.get(subject)) is not None:
+            return known
+        return self._cached(subject)
+
+    def _cached(self, subject: str) -> list[T]:
         found = self._match(subject)
         if len(self._found) < ANSWERS_KEPT:
             self._found[subject] = found
@@ -67,14 +70,18 @@ class PatternIndex(Generic[T]):
 
     def _match_inbox(self, subject: str) -> list[T]:
         """Return the matches of an inbox subject, which is used for one answer only."""
-        first, _, _ = subject.partition(".")
-        if subject in self._exact or not self._rest.keys().isdisjoint((first, "*", ">")):
-            return self._match(subject)
-        # Without these patterns, the last token decides nothing.
+        if subject in self._exact:
+            # Of a subscription that takes many messages.
+            known = self._found.get(subject)
+            return self._cached(subject) if known is None else known
         parent = subject.rpartition(".")[0]
         found = self._found_below.get(parent)
         if found is None:
-            found = self._found_below[parent] = self._match(subject)
+            found = self._match(subject)
+            first, _, _ = subject.partition(".")
+            # Without these patterns, the last token decides nothing.
+            if self._rest.keys().isdisjoint((first, "*", ">")):
+                self._found_below[parent] = found
         return found
 
     def _match(self, subject: str) -> list[T]:
@@ -108,8 +115,12 @@ class PatternIndex(Generic[T]):
             self._found_below.pop(place[1], None)
             for subject in self._subjects.pop(place[1], ()):
                 self._found.pop(subject, None)
-        else:
-            self._found.pop(pattern, None)
+        elif self._found.pop(pattern, None) is not None:
+            above = pattern.rpartition(".")[0]
+            below = self._subjects[above]
+            del below[pattern]
+            if not below:
+                del self._subjects[above]
         return place
 
     def _place(self, pattern: str) -> tuple[dict[str, dict[T, None]], str] | None:
@@ -120,6 +131,8 @@ class PatternIndex(Generic[T]):
 
 
 def has_wildcard(pattern: str) -> bool:
+    if "*" not in pattern and ">" not in pattern:
+        return False
     return any(token in ("*", ">") for token in pattern.split("."))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import nats.errors
@@ -78,13 +79,15 @@ class Receiver(Client):
             return
         data = message.data
         size = len(data)
-        self.stats["in_msgs"] += 1
-        self.stats["in_bytes"] += size
+        stats = self.stats
+        stats["in_msgs"] += 1
+        stats["in_bytes"] += size
         subscription._received += 1
         if 0 < subscription._max_msgs <= subscription._received:
             self._subs.pop(sid, None)
         headers = dict(message.headers) if message.headers else None
-        received = Msg(self, message.subject, message.reply, data, headers, _sid=sid)
+        # By position: metadata, acknowledged, subscription.
+        received = Msg(self, message.subject, message.reply, data, headers, None, False, sid)
         if sid == self._response_sid:
             future = self._responses.get(message.subject[len(self._response_prefix) :])
             if future is not None and not future.done():
@@ -124,13 +127,36 @@ class MessageQueue(asyncio.Queue[Msg]):
         self._unfinished_tasks: int = self._unfinished_tasks + 1
         if self._unfinished_tasks == 1:
             self._finished.clear()  # type: ignore[attr-defined]
-        if self._getters:  # type: ignore[attr-defined]
-            self._wakeup_next(self._getters)  # type: ignore[attr-defined]
+        getters: deque[asyncio.Future[None]] = self._getters  # type: ignore[attr-defined]
+        while getters:
+            getter = getters.popleft()
+            if not getter.done():
+                getter.set_result(None)
+                break
 
     async def get(self) -> Msg:
         queue: deque[Msg] = self._queue  # type: ignore[attr-defined]
+        if not queue:
+            getters: deque[asyncio.Future[None]] = self._getters  # type: ignore[attr-defined]
+            loop = asyncio.get_running_loop()
+            while not queue:
+                getter: asyncio.Future[None] = loop.create_future()
+                getters.append(getter)
+                try:
+                    await getter
+                except BaseException:
+                    self._stop_getting(getter)
+                    raise
         # No call of `put` waits: nats-py drops messages for which there is no room.
-        return queue.popleft() if queue else await super().get()
+        return queue.popleft()
+
+    def _stop_getting(self, getter: asyncio.Future[None]) -> None:
+        """Give up a wait, as `asyncio.Queue.get` does: a message that it was woken for wakes another."""
+        getter.cancel()
+        with suppress(ValueError):
+            self._getters.remove(getter)  # type: ignore[attr-defined]
+        if not self.empty() and not getter.cancelled():
+            self._wakeup_next(self._getters)  # type: ignore[attr-defined]
 
 
 class MemoryJetStream(JetStreamContext):

@@ -12,6 +12,9 @@ from turboserve.simulation.runtime.broker.formats import ApiError, ttl_seconds
 from turboserve.simulation.runtime.broker.patterns import has_wildcard, matches
 from turboserve.simulation.runtime.broker.stream_config import NS, complete, size_of, transform
 
+EXPIRING_KEPT = 1_000
+"""Times of expiry above twice the number of messages plus this many are searched for removed messages."""
+
 
 class Stored:
     """A stored message."""
@@ -143,7 +146,7 @@ class Stream:
         if message_id:
             self._remember(message_id, sequence, now)
         if ttl_s > 0.0:
-            heapq.heappush(self._expiring, (now + ttl_s, sequence))
+            self._expire_at(now + ttl_s, sequence)
         if at_limit and sequences is not None:
             while len(sequences) > self._max_per_subject:
                 self.remove(sequences[0])
@@ -196,6 +199,14 @@ class Stream:
             0 <= self._max_bytes < self.bytes or 0 <= self._max_messages < len(self._messages)
         ):
             self.remove(self.first_sequence)
+
+    def _expire_at(self, at: float, sequence: int) -> None:
+        expiring, messages = self._expiring, self._messages
+        heapq.heappush(expiring, (at, sequence))
+        if len(expiring) > 2 * len(messages) + EXPIRING_KEPT:
+            # The limit of a subject removes most messages long before they expire.
+            expiring[:] = [each for each in expiring if each[1] in messages]
+            heapq.heapify(expiring)
 
     def _remember(self, message_id: str, sequence: int, now: float) -> None:
         order = self._id_order

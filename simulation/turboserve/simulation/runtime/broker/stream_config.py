@@ -45,7 +45,8 @@ def size_of(subject: str, data: bytes, headers: Mapping[str, str]) -> int:
     """Return the bytes of a message in the server's file store."""
     if not headers:
         return RECORD_BYTES + len(subject) + len(data)
-    lines = len("".join(headers).encode()) + len("".join(headers.values()).encode()) + 4 * len(headers)
+    text = "".join((*headers, *headers.values()))
+    lines = (len(text) if text.isascii() else len(text.encode())) + 4 * len(headers)
     return HEADER_RECORD_BYTES + len(subject) + len(data) + HEADER_LINE_BYTES + lines
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import math
 from collections import deque
 from typing import Generic, TypeVar
 
@@ -21,6 +23,9 @@ class DeviceClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.now = clock.monotonic()
+        self.ends: list[float] | None = None
+        """Times at which jobs of stream executors end, as a heap, for a runner that looks at them itself.
+        None: each job wakes the engine's runner at its end."""
 
     def __call__(self) -> float:
         return self.now
@@ -40,6 +45,13 @@ class DeviceClock:
     def catch_up(self) -> None:
         """Set the time to the loop's. Called when no computation is under way."""
         self.now = max(self.now, self._clock.monotonic())
+
+    def next_end(self) -> float:
+        """Return the time at which the next job ends; infinity if none is under way."""
+        ends = self.ends
+        while ends and ends[0] <= self.now:
+            heapq.heappop(ends)
+        return ends[0] if ends else math.inf
 
 
 class VirtualStreamExecutor(Generic[J]):
@@ -75,6 +87,9 @@ class VirtualStreamExecutor(Generic[J]):
         self._free_at, self._clock.now = self._clock.now, began
         self._jobs.append((self._free_at, job))
         if self._free_at > self._loop.time():
+            if self._clock.ends is not None:
+                heapq.heappush(self._clock.ends, self._free_at)
+                return
             self._loop.call_at(self._free_at, self._wakeup.notify_done)
         else:
             self._wakeup.notify_done()

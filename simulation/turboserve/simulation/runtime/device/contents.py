@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
+from turboserve.static_frozen import statically_frozen
 from turboserve.worker.engine.session import Session
 from turboserve.worker.engine.state import SessionState
 
@@ -34,7 +35,7 @@ def begin(seed: int) -> int:
     return link(seed + 2, -1)
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class ChunkContents:
     """Contents of the payload of a published chunk."""
 
@@ -55,7 +56,7 @@ class ChunkContents:
         return cls(*_BODY.unpack_from(payload, len(INIT)))
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Latents:
     """Clean latents of one chunk. The engine passes them on as if they were a tensor."""
 

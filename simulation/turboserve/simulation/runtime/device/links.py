@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import torch
@@ -123,7 +123,7 @@ class MemoryLinks:
     def __init__(self, fabric: TransferFabric, model: str) -> None:
         self._fabric, self.model = fabric, model
 
-    def hello(self, source: str, limit_s: float) -> Hello:
+    def hello(self, source: str, limit_s: float, failed: Collection[str] = ()) -> Hello:
         """See `LinkTable.hello`."""
         return Hello(model=self.model, backends=self.backends, limit_s=limit_s)
 

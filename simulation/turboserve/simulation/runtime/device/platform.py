@@ -22,6 +22,7 @@ from turboserve.simulation.runtime.device.runner import VirtualEngineRunner
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.memory import SlabLayout
+from turboserve.worker.replicas.weight_filler import WeightFiller
 from turboserve.worker.service.host_platform import PACKAGER_LIMIT
 from turboserve.worker.service.packager import ChunkPackager, ToLoop
 from turboserve.worker.service.ports import Device, Loaded
@@ -44,7 +45,7 @@ class VirtualPlatform:
     device: str = "cpu"
     faults: DeviceFaults = field(default_factory=DeviceFaults)
 
-    async def load(self) -> Loaded:
+    async def load(self, filler: WeightFiller | None = None) -> Loaded:
         """See `Platform.load`."""
         await asyncio.sleep(self.profile.load_s)
         profile, settings = self.profile, self.settings
@@ -95,6 +96,10 @@ class VirtualPlatform:
     def network(self, engine: Engine) -> MemoryNetwork:
         """See `Platform.network`."""
         return MemoryNetwork(self.fabric, self.host, engine.fingerprint)
+
+    def weight_network(self) -> MemoryNetwork:
+        """See `Platform.weight_network`."""
+        return MemoryNetwork(self.fabric, self.host, self.settings.model)
 
     def peers(self, directory: Path, worker: str) -> VirtualPeers:
         """See `Platform.peers`."""

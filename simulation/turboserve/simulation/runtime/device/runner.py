@@ -48,6 +48,8 @@ class VirtualEngineRunner:
             blocking: Runs the turns of an engine that waits for other workers in the middle of a step.
         """
         self.engine, self.blocking = engine, blocking
+        # During a step, the end of a job has no effect. So the runner itself waits for it while it rests.
+        clock.ends = []
         self._driver = EngineDriver(engine, packager.put, clock, quiet_s, patience_s, tier_report_s)
         self._packager, self._loop, self._clock, self._faults = packager, loop, clock, faults
         self._commands: deque[EngineCommand] = deque()
@@ -175,7 +177,8 @@ class VirtualEngineRunner:
     def _rest_until(self, when: float) -> None:
         self._rested_until = when
         # Work that is due at a time is done just after it.
-        self._next = self._loop.call_at(when + JUST_AFTER_S, self._turn)
+        at = min(when + JUST_AFTER_S, self._clock.next_end())
+        self._next = self._loop.call_at(at, self._turn)
 
     def _move_playhead(self, command: commands.SetPlayhead) -> None:
         """Carry out a change of a playhead without a whole round.

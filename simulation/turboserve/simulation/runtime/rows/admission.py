@@ -14,11 +14,16 @@ from turboserve.state_store.ports.records import AdmissionCounts
 _LOCK = ("advisory", "admission")
 
 
-def takes_slot(record: SessionRecord) -> bool:
-    """Whether the session holds a slot or waits for one."""
+def waits(record: SessionRecord) -> bool:
+    """Whether the session waits for a slot."""
     if record.phase is Phase.SUSPENDED:
         return record.activity is Activity.WATCHING
-    return record.phase is Phase.REQUESTED or record.phase.holds_slot
+    return record.phase is Phase.REQUESTED
+
+
+def takes_slot(record: SessionRecord) -> bool:
+    """Whether the session holds a slot or waits for one."""
+    return record.phase.holds_slot or waits(record)
 
 
 def _left(entry: SessionEntry, since: float) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from turboserve.contracts.audit import AuditEntry, AuditPage, ListAudit
 from turboserve.simulation.runtime.rows.session import Session
+from turboserve.state_store.core.paging import first_page
 
 
 class MemoryAudit:
@@ -30,9 +32,8 @@ class MemoryAudit:
                 for number, entry in sorted(self._db.all(self._rows), reverse=True, key=lambda row: row[0])
                 if _matches(entry, request) and (request.after is None or number < request.after)
             ]
-            shown = found[: request.limit]
-            more = len(found) > len(shown)
-            return AuditPage(entries=tuple(entry for _, entry in shown), next=shown[-1][0] if more else None)
+            shown, after = first_page(found, request.limit, itemgetter(0))
+            return AuditPage(entries=tuple(entry for _, entry in shown), next=after)
 
         return await self._db.execute(run)
 

@@ -25,6 +25,9 @@ class PostgresBehavior:
     statement_s: float = 0.0
     """Time of one round trip: the mean of an exponential distribution if `varied`."""
     varied: bool = True
+    at_commit: bool = False
+    """Whether the statements of a transaction take their time together, at its commit. Each of them is then
+    executed while it is sent, and its client is not suspended."""
     in_doubt: float = 0.0
     """Probability that a commit's connection breaks. Half of these commits take effect."""
     refused_updates: float = 0.5

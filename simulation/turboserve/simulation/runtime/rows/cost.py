@@ -14,7 +14,7 @@ from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import CorrectionEntry
 from turboserve.simulation.runtime.rows.usage import Used, add_usage, lock_usage
 from turboserve.state_store.core.rentals import RentalRow
-from turboserve.state_store.core.usage import Place, page_of
+from turboserve.state_store.core.usage import SUMMED, Place, dimensions, page_of
 
 _LOCK = ("advisory", "cost")
 _NOTHING = Cost(gpu_seconds=0.0, money=0.0)
@@ -74,8 +74,9 @@ class MemoryRentals:
         if wanted:
             await self._db.execute(run)
 
-    async def accrue(self, day: int) -> None:
+    async def accrue(self, day: int, minute: int) -> None:
         sessions, costs = self._db.tables.sessions, self._db.tables.session_costs
+        past = self._db.tables.pool_costs
 
         def run() -> None:
             due: list[RentalRow] = []
@@ -85,16 +86,25 @@ class MemoryRentals:
                     if locked is not None and locked.accrued_s < locked.paid_s:
                         due.append(locked)
             shares: list[tuple[str, Cost]] = []
+            # By pool and tenant. Time that no session pays has the tenant ''.
+            of_pools: dict[tuple[str, str], list[Cost]] = {}
             for row in due:
                 here = [
                     session
                     for session, entry in self._db.find(sessions, "worker", row.worker)
                     if entry.record.phase.holds_slot
                 ]
+                if not here:
+                    whole = (row.paid_s - row.accrued_s) * row.gpus
+                    paid = Cost(gpu_seconds=whole, money=whole * row.price_hour / 3_600.0)
+                    of_pools.setdefault((row.pool or "", ""), []).append(paid)
                 for session in here:
                     share = (row.paid_s - row.accrued_s) * row.gpus / len(here)
                     money = share * row.price_hour / 3_600.0
                     shares.append((session, Cost(gpu_seconds=share, money=money)))
+                    entry = self._db.get(sessions, session)
+                    assert entry is not None
+                    of_pools.setdefault((row.pool or "", entry.record.tenant), []).append(shares[-1][1])
                     if self._db.lock(costs, session, LockMode.NO_KEY_UPDATE) is None:
                         self._db.insert_if_absent(costs, session, _NOTHING)
             used: dict[tuple[str, str], Used] = {}
@@ -110,6 +120,12 @@ class MemoryRentals:
                 before = self._db.get(costs, session)
                 assert before is not None
                 self._db.update(costs, session, _sum((before, given)))
+            for (pool, tenant), parts in sorted(of_pools.items()):
+                key = pool, tenant, minute
+                if not self._db.insert_if_absent(past, key, _sum(parts)):
+                    earlier = self._db.lock(past, key, LockMode.NO_KEY_UPDATE)
+                    assert earlier is not None
+                    self._db.update(past, key, _sum((earlier, *parts)))
             for row in due:
                 seconds = row.paid_s - row.accrued_s
                 self._db.update(self._rows, row.worker, replace(row, accrued_s=row.accrued_s + seconds))
@@ -123,11 +139,21 @@ class MemoryRentals:
             found = [
                 row.model_dump() | {"key": key}
                 for (day, tenant, key), row in sorted(self._db.all(rows), key=lambda item: item[0])
-                if request.from_day <= day <= request.to_day
-                and request.tenant in (None, tenant)
-                and (after is None or Place(day, tenant, key) > after)
+                if request.from_day <= day <= request.to_day and request.tenant in (None, tenant)
             ]
-            return page_of(found, request.limit)
+            named = dimensions(request.group_by)
+            sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+            for row in found:
+                place = tuple(row[name] for name in named)
+                group = sums.setdefault(
+                    place, dict(zip(named, place, strict=True)) | dict.fromkeys(SUMMED, 0)
+                )
+                group.update({name: group[name] + row[name] for name in SUMMED})
+            if after is not None:
+                reached = tuple(getattr(after, name) for name in named)
+                sums = {place: group for place, group in sums.items() if place > reached}
+            listed = [sums[place] for place in sorted(sums)]
+            return page_of(listed, request.limit, request.group_by)
 
         return await self._db.execute(run)
 

@@ -12,6 +12,7 @@ from turboserve.contracts.pool import PoolOrders, PoolReport
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import PoolEntry
+from turboserve.simulation.runtime.rows.webhooks import insert_deliveries
 from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.ports.records import PendingEvent, pool_orders, with_learned
 from turboserve.state_store.publish.outbox import outbox_values
@@ -46,8 +47,10 @@ class MemoryOutbox:
         wanted = list(numbers)
 
         def run() -> None:
-            for number in wanted:
-                self._db.delete(self._rows, number)
+            for number in sorted(wanted):
+                event = self._db.get(self._rows, number)
+                if event is not None and self._db.delete(self._rows, number):
+                    insert_deliveries(self._db, event)
             self._db.durable = False
 
         await self._db.execute(run)

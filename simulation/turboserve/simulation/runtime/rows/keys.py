@@ -11,6 +11,7 @@ from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import KeyEntry
 from turboserve.state_store.core.key_limits import KeyRates, KeyUsage
+from turboserve.state_store.core.paging import first_page
 from turboserve.state_store.ports.records import KeyEdition
 
 NAME = "api_keys"
@@ -104,11 +105,8 @@ class MemoryKeys:
                 if request.tenant in (None, entry.record.tenant)
                 and (request.after is None or entry.number < request.after)
             ]
-            shown = entries[: request.limit]
-            more = len(entries) > len(shown)
-            return KeyPage(
-                keys=tuple(entry.record for entry in shown), next=shown[-1].number if more else None
-            )
+            shown, after = first_page(entries, request.limit, lambda entry: entry.number)
+            return KeyPage(keys=tuple(entry.record for entry in shown), next=after)
 
         return await self._db.execute(run)
 

@@ -13,7 +13,7 @@ from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.usage import Used, add_usage, lock_usage
 from turboserve.state_store.core.receipts import receipt_text
 from turboserve.state_store.core.tenants import created_bytes, text_bytes
-from turboserve.state_store.ports.records import LogProgress, UsageShare
+from turboserve.state_store.ports.records import LogProgress, UsageShare, ViewerUse
 
 
 class MemoryProgress:
@@ -61,19 +61,22 @@ class MemoryProgress:
                         "playhead_s": playhead_s,
                     }
                 )
-                self._db.update(self._rows, session, replace(entry, record=record))
+                self._db.update(self._rows, session, entry.with_record(record))
                 records[session] = record
             return records
 
         return await self._db.execute(run)
 
     async def add_usage(self, day: int, shares: Iterable[UsageShare]) -> None:
-        sums: dict[tuple[str, str], Used] = {}
-        for share in shares:
-            place = share.tenant, share.key or ""
-            before = sums.get(place, Used())
-            chunks, seconds = before.chunks + share.chunks, before.viewer_seconds + share.viewer_seconds
-            sums[place] = Used(chunks=chunks, viewer_seconds=seconds)
+        sums = {
+            (share.tenant, share.key or ""): Used(
+                chunks=share.chunks,
+                video_seconds=share.video_seconds,
+                viewer_seconds=share.viewer_seconds,
+                delivered_bytes=share.delivered_bytes,
+            )
+            for share in UsageShare.by_owner(shares)
+        }
 
         def run() -> None:
             lock_usage(self._db, day, sums)
@@ -82,12 +85,12 @@ class MemoryProgress:
         if sums:
             await self._db.execute(run)
 
-    async def add_viewer_time(self, day: int, seconds: Mapping[str, float]) -> None:
+    async def add_viewer_use(self, day: int, used: Mapping[str, ViewerUse]) -> None:
         def run() -> list[UsageShare]:
-            entries = [(self._db.get(self._rows, session), value) for session, value in seconds.items()]
+            entries = [(self._db.get(self._rows, session), use) for session, use in used.items()]
             return [
-                UsageShare(entry.record.tenant, entry.record.key, viewer_seconds=value)
-                for entry, value in entries
+                use.share(entry.record.tenant, entry.record.key)
+                for entry, use in entries
                 if entry is not None
             ]
 

@@ -16,6 +16,7 @@ from turboserve.contracts.recordings import (
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import RecordingEntry
+from turboserve.state_store.core.paging import first_page
 
 _FIXED = ("id", "session", "tenant", "model", "prompt", "from_chunk", "created_at")
 
@@ -68,11 +69,8 @@ class MemoryRecordings:
                 and (request.after is None or entry.number < request.after)
             ]
             found.sort(key=lambda entry: -entry.number)
-            shown = found[: request.limit]
-            more = len(found) > len(shown)
-            return RecordingPage(
-                recordings=tuple(entry.record for entry in shown), next=shown[-1].number if more else None
-            )
+            shown, after = first_page(found, request.limit, lambda entry: entry.number)
+            return RecordingPage(recordings=tuple(entry.record for entry in shown), next=after)
 
         return await self._db.execute(run)
 
@@ -85,11 +83,10 @@ class MemoryRecordings:
                 and (request.after is None or entry.number > request.after)
             ]
             found.sort(key=lambda entry: entry.number)
-            shown = found[: request.limit]
-            more = len(found) > len(shown)
+            shown, after = first_page(found, request.limit, lambda entry: entry.number)
             return RecordingOrders(
                 orders=tuple(self._order(entry.record) for entry in shown),
-                next=shown[-1].number if more else None,
+                next=after,
             )
 
         return await self._db.execute(run)

@@ -33,8 +33,7 @@ class MemoryPostgres:
         self.loop = loop or asyncio.get_running_loop()
         self.tables = Tables()
         self.locks = LockTable()
-        self.down = False
-        self.disk_full = False
+        self.down = self.disk_full = False
         self.on_commit: Callable[[Table[Any, Any], Any, Any, Any], None] | None = None
         """Called at each commit for each row, with the table, the key, and the row before and after."""
         self.on_lost: Callable[[Table[Any, Any], Any, Any, Any], None] | None = None
@@ -43,8 +42,7 @@ class MemoryPostgres:
         """Number of committed transactions."""
         self._context = Context()
         self._sessions: dict[Session, None] = {}
-        self._frozen_until = 0.0
-        self._slow_until, self._slow_s = 0.0, 0.0
+        self._frozen_until = self._slow_until = self._slow_s = 0.0
         self._unflushed: deque[tuple[float, _Undo]] = deque()
         self._reaper: asyncio.TimerHandle | None = None
 
@@ -91,6 +89,9 @@ class MemoryPostgres:
     def send(self, session: Session, run: Callable[[], T], future: asyncio.Future[T]) -> None:
         """Send a client's statement; `future` receives its answer."""
         delay_s = self.behavior.delay_s()
+        if self.behavior.at_commit and (delay_s := session.owe(delay_s)) == 0.0:
+            self._arrive(session, run, future)
+            return
         if self._slow_until > self.loop.time():
             delay_s += self._slow_s
             self._limit(session, future)

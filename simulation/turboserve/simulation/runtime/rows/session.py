@@ -94,6 +94,7 @@ class Session:
         """Time since which the server waits for the next statement; None while one is under way."""
         self.pending: asyncio.Future[Any] | None = None
         self.committing = False
+        self._owed_s = 0.0
 
     # At the client
 
@@ -111,6 +112,14 @@ class Session:
         self.idle_since = None
         self.server.send(self, run, future)
         return await future
+
+    def owe(self, seconds: float) -> float:
+        """Return the time of a statement that alone takes `seconds`: see `PostgresBehavior.at_commit`."""
+        self._owed_s += seconds
+        if not (self.committing or self.autocommit):
+            return 0.0
+        owed_s, self._owed_s = self._owed_s, 0.0
+        return owed_s
 
     async def lock_or_insert(self, table: Table[K, V], key: K, first: V) -> V:
         """Lock the row and return it. A missing row is inserted as `first`, in round trips of their own."""

@@ -11,16 +11,21 @@ from turboserve.contracts.cost import Correction, Cost
 from turboserve.contracts.keys import KeyRecord
 from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.links import LinkRecord, SigningKey
+from turboserve.contracts.pool_history import PoolDecision, PoolSample
 from turboserve.contracts.recordings import RecordingRecord
 from turboserve.contracts.sessions import ControlReceipt, Decision, Phase, SessionRecord
 from turboserve.contracts.usage import UsageDay
+from turboserve.contracts.webhooks import DeliveryState
 from turboserve.contracts.workers import WorkerRecord
+from turboserve.simulation.runtime.rows.webhook_entries import DeliveryEntry, WebhookEntry
 from turboserve.state_store.core.aging import Aging
+from turboserve.state_store.core.chunk_history import ChunkRow
 from turboserve.state_store.core.key_limits import KeyRates
 from turboserve.state_store.core.receipts import Receipt, receipt_id
 from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import KeyEdition, PendingEvent, SigningEdition
+from turboserve.static_frozen import statically_frozen
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -69,7 +74,7 @@ class Table(Generic[K, V]):
         return before
 
 
-@dataclass(frozen=True, slots=True)
+@statically_frozen()
 class SessionEntry:
     """A row of `sessions`."""
 
@@ -81,6 +86,12 @@ class SessionEntry:
     ended_at: float | None = None
     suspended_at: float | None = None
     purged_at: float | None = None
+
+    def with_record(self, record: SessionRecord) -> SessionEntry:
+        """Return the row with another record. Cheaper than `replace`: counting changes each row often."""
+        changed = SessionEntry.__new__(SessionEntry)
+        changed.__dict__.update(self.__dict__, record=record)
+        return changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +255,22 @@ class Tables:
                 "state": lambda entry: entry.record.state,
             },
         )
+        self.webhooks: Table[str, WebhookEntry] = Table(
+            "webhooks", {"tenant": lambda entry: entry.record.tenant}
+        )
+        self.webhook_deliveries: Table[tuple[str, str], DeliveryEntry] = Table(
+            "webhook_deliveries",
+            {
+                "webhook": lambda entry: entry.record.webhook,
+                "waiting": lambda entry: True if entry.record.state is DeliveryState.WAITING else None,
+            },
+        )
+        self.webhook_locks: Table[str, int] = Table("webhook_locks")
         self.audit_log: Table[int, AuditEntry] = Table("audit_log")
+        self.pool_samples: Table[tuple[str, int], PoolSample] = Table("pool_samples")
+        self.pool_decisions: Table[tuple[str, str, int], tuple[int, PoolDecision]] = Table("pool_decisions")
+        self.worker_chunks: Table[tuple[str, int], ChunkRow] = Table("worker_chunks")
+        self.pool_costs: Table[tuple[str, str, int], Cost] = Table("pool_costs")
         self._numbers: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Table[Any, Any]]:

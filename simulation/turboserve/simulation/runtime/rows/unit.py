@@ -17,11 +17,13 @@ from turboserve.simulation.runtime.rows.deployment import (
 )
 from turboserve.simulation.runtime.rows.keys import MemoryKeys
 from turboserve.simulation.runtime.rows.links import MemorySessionLinks
+from turboserve.simulation.runtime.rows.pool_history import MemoryPoolHistory
 from turboserve.simulation.runtime.rows.progress import MemoryProgress
 from turboserve.simulation.runtime.rows.recordings import MemoryRecordings
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.sessions import MemorySessions
 from turboserve.simulation.runtime.rows.tenants import MemoryTenants
+from turboserve.simulation.runtime.rows.webhooks import MemoryWebhooks
 from turboserve.simulation.runtime.rows.workers import MemoryWorkers
 
 
@@ -82,6 +84,10 @@ class MemoryUnitOfWork:
         return MemoryOutbox(self.session)
 
     @cached_property
+    def pool_history(self) -> MemoryPoolHistory:
+        return MemoryPoolHistory(self.session)
+
+    @cached_property
     def pools(self) -> MemoryPools:
         return MemoryPools(self.session)
 
@@ -104,6 +110,10 @@ class MemoryUnitOfWork:
     @cached_property
     def tenants(self) -> MemoryTenants:
         return MemoryTenants(self.session)
+
+    @cached_property
+    def webhooks(self) -> MemoryWebhooks:
+        return MemoryWebhooks(self.session)
 
     @cached_property
     def workers(self) -> MemoryWorkers:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from turboserve.contracts.base import NUMBER_LIMIT
 from turboserve.contracts.usage import UsageDay
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
+from turboserve.state_store.core.usage import COUNTED
 
 
 class Used(NamedTuple):
@@ -16,7 +18,9 @@ class Used(NamedTuple):
     gpu_seconds: float = 0.0
     money: float = 0.0
     chunks: int = 0
+    video_seconds: float = 0.0
     viewer_seconds: float = 0.0
+    delivered_bytes: int = 0
 
 
 def lock_usage(db: Session, day: int, shares: Mapping[tuple[str, str], Used]) -> None:
@@ -37,4 +41,5 @@ def add_usage(db: Session, day: int, shares: Mapping[tuple[str, str], Used]) -> 
         before = db.get(rows, (day, tenant, key))
         assert before is not None
         sums = {name: getattr(before, name) + value for name, value in used._asdict().items()}
+        sums |= {name: min(sums[name], NUMBER_LIMIT) for name in COUNTED}
         db.update(rows, (day, tenant, key), before.model_copy(update=sums))
