@@ -65,6 +65,15 @@ async def run(
     lead: Annotated[
         float, typer.Option(min=0.1, help="With --transport: the sessions' lead, in seconds.")
     ] = 0.75,
+    added: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="With --transport: viewers that are then added to each session, to measure the gateway's "
+            "processor time for one more viewer.",
+        ),
+    ] = 0,
 ) -> dict[str, Any]:
     """Watch a running stack with several virtual players: first chunk, chunk times, stalls, losses, prompts.
 
@@ -75,7 +84,7 @@ async def run(
     try:
         if transport is not None:
             chosen = TRANSPORTS if transport is Transport.BOTH else (transport.value,)
-            return await compare(target.url, target.gateway_pid, chosen, sessions, seconds, lead)
+            return await compare(target.url, target.gateway_pid, chosen, sessions, seconds, lead, added)
         measurement = await measure(target, sessions, seconds)
     except ProblemError as problem:
         hint = (
@@ -123,9 +132,17 @@ def transport_table(result: Mapping[str, Any]) -> Table:
     shown = Table(
         "prompt → first pixel, s", "p50", "p95", "max", "gateway, µs/s", title=title, box=box.SIMPLE
     )
+    if result.get("added"):
+        shown.add_column("one more viewer, µs/s")
     for name, found in result["transports"].items():
         seen = (_number(found["prompt_seen_s"][key]) for key in ("p50", "p95", "p100"))
-        shown.add_row(name, *seen, _number(found["gateway_cpu_per_viewer_us"]))
+        costs = ("gateway_cpu_per_viewer_us", *(("gateway_cpu_per_added_us",) if result.get("added") else ()))
+        shown.add_row(name, *seen, *(_number(found[key]) for key in costs))
+    compared = result.get("webrtc_to_websocket", {})
+    if compared.get("viewer") is not None:
+        shown.add_row(
+            "whep / ws", "", "", "", *(_number(compared[key]) for key in ("viewer", "added")[: len(costs)])
+        )
     return shown
 
 

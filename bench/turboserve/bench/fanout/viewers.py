@@ -10,9 +10,12 @@ import gc
 import json
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import datetime
 
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 SETTLE_S = 5.0
 """After the last viewer has connected, chunks are not counted for this long, seconds."""
@@ -37,8 +40,9 @@ class Viewers:
             )
             self.connected += 1
         last: int | None = None
+        # A stream that the gateway ends, also for its load, is counted.
         async with socket:
-            async for message in socket:
+            async for message in messages(socket):
                 if isinstance(message, bytes) or '"type":"chunk"' not in message:
                     continue
                 now_s, chunk = time.time(), json.loads(message)
@@ -50,6 +54,13 @@ class Viewers:
                     self.repeats += index <= last
                 last = index
         self.ended += 1
+
+
+async def messages(socket: ClientConnection) -> AsyncIterator[str | bytes]:
+    """Yield what the socket receives until either side closes it, for whatever reason."""
+    with suppress(ConnectionClosed):
+        while True:
+            yield await socket.recv()
 
 
 async def main(url: str, session: str, count: int, seconds: float) -> None:

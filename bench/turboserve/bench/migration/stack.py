@@ -57,11 +57,54 @@ class Processes:
     logs: Path
 
 
+@dataclass(frozen=True)
+class ServerProcesses:
+    """Running servers and a state store, to which workers can be added."""
+
+    nats_url: str
+    worker_nats_url: str
+    layout: Layout
+    ports: Ports
+    environment: dict[str, str]
+    """What the processes have in common."""
+    lifeline: int
+
+    def start(
+        self, module: str, environment: Mapping[str, str], log: Path, *arguments: str
+    ) -> subprocess.Popen[Any]:
+        """Start a process with this environment beside the common one. Pass it to `end_process` later."""
+        return _start(module, {**self.environment, **environment}, log, self.lifeline, *arguments)
+
+    def worker_environment(self, worker: str) -> dict[str, str]:
+        """What a worker of this name needs."""
+        return {
+            "TURBOSERVE_NATS_URL": self.worker_nats_url,
+            "TURBOSERVE_WORKER_ID": worker,
+            "TURBOSERVE_HEALTH_PORT": str(self.ports.get(worker)),
+        }
+
+
 @contextmanager
 def processes(
     folder: Path, worker_environment: Mapping[str, str], device: PacedDevice
 ) -> Iterator[Processes]:
     """Start everything in an empty folder, and stop it again, also if this process is killed.
+
+    Must be called outside any event loop.
+    """
+    with server_processes(folder) as servers, ExitStack() as stack:
+        for worker in WORKERS:
+            environment = {**servers.worker_environment(worker), **worker_environment}
+            log = servers.layout.logs / f"{worker}.log"
+            stack.callback(end_process, servers.start(WORKER, environment, log, device.to_json()))
+        health = {worker: servers.ports.get(worker) for worker in WORKERS}
+        yield Processes(servers.nats_url, health, servers.layout.logs)
+
+
+@contextmanager
+def server_processes(folder: Path) -> Iterator[ServerProcesses]:
+    """Start servers and a state store in an empty folder, and stop them again, also if this process is
+    killed.
 
     Must be called outside any event loop.
     """
@@ -92,18 +135,9 @@ def processes(
             PARENT_VARIABLE: str(os.getpid()),
         }
         store = {**shared, "TURBOSERVE_NATS_URL": nats.url("state-store")}
-        stack.callback(_end, _start("turboserve.state_store", store, layout.logs / "store.log", lifeline))
-        health = {worker: ports.get(worker) for worker in WORKERS}
-        for worker, port in health.items():
-            own = {
-                "TURBOSERVE_NATS_URL": nats.url("worker"),
-                "TURBOSERVE_WORKER_ID": worker,
-                "TURBOSERVE_HEALTH_PORT": str(port),
-            }
-            environment = {**shared, **own, **worker_environment}
-            worker_log = layout.logs / f"{worker}.log"
-            stack.callback(_end, _start(WORKER, environment, worker_log, lifeline, device.to_json()))
-        yield Processes(nats.url(), health, layout.logs)
+        started = _start("turboserve.state_store", store, layout.logs / "store.log", lifeline)
+        stack.callback(end_process, started)
+        yield ServerProcesses(nats.url(), nats.url("worker"), layout, ports, shared, lifeline)
 
 
 @asynccontextmanager
@@ -149,7 +183,8 @@ def _start(
         )
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """End a process, by force after 10 s."""
     process.terminate()
     try:
         process.wait(10)

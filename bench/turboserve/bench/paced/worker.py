@@ -21,6 +21,7 @@ from turboserve.clock import Clock
 from turboserve.service import Runtime
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.gather import LatencyProfile
+from turboserve.worker.replicas.weight_filler import WeightFiller
 from turboserve.worker.service.app import start_on
 from turboserve.worker.service.host_platform import HostPlatform
 from turboserve.worker.service.models import load_models, make_engine
@@ -38,9 +39,9 @@ class PacedPlatform(HostPlatform):
         super().__init__(settings, clock, lambda settings: paced(load_models(settings), device))
         self._paced = device
 
-    async def load(self) -> Loaded:
+    async def load(self, filler: WeightFiller | None = None) -> Loaded:
         """See `Platform.load`."""
-        loaded = await super().load()
+        loaded = await super().load(filler)
         await asyncio.sleep(psutil.Process().create_time() + self._paced.start_s - time.time())
         return loaded
 
@@ -49,9 +50,9 @@ class PacedPlatform(HostPlatform):
         encoder = super().encoder(engine)
         return encoder if self._paced.encodes else RepeatingEncoder(encoder)
 
-    def _loaded(self) -> Loaded:
+    def _loaded(self, filler: WeightFiller | None) -> Loaded:
         if not self._paced.forward_s:
-            return super()._loaded()
+            return super()._loaded(filler)
         engine, forward = make_engine(self._load(self._settings), self._settings), self._paced.forward_s
         chunk_s = {
             size: engine.config.chunk_forwards * LatencyProfile(forward)(size)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
 import psutil
 
 from turboserve.bench.report import percentile
+from turboserve.bench.streaming.added_viewers import added_costs
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.bench.streaming.whep import WhepViewer
 
@@ -34,16 +36,45 @@ async def compare(
     sessions: int,
     seconds: float,
     lead_s: float,
+    added: int = 0,
 ) -> dict[str, Any]:
     """Watch `sessions` new sessions over each transport in turn, for `seconds` each.
 
-    `lead_s`: the sessions' `max_lead_s`. Raises ProblemError, TimeoutError or OSError.
+    `lead_s`: the sessions' `max_lead_s`. `added`: see `added_costs`; 0: that is not measured. Raises
+    ProblemError, TimeoutError or OSError.
     """
     found: dict[str, Any] = {}
     async with httpx.AsyncClient(base_url=url, timeout=30.0) as api:
         for transport in transports:
             found[transport] = await _block(api, gateway_pid, transport, sessions, seconds, lead_s)
-    return {"sessions": sessions, "seconds": seconds, "lead_s": lead_s, "transports": found}
+    if added:
+        costs: dict[str, float] = {}
+        if gateway_pid is not None:
+            used_s = partial(_used, psutil.Process(gateway_pid))
+            costs = await added_costs(url, used_s, transports, sessions, added, seconds, lead_s)
+        for transport in transports:
+            found[transport]["gateway_cpu_per_added_us"] = costs.get(transport)
+    return {
+        "sessions": sessions,
+        "seconds": seconds,
+        "lead_s": lead_s,
+        "added": added,
+        "transports": found,
+        "webrtc_to_websocket": ratios(found),
+    }
+
+
+def ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return the gateway's processor time over WebRTC divided by that over WebSocket. None: not measured."""
+    both = found.get("whep", {}), found.get("ws", {})
+    compared: dict[str, float | None] = {}
+    for name, key in (("viewer", "gateway_cpu_per_viewer_us"), ("added", "gateway_cpu_per_added_us")):
+        over_webrtc, over_websocket = (one.get(key) for one in both)
+        if over_webrtc is None or over_websocket is None or over_websocket <= 0.0:
+            compared[name] = None
+        else:
+            compared[name] = round(over_webrtc / over_websocket, 2)
+    return compared
 
 
 async def _block(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 from collections.abc import Sequence
+from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from turboserve.bench.tracing.measure import TracedWorker
+    from turboserve.bench.tracing.measure import BlockTime, TracedWorker
 
 MODES = ("off", "control", "unsampled", "sampled")
 """`control` is `off` once more. The difference of the two shows how exact the comparison is."""
 WARM_UP_CHUNKS = 3
+RESAMPLES = 2_000
 
 
 def run(
@@ -30,9 +33,14 @@ def run(
     with spans that are recorded and not exported (the default for a chunk that follows no request), and with
     all spans exported. Seconds are those of the processor, over all threads.
 
-    - `paired_share`: median over the rounds of a block's time relative to the block without tracing of the
-      same round, less 1, with its 95 % interval in `paired_share_95`. The time to send the spans
-      (`export_s`, of one chunk) is measured between blocks and added.
+    - `overhead_share`: what tracing adds to the worker's own code, in the whole time of a chunk without
+      tracing. It is the mean over the rounds of a block's `host_s` less that of the block without tracing of
+      the same round, with its 95 % interval in `overhead_share_95`. `host_s` is the time of the engine's
+      thread without the calls of the model, the decoder and the video's encoder, which contain no code of
+      tracing and whose time varies by more than tracing takes.
+    - `paired_share`: the same of the whole time of a chunk: median over the rounds of a block's time relative
+      to the block without tracing of the same round, less 1, with its 95 % interval in `paired_share_95`.
+    - In both, the time to send the spans (`export_s`, of one chunk) is measured between blocks and added.
     - `span_s`: the spans of one chunk by themselves, many times in a row, sent to a receiver in another
       process as often as a worker sends them. `share` is `span_s` in a chunk's time without spans.
     """
@@ -48,7 +56,10 @@ def _measured(worker: TracedWorker, chunks: int, blocks: int) -> dict[str, Any]:
     for mode in MODES:
         worker.block(mode, WARM_UP_CHUNKS)
     worker.export()
-    found: dict[str, list[float]] = {mode: [] for mode in MODES}
+    # As services do when they have started.
+    gc.collect()
+    gc.freeze()
+    found: dict[str, list[BlockTime]] = {mode: [] for mode in MODES}
     export_s = []
     for number in range(blocks):
         turn = number % len(MODES)
@@ -58,19 +69,31 @@ def _measured(worker: TracedWorker, chunks: int, blocks: int) -> dict[str, Any]:
             found[mode].append(worker.block(mode, chunks))
         if (seconds := worker.export()) is not None:
             export_s.append(seconds)
-    off = statistics.median(found["off"])
+    chunk_s = {mode: [block.chunk_s for block in blocks] for mode, blocks in found.items()}
+    off = statistics.median(chunk_s["off"])
     spans = {mode: worker.span_seconds(mode) for mode in MODES}
     sent_share = statistics.mean(export_s) / off if export_s else 0.0
     pairs = {
         mode: sorted(
             traced / plain - 1 + sent_share * (mode == "sampled")
-            for traced, plain in zip(found[mode], found["off"], strict=True)
+            for traced, plain in zip(chunk_s[mode], chunk_s["off"], strict=True)
         )
         for mode in MODES[1:]
     }
+    added = {
+        mode: [
+            (traced.host_s - plain.host_s) / off
+            for traced, plain in zip(found[mode], found["off"], strict=True)
+        ]
+        for mode in MODES[1:]
+    }
+    sent = {"sampled": [seconds / off for seconds in export_s]}
     return {
         "clock": "Processor seconds of all threads; medians of the blocks.",
-        "chunk_s": {mode: statistics.median(values) for mode, values in found.items()},
+        "chunk_s": {mode: statistics.median(values) for mode, values in chunk_s.items()},
+        "host_s": {mode: statistics.mean(each.host_s for each in values) for mode, values in found.items()},
+        "overhead_share": {mode: _sum_of_means(added[mode], sent.get(mode, ())) for mode in added},
+        "overhead_share_95": {mode: mean_interval(added[mode], sent.get(mode, ())) for mode in added},
         "paired_share": {mode: statistics.median(shares) for mode, shares in pairs.items()},
         "paired_share_95": {mode: median_interval(shares) for mode, shares in pairs.items()},
         "export_s": statistics.mean(export_s) if export_s else None,
@@ -78,6 +101,24 @@ def _measured(worker: TracedWorker, chunks: int, blocks: int) -> dict[str, Any]:
         "share": {mode: spans[mode] / off for mode in MODES[1:]},
         "spans_per_chunk": worker.spans_per_chunk,
     }
+
+
+def _sum_of_means(*samples: Sequence[float]) -> float:
+    return sum(statistics.mean(sample) for sample in samples if sample)
+
+
+def mean_interval(*samples: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the sum of the samples' means, by the bootstrap.
+
+    Each of `RESAMPLES` times, every sample is drawn anew from its own values. The interval has the central
+    95 % of the sums. See e.g. Efron and Tibshirani, An Introduction to the Bootstrap, 13.3.
+    """
+    chance = Random(1)
+    sums = sorted(
+        _sum_of_means(*(chance.choices(sample, k=len(sample)) if sample else () for sample in samples))
+        for _ in range(RESAMPLES)
+    )
+    return sums[round(0.025 * RESAMPLES)], sums[round(0.975 * RESAMPLES) - 1]
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:

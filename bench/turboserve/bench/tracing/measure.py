@@ -6,7 +6,9 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -18,6 +20,7 @@ from turboserve import telemetry
 from turboserve.bench.engine.models import PROMPT, toyworld
 from turboserve.clock import SystemClock
 from turboserve.sampling import ParentOrRatio
+from turboserve.telemetry_names import EPOCH
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.memory import SlabLayout
@@ -74,6 +77,37 @@ def begin_tracing(endpoint: str) -> None:
     telemetry.export_spans(exporter, _sampler, Resource.create({"service.name": "bench"}))
 
 
+@dataclass(frozen=True)
+class BlockTime:
+    """The processor's seconds of one chunk of a block."""
+
+    chunk_s: float
+    """All of it, over all threads."""
+    host_s: float
+    """The worker's own Python code, on the engine's thread: scheduling, bookkeeping, spans, packaging. The
+    calls of the model, of the decoder and of the video's encoder are left out: they contain no code of
+    tracing."""
+
+
+class _KernelTime:
+    """Seconds that the calling thread spent in the wrapped functions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def measured(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function`, whose time counts."""
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.seconds += time.thread_time() - began
+
+        return call
+
+
 class TracedWorker:
     """Sessions on one engine that generates as fast as it can."""
 
@@ -92,6 +126,15 @@ class TracedWorker:
         self._driver.engine.records_steps = True
         self._driver.carry_out(commands.GenerateUntil(math.inf))
         encoder = TensorEncoder(FragmentEncoder(), weight.dtype)
+        self._kernels = _KernelTime()
+        for owner, name in (
+            (engine.text, "compute"),
+            (engine.forward, "compute"),
+            (engine.decode, "compute"),
+            (encoder, "encode"),
+            (encoder, "latents"),
+        ):
+            setattr(owner, name, self._kernels.measured(getattr(owner, name)))
         self._packager = ChunkPackager(
             encoder, engine.config.fps, clock, engine.package, engine.fidelity.ladder
         )
@@ -107,19 +150,19 @@ class TracedWorker:
         self.spans_per_chunk = 0.0
         """Spans of a chunk whose spans are all exported, measured by `span_seconds`."""
 
-    def block(self, mode: str, chunks: int) -> float:
-        """Generate `chunks` chunks of each session. Returns the processor's seconds of one chunk.
-
-        The spans wait for `export`.
-        """
+    def block(self, mode: str, chunks: int) -> BlockTime:
+        """Generate `chunks` chunks of each session. The spans wait for `export`."""
         self._switch(mode)
-        until, began = self._packaged + chunks * self._sessions, time.process_time()
+        until, count = self._packaged + chunks * self._sessions, chunks * self._sessions
+        self._kernels.seconds = 0.0
+        began, thread_began = time.process_time(), time.thread_time()
         while self._packaged < until:
             for event in self._driver.step():
                 self._driver.stamp(event)
+        host_s = time.thread_time() - thread_began - self._kernels.seconds
         if mode == "sampled":
-            self._not_exported += chunks * self._sessions
-        return (time.process_time() - began) / (chunks * self._sessions)
+            self._not_exported += count
+        return BlockTime((time.process_time() - began) / count, host_s / count)
 
     def export(self) -> float | None:
         """Send the spans of the blocks if they are as many as a worker sends at once.
@@ -154,7 +197,8 @@ class TracedWorker:
             count, began = _CountingExporter.count, time.process_time()
             for _ in range(rounds):
                 if telemetry.tracing():
-                    _publish(chunk_span(made.ready, made.origin, 0.0, 0.001, lambda at_s: round(at_s * 1e9)))
+                    origin = replace(made.origin, sampled=telemetry.samples_next(None))
+                    _publish(chunk_span(made.ready, origin, 0.0, 0.001, lambda at_s: round(at_s * 1e9)))
             provider.force_flush()  # type: ignore[attr-defined]
             seconds.append((time.process_time() - began) / rounds)
             self.spans_per_chunk = max(self.spans_per_chunk, (_CountingExporter.count - count) / rounds)
@@ -187,9 +231,15 @@ class TracedWorker:
 
 
 def _publish(span: trace.Span) -> None:
-    """The span of the append, which runs concurrently with the engine."""
-    with trace.use_span(span), _trace.child("send chunk", kind=trace.SpanKind.PRODUCER):
-        pass
+    """What an append does for tracing. In a worker, it runs concurrently with the engine."""
+    if telemetry.tracing():
+        span.set_attribute(EPOCH, 1)
+    with telemetry.use_span(span):
+        if telemetry.tracing():
+            with _trace.child("send chunk", kind=trace.SpanKind.PRODUCER):
+                telemetry.inject_context({})
+        else:
+            telemetry.inject_context({})
     span.end()
 
 

@@ -9,6 +9,7 @@ from turboserve import service
 from turboserve.autoscaler import app as autoscaler
 from turboserve.autoscaler.__main__ import provider_of
 from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.autoscaler.shell import Shell
 from turboserve.experiments.agreement.recording import Recorder
 from turboserve.scheduler import app as scheduler
 from turboserve.scheduler.core import Scheduler
@@ -36,9 +37,10 @@ def main() -> None:
     pool_settings = service.load(name, AutoscalerSettings)
 
     async def start_autoscaler(runtime: Runtime) -> None:
-        shell = await autoscaler.start(runtime, pool_settings, provider_of(pool_settings))
-        # Its tasks have not begun: nothing has been awaited since they were created.
-        recorder.autoscaler(shell, pool_settings)
+        def recorded(shell: Shell) -> None:
+            recorder.autoscaler(shell, pool_settings)
+
+        await autoscaler.start(runtime, pool_settings, lambda: provider_of(pool_settings), recorded)
 
     service.run(name, pool_settings, start_autoscaler)
 

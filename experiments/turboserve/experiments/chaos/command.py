@@ -45,8 +45,8 @@ async def run(
         bool,
         typer.Option(
             "--redundancy",
-            help="Run two gateways, schedulers and state stores, three NATS servers, and at least three "
-            "workers, with short times of failure detection.",
+            help="Run two gateways, schedulers, state stores and autoscalers, three NATS servers, at least "
+            "three workers, with short times of failure detection.",
         ),
     ] = False,
     data: Annotated[
@@ -58,7 +58,8 @@ async def run(
 
     Services and workers get SIGKILL, SIGSTOP and SIGCONT. NATS, Redis and Postgres restart. Real clients
     change prompts, pause, resume and migrate. --fault adds a full disk, a gateway without descriptors, steps
-    of the clock, or a frozen broker. With --redundancy, it also freezes one or two processes at once, and
+    of the clock, a frozen broker, slow or silent connections, slow disks, or a service that is behind by
+    minutes. With --redundancy, it also freezes one or two processes at once, and
     measures the stalls of clients with a buffer of 3 s.
     """
     seconds = minutes * 60.0
@@ -71,13 +72,16 @@ async def run(
         workers, schedulers = max(workers, 3), max(schedulers, 2)
     elif set(groups) & set(FREEZES):
         raise typer.BadParameter("one_frozen and two_frozen need --redundancy", param_hint="--fault")
+    if redundancy and set(groups) & {FaultGroup.SLOW_NETWORK, FaultGroup.BEHIND}:
+        # The servers of a cluster tell clients each other's addresses, which bypass the proxies.
+        raise typer.BadParameter("slow_network and behind have one NATS server", param_hint="--redundancy")
     limits = mechanisms is MechanismSet.ALL
     planned = plan(seed, seconds, sessions, schedulers, gap, groups, limits=limits)
     with tempfile.TemporaryDirectory(prefix="turboserve-chaos-") as folder:
         place = (data or Path(folder) / "data").absolute()
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with prepared(groups, Path(folder), place) as surroundings:
+            with prepared(groups, Path(folder), place, seed) as surroundings:
                 surroundings.environment |= settings_of(mechanisms, Path(folder))
                 found = await run_scenario(
                     planned, seconds, surroundings, workers, schedulers, sessions, redundancy=redundancy
@@ -98,7 +102,7 @@ def table(result: Mapping[str, Any]) -> RenderableType:
     for name, count in result["violations"].items():
         held.add_row(name, str(count), INVARIANTS[name])
     figures = Table(show_header=False, box=None, pad_edge=False)
-    for name in ("recovery_s", "playing_again_s", "worker_recovery_s", "takeover_s"):
+    for name in ("recovery_s", "playing_again_s", "worker_recovery_s", "takeover_s", "ready_again_s"):
         spread = result[name]
         if spread["max"] is not None:
             figures.add_row(name, f"p50 {spread['p50']:.2f}, max {spread['max']:.2f}")

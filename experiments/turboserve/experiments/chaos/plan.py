@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from turboserve.experiments.chaos.degradations import DISK_TARGETS, NETWORK_TARGETS, SERVICE_LINKS
+
 SERVICES = ("gateway", "scheduler", "autoscaler", "state-store")
 SERVERS = ("nats", "redis", "postgres")
 WORKER = "worker"
@@ -39,6 +41,12 @@ class FaultKind(StrEnum):
     """SIGSTOP to one process of a stack with redundancy."""
     TWO_FROZEN = "two_frozen"
     """SIGSTOP to two processes of a stack with redundancy at once."""
+    SLOW_NETWORK = "slow_network"
+    """The network between two processes, or to the viewers, is slow, lossy or silent."""
+    SLOW_DISK = "slow_disk"
+    """The disk of one server or service is slow."""
+    BEHIND = "behind"
+    """One service gets almost no bytes from the broker for minutes, and then catches up."""
 
 
 class FaultGroup(StrEnum):
@@ -52,6 +60,9 @@ class FaultGroup(StrEnum):
     BROKER_FROZEN = FaultKind.BROKER_FROZEN.value
     ONE_FROZEN = FaultKind.ONE_FROZEN.value
     TWO_FROZEN = FaultKind.TWO_FROZEN.value
+    SLOW_NETWORK = FaultKind.SLOW_NETWORK.value
+    SLOW_DISK = FaultKind.SLOW_DISK.value
+    BEHIND = FaultKind.BEHIND.value
 
 
 TARGETS = {
@@ -67,6 +78,9 @@ LASTING_S = {
     FaultGroup.BROKER_FROZEN: (30.0, 120.0),
     FaultGroup.ONE_FROZEN: (20.0, 20.0),
     FaultGroup.TWO_FROZEN: (20.0, 20.0),
+    FaultGroup.SLOW_NETWORK: (15.0, 30.0),
+    FaultGroup.SLOW_DISK: (15.0, 30.0),
+    FaultGroup.BEHIND: (120.0, 150.0),
 }
 """Shortest and longest duration, in seconds."""
 REDUNDANT: dict[str, tuple[str, ...]] = {
@@ -74,7 +88,7 @@ REDUNDANT: dict[str, tuple[str, ...]] = {
     "scheduler": ("scheduler", "scheduler-2"),
     "state-store": ("state-store", "state-store-2"),
     "nats": ("nats", "nats-2", "nats-3"),
-    "autoscaler": ("autoscaler",),
+    "autoscaler": ("autoscaler", "autoscaler-2"),
     WORKER: (WORKER, WORKER),
 }
 """Service → its processes that freeze. No two of one service freeze at once, except workers: what both of two
@@ -92,6 +106,12 @@ FREEZES: dict[FaultGroup, tuple[str, ...]] = {
     ),
 }
 """Group → targets, which a run takes in an order of the seed's."""
+DEGRADATIONS: dict[FaultGroup, tuple[str, ...]] = {
+    FaultGroup.SLOW_NETWORK: NETWORK_TARGETS,
+    FaultGroup.SLOW_DISK: DISK_TARGETS,
+    FaultGroup.BEHIND: SERVICE_LINKS,
+}
+"""The same for what slows down."""
 CLOCK_STEP_S = 3600.0
 LASTING_SHARE = 0.3
 """Share of the lasting faults in a run that has process faults as well."""
@@ -122,6 +142,11 @@ class Fault:
     def freezes(self) -> bool:
         """Whether a stack with redundancy is to hide the fault from viewers."""
         return self.kind in (FaultKind.ONE_FROZEN, FaultKind.TWO_FROZEN)
+
+    @property
+    def degrades(self) -> bool:
+        """Whether the fault slows down what it hits. `target` then names what is hit, and how."""
+        return self.kind in (FaultKind.SLOW_NETWORK, FaultKind.SLOW_DISK, FaultKind.BEHIND)
 
     @property
     def lasts(self) -> bool:
@@ -200,12 +225,13 @@ def plan(
     # The groups take turns in an order of the seed's, so a short run covers as many kinds as it has time for.
     chance_of_groups = random.Random(f"chaos groups {seed}")
     chance_of_groups.shuffle(lasting)
-    freezes = {group: _without_end(chance_of_groups, targets) for group, targets in FREEZES.items()}
+    targets_of = FREEZES | DEGRADATIONS
+    drawn = {group: _without_end(chance_of_groups, found) for group, found in targets_of.items()}
     turn = 0
     while (at := at + chance.uniform(0.5, 1.5) * gap_s) < seconds:
         if lasting and (FaultGroup.PROCESS not in groups or chance_of_groups.random() < LASTING_SHARE):
             group = lasting[turn % len(lasting)]
-            target = next(freezes[group]) if group in freezes else TARGETS[group]
+            target = next(drawn[group]) if group in drawn else TARGETS[group]
             fault = _lasting(chance_of_groups, round(at, 2), group, target)
             turn += 1
             at += fault.seconds + AFTERWARDS_S

@@ -11,7 +11,10 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from turboserve.cli.stack.background import BackgroundStack
+from turboserve.experiments.chaos.degradations import BEHIND, DISKS, NETWORKS
+from turboserve.experiments.chaos.network_proxy import UNDISTURBED
 from turboserve.experiments.chaos.plan import WORKER, Fault, FaultKind
+from turboserve.experiments.chaos.slow_disk import FAST
 from turboserve.experiments.chaos.surroundings import Surroundings
 
 REFILL_S = 0.5
@@ -41,6 +44,12 @@ class ProcessFaults:
                 return True
             case FaultKind.CLOCK_STEP:
                 await self._step_clock(fault.step_s, fault.seconds)
+                return True
+            case FaultKind.SLOW_NETWORK | FaultKind.BEHIND:
+                await self._slow_network(fault)
+                return True
+            case FaultKind.SLOW_DISK:
+                await self._slow_disk(fault)
                 return True
         if fault.freezes:
             return await self._freeze(fault)
@@ -106,6 +115,25 @@ class ProcessFaults:
             await asyncio.sleep(seconds)
         finally:
             clock.step(0.0)
+
+    async def _slow_network(self, fault: Fault) -> None:
+        network = self._surroundings.network
+        assert network is not None
+        link, _, name = fault.target.partition(" ")
+        network.set(NETWORKS[name] if name else BEHIND, link)
+        try:
+            await asyncio.sleep(fault.seconds)
+        finally:
+            network.set(UNDISTURBED, link)
+
+    async def _slow_disk(self, fault: Fault) -> None:
+        owner, _, name = fault.target.partition(" ")
+        disk = self._surroundings.slow_disks[owner]
+        disk.conditions = DISKS[name]
+        try:
+            await asyncio.sleep(fault.seconds)
+        finally:
+            disk.conditions = FAST
 
     def wake_all(self) -> None:
         for pid in self._stopped:

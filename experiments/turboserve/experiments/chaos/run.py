@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
 
 import httpx
 import nats
 
-from turboserve.bench.report import percentile
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.experiments.chaos import chunklog
 from turboserve.experiments.chaos.invariants import (
@@ -25,8 +23,10 @@ from turboserve.experiments.chaos.invariants import (
     check_skips,
     takeovers,
 )
-from turboserve.experiments.chaos.plan import WORKER, Fault, FaultKind, Plan
+from turboserve.experiments.chaos.plan import Fault, FaultKind, Plan
 from turboserve.experiments.chaos.process_faults import ProcessFaults
+from turboserve.experiments.chaos.readiness import ReadinessWatch
+from turboserve.experiments.chaos.results import InjectedFault, Run
 from turboserve.experiments.chaos.simulated_clients import TRANSIENT_ERRORS, SimulatedClient, with_retry
 from turboserve.experiments.chaos.surroundings import Surroundings
 from turboserve.tasks import stop
@@ -37,7 +37,7 @@ SETTLE_S = 90.0
 """Time after the last fault within which every session must play on."""
 SETTLED_CHUNKS = 3
 LOOK_S = 1.0
-REDUNDANCY = ("--gateways", "2", "--state-stores", "2", "--nats", "3")
+REDUNDANCY = ("--gateways", "2", "--state-stores", "2", "--autoscalers", "2", "--nats", "3")
 ROOM_S = 6.0
 """Time after which the store has noticed that the disk has room; less than the time to the next fault."""
 SILENCE_S = 8.0
@@ -46,86 +46,6 @@ STALLED_S = 8.0
 """Time after a freeze in which a stall still counts; less than the time to the next fault, seconds."""
 SLOTS = 4
 """Sessions per worker: the others must hold the sessions of a worker that dies."""
-
-
-@dataclass(frozen=True)
-class InjectedFault:
-    """A fault and its monotonic times."""
-
-    fault: Fault
-    began_s: float
-    ended_s: float
-    stall_s: float | None = None
-    """For processes that froze: the longest stall of a client from the beginning until after the end."""
-
-    @property
-    def recovers_from_s(self) -> float:
-        """Time from which recovery counts: the end of a lasting fault, else the beginning."""
-        return self.ended_s if self.fault.lasts else self.began_s
-
-
-@dataclass
-class Run:
-    """Results of one run."""
-
-    violations: Violations = field(default_factory=Violations)
-    hits: list[InjectedFault] = field(default_factory=list)
-    """Faults that hit a process."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Groups of faults that are not possible on this machine, and why."""
-    oldest: dict[str, int] = field(default_factory=dict)
-    """Session → index of the oldest chunk that the last full disk left in its log; 0 if absent."""
-    missed: int = 0
-    clients: list[SimulatedClient] = field(default_factory=list)
-    chunks: int = 0
-    owners: int = 0
-    """Changes of owner in the log."""
-    takeovers: list[float] = field(default_factory=list)
-    settle_s: float | None = None
-
-    def report(self) -> dict[str, Any]:
-        waits = [(hit.fault, self._recovery(hit.recovers_from_s)) for hit in self.hits]
-        known = [(fault, wait) for fault, wait in waits if wait is not None]
-        actions: Counter[str] = sum((client.done for client in self.clients), Counter())
-        return {
-            "violations": dict(self.violations.counts),
-            "messages": self.violations.messages,
-            "recovery_s": _spread([wait for fault, wait in known if not fault.lasts]),
-            "playing_again_s": _spread([wait for fault, wait in known if fault.lasts]),
-            "worker_recovery_s": _spread([wait for fault, wait in known if fault.target == WORKER]),
-            "takeover_s": _spread(self.takeovers),
-            "frozen_stall_s": {
-                kind.value: _spread(
-                    [hit.stall_s for hit in self.hits if hit.fault.kind is kind and hit.stall_s is not None]
-                )
-                for kind in (FaultKind.ONE_FROZEN, FaultKind.TWO_FROZEN)
-            },
-            "settle_s": self.settle_s,
-            "chunks_lost": sum(client.viewer.player.lost for client in self.clients),
-            "chunks_repeated": sum(client.viewer.player.repeated for client in self.clients),
-            "chunks": self.chunks,
-            "owner_changes": self.owners,
-            "skips": sum(len(client.viewer.skips) for client in self.clients),
-            "reconnects": sum(client.viewer.connections for client in self.clients) - len(self.clients),
-            "stall_s": sum(client.viewer.player.stall_s for client in self.clients),
-            "faults": dict(sorted(Counter(_name(hit.fault) for hit in self.hits).items())),
-            "faults_missed": self.missed,
-            "left_out": self.left_out,
-            "deeds": dict(sorted(actions.items())),
-            "timeline": [
-                {
-                    "fault": hit.fault.describe(),
-                    "recovery_s": None if wait is None else round(wait, 3),
-                    **({} if hit.stall_s is None else {"stall_s": round(hit.stall_s, 3)}),
-                }
-                for hit, (_, wait) in zip(self.hits, waits, strict=True)
-            ],
-        }
-
-    def _recovery(self, at_s: float) -> float | None:
-        """Return the time until all clients that wanted to play had a new chunk."""
-        waits = [wait for client in self.clients if (wait := client.wait_after(at_s)) is not None]
-        return max(waits, default=None)
 
 
 async def run_scenario(
@@ -156,7 +76,9 @@ async def run_scenario(
     )
     await asyncio.to_thread(stack.start)
     try:
-        async with httpx.AsyncClient(base_url=stack.url) as api:
+        network = surroundings.network
+        url = stack.url if network is None else network.serve_viewers_of(stack.url)
+        async with httpx.AsyncClient(base_url=url) as api:
             return await _run_faults(plan, seconds, stack, ProcessFaults(stack, surroundings), api, sessions)
     finally:
         await asyncio.to_thread(stack.stop)
@@ -206,23 +128,40 @@ async def _inject(
     if fills:
         before = f"before the disk is full at {fault.at_s:.0f} s"
         check_oldest(await _oldest(run, stack), run.oldest, before, run.violations)
+    watch = ReadinessWatch(stack.record) if fault.degrades else None
     at_s = time.monotonic()
     stalls = [client.stall_s(at_s) for client in run.clients]
-    if await process_faults.hit(fault):
-        ended_s, stall_s = time.monotonic(), None
-        if fault.freezes:
-            await asyncio.sleep(STALLED_S)
-            now_s = time.monotonic()
-            stall_s = max(
-                client.stall_s(now_s) - before for client, before in zip(run.clients, stalls, strict=True)
-            )
-        run.hits.append(InjectedFault(fault, at_s, ended_s, stall_s))
-        run.hits.sort(key=lambda hit: hit.began_s)
-    else:
-        run.missed += 1
+    watching = None if watch is None else asyncio.create_task(watch.run())
+    try:
+        if await process_faults.hit(fault):
+            await _observe(run, fault, at_s, stalls, watch)
+        else:
+            run.missed += 1
+    finally:
+        if watching is not None:
+            await stop(watching)
     if fills:
         await asyncio.sleep(ROOM_S)
         run.oldest = await _oldest(run, stack)
+
+
+async def _observe(
+    run: Run, fault: Fault, at_s: float, stalls: Sequence[float], watch: ReadinessWatch | None
+) -> None:
+    """Note the results of a fault that began at `at_s` and is over. `stalls`: of each client before it."""
+    ended_s, stall_s = time.monotonic(), None
+    if fault.freezes or fault.degrades:
+        await asyncio.sleep(STALLED_S)
+        now_s = time.monotonic()
+        stall_s = max(
+            client.stall_s(now_s) - before for client, before in zip(run.clients, stalls, strict=True)
+        )
+    hit = InjectedFault(fault, at_s, ended_s, stall_s)
+    if watch is not None:
+        again_s = await watch.ready_since(ended_s)
+        hit = replace(hit, states=watch.states, ready_again_s=again_s)
+    run.hits.append(hit)
+    run.hits.sort(key=lambda hit: hit.began_s)
 
 
 async def _oldest(run: Run, stack: BackgroundStack) -> dict[str, int]:
@@ -277,11 +216,3 @@ async def _watch_capacity(api: httpx.AsyncClient, found: Violations) -> None:
             if answer.is_success:
                 check_capacity(answer.json()["workers"], found)
         await asyncio.sleep(LOOK_S)
-
-
-def _name(fault: Fault) -> str:
-    return fault.kind.value if fault.lasts else f"{fault.kind.value} {fault.target}"
-
-
-def _spread(values: list[float]) -> dict[str, float | None]:
-    return {"p50": percentile(values, 0.5), "max": max(values, default=None)}

@@ -6,16 +6,19 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from turboserve.cli.stack.options import MODULES
-from turboserve.experiments.chaos import small_disk
+from turboserve.experiments.chaos import slow_disk, small_disk
+from turboserve.experiments.chaos.degradations import SLOW_DISKS
 from turboserve.experiments.chaos.plan import FaultGroup
+from turboserve.experiments.chaos.slow_disk import SlowDisk
 from turboserve.experiments.chaos.small_disk import SmallDisk
+from turboserve.experiments.chaos.stack_network import StackNetwork
 from turboserve.experiments.chaos.up import PREFIXES
 
 DISK_BYTES = 768 * 2**20
@@ -54,6 +57,9 @@ class Surroundings:
     disk: SmallDisk | None = None
     clock: FakeClock | None = None
     gateway_descriptors: int | None = None
+    network: StackNetwork | None = None
+    slow_disks: dict[str, SlowDisk] = field(default_factory=dict)
+    """Server or service → its disk, where it can be slow."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the stack."""
 
@@ -75,6 +81,8 @@ def left_out(groups: Iterable[FaultGroup]) -> dict[FaultGroup, str]:
                 reason = f"the tmpfs needs {MEMORY_BYTES / 2**30:.1f} GiB of free memory"
         elif group is FaultGroup.CLOCK_STEP and faketime_library() is None:
             reason = "libfaketime is not installed (Debian's package libfaketime)"
+        elif group is FaultGroup.SLOW_DISK:
+            reason = slow_disk.why_not()
         elif group is FaultGroup.DESCRIPTORS and shutil.which("prlimit") is None:
             reason = "prlimit is not installed (util-linux)"
         if reason is not None:
@@ -83,7 +91,7 @@ def left_out(groups: Iterable[FaultGroup]) -> dict[FaultGroup, str]:
 
 
 @contextmanager
-def prepared(groups: Iterable[FaultGroup], folder: Path, data: Path) -> Iterator[Surroundings]:
+def prepared(groups: Iterable[FaultGroup], folder: Path, data: Path, seed: int = 0) -> Iterator[Surroundings]:
     """Prepare a run with faults of `groups`; `folder` is for its own files, `data` for the stack's.
 
     With a full-disk fault, the stack keeps its data on a disk of its own, and its logs are copied to `data`
@@ -91,25 +99,36 @@ def prepared(groups: Iterable[FaultGroup], folder: Path, data: Path) -> Iterator
     """
     wanted = set(groups)
     prefixes: dict[str, list[str]] = {}
+    worker: list[str] = []
     found = Surroundings(data)
-    library = faketime_library()
-    if FaultGroup.CLOCK_STEP in wanted and library is not None:
-        found.clock = FakeClock(library, folder / "clock")
-        prefixes = {service: found.clock.command() for service in MODULES}
-        worker = [*found.clock.command(), sys.executable, "-m", "turboserve.worker"]
-        found.environment["TURBOSERVE_POOL_WORKER_COMMAND"] = json.dumps(worker)
-    if FaultGroup.DESCRIPTORS in wanted:
-        found.gateway_descriptors = limit = GATEWAY_DESCRIPTORS
-        prefixes["gateway"] = ["prlimit", f"--nofile={limit}:{limit}", *prefixes.get("gateway", [])]
-    found.environment[PREFIXES] = json.dumps(prefixes)
-    if FaultGroup.DISK_FULL not in wanted:
+    with ExitStack() as stack:
+        if FaultGroup.DISK_FULL in wanted:
+            found.disk = stack.enter_context(SmallDisk(folder / "disk", DISK_BYTES))
+            found.data = found.disk.path / "data"
+            stack.callback(_keep_logs, found.data, data)
+        library = faketime_library()
+        if FaultGroup.CLOCK_STEP in wanted and library is not None:
+            found.clock = FakeClock(library, folder / "clock")
+            prefixes = {service: found.clock.command() for service in MODULES}
+            worker = found.clock.command()
+        if wanted & {FaultGroup.SLOW_NETWORK, FaultGroup.BEHIND}:
+            network = found.network = stack.enter_context(StackNetwork(found.data, seed))
+            prefixes = {name: [*words, *prefixes.get(name, [])] for name, words in network.prefixes.items()}
+            worker = [*network.worker_prefix, *worker]
+        if FaultGroup.SLOW_DISK in wanted:
+            for name in SLOW_DISKS:
+                disk = found.slow_disks[name] = stack.enter_context(SlowDisk())
+                prefixes[name] = [*disk.command(), *prefixes.get(name, [])]
+        if FaultGroup.DESCRIPTORS in wanted:
+            found.gateway_descriptors = limit = GATEWAY_DESCRIPTORS
+            prefixes["gateway"] = ["prlimit", f"--nofile={limit}:{limit}", *prefixes.get("gateway", [])]
+        if worker:
+            command = [*worker, sys.executable, "-m", "turboserve.worker"]
+            found.environment["TURBOSERVE_POOL_WORKER_COMMAND"] = json.dumps(command)
+        found.environment[PREFIXES] = json.dumps(prefixes)
         yield found
-        return
-    with SmallDisk(folder / "disk", DISK_BYTES) as found.disk:
-        found.data = found.disk.path / "data"
-        try:
-            yield found
-        finally:
-            logs = found.data / "logs"
-            if logs.is_dir():
-                shutil.copytree(logs, data / "logs", dirs_exist_ok=True)
+
+
+def _keep_logs(data: Path, kept: Path) -> None:
+    if (data / "logs").is_dir():
+        shutil.copytree(data / "logs", kept / "logs", dirs_exist_ok=True)

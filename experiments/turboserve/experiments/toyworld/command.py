@@ -1,4 +1,4 @@
-"""How often the shipped model draws what its prompt describes, before and after a switch."""
+"""How often a shipped model draws what its prompt describes, before and after a switch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ def run(
         ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise and of the choice of prompts.")] = 0,
+    model: Annotated[str, typer.Option(help="Model that ships: toyworld or toyworld-small.")] = "toyworld",
 ) -> dict[str, Any]:
-    """Measure how often the shipped model draws what its prompt describes, before and after a switch."""
-    from turboserve.experiments.toyworld import quality
+    """Measure how often a shipped model draws what its prompt describes, before and after a switch."""
+    from turboserve.experiments.toyworld import cost, quality
     from turboserve.worker.model.load import UnreadableCheckpointError
+    from turboserve.worker.model.presets import UnknownPresetError
 
     try:
-        return quality.run(full, seed)
-    except UnreadableCheckpointError as error:
+        result = quality.run(full, seed, model)
+        if model != "toyworld":
+            result["cost_beside_toyworld"] = cost.beside_toyworld(model)
+        return result
+    except (UnreadableCheckpointError, UnknownPresetError) as error:
         raise BenchError(str(error)) from error
 
 
@@ -32,4 +37,7 @@ def table(result: dict[str, Any]) -> str:
     """Format the result."""
     from turboserve.experiments.toyworld import quality
 
-    return quality.table(result)
+    text = quality.table(result)
+    if (ratio := result.get("cost_beside_toyworld")) is not None:
+        text += f"\nprocessor time of a chunk, relative to toyworld's: {ratio:.2f}"
+    return text

@@ -90,25 +90,23 @@ def judge(frames: NDArray[np.uint8]) -> Verdict:
     """Judge frames [F, 64, 64, 3] or twice as large, F ≥ 8, of one prompt (no switch inside)."""
     pixels = _in_world_pixels(frames.astype(np.float32))
     background = _background(pixels)
-    behind = np.array(BACKGROUNDS[background], dtype=np.float32)
-    # A few frames show which colors occur; only those are searched for in all frames.
-    alpha, error = _unmix(pixels[:: max(1, len(pixels) // 4)], behind, _PAINT)
-    solid = (alpha > 0.7) & (error < MAX_SOLID_ERROR)
-    nearest = error.argmin(-1)
-    counts = np.array([(solid[..., i] & (nearest == i)).sum((1, 2)).mean() for i in range(len(_NAMES))])
-    chosen = [int(i) for i in np.argsort(-counts) if counts[i] >= MIN_AREA][:3]
-    alpha, error = _unmix(pixels, behind, _PAINT[chosen])
-    # Faint mixes are noise of the background, which covers far more pixels than the figures.
-    weight = np.where(error < MAX_MIX_ERROR, ((alpha - 0.25) * 2).clip(0.0, 1.0), 0.0)
-    figures = []
-    for place, colour in enumerate(chosen):
-        mine = weight[..., place].copy()
-        for rival in range(len(chosen)):
-            if rival != place:
-                # An edge pixel fits several colors; the color that fits best gets it.
-                mine[error[..., rival] < error[..., place]] = 0.0
-        figures.append(Seen(_shape(mine), _NAMES[colour], _motion(mine), float(counts[colour])))
+    figures = [
+        Seen(_shape(mine), colour, _motion(mine), area) for colour, area, mine in _figures(pixels, background)
+    ]
     return Verdict(tuple(figures), background)
+
+
+def positions(frames: NDArray[np.uint8]) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return where the largest figure of frames [F, 64, 64, 3] or twice as large is, and where it is seen.
+
+    The places [F, 2] are pixels of the world across and down, on the torus.
+    """
+    pixels = _in_world_pixels(frames.astype(np.float32))
+    found = _figures(pixels, _background(pixels))
+    if not found:
+        return np.zeros((len(frames), 2)), np.zeros(len(frames), dtype=bool)
+    _, _, weight = found[0]
+    return _centres(weight)
 
 
 def has_colours(frames: NDArray[np.uint8], colours: Sequence[str]) -> bool:
@@ -127,6 +125,29 @@ def _in_world_pixels(pixels: Floats) -> Floats:
 def _background(pixels: Floats) -> str:
     typical = np.median(pixels.reshape(len(pixels), -1, 3), axis=(0, 1))
     return min(BACKGROUNDS, key=lambda name: float(np.abs(typical - np.array(BACKGROUNDS[name])).sum()))
+
+
+def _figures(pixels: Floats, background: str) -> list[tuple[str, float, Floats]]:
+    """Return color, pixels per frame, and share of each pixel [F, H, W] of each figure, by falling area."""
+    behind = np.array(BACKGROUNDS[background], dtype=np.float32)
+    # A few frames show which colors occur; only those are searched for in all frames.
+    alpha, error = _unmix(pixels[:: max(1, len(pixels) // 4)], behind, _PAINT)
+    solid = (alpha > 0.7) & (error < MAX_SOLID_ERROR)
+    nearest = error.argmin(-1)
+    counts = np.array([(solid[..., i] & (nearest == i)).sum((1, 2)).mean() for i in range(len(_NAMES))])
+    chosen = [int(i) for i in np.argsort(-counts) if counts[i] >= MIN_AREA][:3]
+    alpha, error = _unmix(pixels, behind, _PAINT[chosen])
+    # Faint mixes are noise of the background, which covers far more pixels than the figures.
+    weight = np.where(error < MAX_MIX_ERROR, ((alpha - 0.25) * 2).clip(0.0, 1.0), 0.0)
+    figures = []
+    for place, colour in enumerate(chosen):
+        mine = weight[..., place].copy()
+        for rival in range(len(chosen)):
+            if rival != place:
+                # An edge pixel fits several colors; the color that fits best gets it.
+                mine[error[..., rival] < error[..., place]] = 0.0
+        figures.append((_NAMES[colour], float(counts[colour]), mine))
+    return figures
 
 
 def _unmix(pixels: Floats, behind: Floats, paint: Floats) -> tuple[Floats, Floats]:

@@ -34,7 +34,8 @@ from turboserve.worker.engine.interface import (
 )
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.engine.models import Models
-from turboserve.worker.model.toyworld import WEIGHTS, ToyDecoder, ToyWorld, read_toyworld
+from turboserve.worker.model.presets import SHIPPED, UnknownPresetError
+from turboserve.worker.model.toyworld import ToyDecoder, ToyWorld, read_toyworld
 
 FULL_PROMPTS = 200
 SAMPLE_PROMPTS = 30
@@ -149,9 +150,16 @@ def seconds_per_chunk(models: Models, clock: Callable[[], float]) -> list[float]
         torch.set_num_threads(threads)
 
 
-def run(full: bool, seed: int = 0, world: ToyWorld | None = None) -> dict[str, Any]:
-    """Run the benchmark: accuracies in 0..1, seconds, counts. Takes under a minute unless `full`."""
-    world = world or read_toyworld()
+def run(full: bool, seed: int = 0, model: str = "toyworld", world: ToyWorld | None = None) -> dict[str, Any]:
+    """Run the benchmark: accuracies in 0..1, seconds, counts. Takes under a minute unless `full`.
+
+    `model`: a model that ships; `world`: its networks, if they are read already. Raises `UnknownPresetError`
+    and `UnreadableCheckpointError`.
+    """
+    if model not in SHIPPED:
+        raise UnknownPresetError(model, SHIPPED)
+    weights = SHIPPED[model]
+    world = world or read_toyworld(weights)
     models = Models(world.transformer, world.text, ToyDecoder(world.vae, world.config))
     begun = time.monotonic()
     jobs = held_out_jobs(FULL_PROMPTS if full else SAMPLE_PROMPTS, seed)
@@ -165,6 +173,7 @@ def run(full: bool, seed: int = 0, world: ToyWorld | None = None) -> dict[str, A
     wall, cpu = (seconds_per_chunk(models, clock) for clock in (time.monotonic, time.process_time))
     result: dict[str, Any] = {
         "benchmark": "toyworld",
+        "model": model,
         "full": full,
         "seed": seed,
         "n_prompts": len(jobs),
@@ -178,7 +187,7 @@ def run(full: bool, seed: int = 0, world: ToyWorld | None = None) -> dict[str, A
         "chunk_seconds_max": max(wall),
         "chunk_cpu_seconds_p50": statistics.median(cpu),
         "parameters": world.parameters,
-        "weights_bytes": WEIGHTS.stat().st_size,
+        "weights_bytes": weights.stat().st_size,
         "failures": _failures(jobs, before, after, switched),
     }
     steered = FULL_STEERED if full else SAMPLE_STEERED

@@ -1,0 +1,175 @@
+"""The whole stack with a large model on one GPU: viewers of one worker, and migrations between two.
+
+    python bench/gpu/stack.py --out stack.json
+
+Needs the stack's dependencies and servers. The model has random weights (`random-longlive-1-3b`).
+`--model random-tiny` tries the script without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from notes import Notes
+
+from turboserve.bench.engine.random_models import NAME
+from turboserve.bench.stream import Target, measure
+from turboserve.bench.streaming.viewer import Viewer
+from turboserve.cli.stack.background import BackgroundStack
+
+Work = Callable[[], Awaitable[dict[str, Any]]]
+WAIT_S = 60.0
+MIGRATED_S = 40.0
+"""Longest wait for one migration, seconds."""
+BETWEEN_S = 4.0
+"""Pause before each migration, seconds."""
+
+
+def environment(model: str, memory_bytes: int, sessions: int) -> dict[str, str]:
+    """Return the settings of a stack whose workers share the GPU."""
+    return {
+        "TURBOSERVE_MODEL": model,
+        "TURBOSERVE_DEFAULT_MODEL": model,
+        "TURBOSERVE_MEMORY_BYTES": str(memory_bytes),
+        "TURBOSERVE_HOST_MEMORY_BYTES": str(8 << 30 if model == NAME else 1 << 28),
+        "TURBOSERVE_WORKER_MAX_SESSIONS": str(sessions),
+    }
+
+
+async def ready_workers(api: httpx.AsyncClient, count: int) -> set[str]:
+    """Wait until `count` workers are ready. Returns their ids. Raises TimeoutError."""
+    deadline_s = time.monotonic() + 2 * WAIT_S
+    while time.monotonic() < deadline_s:
+        workers = (await api.get("/v1/workers")).json()["workers"]
+        ready = {worker["id"] for worker in workers if worker["phase"] == "ready"}
+        if len(ready) >= count:
+            return ready
+        await asyncio.sleep(0.2)
+    raise TimeoutError(f"fewer than {count} workers are ready")
+
+
+async def streams(stack: BackgroundStack, sessions: int, seconds: float) -> dict[str, Any]:
+    """Watch `sessions` sessions, as `turboserve bench stream` does."""
+    return (await measure(Target.find(stack.data), sessions, seconds)).report()
+
+
+async def migrations(stack: BackgroundStack, count: int) -> dict[str, Any]:
+    """Watch a session that migrates to and fro between two workers. Seconds are of the wall clock."""
+    found: list[dict[str, Any]] = []
+    async with httpx.AsyncClient(base_url=stack.url, timeout=WAIT_S) as api:
+        workers = await ready_workers(api, 2)
+        viewer = await Viewer.create(api, "a red circle moving left", seed=5)
+        async with viewer.watching():
+            await viewer.more_chunks(6, WAIT_S)
+            for _ in range(count):
+                await asyncio.sleep(BETWEEN_S)
+                try:
+                    found.append(await _migrate(api, viewer, workers))
+                except TimeoutError as error:
+                    found.append({"failed": str(error)})
+                    break
+            player, chunks = viewer.player, list(viewer.chunks)
+            player.tick(time.monotonic())
+        decisions = (await api.get(f"/v1/sessions/{viewer.session}/decisions")).json()["decisions"]
+        await viewer.delete()
+    done = [one["numbers"] for one in decisions if one["kind"] == "migrated"]
+    intervals = [b - a for a, b in zip(player.arrivals_s, player.arrivals_s[1:], strict=False)]
+    return {
+        "migrations": found,
+        "decisions": done,
+        "stalls": player.stalls,
+        "stall_s": player.stall_s,
+        "chunks": len(chunks),
+        "lost": player.lost,
+        "repeated": player.repeated,
+        "longest_interval_s": max(intervals),
+        "intervals_s": [round(interval, 3) for interval in intervals],
+    }
+
+
+async def _migrate(api: httpx.AsyncClient, viewer: Viewer, workers: set[str]) -> dict[str, Any]:
+    row = (await api.get(f"/v1/sessions/{viewer.session}")).json()
+    [target] = workers - {row["worker"]}
+    began_s, began = time.monotonic(), len(viewer.chunks)
+    answer = await api.post(f"/v1/sessions/{viewer.session}/migrate", json={"worker": target})
+    if answer.status_code != 202:
+        return {"refused": answer.json()}
+    await viewer.event("session.migrated", MIGRATED_S, worker=target)
+    migrated_s = time.monotonic() - began_s
+    await viewer.until(
+        lambda: sum(chunk.worker == target for chunk in viewer.chunks[began:]) >= 2, WAIT_S, "two chunks"
+    )
+    others = viewer.chunks[began:]
+    first = next(chunk for chunk in others if chunk.worker == target)
+    last = [chunk for chunk in viewer.chunks if chunk.index < first.index][-1]
+    return {
+        "request_to_migrated_s": migrated_s,
+        "last_to_first_chunk_s": first.published_at - last.published_at,
+    }
+
+
+def main() -> None:
+    """Measure one worker, then two."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write; logs are beside it")
+    parser.add_argument("--model", default=NAME)
+    parser.add_argument("--memory-gb", type=float, default=34.0, help="device memory of each worker")
+    parser.add_argument("--seconds", type=float, default=25.0)
+    parser.add_argument("--migrations", type=int, default=4)
+    parser.add_argument(
+        "--workers",
+        type=int,
+        nargs="+",
+        choices=(1, 2),
+        default=(1, 2),
+        help="1: viewers of one worker; 2: migrations between two",
+    )
+    parser.add_argument("--limit-s", type=float, default=200.0, help="begin nothing after this many seconds")
+    arguments = parser.parse_args()
+    notes = Notes(arguments.out, time.monotonic() + arguments.limit_s)
+    settings = environment(arguments.model, round(arguments.memory_gb * 1e9), 2)
+    folder = Path(tempfile.mkdtemp())
+
+    for workers in arguments.workers:
+        began = time.monotonic()
+        stack = BackgroundStack(folder / f"data{workers}", "--workers", str(workers), environment=settings)
+        try:
+            stack.start()
+            notes.found[f"start_s_{workers}"] = time.monotonic() - began
+            for name, work in parts(stack, workers, arguments):
+                notes.take(notes.found, name, partial(_limited, work, arguments.seconds + 2 * WAIT_S))
+        except Exception as error:
+            notes.found[f"failed_{workers}"] = repr(error)[-4000:]
+        finally:
+            if stack.log.exists():
+                arguments.out.with_name(f"stack_{workers}.log").write_bytes(stack.log.read_bytes())
+            notes.save()
+            stack.stop()
+    print(json.dumps(notes.found, indent=1))
+
+
+def parts(stack: BackgroundStack, workers: int, arguments: argparse.Namespace) -> list[tuple[str, Work]]:
+    """Return what to measure with this number of workers, by name."""
+    if workers == 2:
+        return [("migrations", partial(migrations, stack, arguments.migrations))]
+    return [(f"streams_{count}", partial(streams, stack, count, arguments.seconds)) for count in (1, 2)]
+
+
+def _limited(work: Work, limit_s: float) -> dict[str, Any]:
+    async def limited() -> dict[str, Any]:
+        return await asyncio.wait_for(work(), limit_s)
+
+    return asyncio.run(limited())
+
+
+if __name__ == "__main__":
+    main()
