@@ -1,7 +1,7 @@
-"""Write base/files.yaml, the files that pods mount, from their sources in this repository.
+"""Write the files that pods mount from their sources in this repository, as ConfigMaps in */files.yaml.
 
-    python deploy/kubernetes/generate.py               write it
-    python deploy/kubernetes/generate.py --check       fail if the file is out of date
+    python deploy/kubernetes/generate.py               write them
+    python deploy/kubernetes/generate.py --check       fail if one is out of date
     python deploy/kubernetes/generate.py --workers 32  with so many identities of workers
     python deploy/kubernetes/generate.py --secrets     print Secrets with new passwords and a new API key
 
@@ -18,6 +18,7 @@ import secrets
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -26,9 +27,9 @@ from turboserve.gateway.auth.hashing import new_key
 
 HERE = Path(__file__).resolve().parent
 DEPLOY = HERE.parent
-FILE = HERE / "base" / "files.yaml"
+TELEMETRY = DEPLOY / "telemetry"
 SCRIPTS = ("watchdog.sh", "postgres_probe.sh", "postgres_role.sh")
-SERVICES = ("gateway", "scheduler", "autoscaler", "state-store", "recorder")
+SERVICES = ("gateway", "scheduler", "autoscaler", "state-store", "recorder", "webhooks")
 MOST_WORKERS = 96
 HEAD = "# Made by deploy/kubernetes/generate.py from files of deploy/: change those, then run it again.\n"
 
@@ -46,15 +47,49 @@ def identities(count: int) -> list[str]:
     return [f"wk{number}" for number in range(count)]
 
 
-def files(workers: int) -> str:
-    """Return the text of files.yaml."""
-    command = [sys.executable, str(DEPLOY / "nats" / "generate.py"), "--workers", *identities(workers)]
-    broker = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    data = {"nats.conf": _Literal(broker)}
-    data |= {name: _Literal((DEPLOY / name).read_text()) for name in SCRIPTS}
-    metadata = {"name": "turboserve-files"}
-    content = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-    return HEAD + yaml.safe_dump(content, sort_keys=False, width=200)
+def files(workers: int) -> dict[Path, str]:
+    """Return the text of each file, by its path."""
+    scripts = {name: (DEPLOY / name).read_text() for name in SCRIPTS}
+    return {
+        HERE / "base" / "files.yaml": _text(
+            _config_map("turboserve-files", {"nats.conf": _broker(workers, "--workers"), **scripts})
+        ),
+        HERE / "nats-cluster" / "files.yaml": _text(
+            _config_map(
+                "turboserve-nats-cluster",
+                {"nats-cluster.conf": _broker(workers, "--cluster-workers")},
+            )
+        ),
+        HERE / "telemetry" / "files.yaml": _text(
+            _config_map("turboserve-collector", _read(TELEMETRY / "collector.yaml")),
+            _config_map("turboserve-alerts", _read(TELEMETRY / "alerts.yaml")),
+            # Grafana's sidecar reads the ConfigMaps with this label. An object of its own for each dashboard,
+            # because kubectl keeps an applied object in an annotation of 256 KiB at most.
+            *(
+                _config_map(f"turboserve-dashboard-{path.stem}", _read(path), {"grafana_dashboard": "1"})
+                for path in sorted((TELEMETRY / "grafana" / "dashboards").glob("*.json"))
+            ),
+        ),
+    }
+
+
+def _broker(workers: int, option: str) -> str:
+    command = [sys.executable, str(DEPLOY / "nats" / "generate.py"), option, *identities(workers)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _read(path: Path) -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8")}
+
+
+def _config_map(name: str, data: dict[str, str], labels: dict[str, str] | None = None) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name} | ({"labels": labels} if labels else {})
+    literals = {file: _Literal(text) for file, text in data.items()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": literals}
+
+
+def _text(*documents: dict[str, Any]) -> str:
+    return HEAD + yaml.safe_dump_all(documents, sort_keys=False, width=200, allow_unicode=True)
 
 
 def made_secrets(workers: int) -> dict[str, dict[str, str]]:
@@ -75,6 +110,9 @@ def made_secrets(workers: int) -> dict[str, dict[str, str]]:
             *((worker_user(name), password) for name, password in of_worker.items()),
         ]
     }
+    # By which the servers of a cluster log in to each other.
+    made["turboserve-nats-routes"] = {"password": _password()}
+    made["turboserve-webhooks"]["key"] = _password()
     made["turboserve-redis"] = {"password": redis}
     made["turboserve-postgres"] = {"POSTGRES_PASSWORD": postgres, "POSTGRES_SERVICES_PASSWORD": services}
     made["turboserve-worker-identities"] = of_worker
@@ -103,7 +141,7 @@ def secrets_text(workers: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Generate what the manifests need.")
     parser.add_argument("--workers", type=int, default=8, help="identities of workers (default: 8)")
-    parser.add_argument("--check", action="store_true", help="fail if files.yaml is out of date")
+    parser.add_argument("--check", action="store_true", help="fail if a file is out of date")
     parser.add_argument("--secrets", action="store_true", help="print Secrets with new passwords")
     chosen = parser.parse_args()
     if not 1 <= chosen.workers <= MOST_WORKERS:
@@ -112,15 +150,19 @@ def main() -> int:
     if chosen.secrets:
         print(secrets_text(chosen.workers), end="")
         return 0
-    text = files(chosen.workers)
+    wanted = files(chosen.workers)
+    stale = [
+        file for file, text in wanted.items() if not file.exists() or file.read_text(encoding="utf-8") != text
+    ]
     if chosen.check:
-        if FILE.exists() and FILE.read_text() == text:
-            return 0
-        print(f"{FILE.name} is out of date: run python {Path(__file__).name}", file=sys.stderr)
-        return 1
-    FILE.write_text(text)
+        for file in stale:
+            where = file.relative_to(HERE)
+            print(f"{where} is out of date: run python {Path(__file__).name}", file=sys.stderr)
+        return int(bool(stale))
+    for file in stale:
+        file.write_text(wanted[file], encoding="utf-8")
     names = json.dumps(dict.fromkeys(identities(chosen.workers), ""))
-    print(f"wrote {FILE.name}; the autoscaler's TURBOSERVE_WORKER_IDENTITIES: {names}")
+    print(f"wrote {len(stale)} files; the autoscaler's TURBOSERVE_WORKER_IDENTITIES: {names}")
     return 0
 
 

@@ -4,6 +4,8 @@
     python deploy/nats/generate.py --check  fail if a file is out of date
     python deploy/nats/generate.py --workers wk0 wk1
                                             print one with an identity for each of these workers
+    python deploy/nats/generate.py --cluster-workers wk0 wk1
+                                            the same for a server of a cluster
 
 Passwords are not in the file: nats-server reads them from its environment.
 """
@@ -120,8 +122,8 @@ def config(workers: Sequence[str] = (), *, cluster: bool = False) -> str:
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["--workers"]:
-        print(config(sys.argv[2:]), end="")
+    if sys.argv[1:2] in (["--workers"], ["--cluster-workers"]):
+        print(config(sys.argv[2:], cluster=sys.argv[1] == "--cluster-workers"), end="")
         return 0
     texts = {FILE: config(), CLUSTER_FILE: config(cluster=True)}
     if sys.argv[1:] == ["--check"]:
