@@ -24,7 +24,7 @@ TEST_PROCESSES ?= 4
 # starts would then compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-dev up demo test coverage soak lint lint-style lint-types lint-imports lint-docs compiled-tests docs wheels format
+.PHONY: help setup setup-dev up demo test coverage soak lint lint-style lint-types lint-imports lint-docs docs wheels format
 
 help:
 	@echo "make up      set up, start the whole stack, print the address of the player page"
@@ -104,17 +104,13 @@ lint-imports:
 lint-docs:
 	@echo "test: mkdocs build --strict"; $(MKDOCS) --site-dir $(VENV)/site
 
-# pytest compiles tests with assertions of its own. Once here, instead of once in each of its processes.
-compiled-tests:
-	@$(BIN)/python -m pytest --collect-only -qqq >/dev/null || true
-
 # Tests often wait, so types and documents are checked beside them. Their report comes after that of the tests.
 test: setup-dev
-	@$(MAKE) -j2 --output-sync=target lint-imports lint-style compiled-tests
+	@$(MAKE) -j2 --output-sync=target lint-imports lint-style
 	@echo "test: pytest, $(TEST_PROCESSES) files at a time; beside it mypy and mkdocs"; \
 		rm -f .coverage .coverage.*; status=0; $(MAKE) --keep-going lint-types lint-docs >$(CHECKS) 2>&1 & checks=$$!; \
 		$(BIN)/python -m pytest -p tests.helpers.sampled_coverage -p tests.helpers.cpu_times \
-		-n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS) || status=$$?; wait $$checks || status=$$(($$status ? $$status : 1)); cat $(CHECKS); \
+		--processes $(TEST_PROCESSES) $(PYTEST_ARGS) || status=$$?; wait $$checks || status=$$(($$status ? $$status : 1)); cat $(CHECKS); \
 		$(BIN)/python -m coverage combine --quiet || exit 1; \
 		echo "test: these tests execute at least $$($(BIN)/python -m coverage report --format=total) % of the" \
 		"lines and branches"; exit $$status
@@ -122,12 +118,14 @@ test: setup-dev
 # More than twice as long as `make test`: each branch is recorded, also of processes that tests start.
 coverage: setup-dev
 	@rm -f .coverage .coverage.*; status=0; \
-		$(BIN)/python -m coverage run -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS) || status=$$?; \
+		$(BIN)/python -m coverage run -m pytest --processes $(TEST_PROCESSES) $(PYTEST_ARGS) || status=$$?; \
 		$(BIN)/python -m coverage combine --quiet; $(BIN)/python -m coverage report --sort=cover; \
 		$(BIN)/python tools/never_executed.py || status=1; exit $$status
 
 soak: setup-dev
 	@echo "soak: pytest, one file at a time"; $(BIN)/python -m pytest -m soak --timeout 1800 $(PYTEST_ARGS)
+	@echo "soak: more and other examples of each property"; \
+		$(BIN)/python -m pytest -m "hypothesis and not soak" --hypothesis-profile explore --timeout 1800 $(PYTEST_ARGS)
 
 wheels: setup
 	@rm -rf dist; $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \

@@ -1,6 +1,7 @@
 """Real servers for every test: NATS with JetStream, Redis and Postgres, started once from their wheels.
 
-Each server starts only when a test needs it. A module gets them empty: no streams, no keys, a new database.
+Each server starts only when a test needs it. A module gets them empty: no streams, no keys, a database whose
+tables are empty.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ import asyncio
 import gc
 import os
 import signal
+import ssl
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import asyncpg
+import certifi
 import hypothesis
 import nats
 import pytest
@@ -25,11 +30,13 @@ from _pytest.terminal import TerminalReporter
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from nats.js.errors import NotFoundError
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
+from pydantic import SecretStr
 
+from tests.helpers import forked_process
 from tests.helpers.browser import browser_address as browser_address
 from tests.helpers.browser import page as page
+from tests.helpers.forked_groups import GroupHooks, GroupRunner
+from tests.helpers.otlp_receiver import OtlpReceiver
 from tests.helpers.pool_harness import Pool
 from tests.helpers.web_server import WebServer, serving
 from turboserve import subjects
@@ -46,14 +53,15 @@ pytest.register_assert_rewrite(
     "tests.autoscaler.pool_world",
     "tests.worker.table_bench",
     "tests.worker.table_migrations",
+    "tests.stack.received_traces",
 )
 
 # The same commit gets the same verdict. `make test PYTEST_ARGS="--hypothesis-profile explore"` draws new
-# examples.
+# examples, and more of them, as `make soak` does.
 # There are no time limits: a slow machine is no fault of the code.
 UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("repeatable", derandomize=True, **UNTIMED)
-hypothesis.settings.register_profile("explore", derandomize=False, **UNTIMED)
+hypothesis.settings.register_profile("explore", derandomize=False, max_examples=200, **UNTIMED)
 hypothesis.settings.load_profile("repeatable")
 
 
@@ -82,7 +90,33 @@ sys.dont_write_bytecode = False
 # Torch and similar libraries would otherwise use every core for matrices that fit in a cache.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+create_context = ssl.create_default_context
+AUTHORITIES = {certifi.where(), os.environ.get("SSL_CERT_FILE")}
+"""Files with the certificates of public authorities."""
+
+
+@cache
+def trusting(authorities: str) -> ssl.SSLContext:
+    """Return the context of all clients that trust these authorities."""
+    return create_context(cafile=authorities)
+
+
+def shared_context(
+    purpose: ssl.Purpose = ssl.Purpose.SERVER_AUTH, *, cafile: Any = None, **more: Any
+) -> ssl.SSLContext:
+    """As `ssl.create_default_context`, which takes 20 ms to read what each of thousands of clients needs."""
+    if cafile in AUTHORITIES and cafile is not None and purpose is ssl.Purpose.SERVER_AUTH and not more:
+        return trusting(cafile)
+    return create_context(purpose, cafile=cafile, **more)
+
+
+ssl.create_default_context = shared_context
+
+# Imports are most of what the start of a stack costs.
+BackgroundStack.launch = staticmethod(forked_process.start_stack)
+
 PATIENCE_S = 60.0
+OBJECTS_PER_COLLECTION = 20_000
 NO_DURABILITY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
@@ -91,21 +125,22 @@ ONE_STACK = (
     "tests/stack/test_stack_migrations.py",
     "tests/browser/test_player_page.py",
     "tests/browser/test_webrtc_page.py",
+    "tests/browser/test_key_press_benchmark.py",
     "tests/browser/test_javascript_client.py",
     "tests/sdk/test_sdk_stack.py",
     "tests/stack/test_stack_recordings.py",
+    "tests/stack/test_stack_shared_traces.py",
     "tests/stack/test_stack_faults.py",
 )
 """Files whose tests share the fixture `stack`, in the order in which they run. No other file may use it.
 
-To start and stop a stack takes more than 10 s of CPU time. The last file kills the stack's processes.
+To start and stop a stack takes several seconds of CPU time. The last file kills the stack's processes.
 """
 GROUPS = {
     **dict.fromkeys(ONE_STACK, "stacks"),
-    "tests/stack": "stacks",
-    "tests/browser": "stacks",
-    "tests/security/test_security_disk_full.py": "stacks",
-    "tests/security/test_security_environment.py": "stacks",
+    "tests/stack": "stacks of their own",
+    "tests/security/test_security_disk_full.py": "stacks of their own",
+    "tests/security/test_security_environment.py": "stacks of their own",
     "tests/gateway": "pool",
     "tests/security/access": "pool",
     "tests/worker/test_service_migrations.py": "workers",
@@ -127,12 +162,36 @@ GROUPS = {
     "tests/state_store/test_store_outages.py": "outages",
     "tests/bench/test_engine_bench_gpu.py": "profiles",
 }
-"""Folders and files whose tests run one after the other on one of xdist's processes, before all others.
+"""Folders and files whose tests run one after the other on one of the processes, before all others.
 
-Some share processes that are slow to start (`pool`, `attacked`). Whole stacks at the same time would slow
-each other down. The longest group is first, and each takes half a minute or more; the files after them are
-short, so all processes end at about the same time.
+Some share processes that are slow to start (`pool`, `attacked`). Two processes run whole stacks at the same
+time: these tests mostly wait, and one process would still run them when all others have ended. The longest
+group is first, and each takes half a minute or more. `LONG_FILES` come next; the files after them are short,
+so all processes end at about the same time.
 """
+LONG_FILES = (
+    "tests/experiments/test_toyworld_quality.py",
+    "tests/experiments/test_scale_bench.py",
+    "tests/experiments/test_toyworld_judge.py",
+    "tests/simulation/test_simulate_tenants.py",
+    "tests/experiments/test_fidelity_profile.py",
+    "tests/experiments/test_slack_bench.py",
+    "tests/scheduler/test_scheduler_placement_properties.py",
+    "tests/worker/test_engine_budget.py",
+    "tests/simulation/test_simulate_lost_log.py",
+    "tests/simulation/test_simulate_slack_plants.py",
+    "tests/simulation/test_runtime_worker.py",
+    "tests/simulation/test_simulate_migrations.py",
+    "tests/experiments/test_published_traces.py",
+    "tests/scheduler/test_scheduler_rescue_properties.py",
+    "tests/simulation/test_simulate_loans.py",
+    "tests/worker/test_engine_sequence_parallel.py",
+    "tests/experiments/test_batching_policies.py",
+    "tests/docs/test_reference_tables.py",
+    "tests/experiments/test_paper.py",
+    "tests/simulation/test_simulate_drift.py",
+)
+"""Files of few tests that take 8 s of CPU time or more, the longest first."""
 PROCESSES = pytest.StashKey[ExitStack]()
 BEFORE = pytest.StashKey[dict[str, object]]()
 OF_LIBRARIES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
@@ -154,30 +213,27 @@ def file_of(nodeid: str) -> str:
     return nodeid.split("::", 1)[0]
 
 
-class GroupScheduling(LoadFileScheduling):
-    """As `--dist loadfile`, but keeps each group together."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--processes", type=int, default=0, help="run groups of tests in this many processes")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling | None:
-    if config.getoption("dist") != "loadfile":
-        return None
-    # Keep the order of `pytest_collection_modifyitems` instead of ordering by the number of tests alone.
-    config.option.loadscopereorder = False
-    return GroupScheduling(config, log)
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(GroupHooks)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if processes := config.getoption("processes"):
+        config.pluginmanager.register(GroupRunner(processes, group_of))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests: groups in the order of `GROUPS`, then files, those with the most tests first.
+    """Order the tests: groups in the order of `GROUPS`, `LONG_FILES`, then those with the most tests first.
 
     In a group, the files of `ONE_STACK` come first.
     """
     of_stack = {file: place for place, file in enumerate(ONE_STACK)}
-    first = {group: place for place, group in enumerate(dict.fromkeys(GROUPS.values()))}
+    first = {group: place for place, group in enumerate(dict.fromkeys([*GROUPS.values(), *LONG_FILES]))}
     sizes = Counter(group_of(item.nodeid) for item in items)
     found = {group: place for place, group in enumerate(sizes)}
 
@@ -191,11 +247,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without the garbage collector, which takes a seventh of the CPU time and finds little."""
+    """Collect without the garbage collector, which takes a seventh of the CPU time and finds little.
+
+    Later it ignores what was imported and collected, hundreds of thousands of objects, and runs more rarely.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
         gc.enable()
 
 
@@ -212,7 +274,8 @@ def process_state() -> dict[str, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    item.config.stash.setdefault(BEFORE, process_state())
+    if BEFORE not in item.config.stash:
+        item.config.stash[BEFORE] = process_state()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -318,9 +381,36 @@ def redis_url(redis_server: RedisServer) -> str:
     return redis_server.url
 
 
+@pytest.fixture(scope="session")
+def migrated_database(postgres_server: PostgresServer) -> str:
+    """Name of a database with the state store's tables. Its copies skip every migration."""
+    name = "test_migrated"
+    asyncio.run(_with_database(postgres_server, name))
+    asyncio.run(_migrated(postgres_server.url(name)))
+    return name
+
+
+@pytest.fixture(scope="session")
+def new_database(postgres_server: PostgresServer, migrated_database: str) -> Callable[[], str]:
+    """Makes a database with the state store's empty tables and returns its URL."""
+
+    def make() -> str:
+        database = f"test_{uuid.uuid4().hex[:12]}"
+        asyncio.run(_with_database(postgres_server, database, migrated_database))
+        return postgres_server.url(database)
+
+    return make
+
+
 @pytest.fixture(scope="module")
-def postgres_url(postgres_server: PostgresServer) -> str:
-    """URL of an empty database of the module's own."""
+def postgres_url(new_database: Callable[[], str]) -> str:
+    """URL of a database of the module's own, with the state store's empty tables."""
+    return new_database()
+
+
+@pytest.fixture(scope="module")
+def empty_postgres_url(postgres_server: PostgresServer) -> str:
+    """URL of a database of the module's own, without any table."""
     database = f"test_{uuid.uuid4().hex[:12]}"
     asyncio.run(_with_database(postgres_server, database))
     return postgres_server.url(database)
@@ -333,8 +423,17 @@ def other_site(tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitS
 
 
 @pytest.fixture(scope="session")
+def stack_receiver(until_group_ends: ExitStack) -> OtlpReceiver:
+    """The collector to which `stack` exports its traces."""
+    return until_group_ends.enter_context(OtlpReceiver().running())
+
+
+@pytest.fixture(scope="session")
 def stack(
-    tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitStack, other_site: WebServer
+    tmp_path_factory: pytest.TempPathFactory,
+    until_group_ends: ExitStack,
+    other_site: WebServer,
+    stack_receiver: OtlpReceiver,
 ) -> BackgroundStack:
     """The whole stack with two workers: `stack.url`, `stack.record`, `stack.kill("gateway")`.
 
@@ -346,6 +445,7 @@ def stack(
         "TURBOSERVE_WORKER_MAX_SESSIONS": "4",
         "TURBOSERVE_MIGRATION_TIMEOUT_S": "120",
         "TURBOSERVE_CORS_ORIGINS": other_site.url,
+        "TURBOSERVE_OTLP_ENDPOINT": stack_receiver.endpoint,
     }
     stack = BackgroundStack(data, "--workers", "2", environment=environment)
     return until_group_ends.enter_context(stack)
@@ -374,13 +474,29 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
         terminalreporter.write_line("the browser test did not run: no chromium found", yellow=True)
 
 
-async def _with_database(server: PostgresServer, database: str) -> None:
-    """Create the database. A connection that took too long on a busy machine is repeated."""
+async def _with_database(server: PostgresServer, database: str, template: str | None = None) -> None:
+    """Create the database, as a copy of `template`. What took too long on a busy machine is repeated."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(NotReadyError):
+                if template is not None:
+                    async with server.superuser() as connection:
+                        with suppress(asyncpg.DuplicateDatabaseError):
+                            await connection.execute(f'create database "{database}" template "{template}"')
                 return await server.ensure_database(database)
             await asyncio.sleep(0.1)
+
+
+async def _migrated(url: str) -> None:
+    """Bring a database to the newest schema."""
+    # Most runs of a few tests need neither.
+    from turboserve.state_store.database import PostgresDatabase
+    from turboserve.state_store.settings import Settings
+
+    settings = Settings(postgres_url=SecretStr(url), transaction_deadline_s=60.0, request_deadline_s=90.0)
+    database = PostgresDatabase(settings)
+    await database.migrate()
+    await database.close()
 
 
 async def _without_streams(url: str) -> None:

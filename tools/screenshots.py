@@ -1,6 +1,6 @@
 """Take screenshots of the page's main states, for people: desktop, phone, phone on its side; light and dark.
 
-    python tools/screenshots.py --out screenshots [--url http://127.0.0.1:8080]
+    python -m tools.screenshots --out screenshots [--url http://127.0.0.1:8080]
 
 Without `--url` the script starts a stack of its own. Needs Chromium.
 """
@@ -24,13 +24,14 @@ LOOKS = {
     "phone-dark": ({"width": 390, "height": 844}, "dark"),
     "landscape-dark": ({"width": 844, "height": 390}, "dark"),
 }
+CONSOLE = ("overview", "workers", "migrations", "decisions", "queue", "quality", "cost")
 
 
 async def shoot(page: Any, url: str, look: str, out: Path) -> None:
     """Go through the states of the page in one look."""
     size, scheme = LOOKS[look]
     await page.set_viewport_size(size)
-    await page.emulate_media(color_scheme=scheme)
+    await page.emulate_media(color_scheme=scheme, reduced_motion="no-preference")
 
     async def save(state: str) -> None:
         await page.screenshot(path=out / f"{look}-{state}.png", full_page=True)
@@ -56,6 +57,10 @@ async def shoot(page: Any, url: str, look: str, out: Path) -> None:
     await page.goto(f"{url}/pool")
     await page.locator("#phase", has_not_text="loading").wait_for()
     await save("6-pool")
+    for view in CONSOLE:
+        await page.goto(f"{url}/pool#/{view}")
+        await page.locator(f"body[data-shows={view}]").wait_for()
+        await save(f"7-{view}")
 
 
 async def run(browser_address: str, url: str, out: Path) -> None:

@@ -266,7 +266,7 @@ class World(VirtualWorld):
         return [member.phase for member in self.pool.members.values()]
 
 
-def play(seed: int, faults: Faults, seconds: int = 120) -> World:
+def run_scenario(seed: int, faults: Faults, seconds: int = 120) -> World:
     world = World(seed, faults, size=3)
     for _ in range(seconds):
         world.run(1.0)

@@ -207,7 +207,7 @@ def test_only_fresh_feedback_without_a_gap_ever_shrinks_the_pool(
 @given(st.lists(st.tuples(st.floats(0.0, 40.0), events), max_size=60))
 @settings(max_examples=40, deadline=None)
 def test_the_same_events_give_the_same_decisions(steps: list[tuple[float, object]]) -> None:
-    def play() -> list[object]:
+    def run_scenario() -> list[object]:
         controller, now = Controller(POLICY, TABLE, 3), 0.0
         said: list[object] = []
         for wait, event in steps:
@@ -215,7 +215,7 @@ def test_the_same_events_give_the_same_decisions(steps: list[tuple[float, object
             said.append(controller.handle(event, now))  # type: ignore[arg-type]
         return said
 
-    assert repr(play()) == repr(play())
+    assert repr(run_scenario()) == repr(run_scenario())
 
 
 def test_it_scales_out_at_once_to_what_the_formula_says() -> None:

@@ -53,7 +53,7 @@ class Run:
         self.controller = Controller(ControlPolicy(**values), table(rho), workers)  # type: ignore[arg-type]
         self.now, self.before, self.changes = 0.0, workers, 0
 
-    def play(self, seconds: int, required: int, **more: float) -> None:
+    def advance(self, seconds: int, required: int, **more: float) -> None:
         for _ in range(seconds):
             self.now += 1.0
             workers = self.controller.target
@@ -123,10 +123,10 @@ class TestParameters:
         assert [peak_slots(5, 10, price) for price in (0.0, 0.5, 1.0)] == [7.5, 6.25, 5]
         for price, kept in ((0.0, 6), (1.0, 8)):
             run = Run(8, rho=1.0, horizon_s=1e6)
-            run.play(20, 40)
+            run.advance(20, 40)
             for _ in range(60):
                 run.controller.advisor.price.value = price
-                run.play(1, 1)
+                run.advance(1, 1)
             assert run.target == kept
 
     def test_the_pool_buys_what_the_price_says(self) -> None:
@@ -134,7 +134,7 @@ class TestParameters:
         for price, expected in ((0.0, 4), (0.5, 6), (1.0, 8)):
             run = Run(1, out_cooldown_s=0.0)
             run.controller.advisor.price.value = price
-            run.play(1, 20)
+            run.advance(1, 20)
             assert run.target == expected
 
 
@@ -142,16 +142,16 @@ class TestDebt:
     def test_the_pool_shrinks_only_when_debt_and_deficit_are_zero(self) -> None:
         for owes in ({"quality_debt": 1e-9}, {"deficit": 0.01}):
             run = Run(12)
-            run.play(60, 10, **owes)
+            run.advance(60, 10, **owes)
             assert run.actions(ScalingAction.IN) == 0
             assert "not scaling in" in run.advice
-            run.play(600, 10)
+            run.advance(600, 10)
             assert run.actions(ScalingAction.IN) >= 1
 
     def test_a_deficit_that_falls_scales_out_by_one_worker_in_a_start_up_time(self) -> None:
         run = Run(8)
         for deficit in (9.0, 5.0, 2.5):
-            run.play(10, 12, deficit=deficit)
+            run.advance(10, 12, deficit=deficit)
         assert run.target == 11
         decision = run.controller.decisions[-1]
         assert decision.action is ScalingAction.OUT
@@ -160,20 +160,20 @@ class TestDebt:
 
     def test_a_deficit_that_no_worker_lowers_waits_twice_as_long_each_time(self) -> None:
         run = Run(8)
-        run.play(80, 15, deficit=2.5)
+        run.advance(80, 15, deficit=2.5)
         outs = [one.at for one in run.controller.decisions if one.action is ScalingAction.OUT]
         assert outs == [1.0, 11.0, 31.0, 71.0]
 
     def test_more_workers_than_sessions_help_no_chunk(self) -> None:
         run = Run(8)
-        run.play(300, 10, deficit=9.0, quality_debt=1.0)
+        run.advance(300, 10, deficit=9.0, quality_debt=1.0)
         assert run.target == 10
 
     def test_debt_scales_out_only_after_the_debt_of_one_burst_would_be_over(self) -> None:
         run = Run(8, limit=0.05, horizon_s=10.0)
-        run.play(int(DEBT_WINDOW_S) + 10, 10, quality_debt=0.06)
+        run.advance(int(DEBT_WINDOW_S) + 10, 10, quality_debt=0.06)
         assert run.target == 8
-        run.play(3, 10, quality_debt=0.06)
+        run.advance(3, 10, quality_debt=0.06)
         assert run.target == 9
         assert "6.0% of the last minute's chunks" in run.controller.decisions[-1].reason
 
@@ -201,7 +201,7 @@ class TestDebt:
         for _ in range(1800):
             late_s = late_s + 1.0 if run.target <= workers else 0.0
             owes = {"quality_debt": 1.0} if as_debt else {"deficit": deficit}
-            run.play(1, required, **(owes if late_s > delay_s else {}))
+            run.advance(1, required, **(owes if late_s > delay_s else {}))
             run.changes += run.target != run.before
             run.before = run.target
         # Holds of 2, 4, 8 and 16 minutes make four pairs of changes. The way to the first size comes first.
@@ -210,29 +210,29 @@ class TestDebt:
     def test_the_same_mistake_is_not_made_again_before_long(self) -> None:
         """Four sessions are late on three workers of two slots, as on seed 700040 of the simulation."""
         run = Run(3, rho=0.75, horizon_s=3.0, in_window_s=4.0, in_cooldown_s=4.0, peak_window_s=4.0)
-        run.play(5, 12)
-        run.play(2, 12, deficit=1.0)
+        run.advance(5, 12)
+        run.advance(2, 12, deficit=1.0)
         assert run.target == 4
-        run.play(100, 12)
+        run.advance(100, 12)
         assert run.target == 4
         assert "3 workers were short at 12 sessions" in run.advice
-        run.play(60, 12)
+        run.advance(60, 12)
         assert run.target == 3
-        run.play(2, 12, deficit=1.0)
-        run.play(200, 12)
+        run.advance(2, 12, deficit=1.0)
+        run.advance(200, 12)
         assert run.target == 4
 
     def test_less_demand_than_was_short_releases_the_extra_worker(self) -> None:
         run = Run(3, rho=0.75, horizon_s=3.0, in_window_s=4.0, in_cooldown_s=4.0, peak_window_s=4.0)
-        run.play(5, 12)
-        run.play(2, 12, deficit=1.0)
+        run.advance(5, 12)
+        run.advance(2, 12, deficit=1.0)
         assert run.target == 4
-        run.play(30, 8)
+        run.advance(30, 8)
         assert run.target < 4
 
     def test_the_maximum_holds(self) -> None:
         run = Run(20)
-        run.play(300, 90, deficit=9.0, quality_debt=1.0)
+        run.advance(300, 90, deficit=9.0, quality_debt=1.0)
         assert run.target == 20
 
 

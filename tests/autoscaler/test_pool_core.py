@@ -120,6 +120,90 @@ def test_an_adopted_worker_that_drains_is_not_late() -> None:
     assert bench.take(Reserve).member == "local-1"
 
 
+def test_no_worker_drains_in_the_place_of_one_that_drained_before() -> None:
+    """The pool begins with the workers that do not drain. The others' reports may come first."""
+    bench = Bench()
+    bench.pool.leaving = frozenset({"wrk_0"})
+    bench.feed(SizeWanted(2, "2 already running"))
+    bench.list_members(*(RunningWorker(f"local-{number}", f"wrk_{number}", number) for number in range(3)))
+    for worker in ("wrk_2", "wrk_1"):
+        bench.report(worker)
+    assert not bench.has(Drain)
+    bench.report("wrk_0", WorkerPhase.DRAINING)
+    assert bench.take(Drain).worker == "wrk_0"
+    assert not bench.has(Drain)
+    assert not bench.has(Reserve)
+
+
+def test_a_registered_worker_that_is_late_is_drained_before_its_end() -> None:
+    """Incident: it was released, the provider failed, it became ready meanwhile, and ended with a session."""
+    bench = Bench(policy=Policy(ready_timeout_s=20.0))
+    bench.list_members()
+    bench.do(Reserve)
+    worker = bench.do(Launch).worker
+    bench.feed(Tick(), after=25.0)
+    bench.feed(Failed(bench.take(ListWorkers).ticket, "no answer"))
+    bench.list_workers(row(worker, WorkerPhase.STARTING))
+    assert not bench.has(Release)
+    # It becomes ready and gets a session before the store has accepted the drain.
+    bench.report(worker)
+    assert bench.do(Drain).worker == worker
+    bench.list_workers(row(worker))
+    bench.list_workers(row(worker, WorkerPhase.DRAINING, sessions=1))
+    assert not bench.has(Release)
+    bench.list_workers(row(worker, WorkerPhase.DRAINING))
+    released = bench.do(Release)
+    assert (released.worker, released.reason) == (worker, "not ready within 20 s")
+    member = bench.pool.members["local-0"]
+    assert (member.wanted, member.failures) == (True, 1)
+    bench.feed(Tick())
+    bench.do(Reserve)
+    assert bench.take(Launch).worker != worker
+
+
+def test_a_worker_that_registers_after_its_release_has_failed_is_drained_first() -> None:
+    for by_report in (True, False):
+        bench = Bench(policy=Policy(ready_timeout_s=20.0))
+        bench.list_members()
+        bench.do(Reserve)
+        worker = bench.do(Launch).worker
+        bench.feed(Tick(), after=25.0)
+        bench.feed(Failed(bench.take(ListWorkers).ticket, "no answer"))
+        bench.list_workers()
+        release = bench.take(Release)
+        # While the release is under way, it decides.
+        bench.report(worker)
+        assert not bench.has(Drain)
+        bench.feed(Failed(release.ticket, "the provider failed"))
+        bench.feed(Tick(), after=5.0)
+        assert not bench.has(Release), "the store has not been asked yet"
+        if by_report:
+            bench.report(worker)
+        else:
+            bench.list_workers(row(worker, sessions=1))
+        assert bench.do(Drain).worker == worker
+        bench.list_workers(row(worker, WorkerPhase.DRAINING, sessions=1))
+        assert not bench.has(Release)
+        bench.list_workers(row(worker, WorkerPhase.DRAINING))
+        assert bench.do(Release).reason == "not ready within 20 s"
+        assert bench.pool.members["local-0"].failures == 1
+
+
+def test_the_release_of_a_worker_that_never_registers_is_repeated() -> None:
+    bench = Bench(policy=Policy(ready_timeout_s=20.0))
+    bench.list_members()
+    bench.do(Reserve)
+    bench.do(Launch)
+    bench.feed(Tick(), after=25.0)
+    bench.feed(Failed(bench.take(ListWorkers).ticket, "no answer"))
+    bench.list_workers()
+    for _ in range(3):
+        bench.feed(Failed(bench.take(Release).ticket, "the provider failed"))
+        bench.list_workers()
+        bench.list_workers()
+    bench.do(Release)
+
+
 def test_an_adopted_worker_is_not_late_while_the_store_is_silent() -> None:
     bench = Bench(policy=Policy(ready_timeout_s=20.0))
     bench.list_members(RunningWorker("local-0", "wrk_old", 7))

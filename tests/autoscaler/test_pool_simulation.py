@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.autoscaler.pool_world import MANY, NONE, Faults, World, play, settle
+from tests.autoscaler.pool_world import MANY, NONE, Faults, World, run_scenario, settle
 from turboserve.autoscaler.status import pool_status
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
@@ -14,7 +14,7 @@ from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 
 @pytest.mark.parametrize("seed", range(25))
 def test_under_faults_no_session_is_harmed_and_afterwards_the_pool_is_whole(seed: int) -> None:
-    settle(play(seed, MANY))
+    settle(run_scenario(seed, MANY))
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -35,12 +35,12 @@ def test_under_faults_no_session_is_harmed_and_afterwards_the_pool_is_whole(seed
     ),
 )
 def test_any_mixture_of_faults(seed: int, faults: Faults) -> None:
-    settle(play(seed, faults, seconds=60))
+    settle(run_scenario(seed, faults, seconds=60))
 
 
 def test_the_same_seed_gives_the_same_decisions() -> None:
-    assert play(3, MANY).trace == play(3, MANY).trace
-    assert play(3, MANY).trace != play(4, MANY).trace
+    assert run_scenario(3, MANY).trace == run_scenario(3, MANY).trace
+    assert run_scenario(3, MANY).trace != run_scenario(4, MANY).trace
 
 
 def test_a_calm_pool_does_nothing() -> None:

@@ -121,6 +121,21 @@ async def test_one_worker_per_slot(place: Place) -> None:
     assert await provider.adopt() == [provider_worker]
 
 
+async def test_one_worker_per_member_of_two_autoscalers(place: Place) -> None:
+    """A provider that has listed nothing since another one launched, such as that of a suspended leader."""
+    (first, _), (second, _) = place.provider(), place.provider()
+    await second.adopt()
+    await first.reserve("test-0")
+    provider_worker = await first.launch("test-0", "wrk_a")
+    with pytest.raises(LaunchError):
+        await second.launch("test-0", "wrk_b")
+    assert [(one.member, one.worker) for one in await second.adopt()] == [("test-0", "wrk_a")]
+    await second.release("test-0", "wrk_a", 5.0)
+    await first.release("test-0", "wrk_a", 5.0)
+    assert await first.adopt() == []
+    assert provider_worker.worker == "wrk_a"
+
+
 async def test_a_death_is_reported_once_and_the_member_is_free(place: Place) -> None:
     provider, exits = place.provider()
     provider_worker = await provider.launch("test-0", "wrk_a")

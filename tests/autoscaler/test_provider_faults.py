@@ -203,8 +203,9 @@ class _Runtime:
         self.bus, self.clock = _Bus(), SystemClock()
         self.tasks: list[asyncio.Task[Any]] = []
 
-    def spawn(self, work: Any, _name: str) -> None:
+    def spawn(self, work: Any, _name: str) -> asyncio.Task[Any]:
         self.tasks.append(asyncio.create_task(work))
+        return self.tasks[-1]
 
     async def until(self, condition: Callable[[PoolStatus], bool]) -> PoolStatus:
         def is_there() -> bool:

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,7 @@ from turboserve.autoscaler.providers.base import (
     NoResourcesError,
 )
 from turboserve.autoscaler.providers.external import ExternalProvider
-from turboserve.autoscaler.providers.local import HEALTH_VARIABLE, LocalProvider, pool_id
+from turboserve.autoscaler.providers.local import HEALTH_VARIABLE, LocalProvider, claim, pool_id
 from turboserve.autoscaler.providers.process import environment_of, settled_environments
 from turboserve.autoscaler.providers.ray_cluster import node_environment
 
@@ -89,6 +91,31 @@ async def test_a_command_that_is_not_there(machine: Place) -> None:
     with pytest.raises(LaunchError, match="/nowhere/worker"):
         await provider.launch("test-0", "wrk_a")
     assert await provider.adopt() == []
+
+
+async def test_a_member_that_another_process_has_claimed_is_left_out(machine: Place) -> None:
+    provider, _ = machine.provider()
+    with claim(machine.pool, "test-0"):
+        with pytest.raises(LaunchError, match="another process starts a worker in pool member test-0"):
+            await provider.launch("test-0", "wrk_a")
+        await provider.launch("test-1", "wrk_b")
+    await provider.launch("test-0", "wrk_a")
+    assert {found.worker for found in await provider.adopt()} == {"wrk_a", "wrk_b"}
+
+
+async def test_only_the_loop_looks_at_the_known_processes(machine: Place) -> None:
+    """The loop removes a process that ends, while a thread looks for unknown ones."""
+
+    class OfTheLoop(dict[str, Any]):
+        def values(self) -> Any:
+            assert threading.current_thread() is threading.main_thread()
+            return super().values()
+
+    provider, _ = machine.provider()
+    assert isinstance(provider, LocalProvider)
+    provider._processes = OfTheLoop()
+    await provider.launch("test-0", "wrk_a")
+    assert [found.worker for found in await provider.adopt()] == ["wrk_a"]
 
 
 async def test_pools_do_not_see_each_other(machine: Place) -> None:

@@ -14,6 +14,7 @@ from turboserve.bench.report import BenchError
 from turboserve.bench.stream import Target, prompts, table
 from turboserve.bench.streaming.measurement import Measurement, SessionMeasurement, summary
 from turboserve.bench.streaming.received import PromptSwitch, Received
+from turboserve.bench.streaming.transports import ratios
 from turboserve.bench.streaming.viewer import Viewer
 
 
@@ -80,6 +81,22 @@ def test_transports_are_shown_beside_each_other() -> None:
     assert "lead 0.75 s" in text
     assert re.search(r"ws +0.4 +0.6 +0.7 +1.5e\+03", text)
     assert re.search(r"whep +0.4 +0.6 +0.7 *$", text, re.MULTILINE)
+
+
+def test_the_cost_of_webrtc_is_compared_with_that_of_websocket() -> None:
+    found = {
+        "ws": {"gateway_cpu_per_viewer_us": 8000.0, "gateway_cpu_per_added_us": 500.0},
+        "whep": {"gateway_cpu_per_viewer_us": 9000.0, "gateway_cpu_per_added_us": 800.0},
+    }
+    assert ratios(found) == {"viewer": 1.12, "added": 1.6}
+    assert ratios({"whep": found["whep"]}) == {"viewer": None, "added": None}
+    # More viewers may seem to cost nothing on a busy machine.
+    assert ratios({**found, "ws": {"gateway_cpu_per_added_us": -3.0}}) == {"viewer": None, "added": None}
+    seen = {"p50": 0.4, "p95": 0.6, "p100": 0.7}
+    shares = {name: {"prompts": 8, "prompt_seen_s": seen, **one} for name, one in found.items()}
+    report = {"sessions": 1, "seconds": 8.0, "lead_s": 0.75, "added": 4, "transports": shares}
+    text = shown({**report, "webrtc_to_websocket": ratios(shares)})
+    assert re.search(r"whep / ws +1.12 +1.6 *$", text, re.MULTILINE)
 
 
 def test_neighbouring_sessions_differ_in_both_prompts() -> None:

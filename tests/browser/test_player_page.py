@@ -57,6 +57,8 @@ async def migrate(page: Any) -> None:
 
 
 async def test_prompt_switch_pause_resume_reload(stack: BackgroundStack, page: Any) -> None:
+    # The other tests save the processor time of animations.
+    await page.emulate_media(reduced_motion="no-preference")
     await page.goto(stack.url)
     await page.get_by_label("What should the video show?").fill("a red circle moving left")
     await page.get_by_role("button", name="Start").click()
@@ -159,12 +161,13 @@ async def test_an_operator_migrates_the_session_and_it_plays_on(stack: Backgroun
     assert before not in places[1]
     await migrate(page)
     await page.get_by_text("Migrated to another worker").first.wait_for()
-    await until(page, "(before) => document.body.dataset.worker !== before", arg=before)
+    # The new worker may be slow. Then the session migrates back, perhaps before the page is read again.
+    other = "(before) => document.body.dataset.worker !== before && document.body.dataset.worker"
+    assert await until(page, other, arg=before) in places[1]
     # Each message of the stream has a worker. An earlier one may still be on its way.
     await until(
         page, "() => document.getElementById('r-worker').textContent === document.body.dataset.worker"
     )
-    assert await page.evaluate("document.body.dataset.worker") in places[1]
     await plays_on(page, await playhead(page) + 2)
     await page.get_by_role("button", name="End session").click()
     await page.locator("#phase", has_text="terminated").wait_for()

@@ -37,6 +37,7 @@ NAMES = (
     "elastic",
     "engine",
     "fanout",
+    "key-press",
     "migration",
     "mixed",
     "paper",
@@ -49,6 +50,7 @@ NAMES = (
     "stream",
     "toyworld",
     "tracing",
+    "weights",
 )
 """The benchmarks of this repository's distributions."""
 

@@ -110,6 +110,11 @@ def test_a_cluster_needs_a_majority() -> None:
         Options(nats=2)
 
 
+def test_a_stack_refuses_a_model_that_is_not_installed() -> None:
+    with pytest.raises(InvalidOptionError, match="--model: no model 'toyworld-tiny' is installed"):
+        Options(model="toyworld-tiny")
+
+
 async def test_the_servers_share_the_disk(cluster: list[NatsServer]) -> None:
     alone = NatsServer(cluster[0].directory, 1, {"admin": "secret"})
     (alone.directory / "max_file_store").unlink()

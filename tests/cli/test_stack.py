@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,9 +204,13 @@ def test_stop_is_in_order_and_leaves_status_0(data_dir: Path) -> None:
 def test_down_stops_the_stack_as_ctrl_c_does_and_its_logs_stay(data_dir: Path) -> None:
     with dummy_stack(data_dir) as stack:
         processes, url = stack.descendants(), stack.url
+        # While it is suspended, the stack cannot end before the second command asks for it.
+        supervisor = psutil.Process(stack.process.pid)
+        supervisor.suspend()
         at_once = RUNNER.invoke(app, ["down", "--data", str(data_dir), "--timeout", "0.1"])
         assert at_once.exit_code == 1
         assert "--timeout: the stack has not ended within 0.1 s" in at_once.stderr
+        threading.Timer(2.0, supervisor.resume).start()
         done = RUNNER.invoke(app, ["down", "--data", str(data_dir), "--json"])
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout) == {
@@ -347,6 +352,19 @@ def test_schedulers_that_stand_by_are_processes_of_their_own(data_dir: Path) -> 
         assert specs[name].environment["TURBOSERVE_NATS_USER"] == "scheduler"
         assert specs[name].environment["TURBOSERVE_HEALTH_PORT"] == str(specs[name].port)
         assert specs[name].member.rank == specs["scheduler"].member.rank
+
+
+def test_only_a_stack_with_webhooks_calls_receivers(data_dir: Path) -> None:
+    layout = Layout(data_dir)
+    layout.create()
+    specs = {spec.name: spec for spec in Plan(Options(data_dir, webhooks=True), layout).processes()}
+    assert set(specs) == {*SERVERS, *SERVICES, "webhooks"}
+    assert specs["webhooks"].environment["TURBOSERVE_WEBHOOK_KEY"] == layout.secret("webhooks")
+    others = [spec for name, spec in specs.items() if name != "webhooks"]
+    assert not any(layout.secret("webhooks") in spec.environment.values() for spec in others)
+    # A sender ends after what may create deliveries, and before the store that has them.
+    ranks = {name: spec.member.rank for name, spec in specs.items()}
+    assert ranks["scheduler"] < ranks["webhooks"] < ranks["state-store"]
 
 
 def test_only_a_stack_with_redundancy_has_short_times(

@@ -85,7 +85,10 @@ def test_nothing_in_compose_starts_with_a_secret_that_is_published() -> None:
     used = set(re.findall(r"\$\{(\w+)", text))
     assert used == set(example)
     secret = {name for name, value in example.items() if value == compose_env.GENERATED}
-    assert secret == {name for name in used if name.endswith("_PASSWORD")} | {"TURBOSERVE_API_KEYS"}
+    assert secret == {name for name in used if name.endswith("_PASSWORD")} | {
+        "TURBOSERVE_API_KEYS",
+        "WEBHOOK_KEY",
+    }
     for name in secret:
         # Compose refuses to start if the variable is not set.
         assert set(re.findall(rf"\$\{{{name}(.[^}}]*)\}}", text)) <= {

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.webhooks.test_webhooks_addresses import PUBLIC, SPECIAL
 from turboserve.autoscaler.providers.kubernetes_pod import checked_template, pod_of
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.broker_accounts import worker_user
@@ -24,6 +26,8 @@ from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.state_store.settings import Settings as StateStoreSettings
+from turboserve.webhooks.core.addresses import is_public
+from turboserve.webhooks.settings import Settings as WebhooksSettings
 from turboserve.worker.settings import Settings as WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +39,7 @@ SETTINGS: dict[str, Any] = {
     "scheduler": SchedulerSettings,
     "autoscaler": AutoscalerSettings,
     "state-store": StateStoreSettings,
+    "webhooks": WebhooksSettings,
     "worker": WorkerSettings,
 }
 Json = dict[str, Any]
@@ -155,7 +160,9 @@ def test_the_autoscaler_can_do_what_its_provider_does_and_no_more() -> None:
 
 def test_the_autoscalers_settings_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in _container(_workloads()["autoscaler"])["env"]:
-        monkeypatch.setenv(variable["name"], variable.get("value", "turboserve"))
+        # The base has no value for what components add.
+        if not variable.get("valueFrom", {}).get("configMapKeyRef", {}).get("optional"):
+            monkeypatch.setenv(variable["name"], variable.get("value", "turboserve"))
     settings = AutoscalerSettings()
     assert settings.provider == "kubernetes"
     # A worker that is replaced still has its identity while the next one starts.
@@ -176,7 +183,7 @@ def test_every_secret_that_is_used_is_made(made_secrets: dict[str, dict[str, str
             used.setdefault(source["secretRef"]["name"], set()).add(name)
     # Each Secret belongs to one workload, or to the workers.
     assert {name: users for name, users in used.items() if len(users) > 1} == {}
-    assert made_secrets.keys() - used.keys() == {"turboserve-worker-identities"}
+    assert made_secrets.keys() - used.keys() == {"turboserve-worker-identities", "turboserve-nats-routes"}
     identities = json.loads(
         next(
             variable["value"]
@@ -217,8 +224,8 @@ def test_secrets_differ_with_each_call() -> None:
     spec.loader.exec_module(module)
     values = [value for _ in range(2) for data in module.made_secrets(3).values() for value in data.values()]
     passwords = {found for value in values for found in re.findall(r"[a-z0-9_]{45,}", value)}
-    # 5 services, 3 workers, Redis, 2 of Postgres and 1 API key; twice.
-    assert len(passwords) == 2 * 12
+    # 6 services, 3 workers, Redis, 2 of Postgres, 1 API key, 1 of webhooks and 1 of routes; twice.
+    assert len(passwords) == 2 * 15
 
 
 def test_pods_follow_the_restricted_policy() -> None:
@@ -235,6 +242,31 @@ def test_pods_follow_the_restricted_policy() -> None:
             assert "memory" in container["resources"]["limits"]
 
 
+def test_webhooks_reach_public_addresses_and_the_broker_alone() -> None:
+    policy = _of_kind("NetworkPolicy")["webhooks"]["spec"]
+    assert policy["policyTypes"] == ["Egress"]
+    broker, names, public = policy["egress"]
+    assert broker["to"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "nats"}}}]
+    assert {entry["port"] for entry in names["ports"]} == {53}
+    blocks = [
+        (ip_network(peer["ipBlock"]["cidr"]), [ip_network(one) for one in peer["ipBlock"]["except"]])
+        for peer in public["to"]
+    ]
+
+    def reached(address: str) -> bool:
+        found = ip_address(address)
+        return any(found in block and not any(found in one for one in but) for block, but in blocks)
+
+    assert [address for address in SPECIAL if reached(address)] == []
+    assert all(reached(address) for address in PUBLIC if not address.startswith("64:ff9b:"))
+    for block, but in blocks:
+        for one in but:
+            assert one.version == block.version
+            assert not is_public(one[0])
+            assert not is_public(one[-1])
+            assert not reached(str(one[0]))
+
+
 def test_labels_select_what_they_are_for() -> None:
     pods = {
         name: workload["spec"]["template"]["metadata"]["labels"] for name, workload in _workloads().items()
@@ -247,7 +279,7 @@ def test_labels_select_what_they_are_for() -> None:
             selector = document["spec"]["selector"]
             assert selector.get("matchLabels", selector).items() <= pods[name].items()
     named = set(
-        re.findall(r"name: ([a-z-]+)[,}]|\"([a-z-]+)\"", (FOLDER / "base/network-policy.yaml").read_text())
+        re.findall(r"io/name: ([a-z-]+)[,}]|\"([a-z-]+)\"", (FOLDER / "base/network-policy.yaml").read_text())
     )
     assert {first or second for first, second in named} <= pods.keys()
     replicated = {name for name, found in _workloads().items() if found["spec"]["replicas"] > 1}

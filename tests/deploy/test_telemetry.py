@@ -300,6 +300,19 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             'turboserve_scheduler_leads{instance="b"}': "1x80",
         },
     ),
+    "NoPoolLeader": (
+        {
+            # Another pool has a leader.
+            'turboserve_autoscaler_leads{instance="a",turboserve_pool="one"}': "0x80",
+            'turboserve_autoscaler_leads{instance="b",turboserve_pool="one"}': "0x80",
+            'turboserve_autoscaler_leads{instance="c",turboserve_pool="two"}': "1x80",
+        },
+        {
+            'turboserve_autoscaler_leads{instance="a",turboserve_pool="one"}': "0x80",
+            'turboserve_autoscaler_leads{instance="b",turboserve_pool="one"}': "1x80",
+            'turboserve_autoscaler_leads{instance="c",turboserve_pool="two"}': "1x80",
+        },
+    ),
     "OutboxLags": (
         {"turboserve_state_store_outbox_lag_seconds": "8x80"},
         {"turboserve_state_store_outbox_lag_seconds": "0.2x80"},

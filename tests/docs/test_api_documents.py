@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from turboserve.cli.reference.api_documents import DOCUMENTS, text_of, update
 from turboserve.contracts.events import SessionEvent
-from turboserve.gateway.events.schemas import SCHEMAS
+from turboserve.contracts.public_events import SCHEMAS
 from turboserve.gateway.stream import client_messages
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,6 +32,7 @@ WITHOUT_JSON = {
     "follow_session_events",
     "get_metrics",
     "delete_recording",
+    "delete_webhook",
     "watch_over_webrtc",
     "get_webrtc_servers",
     "leave_webrtc",

@@ -38,7 +38,7 @@ OF_THIS_MAJOR = [version for version in SETS if version.major == SCHEMA_VERSION.
 KINDS = {
     kind.__name__: kind for subject in messages().values() for listed in subject.values() for kind in listed
 }
-NOT_ON_THE_BUS = {"TermFenced"}
+NOT_ON_THE_BUS = {"PoolFenced", "PoolRange", "TermFenced"}
 """Base classes whose fields only other contracts have."""
 
 
@@ -251,7 +251,9 @@ def test_the_code_reads_every_minor_and_every_minor_reads_the_code(version: Sche
         written = json.loads(message.to_text())
         assert written.pop(MEMBER) == str(SCHEMA_VERSION)
         valid.validate(written)
-    assert read or name in ("OrderPool", "PoolOrders", "PoolStatus"), name
+    # Their fields have validators in Python that random documents hardly pass.
+    rare = ("OrderPool", "PoolOrders", "PoolStatus", "WeightHolders", "WeightKey")
+    assert read or name in rare, name
 
 
 # The filter that makes processes of an older version

@@ -18,7 +18,7 @@ MARGINAL = {1: 0.04, 2: 0.074, 4: 0.14, 8: 0.27, 16: 0.53}
 P95 = "p95_chunk_latency_s"
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(more, marks=pytest.mark.soak) for more in (1, 2))])
 @pytest.mark.parametrize("name", [*GIVEN, "between"])
 def test_step_is_never_much_worse_and_much_better_under_load(name: str, seed: int) -> None:
     found = compare(LatencyProfile(GIVEN.get(name, BETWEEN)), 1000, 16, seed)

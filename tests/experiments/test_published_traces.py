@@ -24,7 +24,6 @@ from turboserve.experiments.autoscale.trace import (
     write,
 )
 
-DRAWS = 10
 TOTALS = {"M": (200, 155), "T1": (358, 320), "T2": (1076, 788), "T3": (798, 562), "T4": (1404, 1200),
           "T5": (4310, 3150), "T6": (3192, 2252)}  # fmt: skip
 """Total arrivals and departures: the last column of Table 12, and the sums of Table 11."""
@@ -51,11 +50,12 @@ def test_the_totals_are_those_of_the_paper(name: str) -> None:
     assert (sum(w.arrivals for w in windows), sum(w.departures for w in windows)) == TOTALS[name]
 
 
+@pytest.mark.parametrize("draws", [3, pytest.param(10, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_ten_draws_have_the_published_statistics(name: str) -> None:
+def test_draws_have_the_published_statistics(name: str, draws: int) -> None:
     statistics = PUBLISHED[name]
     digests = set()
-    for seed in range(DRAWS):
+    for seed in range(draws):
         trace = production(name, seed)
         digests.add(trace.digest)
         for index, (window, mean) in enumerate(
@@ -75,7 +75,7 @@ def test_ten_draws_have_the_published_statistics(name: str) -> None:
         assert {s.session for s in trace.steps if s.at == 0} == {
             f"s{n:05d}" for n in range(statistics.present)
         }
-    assert len(digests) == DRAWS
+    assert len(digests) == draws
 
 
 @pytest.mark.parametrize(("name", "window_s"), [("M", 52.0), ("T1", 600.0), ("T3", 600.0), ("T4", 60.0)])

@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.stream_protocol import check_sent
 from turboserve.contracts import events
+from turboserve.contracts.public_events import SCHEMAS, public_event
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.gateway.events.schemas import SCHEMAS, public_event
 
 RECORD = SessionRecord(
     id="ses_a",

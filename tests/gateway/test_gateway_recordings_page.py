@@ -18,6 +18,9 @@ pytestmark = NEEDS_CHROMIUM
 
 KEY = "key-of-the-recordings-page-0123456789"
 VIDEO = "document.querySelector('#replay video')"
+REPLACED = "shown => document.querySelector('#recordings li').innerText !== shown"
+AT_REPLAY = "() => document.activeElement.dataset.focus?.startsWith('Replay')"
+"""The keyboard is at the button of a row."""
 SHOWS = f"() => {VIDEO}.currentTime > 0 && {VIDEO}.videoWidth > 0"
 
 
@@ -46,10 +49,14 @@ async def test_a_session_is_recorded_replayed_downloaded_and_deleted(
     row = page.locator("#recordings li", has_text="a green square moving up")
     await row.filter(has_text=re.compile(r"0:0[2-9].*recording now")).wait_for()
     # What is stored so far plays while the recording runs.
+    shown = await row.inner_text()
     await row.get_by_role("button", name="Replay").click()
     await until(page, SHOWS)
+    # The row is drawn again meanwhile.
+    await until(page, REPLACED, shown)
     await page.keyboard.press("Escape")
     await page.locator("#replay").wait_for(state="hidden")
+    await until(page, AT_REPLAY)
     await page.locator("#record").focus()
     await page.keyboard.press("Enter")
     await page.locator("#record[aria-pressed=false]", has_text="Record").wait_for()
@@ -76,7 +83,7 @@ async def test_a_session_is_recorded_replayed_downloaded_and_deleted(
     assert await serious(page) == []
     await page.get_by_role("button", name="Close").click()
     # The keyboard is back at the row.
-    assert await page.evaluate("document.activeElement.dataset.focus.startsWith('Replay')")
+    await until(page, AT_REPLAY)
     for width, height in SIZES.values():
         await page.set_viewport_size({"width": width, "height": height})
         assert await page.evaluate(OVERFLOWS) <= 0

@@ -15,6 +15,11 @@ from turboserve.gateway.auth.middleware import AccessCheck
 from turboserve.gateway.settings import Settings
 
 WEBRTC = ("watch_over_webrtc", "webrtc_servers", "leave_webrtc")
+CONSOLE = [
+    f"/v1/pools/{{pool}}/{name}"
+    for name in ("history", "decisions", "migrations", "workers", "cost", "queue")
+]
+"""Read by operators only: they show all tenants."""
 APP = create_app(create_gateway(Settings(api_keys_store=True), object(), object(), dict))  # type: ignore[arg-type]
 
 
@@ -56,7 +61,11 @@ def test_what_changes_something_needs_more_than_the_right_to_read() -> None:
             or route.name in WEBRTC
         )
         found = scopes(route)
-        if not route.path.startswith(("/v1/keys", "/v1/audit")):
+        if route.path in CONSOLE:
+            assert found == [Scope.POOL_WRITE]
+        elif route.path.startswith("/v1/webhooks"):
+            assert found == [Scope.WEBHOOKS_WRITE]
+        elif not route.path.startswith(("/v1/keys", "/v1/audit")):
             assert (found == [Scope.SESSIONS_READ]) == reads, (route.path, found)
         else:
             assert found == [Scope.ADMIN]

@@ -6,6 +6,7 @@ import asyncio
 import io
 import itertools
 import re
+from typing import Any
 
 import av
 import httpx
@@ -54,6 +55,28 @@ async def test_a_viewer_sees_the_very_pixels_of_the_mp4_at_the_rate_of_the_video
             assert times[first] == chunk["rtp_time"]
             steps = [after - before for before, after in itertools.pairwise(times[first : first + 9])]
             assert steps == [RTP_CLOCK // 16] * len(steps)
+
+
+async def test_chunks_are_announced_although_video_comes_before_the_data_channel(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
+    session = await start("a red circle")
+    viewer = WhepViewer(api, session["id"])
+    messages = viewer.connection.sctp
+    assert messages is not None
+    handle = messages._handle_data
+
+    async def late(data: bytes) -> None:
+        """Lose what opens the channel, until there is video."""
+        if viewer.frames:
+            await handle(data)
+
+    messages._handle_data = late  # type: ignore[method-assign]
+    async with viewer:
+        await viewer.until("chunk", index=2)
+        assert viewer.messages[0]["type"] == "hello"
+        chunks = [message["index"] for message in viewer.messages if message["type"] == "chunk"]
+        assert chunks[:3] == [0, 1, 2]
 
 
 async def test_a_prompt_over_the_data_channel_gets_both_receipts_and_changes_the_pixels(
@@ -118,6 +141,39 @@ async def test_a_viewer_that_vanishes_is_found_within_seconds(
         for protocol in transport._connection._protocols:
             protocol.transport.abort()
         await until_watched(api, session["id"], False, within_s=20)
+
+
+async def test_a_viewer_that_reports_is_not_asked_whether_it_is_there(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
+    session = await start()
+    async with WhepViewer(api, session["id"]) as viewer:
+        await viewer.decoded(1)
+        [transport] = {one.receiver.transport.transport for one in viewer.connection.getTransceivers()}
+        [transceiver] = viewer.connection.getTransceivers()
+        connection, checks = transport._connection, 0
+        answer = connection.request_received
+
+        def count(*args: Any) -> None:
+            nonlocal checks
+            checks += 1
+            answer(*args)
+
+        connection.request_received = count  # type: ignore[method-assign, assignment]
+        await asyncio.sleep(5.0)
+        assert checks == 0
+
+        # Its reports stop, but it answers: it stays a viewer.
+        async def silent(*_: Any) -> None:
+            await asyncio.sleep(0)
+
+        transceiver.receiver._send_rtcp = silent  # type: ignore[method-assign, assignment]
+        viewer.messages.clear()
+        async with asyncio.timeout(20):
+            while checks < 3:
+                await asyncio.sleep(0.1)
+        frames = len(viewer.frames)
+        await viewer.decoded(frames + 8)
 
 
 async def test_the_stream_ends_with_its_session(start: StartSession, api: httpx.AsyncClient) -> None:

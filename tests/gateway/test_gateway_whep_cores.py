@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import io
 import itertools
+from functools import partial
 
 import av
 import numpy as np
@@ -15,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.helpers.waiting import eventually
 from tests.helpers.whep_client import an_offer, digest
 from turboserve.gateway.ice_servers import ice_servers, own_addresses
 from turboserve.gateway.settings import Settings
 from turboserve.gateway.whep.access_units import AccessUnit, ChunkFormatError, access_units
+from turboserve.gateway.whep.frame_times import FrameTimes
 from turboserve.gateway.whep.offer import check_offer
 from turboserve.gateway.whep.pacing import PacedFrame, Pacer
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
@@ -87,24 +91,25 @@ def units(start_s: float, count: int = 12) -> list[AccessUnit]:
 def play(pacer: Pacer, now: float, until: float) -> list[tuple[float, PacedFrame]]:
     """Take every frame at its time. Returns when each was sent."""
     sent = []
-    while (wait_s := pacer.wait_s(now)) is not None and now + wait_s <= until:
-        now += wait_s
-        sent.append((now, pacer.take()))
+    while (at_s := pacer.send_at_s) is not None and max(now, at_s) <= until:
+        now = max(now, at_s)
+        sent += [(now, frame) for frame in pacer.take(now)]
     return sent
 
 
 def test_frames_are_sent_at_the_rate_of_the_video_whenever_chunks_come() -> None:
     pacer = Pacer(0.05)
-    assert pacer.wait_s(10.0) is None
+    assert pacer.send_at_s is None
+    assert pacer.take(10.0) == []
     pacer.add(3, units(2.0), 10.0)
     pacer.add(4, units(2.75), 10.1)
     assert pacer.queued_s == pytest.approx(1.5)
     sent = play(pacer, 10.1, 99)
-    assert sent[0][0] == pytest.approx(10.1)  # It was due at 10.05, and is taken late.
-    assert [at for at, _ in sent[1:]] == pytest.approx([10.05 + number / FPS for number in range(1, 24)])
+    assert sent[0][0] == pytest.approx(10.1)  # It was due at 10.0625, and is taken late.
+    assert [at for at, _ in sent[1:]] == pytest.approx([10.0625 + number / FPS for number in range(1, 24)])
     assert [frame.presentation_s for _, frame in sent] == pytest.approx([n / FPS for n in range(24)])
     assert [frame.chunk.index for _, frame in sent if frame.first] == [3, 4]
-    assert pacer.playhead_s(10.05 + 0.5) == pytest.approx(2.5)
+    assert pacer.playhead_s(10.0625 + 0.5) == pytest.approx(2.5)
     assert pacer.playhead_s(99) == pytest.approx(3.5)
 
 
@@ -114,10 +119,101 @@ def test_after_a_late_chunk_presentation_time_has_gone_on() -> None:
     play(pacer, 0.0, 99)
     pacer.add(1, units(0.75), 2.0)
     [(at, frame), *_] = play(pacer, 2.0, 99)
-    assert (at, frame.presentation_s) == pytest.approx((2.05, 2.0))
+    assert (at, frame.presentation_s) == pytest.approx((2.0625, 2.0))
     # A chunk in time keeps the rhythm, however much later.
-    pacer.add(2, units(1.5), 2.05 + 0.75)
-    assert pacer.wait_s(2.8) == 0.0
+    pacer.add(2, units(1.5), 2.0625 + 0.75)
+    assert pacer.send_at_s == pytest.approx(2.8125)
+
+
+def test_all_viewers_are_sent_frames_at_the_same_times() -> None:
+    times = set()
+    for number in range(20):
+        now = 50.0 + number * 0.0173
+        pacer = Pacer(0.05)
+        pacer.add(0, units(number * 0.75), now)
+        sent = play(pacer, now, now + 0.5)
+        pacer.add(1, units(number * 0.75 + 3), now + 0.5, skip=True)
+        first, *others = play(pacer, now + 0.5, 99)
+        # The first frame after a skip does not wait for the grid.
+        assert first[0] == now + 0.5
+        assert 0.5 / FPS <= others[0][0] - first[0] <= 1.5 / FPS
+        # The frame before the skip may have been sent just now.
+        shown_s = others[0][1].presentation_s - first[1].presentation_s
+        assert shown_s == pytest.approx(others[0][0] - first[0], abs=0.25 / FPS)
+        times |= {round(at * FPS, 6) for at, _ in (*sent, *others)}
+        assert abs(sent[0][0] - now - 0.05) <= 0.5 / FPS
+    assert all(at == int(at) for at in times)
+
+
+async def test_one_timer_wakes_all_that_wait_for_one_time() -> None:
+    times, loop = FrameTimes(), asyncio.get_running_loop()
+    calls: list[int | str] = []
+    at_s = loop.time() + 0.05
+    for number in range(8):
+        times.call_at(at_s, partial(calls.append, number))
+    times.call_at(at_s + 0.02, partial(calls.append, "later"))
+    timers = [timer for timer in loop._scheduled if timer.when() in (at_s, at_s + 0.02)]  # type: ignore[attr-defined]
+    assert len(timers) == 2
+    await asyncio.sleep(0.06)
+    assert calls[:8] == list(range(8))
+    # Who is called may wait for another time, or for the same again.
+    times.call_at(at_s, partial(calls.append, "again"))
+    await eventually(lambda: len(calls) == 10)
+    assert calls[8:] in (["later", "again"], ["again", "later"])
+
+
+async def test_a_call_that_fails_keeps_no_other_viewer_waiting() -> None:
+    times, loop = FrameTimes(), asyncio.get_running_loop()
+    failed, called = asyncio.Event(), asyncio.Event()
+    loop.set_exception_handler(lambda *_: failed.set())
+    at_s = loop.time()
+
+    def fails() -> None:
+        raise ValueError
+
+    times.call_at(at_s, fails)
+    times.call_at(at_s, called.set)
+    async with asyncio.timeout(60.0):
+        await called.wait()
+        await failed.wait()
+
+
+WINDOW_S = 0.25
+
+
+def test_the_frames_of_a_window_are_sent_together_at_its_beginning() -> None:
+    for number in range(20):
+        now = 50.0 + number * 0.0173
+        together, alone = Pacer(0.05, WINDOW_S), Pacer(0.05)
+        for pacer in (together, alone):
+            pacer.add(0, units(0.0), now)
+            pacer.add(1, units(0.75), now + 0.1)
+        sent, one_by_one = play(together, now, 99), play(alone, now, 99)
+        # What the viewer's player shows is the same, at the same times.
+        assert [frame.presentation_s for _, frame in sent] == [
+            frame.presentation_s for _, frame in one_by_one
+        ]
+        assert [frame.due_s for _, frame in sent] == [frame.due_s for _, frame in one_by_one]
+        times = sorted({at for at, _ in sent})
+        assert now <= times[0] <= now + 0.05 + 0.5 / FPS
+        assert all(at % WINDOW_S == 0.0 for at in times[1:])
+        assert len(times) <= 1 + 1.5 / WINDOW_S
+        assert all(0.0 <= frame.due_s - at < WINDOW_S + 0.05 + 0.5 / FPS for at, frame in sent)
+
+
+def test_a_skip_does_not_wait_for_a_window() -> None:
+    pacer = Pacer(0.05, WINDOW_S)
+    pacer.add(0, units(0.0), 10.0)
+    before = play(pacer, 10.0, 10.3)
+    pacer.add(1, units(3.0), 10.3, skip=True)
+    after = play(pacer, 10.3, 99)
+    # With the frames that are due in the rest of its window.
+    assert [at for at, _ in after[:3]] == [10.3] * 3
+    assert {at for at, _ in after[3:]} == {10.5, 10.75, 11.0}
+    times = [frame.presentation_s for _, frame in (*before, *after)]
+    assert times == sorted(set(times))
+    # Frames that were sent before stay on the screen until the last of them: less than a window.
+    assert after[0][1].presentation_s - (10.3 - before[0][1].due_s) < WINDOW_S
 
 
 def test_a_skip_shows_its_chunk_at_once_and_presentation_time_increases() -> None:
@@ -131,12 +227,17 @@ def test_a_skip_shows_its_chunk_at_once_and_presentation_time_increases() -> Non
     assert [frame.chunk.index for _, frame in after] == [4] * 12
     times = [frame.presentation_s for _, frame in (*before, *after)]
     assert times == sorted(set(times))
-    assert pacer.playhead_s(0.4) == pytest.approx(3.0)
+    assert pacer.playhead_s(0.4) == pytest.approx(3.0, abs=0.5 / FPS)
 
 
-@given(st.lists(st.tuples(st.floats(0.02, 3), st.booleans()), min_size=1, max_size=30))
-def test_presentation_times_only_increase_and_no_frame_is_early(arrivals: list[tuple[float, bool]]) -> None:
-    pacer, now, sent = Pacer(0.05), 0.0, []
+@given(
+    st.lists(st.tuples(st.floats(0.02, 3), st.booleans()), min_size=1, max_size=30),
+    st.sampled_from([0.0, WINDOW_S]),
+)
+def test_presentation_times_only_increase_and_no_frame_is_early(
+    arrivals: list[tuple[float, bool]], window_s: float
+) -> None:
+    pacer, now, sent = Pacer(0.05, window_s), 0.0, []
     for index, (pause_s, skip) in enumerate(arrivals):
         sent += play(pacer, now, now + pause_s)
         now += pause_s
@@ -145,7 +246,8 @@ def test_presentation_times_only_increase_and_no_frame_is_early(arrivals: list[t
     times = [frame.presentation_s for _, frame in sent]
     assert all(before < after for before, after in itertools.pairwise(times))
     for at, frame in sent:
-        assert at - sent[0][0] >= frame.presentation_s - 0.02
+        assert at - sent[0][1].due_s >= frame.presentation_s - 0.02 - window_s
+        assert at >= frame.due_s - 0.02 - max(window_s, 0.05 + 0.5 / FPS)
 
 
 def test_candidates_are_kept_only_if_they_are_addresses() -> None:

@@ -23,8 +23,13 @@ KEYS = {
     "bob": "key-of-bob-2222222222222",
     "operator": "key-of-operator-33333333",
     "admin": "key-of-admin-44444444444",
+    "hooks": "key-of-hooks-55555555555",
 }
-SCOPES: dict[str, list[str]] = {"operator": sorted(OPERATOR_SCOPES), "admin": [Scope.ADMIN]}
+SCOPES: dict[str, list[str]] = {
+    "operator": sorted(OPERATOR_SCOPES),
+    "admin": [Scope.ADMIN],
+    "hooks": [Scope.SESSIONS_READ, Scope.WEBHOOKS_WRITE],
+}
 """Scopes of the keys that have others than a tenant's."""
 SPARE_KEY = "spare"
 """Id of a key that no test uses for a request."""
@@ -39,6 +44,7 @@ class Target:
         keys = [StoredKeyText(one, one, KEYS[one], SCOPES.get(one, sorted(TENANT_SCOPES))) for one in KEYS]
         keys.append(StoredKeyText(SPARE_KEY, "acme", SPARE_KEY, [Scope.ADMIN]))
         asyncio.run(store_keys(pool.nats, keys))
+        pool.start("webhooks", "turboserve.webhooks", {"TURBOSERVE_WEBHOOK_KEY": "a key of these tests"})
         self.url: str = pool.gateway(
             "attacked",
             TURBOSERVE_API_KEYS_STORE="1",

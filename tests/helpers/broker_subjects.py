@@ -16,6 +16,9 @@ RECORDING_VERBS = ("delete", "get", "list", "start", "stop")
 RECORDER_VERBS = ("forget", "orders", "report")
 AUDIT_VERBS = ("list", "note")
 LINK_VERBS = ("create", "list", "revoke", "signing")
+HISTORY_VERBS = ("cost", "decisions", "get", "lanes", "migrations", "waiting")
+WEBHOOK_VERBS = (*("change", "create", "delete", "deliveries", "get", "list", "redeliver", "rotate", "test"),)
+SENDER_VERBS = ("report", "take")
 KEY_VERBS = ("change", "create", "get", "list", "revoke", "used", "valid")
 
 NEEDS: dict[str, dict[str, set[str]]] = {
@@ -29,12 +32,15 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "scheduler.session.migrate.from.gateway",
             "state.cost.correct.from.gateway",
             "state.cost.get.from.gateway",
+            *(f"state.history.{verb}.from.gateway" for verb in HISTORY_VERBS),
             *(f"state.key.{verb}.from.gateway" for verb in KEY_VERBS),
             *(f"state.link.{verb}.from.gateway" for verb in LINK_VERBS),
             *(f"state.audit.{verb}.from.gateway" for verb in AUDIT_VERBS),
             "state.pool.order.from.gateway",
             "recorder.read.from.gateway",
             *(f"state.recording.{verb}.from.gateway" for verb in RECORDING_VERBS),
+            *(f"state.webhook.{verb}.from.gateway" for verb in WEBHOOK_VERBS),
+            "webhooks.secret.from.gateway",
             "state.session.change.from.gateway",
             "state.session.control.from.gateway",
             "state.session.create.from.gateway",
@@ -97,6 +103,10 @@ NEEDS: dict[str, dict[str, set[str]]] = {
     "autoscaler": {
         "publish": {
             "pool.x1",
+            "state.leader.campaign.from.autoscaler",
+            "state.leader.get.from.autoscaler",
+            "state.leader.renew.from.autoscaler",
+            "state.leader.resign.from.autoscaler",
             "state.pool.report.from.autoscaler",
             "state.worker.drain.from.autoscaler",
             "state.worker.gone.from.autoscaler",
@@ -119,8 +129,15 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "state.latents.get.from.worker",
             "state.session.fail.from.worker",
             "state.worker.renew.from.worker",
+            "state.worker.weights.from.worker",
         },
-        "subscribe": {"_INBOX_worker.x1", "assign.x1.x1", "live.canary.CHUNKS", "playhead.x1"},
+        "subscribe": {
+            "_INBOX_worker.x1",
+            "assign.x1.x1",
+            "live.canary.CHUNKS",
+            "playhead.x1",
+            "weights.x1.x1",
+        },
     },
     "recorder": {
         "publish": {
@@ -137,6 +154,17 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "live.chunk.x1.x1",
             "live.own.x1",
             *(f"recorder.read.from.{user}" for user in (*USERS, ID)),
+        },
+    },
+    "webhooks": {
+        "publish": {
+            # The service's answers to requests; the broker chooses the token.
+            "_R_.x1",
+            *(f"state.webhook.{verb}.from.webhooks" for verb in SENDER_VERBS),
+        },
+        "subscribe": {
+            "_INBOX_webhooks.x1",
+            *(f"webhooks.secret.from.{user}" for user in (*USERS, ID)),
         },
     },
     "state-store": {
@@ -164,6 +192,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "key.x1",
             "link.x1",
             "own.x1",
+            "weights.x1.x1",
             "worker-event.x1",
         },
         "subscribe": {
@@ -178,10 +207,12 @@ NEEDS: dict[str, dict[str, set[str]]] = {
                 for name in (
                     "state.cost.correct",
                     "state.cost.get",
+                    *(f"state.history.{verb}" for verb in HISTORY_VERBS),
                     *(f"state.key.{verb}" for verb in KEY_VERBS),
                     *(f"state.link.{verb}" for verb in LINK_VERBS),
                     *(f"state.audit.{verb}" for verb in AUDIT_VERBS),
                     *(f"state.recording.{verb}" for verb in (*RECORDING_VERBS, *RECORDER_VERBS)),
+                    *(f"state.webhook.{verb}" for verb in (*WEBHOOK_VERBS, *SENDER_VERBS)),
                     "state.latents.get",
                     "state.leader.campaign",
                     "state.leader.get",
@@ -212,6 +243,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
                     "state.worker.gone",
                     "state.worker.list",
                     "state.worker.renew",
+                    "state.worker.weights",
                 )
             ),
         },
@@ -290,6 +322,7 @@ WILDCARDS = (
         "latents.>",
         "pool.>",
         "key.>",
+        "weights.>",
     ),
     *(
         "feedback.>",
@@ -311,6 +344,7 @@ WILDCARDS_NEEDED = {
     "autoscaler": {"_INBOX_autoscaler.*", "_INBOX_autoscaler.>", "feedback.>"},
     "worker": {"_INBOX_worker.*", "_INBOX_worker.>", "playhead.>"},
     "recorder": {"_INBOX_recorder.*", "_INBOX_recorder.>", "live.own.*"},
+    "webhooks": {"_INBOX_webhooks.*", "_INBOX_webhooks.>"},
     "state-store": {"_INBOX_state_store.*", "_INBOX_state_store.>", "playhead.>"},
 }
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from turboserve.tasks import stop
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 REBOUND = "foe.example"
@@ -37,13 +40,14 @@ WAIT_MS = 120_000
 """Longer than anything that a page waits for takes on a busy machine."""
 
 
-async def until(page: Any, test: str, arg: object = None) -> None:
-    """Wait until the JavaScript function or expression `test` holds."""
+async def until(page: Any, test: str, arg: object = None) -> Any:
+    """Wait until the JavaScript function or expression `test` holds. Return its value."""
     # Playwright's own wait evaluates strings inside the page, which the page's policy forbids.
     deadline_s = asyncio.get_running_loop().time() + WAIT_MS / 1000
-    while not await page.evaluate(test, arg):
+    while not (value := await page.evaluate(test, arg)):
         assert asyncio.get_running_loop().time() < deadline_s, f"it never came true: {test} {arg}"
         await asyncio.sleep(0.1)
+    return value
 
 
 @contextmanager
@@ -74,15 +78,60 @@ def browser_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @asynccontextmanager
+async def connected(browser_address: str) -> AsyncIterator[Any]:
+    """Connect to the browser as Playwright's `connect` does, but without a Node.js process in between.
+
+    Such a process for each page takes a quarter of the processor time of a short test.
+    """
+    connections = pytest.importorskip("playwright._impl.connection")
+    interface = pytest.importorskip("playwright.async_api")
+    connection = connections.Connection(asyncio.get_running_loop())
+    connection.mark_as_remote()
+    unsent: asyncio.Queue[str] = asyncio.Queue()
+    connection.onmessage = lambda message: unsent.put_nowait(json.dumps(message))
+    limit_s = WAIT_MS / 1000
+    async with connect(
+        browser_address, open_timeout=limit_s, max_size=None, ping_interval=None, compression=None
+    ) as socket:
+        tasks = asyncio.create_task(_send(socket, unsent)), asyncio.create_task(_receive(socket, connection))
+        try:
+            async with asyncio.timeout(limit_s):
+                playwright = await connection.initialize_playwright()
+            yield interface.Browser(playwright._pre_launched_browser())
+        finally:
+            await stop(*tasks)
+
+
+async def _send(socket: ClientConnection, unsent: asyncio.Queue[str]) -> None:
+    while True:
+        await socket.send(await unsent.get())
+
+
+async def _receive(socket: ClientConnection, connection: Any) -> None:
+    from playwright._impl.utils.tasks import wait_for_next_task
+
+    try:
+        async for message in socket:
+            connection.dispatch(json.loads(message))
+            # What waited for this message goes on before the next one is dispatched.
+            await wait_for_next_task()
+    except Exception as error:
+        connection.close(repr(error))
+        raise
+    finally:
+        # What still waits for an answer fails.
+        connection.close()
+
+
+@asynccontextmanager
 async def new_page(browser_address: str) -> AsyncIterator[Any]:
     """Open a page that may play by itself, with an empty profile of its own."""
-    playwright = pytest.importorskip("playwright.async_api")
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.connect(browser_address, timeout=WAIT_MS)
-        context = await browser.new_context()
+    async with connected(browser_address) as browser:
+        # Without the GPU, the processor draws each frame of an animation.
+        context = await browser.new_context(reduced_motion="reduce")
         context.set_default_timeout(WAIT_MS)
         yield await context.new_page()
-        await browser.close()
+        await context.close()
 
 
 @pytest.fixture

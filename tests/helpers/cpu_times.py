@@ -2,8 +2,8 @@
 
 Wall time depends on what else the machine does; CPU time depends on it much less. A process that several
 files share counts for the file that runs while it computes. A process whose parent has ended before it counts
-for no file. With `TURBOSERVE_CPU_TIMES=PATH`, every test's figures are written to that file too: a line of
-JSON with its id, and CPU and wall seconds, without processes that still run.
+for no file. With `TURBOSERVE_CPU_TIMES=PATH`, the report has every file, and every test's figures are written
+to PATH: a line of JSON with its id, and CPU and wall seconds, without processes that still run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 from _pytest.terminal import TerminalReporter
-from xdist.workermanage import WorkerController
+
+from tests.helpers.forked_groups import OUTPUTS
 
 SHOWN = 20
 """Number of files in the report."""
@@ -46,11 +47,11 @@ def running_s() -> float:
 
 
 class CpuTimes:
-    """Measures the tests of this process. xdist's distributing process collects what the others measured."""
+    """Measures the tests of this process. The process that forked others collects what they measured."""
 
     def __init__(self) -> None:
-        self.files: defaultdict[str, float] = defaultdict(float)
-        """CPU seconds by file."""
+        self.files: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        """File → its CPU seconds and its wall seconds, for which it occupied a process."""
         self._before = 0.0
         """CPU seconds of all processes at the last change of files."""
 
@@ -63,34 +64,40 @@ class CpuTimes:
         try:
             return (yield)
         finally:
+            wall = time.monotonic() - wall
+            self.files[file][1] += wall
             if TARGET:
                 with Path(TARGET).open("a") as lines:
-                    figures = own_s() - cpu, time.monotonic() - wall
+                    figures = own_s() - cpu, wall
                     lines.write(json.dumps([item.nodeid, *(round(each, 3) for each in figures)]) + "\n")
             # Looking at every process takes some milliseconds, so it is done once a file.
             if nextitem is None or nextitem.nodeid.split("::", 1)[0] != file:
                 now = own_s() + running_s()
-                self.files[file] += max(0.0, now - self._before)
+                self.files[file][0] += max(0.0, now - self._before)
                 self._before = now
 
     def pytest_collection_finish(self) -> None:
         self._before = own_s() + running_s()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_group_process_started(self) -> None:
+        self._before = own_s()
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["cpu_times"] = dict(self.files)
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: WorkerController) -> None:
-        for file, cpu in getattr(node, "workeroutput", {}).get("cpu_times", {}).items():
-            self.files[file] += cpu
-
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
-        total = sum(self.files.values())
+        for output in terminalreporter.config.stash.get(OUTPUTS, []):
+            for file, (cpu, wall) in output.get("cpu_times", {}).items():
+                self.files[file][0] += cpu
+                self.files[file][1] += wall
+        total = sum(cpu for cpu, _ in self.files.values())
         terminalreporter.section(f"{total:.0f} s of CPU time in {len(self.files)} files; the most in")
-        for file, cpu in sorted(self.files.items(), key=lambda row: -row[1])[:SHOWN]:
-            terminalreporter.write_line(f"{cpu:6.1f} s  {file}")
+        dearest = sorted(self.files.items(), key=lambda row: -row[1][0])
+        for file, (cpu, wall) in dearest[: None if TARGET else SHOWN]:
+            terminalreporter.write_line(f"CPU {cpu:6.1f} s, wall {wall:6.1f} s  {file}")
 
 
 def pytest_configure(config: pytest.Config) -> None:

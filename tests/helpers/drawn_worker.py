@@ -13,14 +13,17 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from turboserve.allocation.classes import SessionClass
 from turboserve.audience import Audience
 from turboserve.bus import append, last_entry
 from turboserve.config import Settings
 from turboserve.contracts.chunks import ChunkHeader
+from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.contracts.errors import FencedError, TurboServeError, WorkerGoneError
 from turboserve.contracts.fidelity import Tier
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.worker_offers import FrameSize
 from turboserve.contracts.workers import (
     Assignment,
     HeldSession,
@@ -29,7 +32,6 @@ from turboserve.contracts.workers import (
     MigrationStage,
     Playhead,
 )
-from turboserve.control_declarations import ControlDeclaration
 from turboserve.ids import new_id
 from turboserve.service import Runtime, run
 from turboserve.subjects import ASSIGN, CHUNK, LOAD, OWN, PLAYHEAD, RENEW
@@ -41,9 +43,10 @@ COLOURS = {
     "green": (40, 180, 60),
     "yellow": (240, 220, 50),
 }
-SIDE, FPS, FIRST, EACH = 64, 16, 9, 12
+FPS, FIRST, EACH = 16, 9, 12
 LEAD_S = 3.0
 MODEL = os.environ.get("DRAWN_MODEL", "toyworld")
+SIDE = SessionClass.of_name(MODEL).width or 64
 CAPACITY = int(os.environ.get("DRAWN_CAPACITY", "8"))
 MIGRATIONS = os.environ.get("DRAWN_MIGRATIONS", "")
 """Result of migrations to this worker:
@@ -100,6 +103,7 @@ class DrawnWorker:
                 model=MODEL,
                 capacity=CAPACITY,
                 controls=CONTROLS,
+                frame=FrameSize(width=SIDE, height=SIDE),
                 chunk_latency_s={1: COMPUTE_S},
                 transfer=("drawn://",) if MIGRATIONS else (),
                 host="drawn",

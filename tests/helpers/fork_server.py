@@ -1,13 +1,16 @@
-"""The process from which tests fork services: `python -m tests.helpers.fork_server DESCRIPTOR`.
+"""The process from which tests fork services: `python -m tests.helpers.fork_server DESCRIPTOR SPACE`.
 
 It has one thread and no event loop. What a program imports is imported here before its first fork. It ends
 when the connection at DESCRIPTOR closes; processes that still run then go on, as children of a test's
-process would.
+process would. SPACE, and a variable of the environment, are room in which a fork shows its own command line
+and environment: see `shown_process.py`.
 """
 
 from __future__ import annotations
 
 import ast
+import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -16,43 +19,65 @@ import resource
 import runpy
 import signal
 import socket
+import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from select import select
 from typing import Any
 
+from tests.helpers import shown_process
+from tests.helpers.forked_launches import Launcher
+
 HIGHEST_DESCRIPTOR = 4096
+LONGEST_JOB = 200_000
+MOST_DESCRIPTORS = 16
+OF_STACKS = (
+    "turboserve.cli.stack.run",
+    *(f"turboserve.{name}.__main__" for name in ("gateway", "recorder", "scheduler", "state_store")),
+    *(f"turboserve.{name}.__main__" for name in ("autoscaler", "worker")),
+)
+"""Modules of every stack."""
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass
 class Job:
-    """A program to run, with the descriptors that become its stdout and stderr."""
+    """A program to run, with descriptors that it gets."""
 
     command: list[str]
     environment: dict[str, str]
     directory: str
     new_session: bool
     descriptors: int | None
-    outputs: tuple[int, int]
+    """Limit of open files."""
+    starts: bool
+    """Whether the program's own `python` processes are forks, too."""
+    targets: list[int]
+    """The numbers that `received` get: first stdout and stderr."""
+    received: list[int]
 
     def run(self) -> None:
         """Become the program, in a fresh fork."""
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Before the process leads a session: who looks for session leaders reads their environments.
+        shown_process.show([sys.executable, *self.command], self.environment)
         if self.new_session:
             os.setsid()
-        for descriptor, output in enumerate(self.outputs, 1):
-            os.dup2(output, descriptor)
-        os.closerange(3, HIGHEST_DESCRIPTOR)
+        self._take_descriptors()
+        launcher = self._launcher() if self.starts else None
         if self.descriptors is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.descriptors, self.descriptors))
         os.chdir(self.directory)
         os.environ.clear()
         os.environ.update(self.environment)
         gc.enable()
+        if launcher is not None:
+            subprocess.Popen = launcher  # type: ignore[misc, assignment]
         if self.command[0] == "-m":
             sys.argv = ["-m", *self.command[2:]]
             sys.path[0] = self.directory
@@ -62,10 +87,43 @@ class Job:
             sys.path[0] = str(Path(self.command[0]).parent)
             runpy.run_path(self.command[0], run_name="__main__")
 
+    def _take_descriptors(self) -> None:
+        """Give what was received its numbers, and close everything else."""
+        above = max([2, *self.targets, *self.received]) + 1
+        moved = [fcntl.fcntl(each, fcntl.F_DUPFD, above) for each in self.received]
+        last = 2
+        # Between the moved ones there may be others, which were in use.
+        for kept in (*sorted(moved), HIGHEST_DESCRIPTOR):
+            os.closerange(last + 1, kept)
+            last = kept
+        for descriptor, target in zip(moved, self.targets, strict=True):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+
+    def _launcher(self) -> Launcher:
+        """Fork a server for what the program starts: the program's process does not stay fit to be forked.
+
+        A process whose parent ends becomes a child of the program's, as if that had started it.
+        """
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            here.close()
+            shown_process.show([sys.executable, "fork_server"], {})
+            job = ForkServer(there, give_away=True).serve()
+            if job is None:
+                os._exit(0)
+            job.run()
+            sys.exit()
+        there.close()
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        return Launcher(here)
+
 
 class ForkServer:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, give_away: bool = False) -> None:
+        """With `give_away`, forks become children of this process's parent, which gets their exit status."""
         self._connection = connection
+        self._give_away = give_away
         self._pipes: dict[int, int] = {}
         """Process id of a child → the pipe for its exit status."""
         self._imported: set[str] = set()
@@ -84,31 +142,45 @@ class ForkServer:
                 self._reap()
             if self._connection.fileno() not in readable:
                 continue
-            length, descriptors, _, _ = socket.recv_fds(self._connection, 4, 3)
-            if not length:
+            data, descriptors, _, _ = socket.recv_fds(self._connection, LONGEST_JOB, MOST_DESCRIPTORS)
+            if not data:
                 return None
-            job, pipe = self._received(int.from_bytes(length, "big"), descriptors)
+            pipe, *received = descriptors
+            fields: dict[str, Any] = json.loads(data)
+            job = Job(**fields, received=received)
+            if job.starts:
+                for module in OF_STACKS:
+                    self._import(["-m", module])
             self._import(job.command)
             # Objects of now stay shared: the collector would write to each.
             gc.freeze()
-            pid = os.fork()
+            pid = self._fork(pipe)
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 return job
-            for output in job.outputs:
-                os.close(output)
-            self._pipes[pid] = pipe
-            _write(pipe, pid)
+            for descriptor in received:
+                os.close(descriptor)
+            if self._give_away:
+                os.close(pipe)
+            else:
+                self._pipes[pid] = pipe
+                _write(pipe, pid)
 
-    def _received(self, length: int, descriptors: list[int]) -> tuple[Job, int]:
-        data = b""
-        while len(data) < length:
-            part = self._connection.recv(length - len(data))
-            assert part, "the connection closed within a job"
-            data += part
-        stdout, stderr, pipe = descriptors
-        fields: dict[str, Any] = json.loads(data)
-        return Job(**fields, outputs=(stdout, stderr)), pipe
+    def _fork(self, pipe: int) -> int:
+        pid = os.fork()
+        if not self._give_away:
+            return pid
+        if pid:
+            os.waitpid(pid, 0)
+            _write(pipe, 0)
+            return pid
+        parent = os.getpid()
+        if pid := os.fork():
+            _write(pipe, pid)
+            os._exit(0)
+        while os.getppid() == parent:
+            time.sleep(0.0005)
+        return 0
 
     def _import(self, command: list[str]) -> None:
         """Import a module, or what a file imports at its top level."""

@@ -1,22 +1,26 @@
 """Service processes that a fork server starts: they skip the imports, most of what a start costs.
 
 A fork is a process of its own in every other respect: id, environment, output, signals, exit status, atexit
-handlers, threads. Only `/proc/PID/cmdline` and `/proc/PID/environ` are the server's.
+handlers, threads. /proc shows its own command line and environment. It does not read OMP_NUM_THREADS and
+other variables that only a new process reads.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
+
+from tests.helpers import shown_process
+from tests.helpers.forked_launches import LOADERS, request
+from turboserve.cli.stack.background import BackgroundStack
 
 ROOT = Path(__file__).parents[2]
 LOST = -int(signal.SIGKILL)
@@ -24,7 +28,6 @@ LOST = -int(signal.SIGKILL)
 
 _servers: dict[int, socket.socket] = {}
 """Process id → connection to its server: a fork of this process has a server of its own."""
-_sending = threading.Lock()
 
 
 class ForkedProcess:
@@ -93,42 +96,60 @@ def start(
     new_session: bool = False,
     descriptors: int | None = None,
     forked: bool = True,
+    starts: bool = False,
 ) -> Started:
     """Start `python -m MODULE` or `python FILE ARGUMENTS`; `command` is what follows `python`.
 
     `output` is the descriptor for stderr, and for stdout without `stdout`. `new_session`: the process leads
-    a session. `descriptors` limits its open files. Without `forked`, and under `make coverage`, which counts
-    a process from its start, this is an ordinary `subprocess.Popen`.
+    a session. `descriptors` limits its open files. `starts`: the program's own `python` processes are forks,
+    too. Without `forked`, with variables that only a new interpreter reads, and under `make coverage`, which
+    counts a process from its start, this is an ordinary `subprocess.Popen`.
     """
     stdout = output if stdout is None else stdout
-    if not forked or "COVERAGE_PROCESS_CONFIG" in os.environ:
+    loads = any(environment.get(name) != os.environ.get(name) for name in LOADERS)
+    if loads or not forked or "COVERAGE_PROCESS_CONFIG" in os.environ:
         return _ordinary(command, environment, output, stdout, new_session, descriptors)
-    job = {
-        "command": list(command),
-        "environment": dict(environment),
-        "directory": str(Path.cwd()),
-        "new_session": new_session,
-        "descriptors": descriptors,
-    }
-    body = json.dumps(job).encode()
-    read, write = os.pipe()
-    try:
-        with _sending:
-            server = _server()
-            socket.send_fds(server, [len(body).to_bytes(4, "big")], [stdout, output, write])
-            server.sendall(body)
-    finally:
-        os.close(write)
-    return ForkedProcess(read)
+    return ForkedProcess(
+        request(
+            _server(),
+            command,
+            environment,
+            {1: stdout, 2: output},
+            new_session=new_session,
+            limit=descriptors,
+            starts=starts,
+        )
+    )
+
+
+def start_stack(
+    command: Sequence[str], *, stdin: int, stdout: IO[bytes], stderr: int, env: Mapping[str, str]
+) -> Started:
+    """As `subprocess.Popen`, for `turboserve up`, whose services are forks, too."""
+    if command[0] != sys.executable:
+        return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
+    return start(command[1:], env, stdout.fileno(), starts=True)
+
+
+class InterpretedStack(BackgroundStack):
+    """A stack each of whose processes is a new interpreter, as in production."""
+
+    launch = subprocess.Popen
 
 
 def _server() -> socket.socket:
     if os.getpid() not in _servers:
-        here, there = socket.socketpair()
+        # One message is one job, also when several threads send.
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        space = " " * shown_process.SPACE
         # Its output is this process's own. It ends with this process, which closes the connection.
-        command = [sys.executable, "-m", "tests.helpers.fork_server", str(there.fileno())]
         subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()], start_new_session=True
+            [sys.executable, "-m", "tests.helpers.fork_server", str(there.fileno()), space],
+            cwd=ROOT,
+            env={**os.environ, shown_process.SPACE_VARIABLE: space},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[there.fileno()],
+            start_new_session=True,
         )
         there.close()
         _servers[os.getpid()] = here

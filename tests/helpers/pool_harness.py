@@ -32,7 +32,12 @@ DRAWN_WORKER = Path(__file__).with_name("drawn_worker.py")
 # Operations that exceed the production defaults are stuck; on a busy machine they may only be slow.
 COMMON_DEADLINES = {"TURBOSERVE_CANARY_TIMEOUT_S": "15", "TURBOSERVE_MIGRATION_TIMEOUT_S": "300"}
 STORE_DEADLINES = {"TURBOSERVE_TRANSACTION_DEADLINE_S": "20", "TURBOSERVE_REQUEST_DEADLINE_S": "30"}
-SCHEDULER_DEADLINES = {"TURBOSERVE_LEADER_LEASE_S": "20", "TURBOSERVE_LEADER_TIMEOUT_S": "25"}
+SCHEDULER_DEADLINES = {
+    "TURBOSERVE_LEADER_LEASE_S": "20",
+    "TURBOSERVE_LEADER_TIMEOUT_S": "25",
+    # Rarer than by default: each renewal is a transaction of the store, also while tests wait.
+    "TURBOSERVE_LEADER_RENEW_S": "2",
+}
 GATEWAY_DEADLINES = {
     "TURBOSERVE_REQUEST_DEADLINE_S": "30",
     "TURBOSERVE_HEADER_TIMEOUT_S": "60",

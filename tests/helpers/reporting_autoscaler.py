@@ -56,8 +56,7 @@ class ReportingAutoscaler:
         assert written.endswith("Z")
         return round(datetime.fromisoformat(written).timestamp(), 3)
 
-    async def report(self, pool: str, *rentals: Rental) -> PoolOrders:
+    async def report(self, pool: str, *rentals: Rental, **more: Any) -> PoolOrders:
         """Report a pool to the state store, which answers with its orders."""
-        return await self.bus.call(
-            subjects.REPORT_POOL, PoolReport(pool=pool, model="toyworld", rentals=rentals)
-        )
+        report = {"pool": pool, "model": "toyworld", "rentals": rentals, **more}
+        return await self.bus.call(subjects.REPORT_POOL, PoolReport.model_validate(report))

@@ -3,12 +3,12 @@
 Tracing makes Python code take two to three times as long. So each test is traced for the first `BUDGET_S` of
 its CPU time only: a long test repeats the same code with other inputs. The figure is a lower bound. It lacks
 what a test executes later, and what other processes execute (`make coverage` has both). Of a test with
-parameters, each process traces the first `TRACED_PARAMETERS` only, for the same reason.
+parameters, each process traces the first `TRACED_PARAMETERS` only, for the same reason. Imports are traced
+where the tests are collected.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import tomllib
 from collections import Counter
@@ -20,31 +20,33 @@ import pytest
 from coverage import Coverage
 
 ROOT = Path(__file__).parents[2]
-BUDGET_S = 0.05
+BUDGET_S = 0.03
 """User time of a test's process, in seconds, for which the test is traced."""
-TRACED_PARAMETERS = 4
+TRACED_PARAMETERS = 2
 """Number of parameters of one test that each process traces."""
-IMPORTS_FOR_ALL = "gw0"
-"""The process of xdist whose imports are traced. All of them import the same modules."""
 
 
 class SampledCoverage:
     """Traces each test of this process for its first `BUDGET_S`."""
 
     def __init__(self) -> None:
+        self._coverage = self._empty()
+        self._running = False
+        self._parameters: Counter[str] = Counter()
+        """Name of a test without its parameters → how many of them have run."""
+
+    def _empty(self) -> Coverage:
         settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["coverage"]["run"]
         # Without the configuration's patches, which would measure processes that tests start.
-        self._coverage = Coverage(
+        coverage = Coverage(
             data_suffix=True,
             config_file=False,
             branch=settings["branch"],
             source=[str(ROOT / name) for name in settings["source"]],
         )
         # Modules that no test imports count, too.
-        self._coverage.set_option("report:include_namespace_packages", True)
-        self._running = False
-        self._parameters: Counter[str] = Counter()
-        """Name of a test without its parameters → how many of them have run."""
+        coverage.set_option("report:include_namespace_packages", True)
+        return coverage
 
     def start(self) -> None:
         if not self._running:
@@ -81,22 +83,22 @@ class SampledCoverage:
     def pytest_collection_finish(self) -> None:
         self.stop()
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_group_process_started(self) -> None:
+        # The process that forked this one saves what was traced until now.
+        self._coverage = self._empty()
+
     def pytest_sessionfinish(self) -> None:
         self.stop()
         self._coverage.save()
 
 
 _sampled = SampledCoverage()
-if os.environ.get("PYTEST_XDIST_WORKER", IMPORTS_FOR_ALL) == IMPORTS_FOR_ALL:
-    # Before `conftest.py` is imported, and most of the tree with it.
-    _sampled.start()
+# Before `conftest.py` is imported, and most of the tree with it.
+_sampled.start()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ and config.getoption("numprocesses", None):
-        # The process that only distributes the tests.
-        _sampled.stop()
-        return
     signal.signal(signal.SIGVTALRM, _sampled.spent)
     # Libraries that do not expect signals have their system calls restarted.
     signal.siginterrupt(signal.SIGVTALRM, False)

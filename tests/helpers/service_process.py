@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import urllib.error
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -71,6 +76,17 @@ def state_store(nats: NatsServer, log: Path, postgres_url: str, redis_url: str, 
         TURBOSERVE_REDIS_URL=redis_url,
         **variables,
     )
+
+
+def readiness(port: int) -> dict[str, Any]:
+    """Return the answer of /readyz at a health port; empty if the service does not answer at the moment."""
+    with suppress(OSError):
+        try:
+            answer = urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=LIMIT_S)
+        except urllib.error.HTTPError as error:
+            answer = error
+        return dict(json.loads(answer.read()))
+    return {}
 
 
 async def connected(nats: NatsServer, name: str, request_deadline_s: float = 3.0) -> Bus:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 
 import av
 import httpx
@@ -49,6 +50,9 @@ def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 break
             except httpx.TransportError:
                 assert process.poll() is None, Path(log.name).read_text()
+                sleep(0.2)
+        else:
+            pytest.fail(f"the server does not answer: {Path(log.name).read_text()}")
         yield url
     finally:
         process.kill()

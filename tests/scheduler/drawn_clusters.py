@@ -18,8 +18,8 @@ from turboserve.scheduler.placement import (
     WorkerState,
 )
 
-EXAMPLES = 75 if settings().derandomize else 300
-"""Number of examples: few and fixed for a commit, many if new ones are drawn."""
+EXAMPLES = 40 if settings().derandomize else 300
+"""Number of examples: few and fixed for a commit, many if new ones are drawn, as in `make soak`."""
 MODELS = ("big", "toy")
 WORKERS = tuple(f"w{n}" for n in range(6))
 SESSIONS = tuple(f"s{n:02}" for n in range(24))

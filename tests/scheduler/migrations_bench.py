@@ -76,7 +76,7 @@ class Wishes:
             if (state := cluster.sessions.get(migration.session)) is not None
             and state.movable
             and state.target is None
-            and (migration.kind is MigrationKind.DRAIN or state.rests_until <= now)
+            and (migration.kind is MigrationKind.DRAIN or max(state.rests_until, state.retries_at) <= now)
             and migration.target not in state.excluded
             and migration.target in cluster.workers
         ]

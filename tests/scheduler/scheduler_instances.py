@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-LIMIT_S = 90.0
+from tests.helpers.service_process import LIMIT_S, readiness
 
 
 class Instance:
@@ -26,13 +23,7 @@ class Instance:
 
     def status(self) -> str:
         """Return the status of /readyz; empty if it does not answer at the moment."""
-        with suppress(OSError):
-            try:
-                answer = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=LIMIT_S)
-            except urllib.error.HTTPError as error:
-                answer = error
-            return str(json.loads(answer.read())["status"])
-        return ""
+        return str(readiness(self.port).get("status", ""))
 
     def metric(self, name: str) -> float:
         url = f"http://127.0.0.1:{self.port}/metrics"

@@ -289,7 +289,7 @@ class World(RowsWorld):
             worker.refused.clear()
 
 
-def play(seed: int, faults: Faults, seconds: int = 60) -> World:
+def run_scenario(seed: int, faults: Faults, seconds: int = 60) -> World:
     world = World(seed, faults)
     for _ in range(seconds * 2):
         for _ in range(world.random.choice((0, 0, 1, 1, 4))):

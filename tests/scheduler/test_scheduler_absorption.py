@@ -161,6 +161,17 @@ def test_a_silent_pool_absorbs_no_longer_and_another_pool_may() -> None:
     assert bench.loads() == [3]
 
 
+def test_no_session_is_placed_beyond_k_from_the_moment_at_which_a_pool_counts_as_silent() -> None:
+    bench = Bench("a")
+    bench.pool(absorbs=True)
+    bench.create(2)
+    bench.pass_time(POOL_SILENT_S)
+    # Too early for the next look at all workers.
+    bench.now += 0.05
+    bench.create(1)
+    assert bench.loads() == [2]
+
+
 def test_load_keeps_its_meaning_and_reports_quality() -> None:
     bench = Bench("a", "b")
     bench.pool(absorbs=True)

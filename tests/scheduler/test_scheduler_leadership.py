@@ -14,7 +14,7 @@ import pytest
 
 from turboserve.contracts.errors import StaleTermError
 from turboserve.contracts.leading import Campaign, KeepLead, LeaderRecord
-from turboserve.scheduler.leadership import Ask, Leadership, Lease, ReadLeader, RenewLead, TakeLead
+from turboserve.leadership import Ask, Leadership, Lease, ReadLeader, RenewLead, TakeLead
 from turboserve.state_store.core import leading as store_rules
 from turboserve.state_store.core.change import expect_term
 

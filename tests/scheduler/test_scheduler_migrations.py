@@ -116,6 +116,35 @@ def test_a_migration_that_its_target_could_not_make_is_given_up_and_not_tried_ag
     assert bench.take(BeginMigration).worker == "b"
 
 
+def test_a_session_whose_migrations_fail_rests_longer_each_time_up_to_a_bound() -> None:
+    """Incident: a rescue that could not succeed was tried again after a constant rest, for ever."""
+    bench = Bench(worker("a"), worker("b"), session())
+    bench.wishes.wish("s", "b", MigrationKind.RESCUE)
+    bench.pass_time(1.0)
+
+    def fail() -> float:
+        begun = bench.store(BeginMigration)
+        assert begun.decision.reason == "rescue: it gains"
+        migration = bench.rows["s"].migration
+        assert migration is not None
+        bench.load("b", MigrationReport(session="s", migration=migration, stage=MigrationStage.FAILED))
+        bench.store(AbandonMigration)
+        failed_at = bench.now
+        while bench.none(BeginMigration):
+            bench.pass_time(1.0)
+        return bench.now - failed_at
+
+    rest_s = bench.policy.migration_cooldown_s
+    rests_s = [fail() for _ in range(6)]
+    assert rests_s == pytest.approx([rest_s * factor for factor in (1, 2, 4, 8, 8, 8)], abs=2.0)
+    # One that succeeds ends the series.
+    bench.store(BeginMigration)
+    bench.verified()
+    bench.store(CommitMigration)
+    assert bench.core.view.sessions["s"].rests_until == pytest.approx(bench.now + rest_s, abs=0.5)
+    assert bench.core.view.sessions["s"].failed_in_epoch is None
+
+
 def test_reports_of_another_migration_say_nothing() -> None:
     bench = migrating()
     for migration in (1, 3):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.scheduler.scheduler_faults import MANY, NONE, Faults
 from tests.scheduler.scheduler_rows import OPEN
-from tests.scheduler.scheduler_world import World, play
+from tests.scheduler.scheduler_world import World, run_scenario
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.scheduler.messages import ViewersReported
@@ -24,12 +24,15 @@ def closed_worlds() -> Iterator[None]:
         OPEN.pop().store.close()
 
 
-MORE = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(10, 40)]
+def drawn(count: int, soak: int) -> pytest.MarkDecorator:
+    """Return the parameter `seed`: `count` of them, and `soak` in `make soak`."""
+    more = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(count, soak)]
+    return pytest.mark.parametrize("seed", [*range(count), *more])
 
 
-@pytest.mark.parametrize("seed", [*range(10), *MORE])
+@drawn(6, soak=40)
 def test_under_faults_nothing_is_overfilled_and_afterwards_everything_runs(seed: int) -> None:
-    world = play(seed, MANY)
+    world = run_scenario(seed, MANY)
     world.calm()
     world.run(120)
     assert world.placements > 0
@@ -61,7 +64,7 @@ def test_under_faults_nothing_is_overfilled_and_afterwards_everything_runs(seed:
     ),
 )
 def test_any_mixture_of_faults(seed: int, faults: Faults) -> None:
-    world = play(seed, faults, seconds=30)
+    world = run_scenario(seed, faults, seconds=30)
     world.calm()
     world.run(120)
     assert not world.unserved() or world.free() == 0
@@ -71,20 +74,20 @@ def test_any_mixture_of_faults(seed: int, faults: Faults) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_without_faults_the_store_never_has_to_refuse(seed: int) -> None:
     """Reservations alone keep a burst from overfilling a worker, so the store's own check is never needed."""
-    world = play(seed, NONE)
+    world = run_scenario(seed, NONE)
     world.run(5)
     assert world.no_capacity == 0
     assert not world.unserved() or world.free() == 0
 
 
 def test_the_same_seed_gives_the_same_decisions() -> None:
-    assert play(7, MANY).trace == play(7, MANY).trace
-    assert play(7, MANY).trace != play(8, MANY).trace
+    assert run_scenario(7, MANY).trace == run_scenario(7, MANY).trace
+    assert run_scenario(7, MANY).trace != run_scenario(8, MANY).trace
 
 
-@pytest.mark.parametrize("seed", range(5))
+@drawn(3, soak=10)
 def test_when_nothing_changes_sessions_come_to_rest(seed: int) -> None:
-    world = play(seed, MANY)
+    world = run_scenario(seed, MANY)
     world.calm()
     world.run(240)
     begun = len(world.migrated)
@@ -118,7 +121,7 @@ def test_a_draining_worker_is_emptied_without_a_session_being_cut(seed: int) -> 
 @pytest.mark.parametrize("seed", range(5))
 def test_lost_reports_end_no_worker(seed: int) -> None:
     """Every load report is lost, and the scheduler is delayed and restarted: no worker is declared gone."""
-    world = play(seed, Faults(lost_load=1.0, pause=0.05, restart=0.02, store_down=0.02), seconds=120)
+    world = run_scenario(seed, Faults(lost_load=1.0, pause=0.05, restart=0.02, store_down=0.02), seconds=120)
     assert len(world.workers) == 3
     assert all(worker.phase is WorkerPhase.READY for worker in world.workers.values())
 

@@ -192,3 +192,64 @@ def test_a_prompt_that_a_reconnection_repeats_is_reported_once() -> None:
       shown.applied(0, "a red circle", "first");
       shown.look(0.5);"""
     assert prompts_on_screen(steps) == ["first"]
+
+
+OVER_WEBRTC = """
+let peer;
+globalThis.RTCPeerConnection = class {
+  constructor() { peer = this; }
+  addTransceiver() {}
+  createDataChannel() { return (this.channel = {}); }
+  setLocalDescription() { this.localDescription = { sdp: "offer" }; }
+  setRemoteDescription() { this.answered = true; }
+  close() { this.isClosed = true; }
+};
+const asked = [];
+globalThis.fetch = async (url, { method }) => {
+  if (method === "POST") asked.push(new URL(url).searchParams.get("events_after"));
+  return new Response(method === "POST" ? "answer" : null, { status: method === "POST" ? 201 : 204 });
+};
+const heard = [];
+const until = async (done) => { while (!done()) await new Promise((resolve) => setTimeout(resolve, 5)); };
+import(process.argv[1]).then(async ({ Client }) => {
+  const { WebRtcConnection } = await import(process.argv[2]);
+  const session = new Client("http://gateway.test").session("ses_1");
+  const on = {
+    hello: () => heard.push("hello"),
+    event: ({ sequence }, isNew) => heard.push([sequence, isNew]),
+    problem: ({ message }) => heard.push(message),
+    unavailable: (error) => heard.push(`${error.name}: ${error.message}`),
+    lost: () => heard.push("lost"),
+  };
+  const connection = new WebRtcConnection(session, on);
+  const receive = (message) => peer.channel.onmessage({ data: JSON.stringify(message) });
+  const hello = { type: "hello", newest_event: 5, events_after: 3 };
+  await until(() => peer?.answered);
+  receive({ ...hello, protocol_version: 1 });
+  receive({ type: "error", title: "not about the client's message" });
+  receive({ type: "session.changed", sequence: 5 });
+  receive({ type: "session.changed", sequence: 6 });
+  receive({ type: "pong" });
+  const first = peer;
+  first.channel.onclose();
+  await until(() => peer !== first && peer.answered);
+  receive({ ...hello, protocol_version: 2 });
+  console.log(JSON.stringify({ asked, heard, isClosed: peer.isClosed }));
+  process.exit();
+});
+"""
+"""Leads a `WebRtcConnection` through two greetings, the second in another version of the protocol."""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine: nothing was connected")
+def test_over_webrtc_events_continue_and_another_version_of_the_protocol_is_refused() -> None:
+    modules = [(SDK / "src" / name).as_uri() for name in ("index.js", "webrtc_connection.js")]
+    done = subprocess.run(["node", "-e", OVER_WEBRTC, *modules], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["asked"] == [None, "6"]
+    assert result["heard"][:4] == ["hello", [5, False], [6, True], "lost"]
+    [refused] = result["heard"][4:]
+    assert refused.startswith("ProtocolError:")
+    assert "version 2" in refused
+    assert result["isClosed"]

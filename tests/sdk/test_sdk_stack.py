@@ -21,6 +21,7 @@ from turboserve.client import (
     AsyncClient,
     Chunk,
     Client,
+    ControlSupersededError,
     NotFoundError,
     ProblemError,
     PromptSupersededError,
@@ -160,20 +161,29 @@ async def test_the_server_records_a_session(stack: BackgroundStack, tmp_path: Pa
         await client.recording(stopped.id).delete()
 
 
-async def test_a_prompt_that_no_chunk_shows_is_superseded(stack: BackgroundStack) -> None:
+async def test_a_prompt_and_a_value_that_no_chunk_shows_are_superseded(stack: BackgroundStack) -> None:
     async with AsyncClient(stack.url) as client:
         session = await client.create("a red circle moving left")
         await session.pause()
         first = await session.prompt("a green square")
         second = await session.prompt("a blue square")
+        left = await session.set_control("steer", "left")
+        right = await session.set_control("steer", "right")
         await session.resume()
         async with session.watch() as stream:
             async for chunk in stream:
-                if chunk.control_seq >= second.control_seq:
+                if chunk.control_seq >= right.control_seq:
                     break
         with pytest.raises(PromptSupersededError) as lost:
             await session.applied(first)
         assert lost.value.superseded_by == second.prompt_id
+        with pytest.raises(ControlSupersededError) as lost_value:
+            await session.applied(left)
+        assert (lost_value.value.control_id, lost_value.value.superseded_by) == (
+            left.control_id,
+            right.control_id,
+        )
+        assert await session.applied(right) <= chunk.index
         await session.end()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.helpers.forked_process import InterpretedStack
 from turboserve import environment
 from turboserve.cli.settings import SOURCES, names
 from turboserve.cli.stack.background import BackgroundStack
@@ -39,7 +40,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]
         **OTHER_SECRETS,
     }
     data = tmp_path_factory.mktemp("stack") / "data"
-    with BackgroundStack(data, "--workers", "1", environment=given) as stack:
+    with InterpretedStack(data, "--workers", "1", environment=given) as stack:
         yield stack
 
 
@@ -60,7 +61,8 @@ def environments(stack: BackgroundStack) -> Mapping[str, list[dict[str, str]]]:
             if variables and process.is_running():
                 assert service is not None, process
                 found.setdefault(service, []).append(variables)
-    assert set(found) == {*SERVERS, *SOURCES} - {"every service"}
+    # Webhooks run only where they are asked for.
+    assert set(found) == {*SERVERS, *SOURCES} - {"every service", "webhooks"}
     return found
 
 
@@ -92,6 +94,7 @@ def test_each_secret_is_held_only_by_those_who_need_it(
         passwords["nats.autoscaler"]: {"autoscaler"},
         passwords["nats.state-store"]: {"state-store"},
         passwords["nats.recorder"]: {"recorder"},
+        passwords["nats.webhooks"]: set(),
         **{secret: set() for secret in OTHER_SECRETS.values()},
     }
     assert {secret: holders(environments, secret) for secret in expected} == expected

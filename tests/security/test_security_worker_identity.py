@@ -48,10 +48,11 @@ from turboserve.contracts.requests import (
     SessionRef,
 )
 from turboserve.contracts.sessions import Decision, SessionRecord
+from turboserve.contracts.weights import FindWeights
 from turboserve.contracts.workers import Assignment, LoadReport
 from turboserve.ids import new_id
 from turboserve.subject_types import identity_of
-from turboserve.subjects import ASSIGN, CHUNK, CHUNKS, LATENTS, LOAD, OWN
+from turboserve.subjects import ASSIGN, CHUNK, CHUNKS, LATENTS, LOAD, OWN, WEIGHTS
 
 PATIENCE_S = 60.0
 MINE, OTHER = "wk1", "wk2"
@@ -89,7 +90,7 @@ def store(
 
 def of_identity(name: str, identity: str) -> str:
     """Return a subject of the shared user as `identity` has it: with itself in place of any identity."""
-    for topic in (LOAD, ASSIGN, LATENTS):
+    for topic in (LOAD, ASSIGN, LATENTS, WEIGHTS):
         if topic.by_worker and name == topic.of(ID):
             return topic.of(f"{identity}_{ID}")
     if name == CHUNK.by(ID, ID):
@@ -103,7 +104,7 @@ async def test_the_broker_refuses_every_subject_of_other_identities(server: Nats
     needed = {of_identity(name, MINE) for name in NEEDS["worker"][verb]}
     names = [*every_api_subject(), *every_application_subject(), *needed]
     names += [of_identity(name, OTHER) for name in (*NEEDS["worker"][verb], *needed)]
-    names += [topic.of(f"{OTHER}_{ID}") for topic in (LOAD, ASSIGN, LATENTS)]
+    names += [topic.of(f"{OTHER}_{ID}") for topic in (LOAD, ASSIGN, LATENTS, WEIGHTS)]
     names += [CHUNK.by(ID, OTHER), CHUNK.of(ID), CHUNK.every, "chunk.*.x1", f"chunk.{ID}.{OTHER}.{MINE}"]
     # An identity may name another identity's worker on its own subjects; the reader checks that.
     names = list(dict.fromkeys(names))
@@ -232,6 +233,9 @@ async def test_a_worker_registers_and_asks_only_as_its_identity(buses: dict[str,
             await attacker.call_raw(
                 subjects.GET_LATENTS, GetLatents(session=record.id, index=0, worker=worker)
             )
+    for worker in (victim, new_id("wrk")):
+        with pytest.raises(ForbiddenError):
+            await attacker.call(subjects.FIND_WEIGHTS, FindWeights(worker=worker, model="toyworld"))
     [assigned] = (await buses[OTHER].call(subjects.RENEW, Renew(load=load(victim)))).assigned
     assert (assigned.id, assigned.phase.value) == (record.id, "active")
     named = {row.id for row in (await buses["gateway"].call(subjects.LIST_WORKERS, ListWorkers())).workers}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Iterator
 
 import pytest
@@ -13,42 +12,62 @@ from hypothesis import strategies as st
 
 from tests.helpers.broker_scene import Scene
 from turboserve.bus import Entry, follow
-from turboserve.bus.feeds import BACKLOG
+from turboserve.bus.feeds import BACKLOG, Backlog
 from turboserve.bus.follower import Cursor
 from turboserve.subjects import CHUNK, CHUNKS
 
 
-class Log:
-    """A stream, and what a follower has received of it live."""
+class Reader:
+    """A stream, and a follower of `chunk.a.*` that has joined at `position`. Each turn is one step of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, position: int = 0) -> None:
         self.entries: list[Entry] = []
-        self.live: deque[Entry] = deque()
-        self.sequence = 0
-        self._owner = self._last = 0
+        self.sequence, self.position = 0, position
+        self.got: list[int] = []
+        self._joined = position
+        self._backlog, self._cursor = Backlog[Entry](), Cursor("chunk.a.*")
 
-    def publish(self, moves: bool, arrives: bool) -> None:
-        """`moves`: the message is the first of another owner, on a subject of its own."""
+    def publish(self, owner: int, arrives: bool = True) -> None:
+        """Store a message of this owner. It names the one before it on its own subject only."""
         self.sequence += 1
-        if moves:
-            self._owner, self._last = self._owner + 1, 0
-        headers = {"Nats-Last-Sequence": str(self._last)}
-        entry = Entry(f"chunk.a.w{self._owner}", self.sequence, b"", headers)
-        self._last = self.sequence
+        subject = f"chunk.a.w{owner}"
+        last = max((entry.sequence for entry in self.entries if entry.subject == subject), default=0)
+        entry = Entry(subject, self.sequence, b"", {"Nats-Last-Sequence": str(last)})
         self.entries.append(entry)
-        if arrives and len(self.live) < BACKLOG:
-            self.live.append(entry)
+        if arrives:
+            self._backlog.put(entry)
 
-    def after(self, position: int) -> Entry | None:
-        return next((entry for entry in self.entries if entry.sequence > position), None)
+    def silence(self) -> None:
+        """The follower has waited for a live message in vain, if none waits for it."""
+        if not self._backlog:
+            self._cursor.caught_up = False
+
+    def turn(self) -> None:
+        if self._cursor.asks(self._backlog, self.position):
+            entry = next((entry for entry in self.entries if entry.sequence > self.position), None)
+            self._cursor.read(entry)
+        elif (entry := self._backlog.first) is not None:
+            self._backlog.drop_first()
+            if not self._cursor.takes(entry, self.position):
+                return
+        if entry is not None:
+            self.position = entry.sequence
+            self.got.append(entry.sequence)
+
+    def check(self) -> None:
+        """It has everything so far, in order and once, and gets the rest."""
+        wanted = [entry.sequence for entry in self.entries if entry.sequence > self._joined]
+        assert self.got == wanted[: len(self.got)]
+        for _ in range(3 * len(self.entries) + BACKLOG + 2):
+            self.silence()
+            self.turn()
+        assert self.got == wanted
 
 
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("publish"), st.booleans(), st.booleans()),
-        st.tuples(st.just("other"), st.none(), st.none()),
-        st.tuples(st.just("follow"), st.none(), st.none()),
-        st.tuples(st.just("silence"), st.none(), st.none()),
+        st.tuples(st.integers(0, 2), st.booleans()),
+        st.sampled_from(["elsewhere", "turn", "silence"]),
     ),
     max_size=80,
 )
@@ -56,41 +75,46 @@ steps = st.lists(
 
 @given(steps, st.integers(0, 20))
 def test_log_and_live_messages_join_without_gap_or_repetition(
-    steps: list[tuple[str, bool, bool]], joined: int
+    steps: list[tuple[int, bool] | str], joined: int
 ) -> None:
-    """For any order of messages, losses, silence and turns of the follower, from any place in the log on."""
-    log, cursor, got = Log(), Cursor("chunk.a.*"), []
-    position = joined
+    """For any order of messages, losses, silence and turns of the follower, from any place in the log on.
 
-    def follow() -> None:
-        nonlocal position
-        if cursor.caught_up:
-            entry = log.live.popleft() if log.live else None
-            if entry is None or not cursor.takes(entry, position):
-                return
-        else:
-            entry = log.after(position)
-            cursor.read(entry)
-        if entry is not None:
-            position = entry.sequence
-            got.append(entry.sequence)
+    A pair is a message of that owner, and whether it arrives live. Owners may return.
+    """
 
-    for step, moves, arrives in steps:
-        if step == "publish":
-            log.publish(moves, arrives)
-        elif step == "other":
-            log.sequence += 1
-        elif step == "silence":
-            cursor.caught_up = cursor.caught_up and bool(log.live)
-        else:
-            follow()
-    wanted = [entry.sequence for entry in log.entries if entry.sequence > joined]
-    assert got == wanted[: len(got)]
-    for _ in range(3 * len(log.entries) + BACKLOG + 2):
-        if not log.live:
-            cursor.caught_up = False
-        follow()
-    assert got == wanted
+    async def check() -> None:
+        reader = Reader(joined)
+        for step in steps:
+            match step:
+                case "elsewhere":
+                    reader.sequence += 1
+                case "silence":
+                    reader.silence()
+                case "turn":
+                    reader.turn()
+                case (int(owner), bool(arrives)):
+                    reader.publish(owner, arrives)
+        reader.check()
+
+    asyncio.run(check())
+
+
+@given(st.lists(st.one_of(st.integers(0, 1), st.sampled_from(["turn", "silence"])), max_size=60))
+def test_a_busy_follower_joins_live_messages_where_an_owner_returns(steps: list[int | str]) -> None:
+    """A number is a message of that owner. All arrive live, as far as the backlog has room."""
+
+    async def check() -> None:
+        reader = Reader()
+        for step in steps:
+            if isinstance(step, int):
+                reader.publish(step)
+            elif step == "silence":
+                reader.silence()
+            else:
+                reader.turn()
+        reader.check()
+
+    asyncio.run(check())
 
 
 @pytest.fixture

@@ -320,7 +320,7 @@ def test_a_process_that_starts_again_takes_the_place_of_the_one_before(scene: Sc
 # Reproducibility
 
 
-def play(seed: int) -> list[object]:
+def run_scenario(seed: int) -> list[object]:
     """Run hints, requests and appends with all faults. Returns every received message with its time."""
     network = FaultyNetwork(random.Random(seed), Rates())
     scene = Scene(network, seed=seed)
@@ -372,5 +372,5 @@ def play(seed: int) -> list[object]:
 
 
 def test_a_run_is_the_same_each_time_and_another_with_another_seed() -> None:
-    assert play(7) == play(7)
-    assert play(7) != play(8)
+    assert run_scenario(7) == run_scenario(7)
+    assert run_scenario(7) != run_scenario(8)

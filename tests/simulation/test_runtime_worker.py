@@ -10,23 +10,22 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from tests.helpers.recorded_spans import record_spans
 from tests.simulation.worker_world import PROFILE, WorkerWorld
-from turboserve import telemetry
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.ids import SystemRandomness, use_source
 from turboserve.simulation.runtime.device.contents import begin
 from turboserve.simulation.runtime.device.platform import VirtualPlatform
-from turboserve.worker.service import spans
+from turboserve.worker.model.weight_manifest import WeightManifest
+from turboserve.worker.replicas.weight_filler import WeightFiller
+from turboserve.worker.service import app
 from turboserve.worker.service.events import PublishOutcome
 from turboserve.worker.service.packager import PackagedChunk
-from turboserve.worker.service.ports import Platform
+from turboserve.worker.service.ports import Loaded, Platform, StoredWeights
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +97,7 @@ def test_another_worker_goes_on_from_the_latents_of_one_that_was_killed(world: W
     joined(world, "wrk_a", "wrk_b")
     world.call(world.place("ses_1", "wrk_a"))
     play(world, "ses_1", 8)
-    world.loop.kill(world.lives["wrk_a"].process)
+    world.loop.kill(world.incarnations["wrk_a"].process)
     made = len(world.chunks("ses_1"))
     world.call(world.place("ses_1", "wrk_b"))
     play(world, "ses_1", made + 4)
@@ -110,7 +109,7 @@ def test_lost_latents_show_in_the_chunk_that_follows(world: WorkerWorld) -> None
     joined(world, "wrk_a", "wrk_b")
     world.call(world.place("ses_1", "wrk_a"))
     play(world, "ses_1", 8)
-    world.loop.kill(world.lives["wrk_a"].process)
+    world.loop.kill(world.incarnations["wrk_a"].process)
     world.latents.clear()
     made = len(world.chunks("ses_1"))
     world.call(world.place("ses_1", "wrk_b"))
@@ -124,7 +123,7 @@ def test_a_frozen_worker_is_fenced_and_makes_nothing_more_than_its_lease_allows(
     joined(world, "wrk_a", "wrk_b")
     world.call(world.place("ses_1", "wrk_a"))
     play(world, "ses_1", 6)
-    world.loop.freeze(world.lives["wrk_a"].process, 15.0)
+    world.loop.freeze(world.incarnations["wrk_a"].process, 15.0)
     world.call(world.place("ses_1", "wrk_b"))
     play(world, "ses_1", 20)
     world.run(15.0)
@@ -145,7 +144,7 @@ def test_a_migration_carries_the_state_to_its_target(world: WorkerWorld) -> None
     assert set(workers) == {"wrk_a", "wrk_b"}
     assert world.fabric.wires == {}
     world.run(3.0)
-    source = world.lives["wrk_a"].worker
+    source = world.incarnations["wrk_a"].worker
     assert source is not None
     assert source.engine.free_slabs == PROFILE.slabs
 
@@ -181,7 +180,7 @@ def test_a_migration_that_breaks_anywhere_loses_and_repeats_nothing(seed: int, s
         world.call(world.place("ses_1", here))
     play(world, "ses_1", len(world.chunks("ses_1")) + 5)
     follows(world, "ses_1")
-    idle = world.lives[there].worker
+    idle = world.incarnations[there].worker
     assert idle is not None
     assert (idle.engine.free_slabs, idle.engine.host_bytes_used) == (PROFILE.slabs, 0)
     assert world.fabric.wires == {}
@@ -192,7 +191,7 @@ def test_a_lost_device_ends_the_process(world: WorkerWorld) -> None:
     joined(world, "wrk_a")
     world.call(world.place("ses_1", "wrk_a"))
     play(world, "ses_1", 3)
-    life = world.lives["wrk_a"]
+    life = world.incarnations["wrk_a"]
     life.faults.lost = True
     world.until(lambda: life.status is not None, "it ends")
     assert life.status == 1
@@ -203,7 +202,7 @@ def test_a_session_for_which_computing_fails_ends_alone(world: WorkerWorld) -> N
     world.call(world.place("ses_1", "wrk_a"))
     world.call(world.place("ses_2", "wrk_a", seed=3))
     play(world, "ses_2", 3)
-    world.lives["wrk_a"].faults.failing.add("ses_1")
+    world.incarnations["wrk_a"].faults.failing.add("ses_1")
     world.call(world.watch("ses_1", 2.0))
     world.until(lambda: "ses_1" in world.failed, "it fails")
     play(world, "ses_2", 12)
@@ -213,7 +212,7 @@ def test_a_session_for_which_computing_fails_ends_alone(world: WorkerWorld) -> N
 
 def test_a_slow_device_takes_as_many_times_as_long_and_says_when_it_begins(world: WorkerWorld) -> None:
     joined(world, "wrk_a")
-    faults = world.lives["wrk_a"].faults
+    faults = world.incarnations["wrk_a"].faults
     begun: list[str] = []
     faults.on_forward = begun.append
     faults.slowdown = 4.0
@@ -230,7 +229,7 @@ def test_a_slow_device_takes_as_many_times_as_long_and_says_when_it_begins(world
 
 def test_an_engine_that_stands_still_ends_the_process(world: WorkerWorld) -> None:
     joined(world, "wrk_a")
-    life = world.lives["wrk_a"]
+    life = world.incarnations["wrk_a"]
     life.faults.stalled_until = math.inf
     world.run(100.0)
     assert life.status is None
@@ -242,7 +241,7 @@ def test_a_worker_that_is_stopped_sends_its_final_report(world: WorkerWorld) -> 
     joined(world, "wrk_a")
     world.call(world.place("ses_1", "wrk_a"))
     play(world, "ses_1", 4)
-    life = world.lives["wrk_a"]
+    life = world.incarnations["wrk_a"]
     assert life.runtime is not None
     life.runtime.stopping.set()
     world.until(lambda: life.status is not None, "it ends")
@@ -273,13 +272,9 @@ def test_the_same_seed_gives_the_same_log(chunk_at_once: bool) -> None:
 def test_a_publication_that_outlives_its_run_still_sets_the_error_of_its_chunks_span(
     world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_sends_spans", True)
-    monkeypatch.setattr(spans, "_trace", provider.get_tracer("test"))
+    exporter = record_spans(monkeypatch)
     joined(world, "wrk_a")
-    worker = world.lives["wrk_a"].worker
+    worker = world.incarnations["wrk_a"].worker
     assert worker is not None
     refused, published = asyncio.Event(), worker.logs._wire.publish
 
@@ -310,13 +305,9 @@ def test_a_publication_that_outlives_its_run_still_sets_the_error_of_its_chunks_
 def test_a_publication_that_is_cancelled_after_its_run_ends_its_chunks_span(
     world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_sends_spans", True)
-    monkeypatch.setattr(spans, "_trace", provider.get_tracer("test"))
+    exporter = record_spans(monkeypatch)
     joined(world, "wrk_a")
-    worker = world.lives["wrk_a"].worker
+    worker = world.incarnations["wrk_a"].worker
     assert worker is not None
 
     async def publish(chunk: PackagedChunk, *rest: Any, **options: Any) -> Any:
@@ -333,7 +324,7 @@ def test_a_publication_that_is_cancelled_after_its_run_ends_its_chunks_span(
         return "generate chunk" in [span.name for span in exporter.get_finished_spans()]
 
     before = ended()
-    worker._tasks.cancel()
+    worker.logs.close()
     world.until(lambda: not worker.logs.publishing, "the publication is cancelled")
     assert (before, ended()) == (False, True)
 
@@ -352,7 +343,7 @@ def test_a_loss_is_in_the_next_header_also_after_the_broker_was_away_for_long(
     last = world.chunks("ses_1")[-1][0]
     # Its playback continues, so that a chunk is in flight while the broker is away.
     world.call(world.watch("ses_1", last.start_s))
-    worker = world.lives["wrk_a"].worker
+    worker = world.incarnations["wrk_a"].worker
     assert worker is not None
     world.until(lambda: worker.table.entries["ses_1"].next_publish > last.index + 1, "a chunk is accepted")
     world.call(world.watch("ses_1", last.start_s + 3.0))
@@ -370,3 +361,23 @@ def test_a_loss_is_in_the_next_header_also_after_the_broker_was_away_for_long(
     lost = accepted - 1
     assert lost not in indexes
     assert found[-1].contiguous_from == accepted
+
+
+def test_a_worker_hears_of_those_that_want_its_weights_before_it_is_ready(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: the state store sent a key to a ready worker that had not subscribed yet."""
+    known, load = list[bool](), VirtualPlatform.load
+
+    async def with_weights(self: VirtualPlatform, filler: WeightFiller | None = None) -> Loaded:
+        return replace(await load(self, filler), weights=StoredWeights(WeightManifest(()), {}))
+
+    async def subscribes(*_: object) -> None:
+        await asyncio.sleep(5.0)
+        known.append("wrk_a" in world.loads and world.loads["wrk_a"].phase is WorkerPhase.READY)
+
+    monkeypatch.setattr(VirtualPlatform, "load", with_weights)
+    monkeypatch.setattr(app, "send_weights", subscribes)
+    joined(world, "wrk_a")
+    world.until(lambda: known, "it subscribes")
+    assert known == [False]

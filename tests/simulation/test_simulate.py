@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from tests.simulation.simulate_plants import SHORT_S, without_fence
+from turboserve.cli.main import app
 from turboserve.scheduler.placement.pool import LatencyCurve
 from turboserve.simulation import command
 from turboserve.simulation.calm import CalmScale, run_calm
@@ -127,7 +129,9 @@ def test_memory_does_not_grow_with_the_number_of_seeds(monkeypatch: pytest.Monke
 
 def test_a_failing_seed_prints_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stream, "_check", without_fence("chunk."))
-    failed = next(o for o in (run_scenario(seed, seconds=SHORT_S) for seed in range(60)) if o.violations)
+    # First a seed that finds the fault today: the code under test may change what a seed does.
+    seeds = (33, *range(60))
+    failed = next(o for o in (run_scenario(seed, seconds=SHORT_S) for seed in seeds) if o.violations)
     [found] = command.run(seed=failed.seed, seconds=SHORT_S)["failing"]
     assert found["replay"] == f"turboserve bench simulate --seed {failed.seed} --seconds 10 --trace"
     assert tuple(found["messages"]) == failed.messages
@@ -211,9 +215,8 @@ def test_an_unknown_policy_is_refused_with_the_names_that_are_installed() -> Non
 )
 def test_the_command_writes_its_results(options: list[str], tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    main = "from turboserve.cli.main import app; app()"
-    arguments = ["bench", "simulate", *options, "--json", str(path)]
-    subprocess.run([sys.executable, "-c", main, *arguments], capture_output=True, check=True)
+    done = CliRunner().invoke(app, ["bench", "simulate", *options, "--json", str(path)])
+    assert done.exit_code == 0, done.output
     written = json.loads(path.read_text())
     result = written.get("result", written)
     assert result["mode"] == ("calm" if "calm" in options else "faults")

@@ -83,7 +83,7 @@ def a_worker_comes_back_while_its_death_is_on_its_way(monkeypatch: pytest.Monkey
 def test_a_worker_that_has_come_back_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     with a_worker_comes_back_while_its_death_is_on_its_way(monkeypatch) as one:
         assert one.world.checker.messages == []
-        assert one.world.checker.gone == set()
+        assert not one.world.checker.gone
 
 
 def test_a_verdict_that_looks_at_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from tests.simulation.simulate_plants import BUSY, all_on_the_first, violations, without_fence
 from tests.simulation.simulate_scene import scene
+from turboserve.autoscaler import app as autoscaler_app
 from turboserve.autoscaler import lifecycle
 from turboserve.autoscaler.control.advisor import Advisor
 from turboserve.autoscaler.control.events import Advice
 from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
+from turboserve.autoscaler.pool_term import PoolTerm
 from turboserve.bus.chunk_log import Chunk, ChunkLog, StreamStart
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.scheduler.leadership import Leadership
+from turboserve.leadership import Leadership
 from turboserve.scheduler.placement import Choice, Cluster, Demand, MinMax
 from turboserve.simulation import command, scenario
 from turboserve.simulation.faults import CALM, Faults
@@ -39,7 +41,7 @@ from turboserve.worker.service.worker import Worker
 
 def test_a_broker_without_the_fence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stream, "_check", without_fence("chunk."))
-    assert "one_executor" in violations(range(40), BUSY)
+    assert "one_executor" in violations(range(40), BUSY, finds=11)
 
 
 def test_a_worker_that_ignores_its_lease_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +57,7 @@ def test_an_engine_that_does_not_look_at_the_clock_is_found(monkeypatch: pytest.
 
     monkeypatch.setattr(EngineDriver, "step", step)
     monkeypatch.setattr(EngineDriver, "generating", property(lambda self: self.generate_until > -math.inf))
-    assert "one_executor" in violations(range(20), Faults(freeze={"worker": 0.1}), seconds=25.0)
+    assert "one_executor" in violations(range(20), Faults(freeze={"worker": 0.1}), seconds=25.0, finds=8)
 
 
 def test_a_store_that_does_not_raise_the_epoch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +100,7 @@ def test_a_migration_of_another_state_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_store_that_does_not_count_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.Slots, "check_room", lambda self, worker, retry_s: None)
     monkeypatch.setattr(MinMax, "assign", all_on_the_first)
-    assert "capacity" in violations(range(20), CALM)
+    assert "capacity" in violations(range(20), CALM, finds=1)
 
 
 def test_a_session_that_is_never_placed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +184,7 @@ def test_a_pool_that_ends_busy_workers_is_found(monkeypatch: pytest.MonkeyPatch)
 def test_a_controller_that_trusts_silence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FeedbackMonitor, "is_stale", lambda self, now: self.heard_at is None)
     faults = Faults(cut={"scheduler": 0.2}, crash={"scheduler": 0.2})
-    assert "stale_metrics_never_shrink" in violations(range(80), faults, seconds=25.0, finds=19)
+    assert "stale_metrics_never_shrink" in violations(range(80), faults, seconds=25.0, finds=31)
 
 
 def test_a_controller_that_swings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +220,17 @@ def test_an_engine_that_lowers_pinned_sessions_is_found(monkeypatch: pytest.Monk
 def test_two_leaders_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Leadership, "leads", lambda self, now: self.term is not None)
     faults = Faults(freeze={"scheduler": 0.1}, cut={"scheduler": 0.1})
-    assert "one_leader" in violations(range(40), faults)
+    assert "one_leader" in violations(range(40), faults, finds=24)
+
+
+def test_an_autoscaler_that_decides_after_its_term_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def always(pool: str, number: int, leads: object, on_lost: Callable[[], None]) -> PoolTerm:
+        return PoolTerm(pool, number, lambda now: True, on_lost)
+
+    monkeypatch.setattr(autoscaler_app, "PoolTerm", always)
+    pair = Scale(workers=1, most_workers=2).with_failover()
+    faults = Faults(freeze={"autoscaler": 0.3})
+    assert "one_leader" in violations(range(40), faults, scale=pair, finds=10)
 
 
 def test_a_core_that_decides_by_more_than_its_input_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

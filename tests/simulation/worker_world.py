@@ -55,7 +55,7 @@ PROFILE = DeviceProfile(slabs=2, host_states=4, load_s=1.0)
 
 
 @dataclass(eq=False)
-class Life:
+class WorkerIncarnation:
     """One incarnation of a worker's process."""
 
     process: Process
@@ -83,7 +83,7 @@ class WorkerWorld:
         self.broker = MemoryBroker(random.Random(seed), loop=self.loop)
         self.fabric = TransferFabric(self.loop, random.Random(seed + 1))
         self.rows: dict[str, SessionRecord] = {}
-        self.lives: dict[str, Life] = {}
+        self.incarnations: dict[str, WorkerIncarnation] = {}
         self.loads: dict[str, LoadReport] = {}
         self.latents: dict[tuple[str, int], tuple[LatentsHeader, bytes]] = {}
         self.gone: set[str] = set()
@@ -124,33 +124,33 @@ class WorkerWorld:
         await self.bus.serve_raw(GET_LATENTS, self._get_latents)
         await self.bus.subscribe(LATENTS, "*", self._keep_latents)
 
-    def start(self, worker: str, profile: DeviceProfile | None = None) -> Life:
+    def start(self, worker: str, profile: DeviceProfile | None = None) -> WorkerIncarnation:
         process = Process(worker)
         settings = Settings(
             worker_id=worker, worker_max_sessions=2, nats_url="nats://worker@memory", lease_s=8.0
         )
-        life = Life(process, None)  # type: ignore[arg-type]
+        incarnation = WorkerIncarnation(process, None)  # type: ignore[arg-type]
 
         def leave(reason: str) -> None:
-            life.left = reason
+            incarnation.left = reason
             self.loop.kill(process)
 
-        life.platform = VirtualPlatform(
+        incarnation.platform = VirtualPlatform(
             profile or self.profile, settings, self.clock, self.fabric, worker.replace("_", "-"), leave
         )
 
         async def main() -> None:
             bus = await Bus.connect("worker", settings, self.broker.connect)
-            life.runtime = Runtime("worker", settings, bus, self.clock)
+            incarnation.runtime = Runtime("worker", settings, bus, self.clock)
 
             async def begin(runtime: Runtime) -> None:
-                life.worker = await compose(runtime, settings, life.platform)
+                incarnation.worker = await compose(runtime, settings, incarnation.platform)
 
-            life.status = await run_service(life.runtime, begin)
+            incarnation.status = await run_service(incarnation.runtime, begin)
 
         self.loop.spawn(process, main(), worker)
-        self.lives[worker] = life
-        return life
+        self.incarnations[worker] = incarnation
+        return incarnation
 
     # Rows
 

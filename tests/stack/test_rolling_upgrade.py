@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -19,9 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import redis
 
 from tests.helpers.schema_peer import REFUSED
-from tests.helpers.service_process import Service, connected, state_store
+from tests.helpers.service_process import Service, connected, readiness, state_store
 from tests.helpers.waiting import eventually
 from turboserve import subjects
 from turboserve.bus import Bus, next_entry
@@ -125,13 +124,7 @@ class Deployment:
 
     def ready(self, name: str) -> dict[str, Any]:
         """Return the answer of /readyz; empty if the service does not answer at the moment."""
-        with suppress(OSError):
-            try:
-                answer = urllib.request.urlopen(f"http://127.0.0.1:{self.health[name]}/readyz", timeout=60)
-            except urllib.error.HTTPError as error:
-                answer = error
-            return dict(json.loads(answer.read()))
-        return {}
+        return readiness(self.health[name])
 
 
 @pytest.fixture(params=list(COMBINATIONS.values()), ids=list(COMBINATIONS))
@@ -140,14 +133,19 @@ def deployment(
     nats_server: NatsServer,
     nats_url: str,
     redis_url: str,
-    postgres_url: str,
+    new_database: Callable[[], str],
     ports: Ports,
     tmp_path: Path,
 ) -> Iterator[Deployment]:
     del nats_url  # The streams of earlier tests are deleted.
+    # Killed workers of an earlier test would be alive in its database until their time-out.
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
     folder = tmp_path / f"run{len(request.param)}{min(request.param)[0]}"
     folder.mkdir()
-    deployment = Deployment(nats_server, ports, folder, request.param, postgres=postgres_url, redis=redis_url)
+    deployment = Deployment(
+        nats_server, ports, folder, request.param, postgres=new_database(), redis=redis_url
+    )
     try:
         yield deployment
     finally:

@@ -9,18 +9,21 @@ from functools import partial
 import httpx
 import pytest
 
+from tests.helpers.waiting import eventually
 from tests.stack.conftest import Open, ReadLog
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.rest import request
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.experiments.chaos.simulated_clients import with_retry
+from turboserve.state_store.periodic_writes import VIEWERS_S
 
 pytestmark = pytest.mark.stack
 
 FIRST_S = 60.0
 BACK_S = 120.0
 """Time within which the victim serves again and every session continues."""
+USED = "gpu_seconds", "chunks", "video_seconds", "delivered_bytes"
 PROMPTS = ("a red circle moving left", "a blue square moving up", "a green triangle moving right")
 
 
@@ -55,6 +58,50 @@ async def check_whole(viewers: list[Viewer], read_log: ReadLog) -> None:
         assert [payload[header.init_bytes :] for header, payload in log][: len(seen)] == seen
 
 
+async def usage_of_all(api: httpx.AsyncClient) -> dict[str, float]:
+    """Return the sums of all days and keys."""
+    answer = await with_retry(partial(request, api, "GET", "/v1/usage?group_by=tenant"))
+    entries: list[dict[str, float]] = answer["usage"]
+    return {name: sum(entry[name] for entry in entries) for name in USED}
+
+
+async def usage_at_rest(api: httpx.AsyncClient) -> dict[str, float]:
+    """Return the sums when what viewers of ended sessions have used is written."""
+    await asyncio.sleep(VIEWERS_S + 1.0)
+    return await usage_of_all(api)
+
+
+async def check_usage(
+    api: httpx.AsyncClient,
+    viewers: list[Viewer],
+    read_log: ReadLog,
+    before: dict[str, float],
+    elapsed_s: float,
+    kills: int,
+) -> None:
+    """Check that the log's chunks and seconds are counted once, GPU time once, and bytes never twice."""
+    headers = [header for viewer in viewers for header, _ in await read_log(viewer.session)]
+
+    async def counted() -> bool:
+        return (await usage_of_all(api))["chunks"] - before["chunks"] >= len(headers)
+
+    await eventually(counted)
+    after = await usage_at_rest(api)
+    used = {name: after[name] - before[name] for name in USED}
+    assert used["chunks"] == len(headers)
+    assert used["video_seconds"] == pytest.approx(sum(header.frames / header.fps for header in headers))
+    costs = await with_retry(partial(request, api, "GET", "/v1/cost?limit=500"))
+    ours = {viewer.session for viewer in viewers}
+    shares = sum(each["gpu_seconds"] for each in costs["sessions"] if each["session"] in ours)
+    assert used["gpu_seconds"] == pytest.approx(shares, abs=1e-3)
+    # Two workers at a time, and a third that replaces one of them.
+    assert 0.5 * elapsed_s < used["gpu_seconds"] < 3 * elapsed_s
+    received = [len(chunk.fragment) for viewer in viewers for chunk in viewer.chunks]
+    # What a gateway sent and no viewer received is counted, what it or a state store had not written is not.
+    sent_again = kills * len(viewers) * max(received)
+    assert 0.2 * sum(received) < used["delivered_bytes"] <= sum(received) + sent_again
+
+
 async def end_all(viewers: list[Viewer]) -> None:
     for viewer in viewers:
         await with_retry(viewer.delete)
@@ -74,6 +121,7 @@ async def test_sessions_play_on_after_each_kill(
     read_log: ReadLog,
     victims: tuple[str, ...],
 ) -> None:
+    used_before, began = await usage_at_rest(api), time.monotonic()
     async with asyncio.TaskGroup() as watches:
         viewers = await watched(open_session, watches)
         for victim in victims:
@@ -91,11 +139,13 @@ async def test_sessions_play_on_after_each_kill(
                 assert "recover" not in kinds, victim
         await end_all(viewers)
     await check_whole(viewers, read_log)
+    await check_usage(api, viewers, read_log, used_before, time.monotonic() - began, kills=len(victims))
 
 
 async def test_sessions_of_a_killed_worker_go_on_elsewhere(
     stack: BackgroundStack, api: httpx.AsyncClient, open_session: Open, read_log: ReadLog
 ) -> None:
+    used_before, began = await usage_at_rest(api), time.monotonic()
     async with asyncio.TaskGroup() as watches:
         viewers = await watched(open_session, watches)
         await use_both_workers(api, viewers)
@@ -119,6 +169,7 @@ async def test_sessions_of_a_killed_worker_go_on_elsewhere(
                 assert {chunk.worker for chunk in viewer.chunks[before : before + 3]} == {owner}
         await end_all(viewers)
     await check_whole(viewers, read_log)
+    await check_usage(api, viewers, read_log, used_before, time.monotonic() - began, kills=1)
     # The pool is filled up again.
     deadline_s = time.monotonic() + BACK_S
     while len(await living_workers(api)) < 2:

@@ -43,7 +43,8 @@ def test_the_first_start_shows_a_key_and_later_ones_do_not(tmp_path: Path) -> No
         assert found is not None
         admin, key_id = found.group(), found[1]
         assert httpx.get(f"{stack.url}/v1/sessions", timeout=60).status_code == 401
-        assert answer(stack.url, admin) == 200
+        # The gateway learns of a new key from the store, as below.
+        eventually_blocking(lambda: answer(stack.url, admin) == 200)
         assert "API keys: in the database" in stack.output
 
         made = keys(stack.url, admin, "add", "acme", "--label", "for CI", "--scope", "sessions:read")[0]

@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.helpers.forked_process import InterpretedStack
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 
@@ -60,7 +61,7 @@ async def no_more_chunks(viewer: Viewer) -> None:
 async def test_a_stack_stops_clean_starts_again_with_its_sessions_and_leaves_nothing_when_killed(
     data_dir: Path,
 ) -> None:
-    stack = BackgroundStack(data_dir, "--workers", "1")
+    stack = InterpretedStack(data_dir, "--workers", "1")
     with stack:
         async with httpx.AsyncClient(base_url=stack.url, timeout=FIRST_S) as api:
             viewer = await Viewer.create(api, "a red circle moving left", seed=1)

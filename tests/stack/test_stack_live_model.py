@@ -1,4 +1,4 @@
-"""A real stack serves chunks of one latent frame."""
+"""A real stack serves the other models that ship: chunks of one latent frame, and the small one."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from turboserve.cli.stack.background import BackgroundStack
 pytestmark = pytest.mark.stack
 
 LIMIT_S = 120.0
-MODEL = "toyworld-live"
 
 
-async def test_a_live_session_has_chunks_of_a_quarter_of_a_second(tmp_path: Path) -> None:
-    environment = {"TURBOSERVE_MODEL": MODEL, "TURBOSERVE_DEFAULT_MODEL": MODEL}
-    with BackgroundStack(tmp_path / "data", "--workers", "1", environment=environment) as stack:
+@pytest.mark.parametrize(
+    ("name", "first_s", "chunk_s", "chunks"),
+    [("toyworld-live", 1 / 16, 0.25, 20), ("toyworld-small", 9 / 16, 0.75, 4)],
+)
+async def test_a_stack_serves_the_model_that_its_option_names(
+    tmp_path: Path, name: str, first_s: float, chunk_s: float, chunks: int
+) -> None:
+    with BackgroundStack(tmp_path / "data", "--workers", "1", "--model", name) as stack:
         async with httpx.AsyncClient(base_url=stack.url, timeout=60.0) as api:
             [model] = (await api.get("/v1/models")).json()["models"]
-            assert model["id"] == MODEL
+            assert model["id"] == name
             assert "triangle" in str(model["prompt_guide"])
             viewer = await Viewer.create(api, "a red circle moving left")
             async with viewer.watching():
-                await viewer.more_chunks(20, LIMIT_S)
+                await viewer.more_chunks(chunks, LIMIT_S)
                 switch = await viewer.submit("a blue square moving up")
                 await viewer.until(
                     lambda: viewer.chunks[-1].control_seq >= switch.control_seq, LIMIT_S, "the prompt"
                 )
             await viewer.delete()
     first, *others = viewer.chunks
-    assert first.end_s - first.start_s == pytest.approx(1 / 16, abs=1e-3)
-    assert all(chunk.end_s - chunk.start_s == pytest.approx(0.25, abs=1e-3) for chunk in others)
+    assert first.end_s - first.start_s == pytest.approx(first_s, abs=1e-3)
+    assert all(chunk.end_s - chunk.start_s == pytest.approx(chunk_s, abs=1e-3) for chunk in others)

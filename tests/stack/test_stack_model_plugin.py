@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from tests.helpers.model_plugin import NAME, install
 from tests.helpers.waiting import eventually
 from turboserve.bench.streaming.viewer import Viewer
+from turboserve.cli.main import app
 from turboserve.cli.stack.background import BackgroundStack
 
 pytestmark = pytest.mark.stack
@@ -42,3 +46,53 @@ async def test_a_stack_serves_the_documented_model(tmp_path: Path) -> None:
 
             await eventually(feedback_came, LIMIT_S)
             await viewer.delete()
+
+
+async def test_a_stack_serves_the_documented_model_at_another_size(tmp_path: Path) -> None:
+    """The pool of the size starts from zero: admission, placement and the autoscaler know it by its name."""
+    installed = tmp_path / "installed"
+    install(installed)
+    sized = f"{NAME}_96x64"
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(installed), os.environ.get("PYTHONPATH")))),
+        "TURBOSERVE_MODEL": sized,
+        "TURBOSERVE_DEFAULT_MODEL": sized,
+        "TURBOSERVE_PRICES": '{"*": 2.5}',
+    }
+    with BackgroundStack(tmp_path / "data", "--workers", "0..1", environment=environment) as stack:
+        async with httpx.AsyncClient(base_url=stack.url, timeout=60.0) as api:
+            other = {"prompt": "red noise", "model": NAME, "width": 64, "height": 64}
+            refused = await api.post("/v1/sessions", json=other)
+            assert refused.status_code == 422, refused.text
+            size = {"model": NAME, "width": 96, "height": 64}
+            viewer = await Viewer.create(api, "red noise", keep_video=True, **size)
+            async with viewer.watching():
+                await viewer.more_chunks(3, LIMIT_S)
+            [model] = (await api.get("/v1/models")).json()["models"]
+            [offered] = model["sizes"]
+            assert (model["id"], offered["width"], offered["height"]) == (NAME, 96, 64)
+            [kind] = offered["kinds"]
+            assert (kind["price_per_worker_hour"], kind["currency"]) == (2.5, "USD")
+            assert kind["price_per_session_hour"] == pytest.approx(2.5 / offered["capacity"])
+            refused = await api.post("/v1/sessions", json=other)
+            assert (refused.json()["field"], refused.json()["limit"]) == ("width", "96x64"), refused.text
+            await viewer.delete()
+            # The command uses the Python client, which has a loop of its own.
+            command = [
+                "session",
+                "create",
+                "red noise",
+                "--model",
+                NAME,
+                "--url",
+                stack.url,
+                "--json",
+                "--size",
+            ]
+            made = await asyncio.to_thread(CliRunner().invoke, app, [*command, "96x64"])
+            session = json.loads(made.stdout)
+            assert (session["model"], session["width"], session["height"]) == (NAME, 96, 64), made.output
+            malformed = await asyncio.to_thread(CliRunner().invoke, app, [*command, "96"])
+            assert malformed.exit_code != 0
+            assert "is not WIDTHxHEIGHT" in malformed.output
+            await api.delete(f"/v1/sessions/{session['id']}")

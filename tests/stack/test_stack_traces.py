@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.helpers.browser import NEEDS_CHROMIUM
 from tests.helpers.otlp_receiver import OtlpReceiver, ReceivedSpan, outside_scheme
 from tests.helpers.waiting import eventually
+from tests.stack.received_traces import LIMIT_S, SESSION, Client, about, ancestors, connected, named
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 
 pytestmark = pytest.mark.stack
 
-LIMIT_S = 180.0
-SESSION = "turboserve.session.id"
 EXEMPLARS = {"turboserve.state_store.request.duration", "turboserve.worker.compute.duration"}
 SERVICES = ("gateway", "state-store", "scheduler", "worker", "autoscaler")
 
@@ -31,58 +26,6 @@ SERVICES = ("gateway", "state-store", "scheduler", "worker", "autoscaler")
 def receiver() -> Iterator[OtlpReceiver]:
     with OtlpReceiver().running() as receiver:
         yield receiver
-
-
-class Client:
-    """A client with trace contexts of its own."""
-
-    def __init__(self) -> None:
-        self.trace, self.span = secrets.token_hex(16), secrets.token_hex(8)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"traceparent": f"00-{self.trace}-{self.span}-01"}
-
-    async def post(self, api: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send a request until a service has time for it. All attempts are one trace."""
-        headers = {**self.headers, "Idempotency-Key": self.trace}
-        async with asyncio.timeout(LIMIT_S):
-            while (answer := await api.post(path, json=body, headers=headers)).status_code >= 500:
-                await asyncio.sleep(0.5)
-        assert answer.is_success, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
-
-
-def named(spans: Sequence[ReceivedSpan], service: str, name: str) -> list[ReceivedSpan]:
-    return [span for span in spans if span.service == f"turboserve-{service}" and span.name == name]
-
-
-def connected(spans: Sequence[ReceivedSpan], client: Client) -> bool:
-    """Whether each span's parent is a span of the trace, or the client's own."""
-    ids = {span.id for span in spans} | {client.span}
-    return all(span.parent in ids for span in spans)
-
-
-def about(spans: Sequence[ReceivedSpan], session: str) -> None:
-    """Assert that spans of this trace name no session but `session`, and that the services' own name it."""
-    assert {span.attributes[SESSION] for span in spans if SESSION in span.attributes} == {session}
-    for span in spans:
-        operation, *rest = span.name.split()
-        if operation in ("request", "process") and rest[0].startswith("state.session."):
-            assert span.attributes.get(SESSION) == session, span
-        if operation in ("send", "admit", "deliver", "show", "generate"):
-            assert span.attributes.get(SESSION) == session, span
-
-
-def ancestors(spans: Sequence[ReceivedSpan], span: ReceivedSpan) -> list[str]:
-    """Names of the spans above `span`, the nearest first, with the services' names."""
-    by_id = {each.id: each for each in spans}
-    found = []
-    while span.parent in by_id:
-        span = by_id[span.parent]
-        found.append(f"{span.service.removeprefix('turboserve-')}: {span.name}")
-    return found
 
 
 async def test_a_creation_and_a_prompt_are_one_trace_each(data_dir: Path, receiver: OtlpReceiver) -> None:
@@ -226,139 +169,6 @@ async def story_of_prompt(receiver: OtlpReceiver, client: Client, session: str, 
     assert "text" in [span.name for span in spans if span.parent == chunk.id]
     [link] = chunk.links
     assert link[0] != client.trace, "the chunk is linked to the session's assignment"
-
-
-@dataclass(frozen=True)
-class TracedStack:
-    """A stack with two workers, and what it exports."""
-
-    url: str
-    receiver: OtlpReceiver
-
-
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TracedStack]:
-    with OtlpReceiver().running() as receiver:
-        environment = {
-            "TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint,
-            "TURBOSERVE_WORKER_MAX_SESSIONS": "4",
-            "TURBOSERVE_MIGRATION_TIMEOUT_S": "120",
-        }
-        data = tmp_path_factory.mktemp("traced") / "data"
-        with BackgroundStack(data, "--workers", "2", environment=environment) as stack:
-            yield TracedStack(stack.url, receiver)
-        # The services have exported everything: they have stopped.
-        assert outside_scheme(receiver) == []
-
-
-async def test_a_migration_is_one_trace_with_its_rounds(traced: TracedStack) -> None:
-    async with httpx.AsyncClient(base_url=traced.url, timeout=LIMIT_S) as api:
-        viewer = await Viewer.create(api, "a red circle moving left")
-        async with viewer.watching():
-            await viewer.more_chunks(3, LIMIT_S)
-            client, begun = await migrate(api, viewer.session)
-            await viewer.event("session.migrated", LIMIT_S, worker=begun["target"])
-            await story_of_migration(traced.receiver, client, viewer.session, begun["target"])
-        await viewer.delete()
-
-
-async def migrate(api: httpx.AsyncClient, session: str) -> tuple[Client, dict[str, Any]]:
-    """Request a migration to the other worker until it begins. Each attempt is a trace of its own."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            client = Client()
-            answer = await api.post(f"/v1/sessions/{session}/migrate", json={}, headers=client.headers)
-            if answer.status_code == 202:
-                return client, answer.json()
-            await asyncio.sleep(0.5)
-
-
-async def story_of_migration(receiver: OtlpReceiver, client: Client, session: str, target: str) -> None:
-    def complete(spans: Sequence[ReceivedSpan]) -> bool:
-        return (
-            connected(spans, client)
-            and bool(named(spans, "gateway", "deliver chunk"))
-            and bool(named(spans, "worker", "send state"))
-            and bool(named(spans, "scheduler", "decide commit"))
-        )
-
-    spans = await receiver.until(complete, LIMIT_S, client.trace)
-    about(spans, session)
-    [begun] = named(spans, "scheduler", "decide migrate")
-    assert begun.attributes["turboserve.worker.id"] == target
-    assert len(begun.links) == 1, "linked to the session's assignment"
-    fetched = named(spans, "worker", "fetch state")[-1]
-    begin = "state-store: process state.session.migration.begin"
-    assert ancestors(spans, fetched)[:3] == [
-        begin,
-        "scheduler: request state.session.migration.begin",
-        "scheduler: decide migrate",
-    ]
-    # Rounds of attempts that failed come before those of the last attempt.
-    count = fetched.attributes["turboserve.migration.rounds"]
-    rounds = named(spans, "worker", "copy round")[-count:]
-    assert count >= 2
-    assert [span.parent for span in rounds] == [fetched.id] * count
-    assert [span.attributes["turboserve.migration.round"] for span in rounds] == list(range(count))
-    assert fetched.attributes["turboserve.migration.bytes"] == sum(
-        span.attributes["turboserve.migration.bytes"] for span in rounds
-    )
-    sent = named(spans, "worker", "send state")[-1]
-    assert ancestors(spans, sent)[0] == begin
-    assert {span.name for span in spans if span.parent == sent.id} == {
-        "quiesce session",
-        "append last chunks",
-    }
-    commit = named(spans, "scheduler", "decide commit")[-1]
-    assert ancestors(spans, commit)[0] == begin
-    assert commit.attributes["turboserve.worker.id"] == target
-    assert commit.attributes["turboserve.decision.numbers.bytes_copied"] > 0
-    delivered = named(spans, "gateway", "deliver chunk")[0]
-    assert ancestors(spans, delivered)[:5] == [
-        "worker: send chunk",
-        "worker: generate chunk",
-        "state-store: process state.session.migration.commit",
-        "scheduler: request state.session.migration.commit",
-        "scheduler: decide commit",
-    ]
-
-
-@NEEDS_CHROMIUM[0]
-@NEEDS_CHROMIUM[1]
-async def test_the_first_frame_that_the_page_shows_is_in_the_trace_of_the_creation(
-    traced: TracedStack, page: Any
-) -> None:
-    await page.goto(traced.url)
-    await page.get_by_label("What should the video show?").fill("a red circle moving left")
-    await page.get_by_role("button", name="Start").click()
-    # `wait_for_function` evaluates its text in the page, which the Content-Security-Policy
-    # refuses unless the first poll is already true.
-    await page.wait_for_url(re.compile("#ses_"))
-    session = page.url.partition("#")[2]
-
-    def of_session() -> list[ReceivedSpan]:
-        shown = named(traced.receiver.spans, "gateway", "show first frame")
-        return [span for span in shown if span.attributes[SESSION] == session]
-
-    await eventually(of_session, LIMIT_S)
-    [shown] = of_session()
-
-    def complete(spans: Sequence[ReceivedSpan]) -> bool:
-        return ancestors(spans, shown)[-1:] == ["gateway: POST /v1/sessions"]
-
-    spans = await traced.receiver.until(complete, LIMIT_S, shown.trace)
-    about(spans, session)
-    above = ancestors(spans, shown)
-    assert above[:3] == [
-        "worker: send chunk",
-        "worker: generate chunk",
-        "state-store: process state.session.place",
-    ]
-    assert "scheduler: decide place" in above
-    [root] = named(spans, "gateway", "POST /v1/sessions")
-    assert root.parent == ""
-    assert root.begins_ns < shown.begins_ns < shown.ends_ns
-    await page.get_by_role("button", name="End session").click()
 
 
 async def test_forwards_are_linked_to_the_sessions_batched_with_them(

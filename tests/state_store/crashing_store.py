@@ -52,8 +52,8 @@ def put_and_die(put: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 def give_and_die(accrue: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def run(rentals: Any, day: int) -> None:
-        await accrue(rentals, day)
+    async def run(rentals: Any, day: int, minute: int) -> None:
+        await accrue(rentals, day, minute)
         marked = select(func.count()).where(tables.rentals.c.gpus >= MANY_GPUS)
         if (await rentals._db.execute(marked)).scalar_one():
             die()

@@ -9,11 +9,13 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.contracts.cost import Correction
 from turboserve.contracts.fidelity import QualityLimits
 from turboserve.contracts.keys import KeyLimits, KeyRecord, ListKeys
 from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.pool import PoolOrders, PoolReport
+from turboserve.contracts.pool_history import PoolRange
 from turboserve.contracts.recordings import (
     ListRecordingOrders,
     ListRecordings,
@@ -29,9 +31,9 @@ from turboserve.contracts.sessions import (
     PromptReceipt,
     SessionRecord,
 )
-from turboserve.contracts.usage import ListUsage
+from turboserve.contracts.usage import ListUsage, UsageDimension
+from turboserve.contracts.worker_offers import FrameSize
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
-from turboserve.control_declarations import ControlDeclaration
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core import workers as worker_rules
 from turboserve.state_store.core.aging import Aging
@@ -39,7 +41,7 @@ from turboserve.state_store.core.change import Change, change_id
 from turboserve.state_store.core.receipts import Receipt
 from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.ports.database import UnitOfWork
-from turboserve.state_store.ports.records import LogProgress, UsageShare
+from turboserve.state_store.ports.records import LogProgress, UsageShare, ViewerUse
 
 SESSIONS = tuple(f"ses_{n}" for n in range(6))
 WORKERS = tuple(f"wk_{n}" for n in range(4))
@@ -116,6 +118,7 @@ class RandomRows:
             chunk_latency_s=self.random.choice(({}, {1: 0.25, 2: 0.5})),
             pool_member=self.maybe("slot-1"),
             controls=self.random.choice(((), (STEER,))),
+            frame=self.maybe(FrameSize(width=64, height=32)),
             started_at=self.number(),
             renewed_at=self.number(),
             reason=self.maybe("because"),
@@ -487,12 +490,15 @@ class RandomRows:
 
     def do_rentals_accrue(self) -> Call:
         day = self.random.randrange(2)
+        past = PoolRange(pool=self.random.choice(POOLS), since=0, until=9, managed=self.random.random() < 0.5)
 
         async def run(db: UnitOfWork) -> Any:
             await db.rentals.lock()
-            await db.rentals.accrue(day)
+            await db.rentals.accrue(day, day)
             everything = ListUsage(from_day=0, to_day=9)
-            return await db.rentals.used(), await db.rentals.usage(everything)
+            costs = sorted((await db.pool_history.costs(past)).items())
+            shares = sorted(await db.pool_history.tenant_costs(past), key=lambda one: one.tenant or "")
+            return await db.rentals.used(), await db.rentals.usage(everything), costs, shares
 
         return run
 
@@ -504,16 +510,22 @@ class RandomRows:
                 self.maybe(f"key_{self.random.randrange(3)}"),
                 self.random.randrange(5),
                 self.number(),
+                self.number(),
+                self.random.randrange(9),
             )
             for _ in range(self.random.randrange(4))
         ]
-        seconds = {self.session(): self.number() for _ in range(self.random.randrange(3))}
+        used = {
+            self.session(): ViewerUse(self.number(), self.random.randrange(9))
+            for _ in range(self.random.randrange(3))
+        }
         tenant, after = self.maybe(self.random.choice(TENANTS)), self.maybe("1.ta.key_1")
-        request = ListUsage(tenant=tenant, from_day=0, to_day=2, limit=2, after=after)
+        group_by = tuple(one for one in UsageDimension if self.random.random() < 0.4)
+        request = ListUsage(tenant=tenant, from_day=0, to_day=2, limit=2, after=after, group_by=group_by)
 
         async def run(db: UnitOfWork) -> Any:
             await db.progress.add_usage(day, shares)
-            await db.progress.add_viewer_time(day, seconds)
+            await db.progress.add_viewer_use(day, used)
             if deletes:
                 await db.rentals.forget_usage(1)
             return await db.rentals.usage(request)

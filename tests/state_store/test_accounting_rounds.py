@@ -14,6 +14,7 @@ from turboserve.simulation.runtime.rows.database import MemoryDatabase
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.simulation.service import HostClock
 from turboserve.state_store.accounting import CURSOR, Accounting
+from turboserve.state_store.periodic_writes import WorkerChunks
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
 CHUNKS_SENT = 200
@@ -31,7 +32,9 @@ def test_chunks_that_come_together_are_counted_together() -> None:
         clock = HostClock(scene.loop)
         owners = Owners(bus, lambda: foreign.append(1))
         database = MemoryDatabase(postgres)
-        await Accounting(database, bus, owners, playheads, clock, 0.05, lambda: None).run()  # type: ignore[arg-type]
+        history = WorkerChunks(database, clock, enabled=True)
+        counting = Accounting(database, bus, owners, playheads, clock, 0.05, lambda: None, history)  # type: ignore[arg-type]
+        await counting.run()
 
     async def send() -> None:
         own = Ownership(session="ses_1", epoch=1, worker="wrk_1")

@@ -39,7 +39,7 @@ def plain(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-async def play(database: Database, seed: int) -> list[tuple[str, Any]]:
+async def run_scenario(database: Database, seed: int) -> list[tuple[str, Any]]:
     """Run the seed's calls, up to four per transaction. Returns the name and result of each."""
     draw, log = RandomRows(seed), []
     for _ in range(TRANSACTIONS):
@@ -63,8 +63,8 @@ async def test_the_same_calls_give_the_same(postgres_url: str, seed: int) -> Non
         DatabaseServer.running("postgres", postgres_url) as real,
         DatabaseServer.running("memory", None) as memory,
     ):
-        expected = await play(real.connect(), seed)
-        found = await play(memory.connect(), seed)
+        expected = await run_scenario(real.connect(), seed)
+        found = await run_scenario(memory.connect(), seed)
     for number, (wanted, given) in enumerate(zip(expected, found, strict=False)):
         assert given == wanted, f"call {number}"
     assert len(found) == len(expected)

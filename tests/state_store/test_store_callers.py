@@ -6,6 +6,7 @@ import pytest
 
 from turboserve.contracts.errors import ForbiddenError
 from turboserve.contracts.requests import FailSession, GetLatents, Renew, SessionRef, WorkerGone
+from turboserve.contracts.weights import FindWeights
 from turboserve.contracts.workers import LoadReport, WorkerPhase
 from turboserve.state_store.endpoints import check
 from turboserve.subject_types import Caller
@@ -28,7 +29,8 @@ def test_a_worker_with_a_user_of_its_own_speaks_for_itself() -> None:
     load = LoadReport(worker="wk1_a", model="toyworld", capacity=4, phase=WorkerPhase.READY)
     fail = FailSession(session="s", epoch=1, worker="wk1_a", reason="out of memory")
     latents = GetLatents(session="s", index=0, worker="wk1_a")
-    for request in (Renew(load=load), fail, latents):
+    weights = FindWeights(worker="wk1_a", model="toyworld")
+    for request in (Renew(load=load), fail, latents, weights):
         check(Caller("worker", "wk1"), request)
         # Workers that share a user cannot be distinguished.
         check(Caller("worker"), request)

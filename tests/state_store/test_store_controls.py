@@ -9,6 +9,7 @@ import pytest
 
 from tests.state_store.conftest import StartStore
 from tests.state_store.state_store_harness import Harness
+from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.contracts.errors import (
     ConflictError,
     InvalidInputError,
@@ -19,7 +20,6 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.events import ControlAccepted, ControlApplied, ControlSuperseded, PromptApplied
 from turboserve.contracts.requests import SetControl
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.control_declarations import ControlDeclaration
 from turboserve.ids import new_id
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import SET_CONTROL

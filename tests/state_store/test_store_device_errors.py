@@ -14,7 +14,7 @@ from turboserve import subjects
 from turboserve.contracts.events import SessionEnded
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.contracts.workers import WorkerPhase
+from turboserve.contracts.workers import Playhead, WorkerPhase
 from turboserve.state_store.core import session_migrations
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.device_errors import PoisonLimits, count
@@ -159,6 +159,10 @@ async def test_a_goodbye_after_a_device_error_counts_for_the_sessions_of_the_las
     workers = [await api.worker("poison") for _ in range(4)]
     poison, mate, other = [await api.place(await api.create("poison"), workers[0]) for _ in range(3)]
     stranger = await api.place(await api.create("poison"), workers[3])
+
+    async def heard() -> bool:
+        return (await api.get(poison.id)).playhead_s == 1.5
+
     for turn, worker in enumerate(workers[:3]):
         named = [poison.id, "ses_never", stranger.id] + [mate.id] * (turn == 0)
         await leave(api, worker, *named)
@@ -168,8 +172,13 @@ async def test_a_goodbye_after_a_device_error_counts_for_the_sessions_of_the_las
             row = await api.get(poison.id)
             assert (row.phase, row.device_errors, row.worker) == (Phase.ACTIVE, turn + 1, worker)
             poison = await api.place(row, workers[turn + 1], kind="recover")
+        if turn == 1:
+            seen = Playhead(session=poison.id, playhead_s=1.5, viewers=1)
+            await api.bus.publish(subjects.PLAYHEAD, poison.id, seen)
+            await eventually(heard)
     failed = await api.get(poison.id)
-    assert (failed.phase, failed.worker) == (Phase.FAILED, None)
+    # No chunk was counted after the last report of its viewer.
+    assert (failed.phase, failed.worker, failed.playhead_s) == (Phase.FAILED, None, 1.5)
     assert str(failed.reason).startswith("poisoned: 3 workers")
     await api.until_events(poison.id, "session.created", *["session.placed"] * 3, "session.ended")
     assert (await api.get(mate.id)).device_errors == 1

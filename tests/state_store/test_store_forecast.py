@@ -117,7 +117,7 @@ async def test_a_session_whose_slot_comes_too_late_is_refused(
 ) -> None:
     await start_store(admission_slot_s=5.0)
     async with Harness.connected(settings) as api:
-        worker = await api.worker("patient", capacity=1)
+        worker = await api.worker("patient", capacity=1, pool_member="patient-0")
         await pool(api, "patient", 3, Rental(worker=worker, kind="t", age_s=60.0, ready_ago_s=20.0))
         await api.create("patient")
         with pytest.raises(NoCapacityError, match="next slot for patient is expected in 40 s") as refused:

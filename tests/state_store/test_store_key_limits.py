@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable
 from typing import Any
@@ -17,12 +18,14 @@ from turboserve.contracts.errors import KeyQuotaError, NotFoundError
 from turboserve.contracts.keys import ChangeKey, CreateKey, GetValidKeys, KeyLimits, KeyRecord
 from turboserve.contracts.pool import PoolReport
 from turboserve.contracts.sessions import Phase
-from turboserve.contracts.usage import ListUsage
+from turboserve.contracts.usage import ListUsage, UsageDay, UsageDimension, UsageGroup
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id, random_token
 from turboserve.state_store.settings import Settings
 
 SERVERS = ("real", "memory")
+CHUNK_S = 0.75
+"""Playing time of a chunk of `Harness.chunk`, seconds."""
 GPUS = 100.0
 """A worker of a hundred GPUs, so that a moment is worth many seconds."""
 
@@ -153,17 +156,28 @@ async def test_a_spent_budget_refuses_creations_and_resumptions_and_ends_nothing
 async def test_usage_is_counted_by_day_tenant_and_key(api: Harness) -> None:
     model, ours, worker, tenant = new_id("m"), await key(api), new_id("wk"), new_id("t")
     pool, launched = new_id("p"), time.monotonic()
-    await api.renew(worker, model, 9)
+    await api.renew(worker, model, 9, pool_member="m-0")
     mine = await api.place(await api.create(model, tenant=tenant, key=ours), worker)
     other = await api.place(await api.create(model, tenant=tenant), worker)
     for session, viewers in ((mine, 3), (other, 1)):
-        message = Playhead(session=session.id, gateway="g", playhead_s=1.0, viewers=viewers, viewer_s=viewers)
+        message = Playhead(
+            session=session.id,
+            gateway="g",
+            playhead_s=1.0,
+            viewers=viewers,
+            viewer_s=viewers,
+            delivered_bytes=viewers * 1_000,
+        )
         await api.bus.publish(subjects.PLAYHEAD, session.id, message)
     for index in range(4):
         await api.chunk(mine, index)
 
+    reported_s = 0.0
+
     async def counted() -> bool:
-        rental = Rental(worker=worker, kind="t", gpus=GPUS, age_s=time.monotonic() - launched, ready_ago_s=0)
+        nonlocal reported_s
+        reported_s = time.monotonic() - launched
+        rental = Rental(worker=worker, kind="t", gpus=GPUS, age_s=reported_s, ready_ago_s=0)
         report = PoolReport(pool=pool, model=model, maximum=0, process="asc", rentals=(rental,))
         await api.bus.call(subjects.REPORT_POOL, report)
         page = await api.bus.call(subjects.LIST_USAGE, ListUsage(tenant=tenant, from_day=0, to_day=30_000))
@@ -173,12 +187,20 @@ async def test_usage_is_counted_by_day_tenant_and_key(api: Harness) -> None:
         one, two = by_key[ours], by_key[None]
         return (
             (one.viewer_seconds, two.viewer_seconds) == (3.0, 1.0)
+            and (one.delivered_bytes, two.delivered_bytes) == (3_000, 1_000)
             and (one.chunks, two.chunks) == (4, 0)
+            and one.video_seconds == pytest.approx(4 * CHUNK_S)
             and one.gpu_seconds > 0
             and two.gpu_seconds > 0
         )
 
+    async def all_shared() -> bool:
+        page = await api.bus.call(subjects.LIST_USAGE, ListUsage(tenant=tenant, from_day=0, to_day=30_000))
+        return sum(day.gpu_seconds for day in page.days) == pytest.approx(GPUS * reported_s)
+
     await eventually(counted)
+    # The time of the last report is shared at the next look.
+    await eventually(all_shared)
     first = await api.bus.call(
         subjects.LIST_USAGE, ListUsage(tenant=tenant, from_day=0, to_day=30_000, limit=1)
     )
@@ -187,3 +209,32 @@ async def test_usage_is_counted_by_day_tenant_and_key(api: Harness) -> None:
     )
     assert [day.key for day in (*first.days, *rest.days)] == [None, ours]
     assert rest.next is None
+    await check_sums(api, tenant, [*first.days, *rest.days])
+
+
+async def check_sums(api: Harness, tenant: str, days: list[UsageDay]) -> None:
+    """Check that all sums of `days`, read one by one, are those of the rows. Nothing is counted meanwhile."""
+    for number in range(1, 4):
+        for names in itertools.combinations(UsageDimension, number):
+            request = ListUsage(tenant=tenant, from_day=0, to_day=30_000, limit=1, group_by=names)
+            groups: list[UsageGroup] = []
+            while True:
+                page = await api.bus.call(subjects.LIST_USAGE, request)
+                assert page.days == ()
+                assert len(page.groups) == 1
+                groups += page.groups
+                if page.next is None:
+                    break
+                request = request.model_copy(update={"after": page.next})
+            wanted: dict[tuple[object, ...], list[UsageDay]] = {}
+            for day in days:
+                wanted.setdefault(tuple(getattr(day, name) for name in names), []).append(day)
+            assert {tuple(getattr(group, name) for name in names) for group in groups} == wanted.keys()
+            for group in groups:
+                summed = wanted[tuple(getattr(group, name) for name in names)]
+                assert group.model_fields_set >= {"chunks", "delivered_bytes"}
+                assert group.chunks == sum(day.chunks for day in summed)
+                assert group.delivered_bytes == sum(day.delivered_bytes for day in summed)
+                for name in ("gpu_seconds", "money", "video_seconds", "viewer_seconds"):
+                    assert getattr(group, name) == pytest.approx(sum(getattr(day, name) for day in summed))
+                assert [name for name in UsageDimension if name not in names and getattr(group, name)] == []

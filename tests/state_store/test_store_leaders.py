@@ -14,8 +14,19 @@ from tests.state_store.state_store_harness import Harness, memory_servers
 from turboserve import subjects
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ConflictError, StaleTermError
-from turboserve.contracts.leading import Campaign, CampaignResult, GetLeader, KeepLead, LeaderRecord, StepDown
+from turboserve.contracts.leading import (
+    Campaign,
+    CampaignResult,
+    GetLeader,
+    KeepLead,
+    LeaderRecord,
+    StepDown,
+    pool_leader,
+)
+from turboserve.contracts.pool import PoolReport
 from turboserve.contracts.requests import (
+    DrainWorker,
+    ListWorkers,
     NoteDecision,
     PlaceSession,
     ReleaseSession,
@@ -23,6 +34,8 @@ from turboserve.contracts.requests import (
     WorkerGone,
 )
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.ids import new_id
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.settings import Settings
@@ -141,8 +154,32 @@ async def test_a_command_of_an_old_term_is_refused_whatever_it_is(api: Harness, 
     assert (await api.get(waiting.id)).version == waiting.version
     assert (await api.get(running.id)).phase is Phase.ACTIVE
     assert (await api.bus.call(subjects.PLACE_SESSION, place(waiting, worker, term=2))).worker == worker
-    # The autoscaler does not lead, and need not.
+    # The only autoscaler of a pool does not lead, and need not.
     await api.bus.call(subjects.WORKER_GONE, WorkerGone(worker=spare, reason="released"))
+
+
+async def test_orders_of_an_old_leader_of_a_pool_change_no_worker(api: Harness, database: Database) -> None:
+    pool, worker = new_id("p"), await api.worker("terms")
+    old, new = (Candidate(api, name, pool_leader(pool)) for name in ("old", "new"))
+    await old.campaign()
+    report = PoolReport(pool=pool, model="terms", maximum=3, pool_term=1)
+    assert (await api.bus.call(subjects.REPORT_POOL, report)).pool == pool
+    await new.look()
+    await new.campaign()
+    requests: tuple[tuple[Endpoint[Any, Any], Contract], ...] = (
+        (subjects.REPORT_POOL, report.model_copy(update={"maximum": 9})),
+        (subjects.DRAIN_WORKER, DrainWorker(worker=worker, pool=pool, pool_term=1)),
+        (subjects.WORKER_GONE, WorkerGone(worker=worker, reason="no such process", pool=pool, pool_term=1)),
+    )
+    for endpoint, request in requests:
+        with pytest.raises(StaleTermError) as caught:
+            await api.bus.call(endpoint, request)
+        assert (caught.value.field, caught.value.limit) == ("term", 2)
+    row = {row.id: row for row in (await api.bus.call(subjects.LIST_WORKERS, ListWorkers())).workers}[worker]
+    assert row.phase is WorkerPhase.READY
+    # Terms of another pool, and of the scheduler, are others.
+    await api.bus.call(subjects.REPORT_POOL, report.model_copy(update={"pool": new_id("p"), "pool_term": 0}))
+    await api.bus.call(subjects.DRAIN_WORKER, DrainWorker(worker=worker, pool=pool, pool_term=2))
 
 
 async def is_waiting(settings: Settings, database: Database) -> bool:

@@ -22,9 +22,9 @@ from turboserve.state_store.tables import metadata
 
 
 @pytest.fixture
-async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
+async def database(empty_postgres_url: str) -> AsyncIterator[PostgresDatabase]:
     # On a busy machine the comparison takes longer than a transaction of the store may.
-    database = PostgresDatabase(Settings(postgres_url=SecretStr(postgres_url), **PATIENT))
+    database = PostgresDatabase(Settings(postgres_url=SecretStr(empty_postgres_url), **PATIENT))
     yield database
     await database.close()
 

@@ -12,6 +12,7 @@ from turboserve.contracts.errors import ConflictError, InvalidInputError, Transi
 from turboserve.contracts.events import SessionPlaced
 from turboserve.contracts.requests import ListWorkers, PlaceSession, ReleaseSession
 from turboserve.contracts.sessions import Decision, SessionRecord
+from turboserve.contracts.weights import FindWeights, WeightKey
 from turboserve.contracts.workers import HeldSession, WorkerPhase
 from turboserve.state_store.core import session_migrations
 from turboserve.state_store.core import sessions as rules
@@ -180,3 +181,35 @@ async def test_a_worker_lets_go_of_what_was_released_and_another_takes_it(api: H
         "session.resume_requested",
         "session.placed",
     )
+
+
+async def test_a_starting_worker_learns_who_serves_its_model_and_they_learn_its_key(api: Harness) -> None:
+    loading = await api.worker("peers", phase=WorkerPhase.STARTING)
+    ready, draining = [
+        await api.worker("peers", phase=phase, transfer=("tcp://127.0.0.1:4711",), host="near")
+        for phase in (WorkerPhase.READY, WorkerPhase.DRAINING)
+    ]
+    other = await api.worker("other", transfer=("tcp://127.0.0.1:4711",))
+    closed = await api.worker("peers")
+    keys: dict[str, WeightKey] = {}
+
+    async def granted(message: WeightKey, _: bytes) -> None:
+        keys[message.worker] = message
+
+    await api.bus.subscribe(subjects.WEIGHTS, "*", granted)
+    request = FindWeights(worker=loading, model="peers")
+    first, second = [await api.bus.call(subjects.FIND_WEIGHTS, request) for _ in range(2)]
+    assert [(one.worker, one.addresses, one.host) for one in first.holders] == [
+        (ready, ("tcp://127.0.0.1:4711",), "near")
+    ]
+    assert not {loading, draining, other, closed} & {one.worker for one in first.holders}
+    assert first.key != second.key
+    assert first.grant != second.grant
+
+    async def told() -> bool:
+        return ready in keys and keys[ready].grant == second.grant
+
+    await eventually(told)
+    assert keys == {ready: WeightKey(worker=ready, receiver=loading, grant=second.grant, key=second.key)}
+    assert second.key.get_secret_value() not in repr(second)
+    assert not (await api.bus.call(subjects.FIND_WEIGHTS, FindWeights(worker=loading, model="none"))).holders

@@ -494,7 +494,7 @@ async def test_leaders_take_turns(server: DatabaseServer, database: Database) ->
             leads.append(number)
             await asyncio.sleep(60.0)
 
-        await lead(instance, KEY, work, PATIENT_LOCK_S)
+        await lead(instance, KEY, work, timeout_s=PATIENT_LOCK_S)
 
     tasks = {n: asyncio.create_task(lead_as(n, server.connect())) for n in (1, 2)}
     await eventually(lambda: leads, 60)
@@ -503,6 +503,54 @@ async def test_leaders_take_turns(server: DatabaseServer, database: Database) ->
     await eventually(lambda: len(leads) >= 2, 60)
     assert leads == [first, 3 - first]
     await stop(*tasks.values())
+
+
+async def test_where_one_work_ends_the_others_end_too_and_all_begin_again(database: Database) -> None:
+    began: list[str] = []
+    ended: list[str] = []
+
+    async def short() -> None:
+        began.append("short")
+        if began.count("short") > 1:
+            await asyncio.sleep(60.0)
+
+    async def long() -> None:
+        began.append("long")
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            ended.append("long")
+
+    task = asyncio.create_task(lead(database, KEY, short, long, timeout_s=PATIENT_LOCK_S))
+    await eventually(lambda: began.count("long") == 2, 60)
+    assert ended == ["long"]
+    await stop(task)
+    assert ended == ["long", "long"]
+
+
+async def test_a_loss_of_the_lead_ends_all_works_at_once(database: Database) -> None:
+    began, ended, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await may_end.wait()
+
+    async def long() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(lead(database, KEY, slow, long, timeout_s=PATIENT_LOCK_S))
+    async with asyncio.timeout(60.0):
+        await began.wait()
+        task.cancel()
+        await ended.wait()
+    may_end.set()
+    await stop(task)
 
 
 async def test_what_did_not_wait_for_the_disk_is_committed_all_the_same(

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from tests.worker.conftest import Driver
-from turboserve.control_declarations import ControlDeclaration
+from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.worker.engine.interface import (
     ChunkReady,
     Control,

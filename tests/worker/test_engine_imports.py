@@ -1,7 +1,7 @@
 """The engine runs on a machine that has torch, numpy and safetensors.
 
-Of the other distributions it imports only `turboserve.policies` and `turboserve.plugins`, which need the
-standard library alone.
+Of the other distributions it imports only `turboserve.policies`, `turboserve.plugins` and
+`turboserve.static_frozen`, which need the standard library alone.
 """
 
 import pkgutil
@@ -16,7 +16,8 @@ import importlib, sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         root = name.split(".")[0]
-        available = ("turboserve.worker", "turboserve.policies", "turboserve.plugins")
+        alone = ("turboserve.policies", "turboserve.plugins", "turboserve.static_frozen")
+        available = ("turboserve.worker", *alone)
         ours = name.startswith("turboserve.") and not name.startswith(available)
         services = {"pydantic", "nats", "av", "structlog", "opentelemetry", "fastapi", "sqlalchemy"}
         models = {"transformers", "diffusers", "tokenizers", "huggingface_hub", "ftfy"}

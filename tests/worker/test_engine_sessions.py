@@ -356,3 +356,27 @@ def test_a_session_does_not_depend_on_its_neighbours(make_driver: MakeDriver) ->
     for ours, theirs in zip(crowd.chunks("a", 6), expected, strict=True):
         # Not bit-equal: a matrix product over more rows may be blocked differently.
         assert torch.allclose(ours.latents, theirs.latents, atol=1e-5)
+
+
+def test_a_session_that_leaves_is_not_left_waiting_in_the_middle_of_a_chunk(make_driver: MakeDriver) -> None:
+    """Incident: the slot of a suspended session was never freed, because viewers of others always waited."""
+    driver = make_driver(max_lead_s=1e9, policy="tiers", profiles={"forward": {1: 0.3}})
+    driver.engine.admit(spec("left"), driver.now)
+    driver.chunks("left", 20)
+    driver.run(lambda _: driver.engine.sessions["left"].work.done == 1)
+    driver.engine.admit(spec("late"), driver.now)
+    driver.engine.suspend("left")
+    events: list[Any] = []
+    began: float = driver.now
+    while not of(Suspended, events):
+        assert driver.now < began + 30.0
+        if driver.engine.executors_busy:
+            driver.engine.wait(120.0)
+        # The viewer of the other session has always played all of its video.
+        late = driver.engine.sessions["late"]
+        end_s = driver.engine.config.media_start(late.delivered)
+        driver.engine.playhead("late", end_s, now=driver.now)
+        events += driver.engine.step(driver.now)
+        driver.now += 0.3
+    assert driver.now > began + 5.0
+    assert of(ChunkReady, events)[-1].session == "left"

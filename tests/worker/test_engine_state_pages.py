@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from tests.worker.state_page_helpers import FAR, SPEC, copy, equal, frozen, prints, stayed
-from turboserve.worker.engine.interface import ChunkReady, Control, SessionQuiesced, Suspended
+from turboserve.worker.engine.interface import (
+    ChunkReady,
+    Control,
+    Event,
+    SessionQuiesced,
+    SessionSpec,
+    Suspended,
+)
 from turboserve.worker.engine.snapshot import DECODER
 from turboserve.worker.engine.state_pages import changed, digest_of
 
@@ -155,6 +162,70 @@ def test_a_session_that_is_never_ahead_stands_still_once_patience_ends(
     events = driver.run()
     assert isinstance(events[-1], SessionQuiesced)
     assert driver.now >= 100.05
+
+
+def play(
+    driver: Any, step_s: float, until: Callable[[list[Event]], bool], position_s: float = 0.0
+) -> tuple[list[Event], float]:
+    """Step an engine whose steps take `step_s`, while the viewer of `a` plays what was delivered to it.
+
+    Returns the events and the viewer's position in seconds.
+    """
+    events: list[Event] = []
+    for _ in range(2_000):
+        if until(events):
+            return events, position_s
+        if driver.engine.executors_busy:
+            driver.engine.wait(120.0)
+        driver.engine.playhead("a", position_s, now=driver.now)
+        events += driver.engine.step(driver.now)
+        driver.now += step_s
+        end_s = driver.engine.config.media_start(driver.engine.sessions["a"].delivered)
+        position_s = min(position_s + step_s, end_s)
+    raise AssertionError(f"still playing after {len(events)} events")
+
+
+def quiesced_at(events: list[Event]) -> int | None:
+    return next((event.next_chunk for event in events if isinstance(event, SessionQuiesced)), None)
+
+
+def test_a_session_that_falls_behind_its_viewer_stops_at_the_next_boundary(
+    make_driver: Callable[..., Any],
+) -> None:
+    """Incident: it waited for an idle window on a worker too slow for it, so that no rescue succeeded."""
+    for step_s, waits in ((0.3, False), (0.05, True)):
+        driver = make_driver(max_lead_s=4.0)
+        driver.engine.admit(SPEC, driver.now)
+        _, position_s = play(
+            driver, step_s, lambda events: sum(isinstance(event, ChunkReady) for event in events) == 3
+        )
+        session = driver.engine.sessions["a"]
+        running, lead_s = session.state.next_chunk, driver.engine.pacing.lead_at(session, driver.now)
+        driver.engine.quiesce("a", driver.now, 0.3, 1e3)
+        play(driver, step_s, lambda events: quiesced_at(events) is not None, position_s)
+        if waits:
+            assert driver.engine.pacing.lead_at(session, driver.now) > 3.5 > lead_s
+        else:
+            assert session.state.next_chunk <= running + 1
+
+
+def test_a_quiesced_session_does_not_wait_for_a_forward_of_others(make_driver: Callable[..., Any]) -> None:
+    driver = make_driver(max_lead_s=FAR)
+    for name in ("a", "b"):
+        driver.engine.admit(SessionSpec(name, "a red circle", seed=11), driver.now)
+    driver.chunks("a", 2)
+    driver.engine.quiesce("a", driver.now, 0.0, 0.0)
+    other = driver.engine.sessions["b"]
+
+    def forwards() -> int:
+        done = 0 if other.work is None else other.work.done
+        return int(other.state.next_chunk * driver.engine.config.chunk_forwards + done)
+
+    before, events = 0, list[Event]()
+    while quiesced_at(events) is None:
+        before, events = forwards(), driver.run(lambda _: True)
+    assert forwards() == before
+    assert driver.chunks("b", 1)
 
 
 def test_a_suspended_session_migrates_from_host_to_host_and_wakes_there(

@@ -8,7 +8,7 @@ import torch
 
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.model.config import ModelConfig, ModelConfigError
-from turboserve.worker.model.presets import UnknownPresetError, preset
+from turboserve.worker.model.presets import SHIPPED, UnknownPresetError, preset
 from turboserve.worker.replicas.models import ModelOptions, load_model
 
 
@@ -88,3 +88,16 @@ def test_the_live_model_has_chunks_of_one_frame_in_the_same_slabs() -> None:
         loaded.fingerprint
         != load_model("toyworld", ModelOptions(torch.device("cpu"), torch.float32)).fingerprint
     )
+
+
+def test_the_small_model_is_another_one_with_the_same_latents() -> None:
+    whole, small = preset("toyworld"), preset("toyworld-small")
+    assert (small.dim, small.num_heads, small.num_layers) == (128, 4, 4)
+    assert (small.latent_height, small.frames_per_chunk) == (whole.latent_height, whole.frames_per_chunk)
+    options = ModelOptions(torch.device("cpu"), torch.float32)
+    loaded, other = load_model("toyworld-small", options), load_model("toyworld", options)
+    assert loaded.transformer.config == small
+    assert loaded.fingerprint != other.fingerprint
+    assert loaded.controls is not None
+    # Both files together stay small enough for a checkout.
+    assert sum(path.stat().st_size for path in set(SHIPPED.values())) < 24_000_000

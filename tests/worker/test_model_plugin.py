@@ -26,7 +26,7 @@ from turboserve.worker.engine.models import Models
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.replicas import models as registry
 from turboserve.worker.replicas.contract import ModelContract, ModelContractError
-from turboserve.worker.replicas.models import InvalidModelError, ModelOptions, load_model
+from turboserve.worker.replicas.models import FrameSizeError, InvalidModelError, ModelOptions, load_model
 from turboserve.worker.service.models import load_models
 from turboserve.worker.settings import Settings
 
@@ -95,6 +95,43 @@ def test_what_is_no_model_is_refused(
     monkeypatch.setitem(registry.MODELS._built_in, "broken", lambda _: change(models))
     with pytest.raises(InvalidModelError, match=f"model broken: {message}"):
         load_model("broken", OPTIONS)
+
+
+def test_the_documented_model_keeps_the_contract_at_another_size(installed: Path) -> None:
+    contract = ModelContract(lambda: load_model(f"{NAME}_96x64", OPTIONS))
+    for check in ModelContract.CHECKS:
+        contract.run(check)
+    models = load_models(Settings(model=f"{NAME}_96x64"))
+    assert models.transformer.config.frame_size == (96, 64)
+    assert models.fingerprint != load_model(NAME, OPTIONS).fingerprint, "states are not exchanged"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (f"{NAME}_64x64", "the model's own"),
+        (f"{NAME}_100x64", "patches of 16 pixels"),
+        ("toyworld_64x64", "the model's only one, 128x128"),
+        ("toyworld_128x128", "the model's own"),
+    ],
+)
+def test_a_size_that_a_model_does_not_offer_is_refused(installed: Path, name: str, reason: str) -> None:
+    with pytest.raises(FrameSizeError, match=rf"TURBOSERVE_MODEL: {name}: .*{reason}"):
+        load_model(name, OPTIONS)
+
+
+def test_a_model_that_ignores_the_size_is_refused(
+    load: Callable[[], Models], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = load()
+    monkeypatch.setitem(registry.MODELS._built_in, "fixed", lambda _: models)
+    with pytest.raises(FrameSizeError, match="fixed has frames of 64x64 only"):
+        load_model("fixed_96x64", OPTIONS)
+
+
+def test_a_size_does_not_hide_an_unknown_model() -> None:
+    with pytest.raises(ValidationError, match="no model 'wan-900b' is installed"):
+        Settings(model="wan-900b_64x64")
 
 
 def test_a_module_that_cannot_be_imported_is_named_and_its_guide_is_left_out(

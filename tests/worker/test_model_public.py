@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
+from tests.worker.copied_weights import Copied
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import ChunkReady, EngineOptions, Event, SessionSpec
 from turboserve.worker.engine.memory import SlabLayout
@@ -24,6 +25,7 @@ from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointEr
 from turboserve.worker.model.naming import DIFFUSERS_TRANSFORMER, renamed
 from turboserve.worker.model.presets import UnknownPresetError
 from turboserve.worker.model.public import PublicFiles, load_transformer
+from turboserve.worker.model.weights import manifest_of
 from turboserve.worker.replicas.models import MissingFileError
 from turboserve.worker.replicas.public import load_public
 from turboserve.worker.service.models import load_models
@@ -215,3 +217,15 @@ def test_the_worker_loads_what_its_settings_name(files: PublicFiles) -> None:
             MissingFileError, match=f"TURBOSERVE_{name.upper()}: model longlive-1-3b needs it"
         ):
             load_models(Settings(**{**given, name: None}))
+
+
+def test_weights_from_elsewhere_replace_those_of_the_files(files: PublicFiles) -> None:
+    loaded = load_public("longlive-1-3b", files)
+    # The other worker's checkpoint: the files here have other values.
+    other = load_public("self-forcing-1-3b", dataclasses.replace(files, lora=None))
+    assert loaded.weights != other.weights
+    filled = load_public("longlive-1-3b", files, filler=Copied(other))
+    assert filled.weights == other.weights
+    assert manifest_of(filled.networks).digest == other.weights
+    prompts = ["red and blue"]
+    assert torch.equal(filled.text.encode(prompts), other.text.encode(prompts))

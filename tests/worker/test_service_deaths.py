@@ -57,11 +57,11 @@ class Cable:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    def cut(self) -> None:
+    def stop_traffic(self) -> None:
         """Stop all traffic without notice: connections stay open."""
         self._whole = False
 
-    def mend(self) -> None:
+    def restore_traffic(self) -> None:
         """Restore traffic. Data sent meanwhile is lost, and so are the connections."""
         for end in self._ends:
             end.transport.abort()
@@ -149,7 +149,7 @@ async def test_a_worker_that_is_cut_off_has_stopped_before_its_sessions_are_take
     await scene.until(lambda: scene.beats[first] > beats, "it lives")
     # On a busy machine a lease may well have ended before, and been renewed.
     before = len(log.read_text())
-    way.cut()
+    way.stop_traffic()
 
     await runs_on(scene, session, second)
     lines = [line for line in log.read_text()[before:].splitlines() if "lease expired" in line]
@@ -157,7 +157,7 @@ async def test_a_worker_that_is_cut_off_has_stopped_before_its_sessions_are_take
     assert stopped, "it has not stopped"
     assert datetime.fromisoformat(stopped[-1]).timestamp() < await recovered_at(scene, session)
     came = await scene.chunks(session, 6)
-    way.mend()
+    way.restore_traffic()
     # It learns that it was declared gone, and makes room for a worker with another id.
     assert await scene.exit_status(first) != 0
     chunks = await scene.chunks(session, came[-1].header.index + 4)

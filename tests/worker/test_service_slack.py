@@ -99,6 +99,14 @@ def test_a_report_has_the_slack_as_of_its_own_time_and_of_the_same_run() -> None
     assert suspended.slack is None
 
 
+def test_each_playing_session_needs_a_credit_of_its_own() -> None:
+    board, idle = SlackBoard(), Playout(0.0, 0.1, 0.2, playing=False)
+    board.measured(SlackMeasured(10.0, {"a": (1, Playout(1.0, 0.1, 0.2)), "b": (1, idle)}, True))
+    # Half a second later, `a` has 0.2 s.
+    assert board.all_have({"a": 0.19}.__getitem__, 10.5)
+    assert not board.all_have({"a": 0.21}.__getitem__, 10.5)
+
+
 def test_no_measurement_is_beyond_the_contract() -> None:
     found = session_slack(Playout(-math.inf, 0.0, 0.1, math.inf))
     assert (found.slack_s, found.lateness_s) == (-LARGEST_SLACK_S, LARGEST_SLACK_S)

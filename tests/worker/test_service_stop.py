@@ -37,10 +37,11 @@ def stopping(said: list[str], *, engine_ends: bool) -> Worker:
             alive=not engine_ends,
         ),
         "_packager": SimpleNamespace(end=packager_end),
-        "_migrations": SimpleNamespace(fetch_no_more=lambda: said.append("no more"), stop=copies_end),
+        "migrations": SimpleNamespace(fetch_no_more=lambda: said.append("no more"), stop=copies_end),
         "heartbeat": SimpleNamespace(leave=leave),
         "table": SimpleNamespace(unpublished=0),
         "_audiences": SimpleNamespace(close=lambda: said.append("viewers")),
+        "logs": SimpleNamespace(close=lambda: said.append("publications")),
         "_clock": SystemClock(),
         "_tasks": BackgroundTasks(),
     }
@@ -56,7 +57,16 @@ async def test_the_goodbye_does_not_wait_for_a_copy_that_takes_long_to_end() -> 
     said: list[str] = []
     async with asyncio.timeout(30.0):
         await stopping(said, engine_ends=True).stop()
-    assert said == ["no more", "stop", "engine", "packager", "goodbye", "copies have ended", "viewers"]
+    assert said == [
+        "no more",
+        "stop",
+        "engine",
+        "packager",
+        "goodbye",
+        "copies have ended",
+        "viewers",
+        "publications",
+    ]
 
 
 async def test_there_is_no_goodbye_while_the_engine_may_still_make_chunks() -> None:
@@ -64,4 +74,4 @@ async def test_there_is_no_goodbye_while_the_engine_may_still_make_chunks() -> N
     said: list[str] = []
     async with asyncio.timeout(30.0):
         await stopping(said, engine_ends=False).stop()
-    assert said == ["no more", "stop", "engine", "packager", "copies have ended", "viewers"]
+    assert said == ["no more", "stop", "engine", "packager", "copies have ended", "viewers", "publications"]

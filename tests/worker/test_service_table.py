@@ -113,6 +113,36 @@ def test_the_log_is_read_again_although_the_row_without_a_fence_was_missed() -> 
     bench.none(commands.ReadLogEnd)
 
 
+def with_a_chunk_of_unknown_outcome() -> tuple[Bench, int]:
+    """Chunk 0 is in the log, and the broker has not answered about chunk 1. Also returns the run's number."""
+    bench = Bench()
+    run = bench.run_from(row()).run
+    acked(bench, run, 1)
+    bench.package("s1", run, 1)
+    bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.UNKNOWN)
+    return bench, run
+
+
+def test_a_chunk_that_only_the_row_has_counted_is_this_workers_own_if_no_other_owned_the_session() -> None:
+    """The broker accepted chunk 1 and lost its disk before the worker heard of it."""
+    bench, run = with_a_chunk_of_unknown_outcome()
+    bench.handle(events.Assigned(row(version=3, log_losses=1, next_chunk=2)))
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
+    bench.none(commands.Evict)
+    assert bench.last(commands.ForgetChunk).index == 1
+    assert bench.last(commands.GenerateNext).run == run
+    publish = bench.package("s1", run, 2)
+    assert [each.index for each in publish if isinstance(each, commands.PublishChunk)] == [2]
+
+
+def test_a_chunk_that_another_owner_may_have_made_is_not_this_workers() -> None:
+    bench, run = with_a_chunk_of_unknown_outcome()
+    # The session was elsewhere at epoch 2.
+    bench.handle(events.Assigned(row(version=5, epoch=3, own_revision=12, log_losses=1, next_chunk=2)))
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
+    assert bench.last(commands.Evict).run == run
+
+
 def test_a_row_of_a_lost_log_makes_an_answer_of_that_log_void() -> None:
     bench = Bench()
     bench.handle(events.Assigned(row()))

@@ -34,6 +34,8 @@ from turboserve.subjects import (
     RESUME_SESSION,
     SUBMIT_PROMPT,
 )
+from turboserve.worker.model.presets import SHIPPED
+from turboserve.worker.replicas.toyworld import load_toyworld
 
 __all__ = ["environment", "pool", "scene", "store"]
 
@@ -389,3 +391,28 @@ async def test_a_session_that_breaks_devices_is_failed_and_its_mate_goes_on(scen
     assert spared.device_errors <= 1
     await scene.place(mate, await scene.worker(), "recover")
     await scene.chunks(mate, (await scene.record(mate)).next_chunk + 2)
+
+
+async def test_a_worker_gets_its_weights_from_one_that_serves_the_model(scene: Scene) -> None:
+    manifest = load_toyworld(path=SHIPPED["toyworld-small"]).manifest
+    assert manifest is not None
+    settings = {
+        "TURBOSERVE_MODEL": "toyworld-small",
+        "TURBOSERVE_WEIGHTS": "peers",
+        "TURBOSERVE_WEIGHTS_DIGEST": manifest.digest,
+    }
+    # The first finds no other worker, and reads its file. So does one whose file has other weights.
+    first = await scene.worker("-m", "turboserve.worker", **settings)
+    second = await scene.worker("-m", "turboserve.worker", **settings)
+    wrong = {**settings, "TURBOSERVE_WEIGHTS_DIGEST": "0" * 32}
+    third = await scene.worker("-m", "turboserve.worker", **wrong)
+    received = [
+        scene.metric(one, "turboserve_worker_weights_received_bytes_total") for one in (first, second, third)
+    ]
+    assert received == [0.0, manifest.size, 0.0]
+    digests = {scene.loads[one].weights_digest for one in (first, second, third)}
+    assert len(digests) == 1
+    assert None not in digests
+    for part in ("import", "weights", "warm_up"):
+        name, label = "turboserve_worker_start_duration_seconds", f'turboserve_start_part="{part}"'
+        assert scene.metric(second, name, label) > 0, part

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from turboserve import service
-from turboserve.control_declarations import ControlDeclaration
+from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.state_transfer import Transfer
 from turboserve.worker.engine.streams import DEVICE_LOST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.helpers import forked_process
@@ -22,7 +23,14 @@ class Pool:
     def idle(self) -> str | None:
         return self.free.pop() if self.free else None
 
-    def start(self, worker: str, health_port: int, environment: dict[str, str]) -> None:
+    def start(
+        self,
+        worker: str,
+        health_port: int,
+        environment: dict[str, str],
+        command: Sequence[str] = (str(TINY_WORKER),),
+    ) -> None:
+        """Start a worker. `command`: what follows `python`."""
         self.health[worker] = health_port
         own = {
             "TURBOSERVE_WORKER_ID": worker,
@@ -30,7 +38,6 @@ class Pool:
             "TURBOSERVE_HEALTH_PORT": str(health_port),
         }
         with self.log(worker).open("ab") as log:
-            command = [str(TINY_WORKER)]
             self.processes[worker] = forked_process.start(command, environment | own, log.fileno())
 
     def kill(self, worker: str) -> None:

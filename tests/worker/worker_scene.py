@@ -100,16 +100,18 @@ class Scene:
         await self.bus.subscribe(LATENTS, "*", latents)
         await self.bus.subscribe(LOAD, "*", load)
 
-    async def worker(self, **environment: str) -> str:
+    async def worker(self, *command: str, **environment: str) -> str:
         """Return the id of a worker that has loaded and joined: an idle one of an earlier test, or a new one.
 
-        It has just renewed: a silent worker would count as no room for sessions.
+        `command`: what follows `python`, if it is not the tiny worker. The worker has just renewed: a silent
+        one would count as no room for sessions.
         """
         since = time.time()
         worker = None if environment else self.pool.idle()
         if worker is None:
             worker = new_id("wrk")
-            self.pool.start(worker, self.ports.get(worker), self.environment | environment)
+            started = self.environment | environment
+            self.pool.start(worker, self.ports.get(worker), started, *([command] if command else ()))
         self.used.add(worker)
         if environment:
             self.spent.add(worker)

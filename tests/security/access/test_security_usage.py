@@ -57,6 +57,19 @@ async def test_a_tenant_reads_its_own_usage_and_an_admin_all(
     [row] = csv.DictReader(io.StringIO(exported.text))
     assert (row["tenant"], row["key"], row["currency"]) == (tenants[0], keys[0]["id"], "USD")
     assert int(row["chunks"]) >= day["chunks"]
+    assert float(row["video_seconds"]) > 0
+    assert int(row["delivered_bytes"]) > 0
+    # A sum has nothing of another tenant either, and no member that it is a sum over.
+    for one in ([day["day"], None], [None, None]):
+        params = {"group_by": ["day"]} if one[0] else {"group_by": ["tenant"]}
+        answer = (await ours.get("/v1/usage", params=params)).json()
+        [entry] = answer["usage"]
+        assert answer["group_by"] == params["group_by"]
+        assert entry["chunks"] == int(row["chunks"])
+        assert (entry["day"], entry["key"]) == tuple(one)
+    summed = (await ours.get("/v1/usage.csv", params={"group_by": "tenant"})).text
+    [total] = csv.DictReader(io.StringIO(summed))
+    assert (total["day"], total["tenant"], total["key"]) == ("", tenants[0], "")
 
     def run(*words: str) -> Any:
         return CliRunner().invoke(app, ["usage", "--url", urls[0], *words], env={"COLUMNS": "300"})
@@ -68,6 +81,11 @@ async def test_a_tenant_reads_its_own_usage_and_an_admin_all(
     lines = (await asyncio.to_thread(run, *words, "--json")).stdout.splitlines()
     assert [json.loads(line)["tenant"] for line in lines] == [tenants[0]]
     assert keys[0]["id"] in (await asyncio.to_thread(run, *words)).stdout
+    by_tenant = await asyncio.to_thread(run, *words, "--group-by", "tenant", "--json")
+    assert [json.loads(line)["key"] for line in by_tenant.stdout.splitlines()] == [None]
+    wrong = await asyncio.to_thread(run, *words, "--group-by", "model")
+    assert wrong.exit_code == 1
+    assert "'day', 'tenant' or 'key'" in wrong.output
     assert (await asyncio.to_thread(run, *words, "--csv", "--json")).exit_code == 1
 
 
@@ -77,5 +95,9 @@ async def test_days_outside_the_range_are_refused(admin: httpx.AsyncClient) -> N
         problem(late, 422, "invalid_input", "from")
         problem(await admin.get(path, params={"from": "1969-01-01"}), 422, "invalid_input", "from")
         problem(await admin.get(path, params={"to": "x"}), 422, "invalid_input", "to")
+        refused = problem(
+            await admin.get(path, params={"group_by": "model"}), 422, "invalid_input", "group_by.0"
+        )
+        assert refused["limit"] == "'day', 'tenant' or 'key'"
     problem(await admin.get("/v1/usage", params={"after": "x"}), 422, "invalid_input", "after")
     problem(await admin.get("/v1/usage", params={"limit": 0}), 422, "invalid_input", "limit")

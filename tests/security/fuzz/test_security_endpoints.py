@@ -247,7 +247,7 @@ def test_changes_of_rows_are_recorded(store: Store) -> None:
 @pytest.mark.parametrize("endpoint", STORE, ids=lambda one: one.subject)
 def test_mutated_requests_are_carried_out_or_refused(store: Store, endpoint: Endpoint[Any, Any]) -> None:
     with store.no_traceback():
-        attack(store, endpoint, 40)
+        attack(store, endpoint, 20)
 
 
 @pytest.mark.soak

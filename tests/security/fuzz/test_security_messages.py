@@ -115,14 +115,15 @@ def chunks(target: Target, session: str, after: int, count: int) -> int:
     return int(last)
 
 
+@pytest.mark.parametrize("examples", [60, pytest.param(600, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("topic", subjects.TOPICS, ids=lambda one: one.pattern)
-def test_topics(target: Target, speaker: Speaker, topic: Topic[Any]) -> None:
+def test_topics(target: Target, speaker: Speaker, topic: Topic[Any], examples: int) -> None:
     pids = target.pids()
     last = chunks(target, speaker.session, -1, 1)
     schema = topic.message.model_json_schema()
     subject, sender = topic.of(token(topic, speaker)), topic.senders[0]
 
-    @attacks(150)
+    @attacks(examples)
     def each(hostile: Hostile) -> None:
         document = hostile.versioned(hostile.mutated(hostile.document(schema, names(speaker))))
         data = hostile.encoded(document)

@@ -5,12 +5,28 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
+from multiprocessing import Pipe
+from typing import Any
 
 import pytest
 import torch
 
 from tests.helpers.waiting import eventually
-from turboserve.worker.transfer import pair, rendezvous
+from tests.worker.transfer.transfer_peer import (
+    KEY as MIGRATION_KEY,
+)
+from tests.worker.transfer.transfer_peer import (
+    MIGRATION,
+    MODEL,
+    SESSION,
+    TARGET,
+    Giver,
+    Room,
+    State,
+    Steps,
+)
+from turboserve.worker.transfer import links as links_module
+from turboserve.worker.transfer import nccl, pair, rendezvous
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
@@ -22,6 +38,10 @@ from turboserve.worker.transfer.errors import (
 from turboserve.worker.transfer.frames import Linked, Refuse, StoreEntry, Wait
 from turboserve.worker.transfer.link import Link
 from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.network import listen
+from turboserve.worker.transfer.pace import CopyLimits
+from turboserve.worker.transfer.source import Source
+from turboserve.worker.transfer.target import Target
 
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
@@ -142,3 +162,52 @@ async def test_an_error_is_the_callers(links: Links) -> None:
 
     with pytest.raises(PeerLostError, match="nobody"):
         await links.connecting(fail, 60.0, Link.close)
+
+
+def test_workers_on_one_gpu_do_not_use_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL refuses two processes on one GPU. A peer that does not name its GPU may have another one."""
+    monkeypatch.setattr(links_module, "available", lambda backend, device: True)
+
+    def on(uuid: str) -> Links:
+        monkeypatch.setattr(nccl, "gpu_uuid", lambda device: uuid)
+        return Links(["nccl", "gloo"], torch.device("cuda"), MODEL)
+
+    one, same, other = on("gpu-1"), on("gpu-1"), on("gpu-2")
+    same_hello = same.hello("tcp://one", PATIENCE_S)
+    assert one._choose(same_hello, quiesced=False) == "gloo"
+    assert one._choose(other.hello("tcp://one", PATIENCE_S), quiesced=False) == "nccl"
+    assert one._choose(same_hello.model_copy(update={"gpu": ""}), quiesced=False) == "nccl"
+    for made in (one, same, other):
+        made.close()
+
+
+async def test_a_state_comes_over_the_next_backend_if_no_link_of_the_first_can_be_created() -> None:
+    tried: list[str] = []
+
+    class LinksWithoutGloo(Links):
+        async def _make(self, backend: str, *args: Any) -> Link:
+            tried.append(backend)
+            if backend == "gloo":
+                raise PeerLostError("invalid usage")
+            return await super()._make(backend, *args)
+
+    source_links, target_links = (
+        LinksWithoutGloo(["gloo", "shm"], torch.device("cpu"), MODEL) for _ in range(2)
+    )
+    size, ours = 1_000, Pipe()
+    provider = Giver(size, Steps(ours[0], None), quiesced=False)
+    source = Source(provider, source_links, CopyLimits(most_s=PATIENCE_S, still_s=PATIENCE_S))
+    server, port = await listen(source.serve, HOST, 0)
+    room, target = Room(size), Target(TARGET, target_links, PATIENCE_S)
+    fetched = await target.fetch(
+        SESSION, MIGRATION, MIGRATION_KEY, [f"tcp://{HOST}:{port}"], room, PATIENCE_S
+    )
+    assert (fetched.backend, room.holds(State(size))) == ("shm", True)
+    assert tried.count("shm") == 2
+    assert "gloo" in tried
+    source.close()
+    server.close()
+    for made in (source_links, target_links):
+        made.close()
+    for pipe in ours:
+        pipe.close()

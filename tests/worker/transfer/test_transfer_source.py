@@ -14,6 +14,7 @@ from tests.helpers.waiting import eventually
 from tests.worker.transfer.transfer_peer import KEY, MIGRATION, MODEL, SESSION, TARGET
 from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page
 from turboserve.worker.transfer import handshake, shm
+from turboserve.worker.transfer import source as source_module
 from turboserve.worker.transfer.channel import FRAME_LIMIT, Channel
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import MigrationNotOfferedError, PeerLostError
@@ -74,11 +75,33 @@ async def provider() -> Giver:
     return Giver()
 
 
+class Beside:
+    """Side transfers that do not end."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+
+    def key(self, grant: str) -> bytes | None:
+        return KEY if grant.startswith("side") else None
+
+    async def serve(self, channel: Channel, opened: Open, keys: handshake.Keys) -> None:
+        self.begun += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended += 1
+
+
 @pytest.fixture
-async def hello(provider: Giver) -> AsyncIterator[Say]:
-    """Connects, is admitted, and says hello."""
+async def source(provider: Giver) -> AsyncIterator[Source]:
     links = Links(["shm"], torch.device("cpu"), MODEL)
-    source = Source(provider, links, CopyLimits(least_s=PATIENCE_S, most_s=PATIENCE_S))
+    yield Source(provider, links, CopyLimits(least_s=PATIENCE_S, most_s=PATIENCE_S))
+    links.close()
+
+
+@pytest.fixture
+async def hello(source: Source) -> AsyncIterator[Say]:
+    """Connects, is admitted, and says hello."""
     server, port = await listen(source.serve, "127.0.0.1", 0)
     channels: list[Channel] = []
 
@@ -95,7 +118,6 @@ async def hello(provider: Giver) -> AsyncIterator[Say]:
     for channel in channels:
         channel.abort()
     server.close()
-    links.close()
 
 
 async def heard(channel: Channel) -> Any:
@@ -179,6 +201,25 @@ async def test_unexpected_messages_are_refused_too(provider: Giver, hello: Say) 
     answer = await heard(await hello())
     assert (answer.type, answer.code) == ("refuse", "transfer_error")
     assert "a bug" in answer.detail
+
+
+async def test_side_transfers_take_no_connections_from_states_and_end_with_the_source(
+    provider: Giver, source: Source, hello: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_module, "CONNECTIONS_LIMIT", 1)
+    monkeypatch.setattr(source_module, "SIDE_TRANSFERS_LIMIT", 3)
+    source.side_transfers = beside = Beside()
+    for number in range(3):
+        await hello(f"side{number}")
+    await eventually(lambda: beside.begun == 3, PATIENCE_S)
+    refused = await heard(await hello("side3"))
+    assert (refused.type, "side transfers: more than 3" in refused.detail) == ("refuse", True)
+    await hello()
+    await until(provider, ["check", "offer", "pages"])
+    refused = await heard(await hello("s2"))
+    assert (refused.type, "connections: more than 1" in refused.detail) == ("refuse", True)
+    source.close()
+    await eventually(lambda: beside.ended == 3, PATIENCE_S)
 
 
 async def test_a_warm_link_that_went_meanwhile_is_no_reason_to_give_the_migration_up() -> None:

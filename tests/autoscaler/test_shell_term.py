@@ -1,0 +1,114 @@
+"""The autoscaler's shell at the limits of its term: its end, its status, and where the next one begins."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.autoscaler.autoscaler_bench import row
+from tests.helpers.waiting import eventually
+from turboserve.autoscaler.__main__ import provider_of
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.pool_term import PoolTerm
+from turboserve.autoscaler.providers.base import ProviderWorker
+from turboserve.autoscaler.providers.external import ExternalProvider
+from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.autoscaler.shell import STATUS_S, Shell
+from turboserve.clock import SystemClock
+from turboserve.contracts.requests import WorkerPage
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.service import Runtime
+
+
+class Listing(ExternalProvider):
+    """Lists these workers; None: never answers."""
+
+    managed = True
+
+    def __init__(self, workers: list[ProviderWorker] | None = None) -> None:
+        self._workers = workers
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.asked = asyncio.Event()
+        self.all_ended: bool | None = None
+
+    async def adopt(self) -> list[ProviderWorker]:
+        self.asked.set()
+        if self._workers is None:
+            await asyncio.Event().wait()
+        return self._workers or []
+
+    async def close(self) -> None:
+        self.all_ended = all(task.done() for task in self.tasks)
+
+
+class StatusBus:
+    """Keeps what is published, and lists these workers of the store."""
+
+    def __init__(self, *workers: Any) -> None:
+        self.published: list[Any] = []
+        self._workers = workers
+
+    async def publish(self, _topic: object, _token: str, status: Any) -> None:
+        self.published.append(status)
+
+    async def call(self, _subject: object, _request: object) -> Any:
+        return WorkerPage(workers=self._workers)
+
+
+def shell_on(provider: Listing, bus: StatusBus, term: PoolTerm, **settings: Any) -> Shell:
+    def spawn(work: Any, _name: str) -> asyncio.Task[Any]:
+        provider.tasks.append(asyncio.create_task(work))
+        return provider.tasks[-1]
+
+    runtime = SimpleNamespace(bus=bus, clock=SystemClock(), spawn=spawn)
+    pool = Pool("local", lambda: "wrk_a")
+    return Shell(cast(Runtime, runtime), pool, provider, AutoscalerSettings(**settings), term)
+
+
+def term(leads: list[bool]) -> PoolTerm:
+    return PoolTerm("local", 3, lambda now: leads[-1], lambda: None)
+
+
+async def test_the_provider_is_closed_after_the_last_command() -> None:
+    provider = Listing()
+    shell = shell_on(provider, StatusBus(), term([True]))
+    await shell.start()
+    await provider.asked.wait()
+    await shell.stop()
+    assert provider.all_ended is True
+
+
+async def test_a_term_that_is_over_says_nothing_of_the_pool() -> None:
+    bus, leads = StatusBus(), [True]
+    shell = shell_on(Listing(), bus, term(leads))
+    await shell.start()
+    await eventually(lambda: bus.published)
+    leads.append(False)
+    before = len(bus.published)
+    await asyncio.sleep(1.5 * STATUS_S)
+    assert len(bus.published) == before
+    await shell.stop()
+
+
+async def test_the_first_size_leaves_out_workers_that_drain() -> None:
+    provider = Listing([ProviderWorker(f"local-{n}", f"wrk_{n}") for n in range(3)])
+    bus = StatusBus(row("wrk_0", WorkerPhase.DRAINING), row("wrk_1"))
+    shell = shell_on(provider, bus, term([True]), pool_size=5, pool_min=1, pool_max=9)
+    assert await shell._first_size() == (2, "2 already running")
+
+
+def test_pods_belong_to_their_namespace_whatever_the_address_of_the_broker() -> None:
+    """Incident: with three brokers instead of one, the autoscaler left the earlier workers' pods alone."""
+    template = {"spec": {"containers": [{"name": "worker", "image": "w"}]}}
+
+    def pool_of(**changes: Any) -> str:
+        settings = AutoscalerSettings.model_construct(
+            **{**AutoscalerSettings().model_dump(), "provider": "kubernetes", **changes}
+        )
+        provider: Any = provider_of(settings, template)
+        return str(provider._pool)
+
+    assert pool_of(nats_url="nats://one:4222") == pool_of(nats_url="nats://two:4222,nats://three:4222")
+    assert pool_of(kubernetes_namespace="here") != pool_of(kubernetes_namespace="there")
+    assert pool_of(pool_name="one") != pool_of(pool_name="two")

@@ -1,0 +1,32 @@
+"""`turboserve usage`: its table for answers of gateways of this and of an earlier version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from turboserve.cli.usage import _print
+
+EARLIER: dict[str, Any] = {
+    "day": "2026-11-24",
+    "tenant": "acme",
+    "key": None,
+    "gpu_seconds": 1.0,
+    "money": 0.5,
+    "chunks": 3,
+    "viewer_seconds": 4.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("further", "shown"),
+    [({}, ["–", "4.0", "–"]), ({"video_seconds": 2.25, "delivered_bytes": 7_000_000}, ["2.2", "4.0", "7.0"])],
+)
+def test_what_a_gateway_does_not_say_is_a_dash(
+    further: dict[str, Any], shown: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    _print([EARLIER | further], "EUR")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "acme" in line]
+    assert [cell.strip() for cell in line.strip("│ ").split("│")][-3:] == shown

@@ -1,0 +1,75 @@
+"""Processes of a stack that are forks: their parent, what /proc shows of them, and their exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import forked_process
+
+STARTS = """
+import json, os, signal, subprocess, sys
+from pathlib import Path
+
+child, out = sys.argv[1:]
+read, write = os.pipe()
+environment = {"WHO": "the child", "OUT": out, "PARENT": str(os.getpid()), "READS": str(read)}
+started = subprocess.Popen(
+    [sys.executable, child, "word"],
+    stdin=subprocess.DEVNULL, env=environment, start_new_session=True, pass_fds=[read],
+)
+os.write(write, b"sent")
+first = started.wait(60)
+endless = subprocess.Popen([sys.executable, child, "endless"], env=environment, pass_fds=[read])
+endless.terminate()
+other = subprocess.run([sys.executable, "-c", "print(5)"], capture_output=True, text=True)
+Path(out + ".statuses").write_text(json.dumps([first, endless.wait(60), other.stdout]))
+"""
+CHILD = """
+import json, os, sys, time
+from pathlib import Path
+
+if sys.argv[1] == "endless":
+    time.sleep(60)
+pid = os.getpid()
+found = {
+    "imports": "turboserve.worker.service.app" in sys.modules,
+    "parent": os.getppid() == int(os.environ["PARENT"]),
+    "leads": os.getsid(0) == pid,
+    "read": os.read(int(os.environ["READS"]), 4).decode(),
+    "environment": [p for p in Path(f"/proc/{pid}/environ").read_text().split(chr(0)) if p.startswith("WHO")],
+    "line": [part for part in Path(f"/proc/{pid}/cmdline").read_text().split(chr(0)) if part],
+}
+Path(os.environ["OUT"]).write_text(json.dumps(found))
+sys.exit(7)
+"""
+
+
+@pytest.mark.skipif("COVERAGE_PROCESS_CONFIG" in os.environ, reason="then no process is a fork")
+def test_what_a_fork_starts_is_its_child_as_if_it_had_been_a_new_interpreter(tmp_path: Path) -> None:
+    starts, child, out = tmp_path / "starts.py", tmp_path / "child.py", tmp_path / "out"
+    starts.write_text(STARTS)
+    child.write_text(CHILD)
+    with (tmp_path / "log").open("wb") as log:
+        process = forked_process.start_stack(
+            [sys.executable, str(starts), str(child), str(out)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ,
+        )
+    assert process.wait(120) == 0, (tmp_path / "log").read_text()
+    assert json.loads(out.read_text()) == {
+        "imports": True,
+        "parent": True,
+        "leads": True,
+        "read": "sent",
+        "environment": ["WHO=the child"],
+        "line": [sys.executable, str(child), "word"],
+    }
+    assert json.loads((tmp_path / "out.statuses").read_text()) == [7, -15, "5\n"]

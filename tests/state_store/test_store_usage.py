@@ -1,0 +1,71 @@
+"""Use by viewers: no claim of a gateway exceeds what answers can carry, and an orderly stop loses none."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pydantic import ValidationError
+
+from tests.state_store.state_store_harness import Harness, Store
+from turboserve import subjects
+from turboserve.contracts.base import NUMBER_LIMIT
+from turboserve.contracts.usage import ListUsage, UsageDimension
+from turboserve.contracts.workers import DELIVERED_LIMIT, Playhead
+from turboserve.ids import new_id
+from turboserve.state_store.periodic_writes import ViewerUsage
+from turboserve.state_store.ports.database import Database
+from turboserve.state_store.ports.records import UsageShare, ViewerUse
+from turboserve.state_store.settings import Settings
+
+SERVERS = ("memory",)
+
+
+async def test_counts_stop_at_the_greatest_that_an_answer_carries(database: Database) -> None:
+    """Incident: two messages with greater sums ended every state store, and each restart after that."""
+    most = UsageShare("acme", None, chunks=NUMBER_LIMIT, delivered_bytes=NUMBER_LIMIT)
+    other = UsageShare("acme", "k1", delivered_bytes=NUMBER_LIMIT)
+    for _ in range(2):
+        async with database.transaction() as db:
+            await db.progress.add_usage(7, [most, most, other])
+    async with database.statement() as db:
+        page = await db.rentals.usage(ListUsage(from_day=0, to_day=9))
+        request = ListUsage(from_day=0, to_day=9, group_by=(UsageDimension.TENANT,))
+        groups = (await db.rentals.usage(request)).groups
+    assert [(day.chunks, day.delivered_bytes) for day in page.days] == [
+        (NUMBER_LIMIT, NUMBER_LIMIT),
+        (0, NUMBER_LIMIT),
+    ]
+    assert [(group.chunks, group.delivered_bytes) for group in groups] == [(NUMBER_LIMIT, NUMBER_LIMIT)]
+
+
+def test_a_message_claims_no_more_than_a_gateway_sends() -> None:
+    with pytest.raises(ValidationError):
+        Playhead(session="ses_a", playhead_s=0.0, viewers=1, delivered_bytes=DELIVERED_LIMIT + 1)
+    most = ViewerUse(0.0, NUMBER_LIMIT)
+    assert most + most == most
+
+
+async def test_an_orderly_stop_writes_what_viewers_have_used(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, add = asyncio.Event(), ViewerUsage.add
+
+    def noted(usage: ViewerUsage, report: Playhead) -> None:
+        add(usage, report)
+        taken.set()
+
+    monkeypatch.setattr(ViewerUsage, "add", noted)
+    model, tenant = new_id("m"), new_id("t")
+    async with Harness.connected(settings) as api:
+        async with Store.running(settings):
+            await api.worker(model)
+            session = (await api.create(model, tenant=tenant)).id
+            message = Playhead(session=session, playhead_s=1.0, viewers=1, viewer_s=2.0, delivered_bytes=9)
+            await api.bus.publish(subjects.PLAYHEAD, session, message)
+            await taken.wait()
+        async with Store.running(settings):
+            page = await api.bus.call(
+                subjects.LIST_USAGE, ListUsage(tenant=tenant, from_day=0, to_day=30_000)
+            )
+    assert [(day.viewer_seconds, day.delivered_bytes) for day in page.days] == [(2.0, 9)]
