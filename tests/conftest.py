@@ -30,14 +30,14 @@ from _pytest.terminal import TerminalReporter
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from nats.js.errors import NotFoundError
-from pydantic import SecretStr
 
-from tests.helpers import forked_process
+from tests.helpers import forked_process, prepared_cluster
 from tests.helpers.browser import browser_address as browser_address
 from tests.helpers.browser import page as page
 from tests.helpers.forked_groups import GroupHooks, GroupRunner
 from tests.helpers.otlp_receiver import OtlpReceiver
 from tests.helpers.pool_harness import Pool
+from tests.helpers.prepared_cluster import NO_DURABILITY, migrated
 from tests.helpers.web_server import WebServer, serving
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
@@ -117,8 +117,6 @@ BackgroundStack.launch = staticmethod(forked_process.start_stack)
 
 PATIENCE_S = 60.0
 OBJECTS_PER_COLLECTION = 20_000
-NO_DURABILITY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
-
 
 ONE_STACK = (
     "tests/stack/test_stack_end_to_end.py",
@@ -226,6 +224,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(GroupRunner(processes, group_of))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Share between the processes what takes long to start."""
+    if session.config.option.collectonly:
+        return
+    prepared_cluster.keep_in(session.config._tmp_path_factory.getbasetemp() / "prepared_cluster")  # type: ignore[attr-defined]
+    if session.config.getoption("processes"):
+        forked_process.share_imports()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests: groups in the order of `GROUPS`, `LONG_FILES`, then those with the most tests first.
@@ -313,6 +320,7 @@ def until_group_ends(pytestconfig: pytest.Config) -> Iterator[ExitStack]:
 @pytest.fixture(scope="session")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
     layout = Layout(tmp_path_factory.mktemp("servers"))
+    prepared_cluster.provide(layout.data)
     layout.create()
     return layout
 
@@ -386,7 +394,7 @@ def migrated_database(postgres_server: PostgresServer) -> str:
     """Name of a database with the state store's tables. Its copies skip every migration."""
     name = "test_migrated"
     asyncio.run(_with_database(postgres_server, name))
-    asyncio.run(_migrated(postgres_server.url(name)))
+    asyncio.run(migrated(postgres_server.url(name)))
     return name
 
 
@@ -485,18 +493,6 @@ async def _with_database(server: PostgresServer, database: str, template: str | 
                             await connection.execute(f'create database "{database}" template "{template}"')
                 return await server.ensure_database(database)
             await asyncio.sleep(0.1)
-
-
-async def _migrated(url: str) -> None:
-    """Bring a database to the newest schema."""
-    # Most runs of a few tests need neither.
-    from turboserve.state_store.database import PostgresDatabase
-    from turboserve.state_store.settings import Settings
-
-    settings = Settings(postgres_url=SecretStr(url), transaction_deadline_s=60.0, request_deadline_s=90.0)
-    database = PostgresDatabase(settings)
-    await database.migrate()
-    await database.close()
 
 
 async def _without_streams(url: str) -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from tests.helpers import forked_process
 from tests.helpers.broker_clients import PATIENCE_S, connected_client
 from turboserve.cli.embedded import Layout
 from turboserve.cli.main import app
@@ -42,13 +43,7 @@ def dummy_stack(data: Path, *options: str, **environment: str) -> BackgroundStac
 
 
 def up(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*UP, "--data", str(data), *options],
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return forked_process.run([*UP[1:], "--data", str(data), *options], {**os.environ, **ENVIRONMENT})
 
 
 def said(stack: BackgroundStack, *texts: str) -> None:
@@ -167,12 +162,9 @@ def test_a_second_up_on_the_same_data_says_so(dummies: BackgroundStack) -> None:
 
 
 def test_status_shows_every_process_and_no_password(dummies: BackgroundStack) -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "turboserve.cli.main", "status", "--data", str(dummies.data)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    done = RUNNER.invoke(app, ["status", "--data", str(dummies.data)])
+    assert done.exit_code == 0
+    shown = done.output
     assert all(name in shown for name in (*SERVERS, *SERVICES, "worker", dummies.url))
     assert not any(
         secret in shown for secret in json.loads((dummies.data / "secrets.json").read_text()).values()
@@ -249,12 +241,8 @@ def test_the_next_start_does_not_wait_for_the_end_of_what_was_killed(data_dir: P
 
 
 def test_what_never_comes_up_ends_the_stack_with_status_1(data_dir: Path) -> None:
-    result = subprocess.run(
-        [*UP, "--data", str(data_dir)],
-        env={**os.environ, **ENVIRONMENT, "DUMMY_FAILS": "scheduler"},
-        capture_output=True,
-        text=True,
-        check=False,
+    result = forked_process.run(
+        [*UP[1:], "--data", str(data_dir)], {**os.environ, **ENVIRONMENT, "DUMMY_FAILS": "scheduler"}
     )
     assert result.returncode == 1
     assert "giving up process=scheduler" in result.stdout

@@ -24,13 +24,23 @@ PATIENCE_S = 120.0
 OUTSIDE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 """Variables of processes that must not find the source tree."""
 
+BUILD = """
+import importlib, os, sys, tomllib
+from pathlib import Path
+
+_, folder, *projects = sys.argv
+for project in projects:
+    os.chdir(project)
+    backend = tomllib.loads(Path("pyproject.toml").read_text())["build-system"]["build-backend"]
+    importlib.import_module(backend).build_wheel(folder)
+"""
+"""Builds each wheel as pip does without build isolation, but without three processes for each."""
+
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("wheels")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), *map(str, PROJECTS)]
-    subprocess.run(build, check=True)
+    subprocess.run([sys.executable, "-c", BUILD, str(folder), *map(str, PROJECTS)], check=True)
     return sorted(folder.glob("*.whl"))
 
 

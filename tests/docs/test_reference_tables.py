@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.helpers import forked_process
 from turboserve.cli import main
 from turboserve.cli.reference import TABLES, markers, tables_in
 from turboserve.cli.reference import reference as command
@@ -28,8 +27,9 @@ def reference(*arguments: str) -> str:
 
     OpenTelemetry allows one provider each.
     """
-    command = [sys.executable, "-m", "turboserve.cli.main", "reference", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = forked_process.run(["-m", "turboserve.cli.main", "reference", *arguments])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def documented(table: str) -> list[str]:

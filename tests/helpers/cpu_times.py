@@ -2,8 +2,9 @@
 
 Wall time depends on what else the machine does; CPU time depends on it much less. A process that several
 files share counts for the file that runs while it computes. A process whose parent has ended before it counts
-for no file. With `TURBOSERVE_CPU_TIMES=PATH`, the report has every file, and every test's figures are written
-to PATH: a line of JSON with its id, and CPU and wall seconds, without processes that still run.
+for no file, nor do the imports that the servers of forks share. With `TURBOSERVE_CPU_TIMES=PATH`, the report
+has every file, and every test's figures are written to PATH: a line of JSON with its id, and CPU and wall
+seconds, without processes that still run.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import resource
 import time
 from collections import defaultdict
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from _pytest.terminal import TerminalReporter
 
+from tests.helpers import forked_process
 from tests.helpers.forked_groups import OUTPUTS
 
 SHOWN = 20
@@ -35,9 +38,15 @@ def own_s() -> float:
 
 
 def running_s() -> float:
-    """Return the CPU seconds of the descendants that run, and of what they have waited for."""
+    """Return the CPU seconds of descendants and forks that run, and of what they have waited for."""
     total = 0.0
-    for process in psutil.Process().children(recursive=True):
+    roots = [psutil.Process()]
+    if (server := forked_process.server_id()) is not None:
+        # A fork of another process than this one.
+        with suppress(psutil.NoSuchProcess):
+            roots.append(psutil.Process(server))
+    descendants = {each for root in roots for each in root.children(recursive=True)}
+    for process in descendants.union(roots[1:]):
         try:
             times = process.cpu_times()
         except psutil.NoSuchProcess:

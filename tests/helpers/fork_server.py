@@ -2,8 +2,9 @@
 
 It has one thread and no event loop. What a program imports is imported here before its first fork. It ends
 when the connection at DESCRIPTOR closes; processes that still run then go on, as children of a test's
-process would. SPACE, and a variable of the environment, are room in which a fork shows its own command line
-and environment: see `shown_process.py`.
+process would. A request without a job is for a further server: a fork with a connection of its own, so that
+several processes of tests share the imports. SPACE, and a variable of the environment, are room in which a
+fork shows its own command line and environment: see `shown_process.py`.
 """
 
 from __future__ import annotations
@@ -78,6 +79,9 @@ class Job:
         gc.enable()
         if launcher is not None:
             subprocess.Popen = launcher  # type: ignore[misc, assignment]
+        # As a new interpreter does: before the folders of the installation.
+        given = self.environment.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[1:1] = [folder for folder in given if folder and folder not in sys.path]
         if self.command[0] == "-m":
             sys.argv = ["-m", *self.command[2:]]
             sys.path[0] = self.directory
@@ -146,11 +150,16 @@ class ForkServer:
             if not data:
                 return None
             pipe, *received = descriptors
-            fields: dict[str, Any] = json.loads(data)
+            fields: dict[str, Any] | None = json.loads(data)
+            if fields is None:
+                if self._fork_server(pipe, received):
+                    os.close(wake_read)
+                    os.close(wake_write)
+                    return self.serve()
+                continue
             job = Job(**fields, received=received)
             if job.starts:
-                for module in OF_STACKS:
-                    self._import(["-m", module])
+                self._import_stack()
             self._import(job.command)
             # Objects of now stay shared: the collector would write to each.
             gc.freeze()
@@ -165,6 +174,35 @@ class ForkServer:
             else:
                 self._pipes[pid] = pipe
                 _write(pipe, pid)
+
+    def _fork_server(self, pipe: int, received: list[int]) -> bool:
+        """Fork a server for the connection `received[0]`, with the outputs after it.
+
+        Returns whether this is the fork.
+        """
+        self._import_stack()
+        gc.freeze()
+        pid = os.fork()
+        if pid:
+            for descriptor in received:
+                os.close(descriptor)
+            self._pipes[pid] = pipe
+            _write(pipe, pid)
+            return False
+        signal.set_wakeup_fd(-1)
+        os.close(pipe)
+        self._connection.close()
+        while self._pipes:
+            os.close(self._pipes.popitem()[1])
+        self._connection = socket.socket(fileno=received[0])
+        for target, descriptor in zip((1, 2), received[1:], strict=True):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        return True
+
+    def _import_stack(self) -> None:
+        for module in OF_STACKS:
+            self._import(["-m", module])
 
     def _fork(self, pipe: int) -> int:
         pid = os.fork()

@@ -20,8 +20,8 @@ STARTERS = frozenset({"turboserve.autoscaler"})
 """Modules that start further processes when a stack's supervisor has started them."""
 KNOWN_OPTIONS = frozenset({"stdin", "stdout", "stderr", "env", "start_new_session", "pass_fds"})
 NOT_GIVEN = (subprocess.PIPE, subprocess.DEVNULL, subprocess.STDOUT)
-LOADERS = frozenset({"LD_PRELOAD", "PYTHONPATH"})
-"""Variables that only a new interpreter reads."""
+LOADERS = frozenset({"LD_PRELOAD"})
+"""Variables that only a new process reads, and that tests set."""
 _Popen = subprocess.Popen
 
 
@@ -128,9 +128,14 @@ def request(
         "starts": starts,
         "targets": [*descriptors],
     }
+    return send_job(server, job, [*descriptors.values()])
+
+
+def send_job(server: socket.socket, job: dict[str, Any] | None, descriptors: Sequence[int]) -> int:
+    """Send a job, or None for a further server, with its descriptors. Returns as `request` does."""
     read, write = os.pipe()
     try:
-        socket.send_fds(server, [json.dumps(job).encode()], [write, *descriptors.values()])
+        socket.send_fds(server, [json.dumps(job).encode()], [write, *descriptors])
     finally:
         os.close(write)
     return read

@@ -13,21 +13,36 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
-from tests.helpers import shown_process
-from tests.helpers.forked_launches import LOADERS, request
+from tests.helpers import prepared_cluster, shown_process
+from tests.helpers.forked_launches import LOADERS, request, send_job
 from turboserve.cli.stack.background import BackgroundStack
 
 ROOT = Path(__file__).parents[2]
 LOST = -int(signal.SIGKILL)
 """Exit status of a process whose server has ended."""
+SHARED = 0
+"""Key of the server whose forks are the servers of this process's forks. No process has this id."""
 
-_servers: dict[int, socket.socket] = {}
-"""Process id → connection to its server: a fork of this process has a server of its own."""
+
+@dataclass
+class Server:
+    """A fork server."""
+
+    connection: socket.socket
+    pid: int
+
+
+_starting = threading.Lock()
+_servers: dict[int, Server] = {}
+"""Process id → its server: a fork of this process has a server of its own."""
 
 
 class ForkedProcess:
@@ -122,12 +137,31 @@ def start(
     )
 
 
+def run(
+    command: Sequence[str], environment: Mapping[str, str] = os.environ, limit_s: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """Start a process as `start` does, and wait for its end. Raises subprocess.TimeoutExpired."""
+    with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+        process = start(command, environment, stderr.fileno(), stdout=stdout.fileno())
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess([*command], status, stdout.read(), stderr.read())
+
+
 def start_stack(
     command: Sequence[str], *, stdin: int, stdout: IO[bytes], stderr: int, env: Mapping[str, str]
 ) -> Started:
     """As `subprocess.Popen`, for `turboserve up`, whose services are forks, too."""
     if command[0] != sys.executable:
         return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
+    if "--data" in command:
+        prepared_cluster.provide(Path(command[command.index("--data") + 1]))
     return start(command[1:], env, stdout.fileno(), starts=True)
 
 
@@ -137,23 +171,58 @@ class InterpretedStack(BackgroundStack):
     launch = subprocess.Popen
 
 
+def server_id() -> int | None:
+    """Return the process id of this process's server, if it has one: the parent of what `start` starts."""
+    server = _servers.get(os.getpid())
+    return None if server is None else server.pid
+
+
+def share_imports() -> None:
+    """Start a server whose imports are shared by the servers of all later forks of this process."""
+    _servers[SHARED] = new_server()
+
+
 def _server() -> socket.socket:
-    if os.getpid() not in _servers:
-        # One message is one job, also when several threads send.
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        space = " " * shown_process.SPACE
-        # Its output is this process's own. It ends with this process, which closes the connection.
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.fork_server", str(there.fileno()), space],
-            cwd=ROOT,
-            env={**os.environ, shown_process.SPACE_VARIABLE: space},
-            stdin=subprocess.DEVNULL,
-            pass_fds=[there.fileno()],
-            start_new_session=True,
-        )
-        there.close()
-        _servers[os.getpid()] = here
-    return _servers[os.getpid()]
+    own = os.getpid()
+    with _starting:
+        if own not in _servers:
+            shared = _servers.get(SHARED)
+            _servers[own] = new_server() if shared is None else forked_server(shared)
+    return _servers[own].connection
+
+
+def new_server() -> Server:
+    """Start a server in a new interpreter."""
+    here, there = _connection()
+    space = " " * shown_process.SPACE
+    # Its output is this process's own. It ends with this process, which closes the connection.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.helpers.fork_server", str(there.fileno()), space],
+        cwd=ROOT,
+        env={**os.environ, shown_process.SPACE_VARIABLE: space},
+        stdin=subprocess.DEVNULL,
+        pass_fds=[there.fileno()],
+        start_new_session=True,
+    )
+    there.close()
+    return Server(here, process.pid)
+
+
+def forked_server(shared: Server) -> Server:
+    """Let a server fork a further one, which keeps its imports."""
+    here, there = _connection()
+    with there:
+        pipe = send_job(shared.connection, None, [there.fileno(), 1, 2])
+    line = os.read(pipe, 64)
+    os.close(pipe)
+    if not line:
+        raise ChildProcessError("the fork server has ended")
+    return Server(here, int(line))
+
+
+def _connection() -> tuple[socket.socket, socket.socket]:
+    # One message is one job, also when several threads send.
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def _ordinary(

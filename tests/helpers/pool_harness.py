@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import httpx
 
-from tests.helpers import forked_process
+from tests.helpers import forked_process, prepared_cluster
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.cli.embedded.running import running
@@ -66,6 +66,7 @@ class Pool:
         self._store = {**STORE_DEADLINES, "TURBOSERVE_TENANT_SLOTS_FACTOR": "0", **(store or {})}
         defaults = {"TURBOSERVE_IDLE_AFTER_S": "15", "TURBOSERVE_REBALANCE": "0"}
         self._scheduler = {**SCHEDULER_DEADLINES, **defaults, **(scheduler or {})}
+        prepared_cluster.provide(directory)
         self.layout = Layout(directory)
         self.layout.create()
         self._ports = Ports(self.layout.ports)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 from tools import demo
 from typer.testing import CliRunner
 
+from tests.helpers import forked_process
 from turboserve.bench.streaming.decode import decode as decode_file
 from turboserve.cli.main import app
 from turboserve.cli.stack.background import BackgroundStack
@@ -46,16 +44,14 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=EXAMPLES.values())
-def test_an_example_of_the_documents_runs(stack: BackgroundStack, tmp_path: Path, code: str) -> None:
+def test_an_example_of_the_documents_runs(
+    stack: BackgroundStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
     assert "http://127.0.0.1:8080" in code
-    done = subprocess.run(
-        [sys.executable, "-c", code.replace("http://127.0.0.1:8080", stack.url)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    example = tmp_path / "example.py"
+    example.write_text(code.replace("http://127.0.0.1:8080", stack.url))
+    monkeypatch.chdir(tmp_path)
+    done = forked_process.run([str(example)])
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.helpers import forked_process
 from tests.helpers.waiting import eventually
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
@@ -68,8 +68,9 @@ async def viewer(stack: BackgroundStack) -> AsyncIterator[Viewer]:
 
 def status(stack: BackgroundStack) -> str:
     """Return the output of `turboserve status`."""
-    command = [sys.executable, "-m", "turboserve.cli.main", "status", "--data", str(stack.data)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = forked_process.run(["-m", "turboserve.cli.main", "status", "--data", str(stack.data)])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 async def wait_for(stack: BackgroundStack, **alarms: bool) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers import forked_process
 from turboserve.plugins import NotInstalledError, PluginLoadError
 from turboserve.policies import GROUP, Policies
 from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS, SHARES
@@ -113,10 +112,7 @@ def test_the_baselines_are_installed() -> None:
 def test_a_service_refuses_an_unknown_policy_and_lists_the_installed_ones(
     service: str, setting: str, known: tuple[str, ...]
 ) -> None:
-    command = [sys.executable, "-m", f"turboserve.{service}"]
-    done = subprocess.run(
-        command, env={setting: "lifo"}, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = forked_process.run(["-m", f"turboserve.{service}"], {setting: "lifo"})
     assert done.returncode == EXIT_SETTINGS, done.stderr
     assert f"{setting}: no" in done.stderr
     assert f"'lifo' is installed; installed: {', '.join(known)}" in done.stderr

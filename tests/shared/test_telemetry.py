@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from tests.helpers import forked_process
 from tests.helpers.otlp_receiver import DECLARED, OtlpReceiver, conventional_attributes
 from turboserve.instruments import Instruments, ObservedGauge
 from turboserve.telemetry_names import ATTRIBUTES, TelemetryNameError, is_own_attribute, is_span
@@ -84,9 +86,9 @@ print(telemetry.prometheus_text().decode())
 """
 
 
-def test_counters_without_attributes_are_exported_before_they_count() -> None:
+def test_counters_without_attributes_are_exported_before_they_count(tmp_path: Path) -> None:
     """Otherwise Prometheus sees no increase with the first event."""
-    text = subprocess.run([sys.executable, "-c", ZEROS], capture_output=True, text=True, check=True).stdout
+    text = run(tmp_path, ZEROS)
     values = {line.split("{")[0].split(" ")[0]: line.split(" ")[-1] for line in text.splitlines()}
     assert values["turboserve_gateway_stalls_total"] == "0.0"
     assert "turboserve_gateway_keys_refused_total" not in values
@@ -97,10 +99,11 @@ class Pool:
         self.size = size
 
 
-def run(script: str, *arguments: str) -> str:
+def run(folder: Path, script: str, *arguments: str) -> str:
     """Return the output of a process of its own: OpenTelemetry takes one provider per process."""
-    command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    file = folder / "script.py"
+    file.write_text(script)
+    done = forked_process.run([str(file), *arguments])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -190,7 +193,10 @@ def test_a_metric_is_declared_once() -> None:
 
 
 def test_no_service_creates_a_metric_outside_the_registry() -> None:
-    assert json.loads(run(WALK)) == sorted(DECLARED)
+    # In a new interpreter, which has imported none of the modules.
+    done = subprocess.run([sys.executable, "-c", WALK], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == sorted(DECLARED)
 
 
 def test_no_name_of_a_metric_is_a_level_of_another() -> None:
@@ -218,9 +224,9 @@ def test_only_declared_spans_are_in_the_scheme() -> None:
         assert not is_span(name), name
 
 
-def test_a_value_within_an_exported_span_is_exported_with_an_exemplar() -> None:
+def test_a_value_within_an_exported_span_is_exported_with_an_exemplar(tmp_path: Path) -> None:
     with OtlpReceiver().running() as receiver:
-        trace, span = run(RECORD, receiver.endpoint).split()
+        trace, span = run(tmp_path, RECORD, receiver.endpoint).split()
         found = [
             (each.trace, each.span, each.value)
             for each in receiver.exemplars

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import forked_process
+from tests.helpers.forked_launches import request
 
 STARTS = """
 import json, os, signal, subprocess, sys
@@ -73,3 +74,26 @@ def test_what_a_fork_starts_is_its_child_as_if_it_had_been_a_new_interpreter(tmp
         "line": [sys.executable, str(child), "word"],
     }
     assert json.loads((tmp_path / "out.statuses").read_text()) == [7, -15, "5\n"]
+
+
+TELLS = """
+import json, os, sys
+import beside
+print(json.dumps([os.getppid(), "turboserve.worker.service.app" in sys.modules, beside.WORD]))
+"""
+
+
+def test_a_server_that_shares_its_imports_goes_on_alone(tmp_path: Path) -> None:
+    script, folder = tmp_path / "tells.py", tmp_path / "folder"
+    script.write_text(TELLS)
+    folder.mkdir()
+    (folder / "beside.py").write_text("WORD = 'from PYTHONPATH'\n")
+    shared = forked_process.new_server()
+    with shared.connection:
+        own = forked_process.forked_server(shared)
+    with own.connection, (tmp_path / "out").open("wb") as out:
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder)}
+        output = {1: out.fileno(), 2: out.fileno()}
+        pipe = request(own.connection, [str(script)], environment, output)
+        assert forked_process.ForkedProcess(pipe).wait(120) == 0, (tmp_path / "out").read_text()
+    assert json.loads((tmp_path / "out").read_text()) == [own.pid, True, "from PYTHONPATH"]

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.helpers import forked_process
 from tests.helpers.pool_harness import Pool
 from tests.security.access.conftest import Connect, OpenSocket
 from turboserve.config import SettingsError
@@ -92,10 +92,7 @@ def test_a_gateway_that_refuses_says_why_and_ends() -> None:
     chosen = [REFUSED[number] for number in (2, 21)]
 
     def start(given: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "turboserve.gateway"]
-        return subprocess.run(
-            command, env=environment(given), capture_output=True, text=True, timeout=120, check=False
-        )
+        return forked_process.run(["-m", "turboserve.gateway"], environment(given))
 
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(start, [given for _, given in chosen]))
@@ -108,15 +105,8 @@ def test_a_gateway_that_refuses_says_why_and_ends() -> None:
 
 
 def test_turboserve_up_says_so_before_it_starts_anything(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "turboserve.cli.main", "up", "--data", str(tmp_path / "data")]
-    done = subprocess.run(
-        command,
-        env=environment({"TURBOSERVE_API_KEYS": ","}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = ["-m", "turboserve.cli.main", "up", "--data", str(tmp_path / "data")]
+    done = forked_process.run(command, environment({"TURBOSERVE_API_KEYS": ","}))
     assert done.returncode == 1
     assert "TURBOSERVE_API_KEYS" in done.stderr
     assert not (tmp_path / "data").exists()

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +17,7 @@ import pytest
 import websockets
 from pydantic import ValidationError
 
+from tests.helpers import forked_process
 from tests.helpers.pool_harness import Pool
 from tests.helpers.waiting import eventually
 from tests.security.access.conftest import Connect, OpenSocket
@@ -159,7 +158,7 @@ def test_concurrent_additions_lose_none_and_readers_never_see_a_part(tmp_path: P
     assert [entry.name for entry in tmp_path.iterdir()] == ["keys.json"]
 
 
-def test_the_setting_keeps_no_key_in_memory_nor_in_the_environment() -> None:
+def test_the_setting_keeps_no_key_in_memory_nor_in_the_environment(tmp_path: Path) -> None:
     """In a process of its own: its environment is what later child processes of the gateway inherit."""
     program = """
 import gc, os
@@ -169,13 +168,10 @@ def run(name, settings, start):
 gateway.service.run = run
 gateway.main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "TURBOSERVE_API_KEYS": f"{ENV_KEY}=acme"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    done = forked_process.run([str(file)], {**os.environ, "TURBOSERVE_API_KEYS": f"{ENV_KEY}=acme"})
+    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("False 1 ")
     assert ENV_KEY not in done.stdout + done.stderr
 
