@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 from turboserve.scheduler.placement import Choice, Cluster, Demand, MinMax
 from turboserve.simulation.faults import Faults
+from turboserve.simulation.invariants import Checker
 from turboserve.simulation.runtime.broker.stream import Stream
+from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.scenario import run_scenario
 from turboserve.simulation.settings import Scale
 
@@ -32,6 +35,42 @@ def violations(
         if outcome.violations:
             return set(outcome.violations)
     return set()
+
+
+def is_found(
+    wanted: str,
+    seeds: Iterable[int],
+    faults: Faults | None = None,
+    seconds: float = SHORT_S,
+    scale: Scale | None = None,
+    finds: int | None = None,
+) -> bool:
+    """Return whether the first of these seeds with a violation violates `wanted`: see `violations`.
+
+    A run ends as soon as it does: a world with a planted fault often never settles, which takes long to see.
+    """
+    stopped: list[VirtualLoop] = []
+    fail = Checker.fail
+
+    def fails(self: Checker, name: str, message: str) -> None:
+        fail(self, name, message)
+        if name == wanted:
+            stopped.append(self._world.loop)
+            self._world.loop.stop()
+
+    with patch.object(Checker, "fail", fails):
+        for seed in seeds if finds is None else (finds, *seeds):
+            try:
+                outcome = run_scenario(seed, seconds=seconds, faults=faults, scale=scale)
+            except RuntimeError:
+                # The loop was stopped before the end of the run.
+                if not stopped:
+                    raise
+                stopped[0].close()
+                return True
+            if outcome.violations:
+                return wanted in outcome.violations
+    return False
 
 
 def without_fence(prefix: str) -> Callable[..., float]:

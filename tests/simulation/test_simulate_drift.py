@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.simulate_plants import BUSY, violations
+from tests.simulation.simulate_plants import BUSY, is_found
 from turboserve.bus import append as log_append
 from turboserve.simulation.faults import CALM, Faults
 from turboserve.state_store.core import workers
@@ -24,7 +24,7 @@ def test_an_admission_rule_that_changed_is_seen(monkeypatch: pytest.MonkeyPatch)
         admit(workers.ModelCapacity(self.model, self.known, self.capacity, max(0, self.demand - 1)), retry_s)
 
     monkeypatch.setattr(workers.ModelCapacity, "admit", one_more)
-    assert "capacity" in violations(range(20), CALM, seconds=25.0)
+    assert is_found("capacity", range(20), CALM, seconds=25.0)
 
 
 def test_an_epoch_check_that_is_skipped_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_an_epoch_check_that_is_skipped_is_seen(monkeypatch: pytest.MonkeyPatch)
         return await append(*args, **options)
 
     monkeypatch.setattr(wire, "append", unconditional)
-    assert "one_executor" in violations(range(40), BUSY)
+    assert is_found("one_executor", range(40), BUSY, finds=11)
 
 
 def test_an_outbox_that_loses_a_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,4 +47,4 @@ def test_an_outbox_that_loses_a_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         return [*numbers, pending[-1].number] if len(pending) > 1 else numbers
 
     monkeypatch.setattr(Outbox, "_published_before", one_too_many)
-    assert "events_complete" in violations(range(20), Faults(crash={"state-store": 0.1}))
+    assert is_found("events_complete", range(20), Faults(crash={"state-store": 0.1}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.simulate_plants import violations
+from tests.simulation.simulate_plants import is_found, violations
 from turboserve.autoscaler.control import advisor
 from turboserve.scheduler.migrations import Migrations
 from turboserve.scheduler.placement.pool import PoolEntry
@@ -72,7 +72,7 @@ def test_a_device_that_absorbs_serves_k_sessions_and_not_one_more() -> None:
 def test_a_worker_that_reports_more_than_its_memory_holds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     floor_capacity_of = app.floor_capacity_of
     monkeypatch.setattr(app, "floor_capacity_of", lambda *given: floor_capacity_of(*given) + 1)
-    assert "capacity" in violations(range(4), CALM, scale=ABSORBS)
+    assert is_found("capacity", range(4), CALM, scale=ABSORBS)
 
 
 def test_a_scheduler_and_a_store_that_absorb_beyond_the_floor_are_found(
@@ -80,7 +80,7 @@ def test_a_scheduler_and_a_store_that_absorb_beyond_the_floor_are_found(
 ) -> None:
     monkeypatch.setattr(PoolEntry, "limit", property(lambda self: self.floor_slots + 1))
     monkeypatch.setattr(workers.Slots, "check_room", lambda self, worker, retry_s: None)
-    assert "capacity" in violations(range(4), CALM, scale=ABSORBS)
+    assert is_found("capacity", range(4), CALM, scale=ABSORBS)
 
 
 def test_a_pool_that_shrinks_while_quality_is_owed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,4 +95,4 @@ def test_sessions_that_do_not_rest_are_found(monkeypatch: pytest.MonkeyPatch) ->
         view.ended_migrations.clear()
 
     monkeypatch.setattr(Migrations, "_note_ends", forgets)
-    assert "sessions_rest" in violations((12, 22), CALM, scale=RESCUES)
+    assert is_found("sessions_rest", (12, 22), CALM, scale=RESCUES)

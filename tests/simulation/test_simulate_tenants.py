@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.simulate_plants import violations
+from tests.simulation.simulate_plants import is_found, violations
 from turboserve.contracts.errors import TenantLimitError
 from turboserve.contracts.requests import SessionRef
 from turboserve.contracts.sessions import SessionRecord
@@ -102,4 +102,4 @@ def test_a_store_that_shows_sessions_to_other_tenants_is_found(monkeypatch: pyte
 
     visible = transactions.visible
     monkeypatch.setattr(transactions, "visible", everyones)
-    assert "tenants_apart" in violations(range(4), CALM, scale=limited())
+    assert is_found("tenants_apart", range(4), CALM, scale=limited())
