@@ -376,7 +376,10 @@ class RandomRows:
                 session, model, tenant, renewed_after=renewed, known_after=known
             )
             outlook = await db.admission.outlook(model, since=known, renewed_after=renewed)
-            return census, outlook, await db.admission.slots_used(worker, besides=session)
+            used = await db.admission.slots_used(worker, besides=session)
+            by_class = await db.admission.slots_by_class(worker, besides=session)
+            assert sum(by_class.values()) == used
+            return census, outlook, dict(by_class)
 
         return run
 

@@ -53,7 +53,8 @@ def up(
         str | None,
         typer.Option(
             help="Model of the workers, and of sessions that name none. The default is that of "
-            "TURBOSERVE_MODEL and TURBOSERVE_DEFAULT_MODEL."
+            "TURBOSERVE_MODEL and TURBOSERVE_DEFAULT_MODEL. Several models, with commas between them: "
+            "each worker serves all of them, and sessions that name none get the first."
         ),
     ] = None,
     data: Annotated[Path, DATA] = Path(".turboserve"),

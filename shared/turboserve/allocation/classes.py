@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _SIZED = re.compile(r"(?P<model>.+)_(?P<width>[1-9]\d{0,4})x(?P<height>[1-9]\d{0,4})")
+CLASSES_LIMIT = 16
+"""Maximum number of classes that one worker serves."""
 ROUNDING = 1e-9
 """Relative error of sums of fractions: 1/3 + 2/3 may exceed 1 by this much."""
 

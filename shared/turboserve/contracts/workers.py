@@ -12,21 +12,20 @@ from turboserve.contracts.base import Contract, Count, Id, Note, Secret, Text, U
 from turboserve.contracts.controls import ControlDeclarations
 from turboserve.contracts.fidelity import ChunkFidelity, Quality, SessionSlack
 from turboserve.contracts.sessions import Digest, SessionRecord, WeightsDigest
-from turboserve.contracts.worker_offers import FrameSize, WorkerPrice
+from turboserve.contracts.worker_offers import (
+    SLOTS_LIMIT,
+    FrameSize,
+    LatencyProfile,
+    ServedClasses,
+    Slots,
+    WorkerPrice,
+)
 
-SLOTS_LIMIT = 10_000
-"""Maximum number of sessions on one worker."""
 MEDIA_LIMIT_S = 1e9
 """Maximum media time, seconds: 31 years."""
 DELIVERED_LIMIT = 10**12
 """Maximum number of bytes sent to viewers that one message reports: far above what a gateway sends."""
 
-Slots = Annotated[int, Field(ge=0, le=SLOTS_LIMIT)]
-LatencyProfile = Annotated[
-    dict[Annotated[int, Field(ge=1, le=SLOTS_LIMIT)], Annotated[float, Field(ge=0, le=86_400)]],
-    Field(max_length=256),
-]
-"""Latency of a chunk, seconds, by the number of sessions in the batch: L(b)."""
 Addresses = Annotated[tuple[Annotated[Text, Field(max_length=512)], ...], Field(max_length=16)]
 """Addresses at which a worker serves the state of sessions."""
 
@@ -115,6 +114,9 @@ class LoadReport(Contract):
     row. Empty there: none, or an earlier version reports."""
     frame: FrameSize | None = None
     """Size of the frames that the worker generates. Only a report in a renewal has it, as `controls`."""
+    classes: ServedClasses = None
+    """The classes of a worker that serves several, the first of which is `model` with its `capacity`,
+    `weights_digest` and `chunk_latency_s`. None: the worker serves `model` alone."""
     phase: WorkerPhase = WorkerPhase.READY
     sessions: tuple[HeldSession, ...] = ()
     refusals: tuple[SessionRefusal, ...] = ()
@@ -227,6 +229,8 @@ class WorkerRecord(Contract):
     """See `LoadReport.controls`."""
     frame: FrameSize | None = None
     """See `LoadReport.frame`."""
+    classes: ServedClasses = None
+    """See `LoadReport.classes`."""
     transfer: Addresses = ()
     """Addresses at which other workers request state."""
     host: Text = Field(default="", max_length=255)

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from turboserve.plugins import NotInstalledError
-from turboserve.worker.replicas.models import InvalidModelError, check_model
+from turboserve.worker.replicas.models import InvalidModelError, check_models
 
 DEFAULT_PORT = 8080
 MODULES = {
@@ -91,7 +91,8 @@ class Options:
     webhooks: bool = False
     """Whether events are sent to webhooks."""
     model: str | None = None
-    """Model of the workers, and of sessions that name none. None: as the environment variables say."""
+    """Model of the workers, and of sessions that name none. Several, with commas between them: each worker
+    serves all of them, and sessions that name none get the first. None: as the environment variables say."""
     log_format: Literal["text", "json"] = "text"
     external: External = field(default_factory=External)
 
@@ -99,7 +100,7 @@ class Options:
         """Raise InvalidOptionError for an impossible number of NATS servers, or an unknown model."""
         if self.model is not None:
             try:
-                check_model(self.model)
+                check_models(self.model)
             except (InvalidModelError, NotInstalledError) as error:
                 raise InvalidOptionError(f"--model: {error}") from None
         if self.nats not in NATS_SERVERS:
@@ -111,7 +112,9 @@ class Options:
         """Return the settings by which `--model` reaches a service."""
         # The autoscaler passes its own on to the workers.
         settings = {"gateway": "TURBOSERVE_DEFAULT_MODEL", "autoscaler": "TURBOSERVE_MODEL"}
-        return {settings[service]: self.model} if self.model is not None and service in settings else {}
+        if self.model is None or service not in settings:
+            return {}
+        return {settings[service]: self.model.partition(",")[0] if service == "gateway" else self.model}
 
     @property
     def redundant(self) -> bool:

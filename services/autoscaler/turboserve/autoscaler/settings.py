@@ -150,8 +150,8 @@ class AutoscalerSettings(LeaderSettings):
 
     @property
     def model(self) -> str:
-        """Model that the pool's workers serve."""
-        return self.pool_model or os.environ.get("TURBOSERVE_MODEL") or "toyworld"
+        """Model that the pool's workers serve. Of several, the first: its load counts the sessions of all."""
+        return (self.pool_model or os.environ.get("TURBOSERVE_MODEL") or "toyworld").partition(",")[0]
 
     @model_validator(mode="after")
     def _limits_go_up(self) -> Self:

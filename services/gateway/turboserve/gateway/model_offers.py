@@ -24,6 +24,29 @@ def size_of(worker: WorkerRecord) -> Size | None:
     return (served.width, served.height) if served.width else None
 
 
+def by_class(workers: Iterable[WorkerRecord]) -> tuple[WorkerRecord, ...]:
+    """Return one row for each class of each worker: that of a worker which serves this class alone."""
+    return tuple(row for worker in workers for row in _rows(worker))
+
+
+def _rows(worker: WorkerRecord) -> Iterable[WorkerRecord]:
+    if worker.classes is None:
+        return (worker,)
+    return (
+        worker.model_copy(
+            update={
+                "model": one.model,
+                "capacity": one.capacity,
+                "sessions": one.sessions,
+                "controls": one.controls,
+                "frame": one.frame,
+                "classes": None,
+            }
+        )
+        for one in worker.classes
+    )
+
+
 def offered_models(workers: Iterable[WorkerRecord]) -> tuple[str, ...]:
     """Return the models of workers that are ready, sorted."""
     return tuple(sorted({SessionClass.of_name(one.model).model for one in _ready(workers)}))
@@ -102,7 +125,7 @@ class ModelOffers:
         return refused(await self._workers(), named.model, size)
 
     async def _workers(self) -> tuple[WorkerRecord, ...]:
-        return (await self._bus.call(LIST_WORKERS, ListWorkers(include_gone=True))).workers
+        return by_class((await self._bus.call(LIST_WORKERS, ListWorkers(include_gone=True))).workers)
 
 
 def _ready(workers: Iterable[WorkerRecord]) -> Iterable[WorkerRecord]:

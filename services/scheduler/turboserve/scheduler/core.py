@@ -14,7 +14,9 @@ from dataclasses import replace
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import LoadReport
 from turboserve.scheduler import deciding, listings
+from turboserve.scheduler.class_views import choice_of_worker, classes_of, demand_with_entries, is_full
 from turboserve.scheduler.deciding import PendingQuery, note_refusals, settle_declaration, settle_session
+from turboserve.scheduler.hand_over import hand_over
 from turboserve.scheduler.messages import (
     AllListed,
     Answered,
@@ -39,7 +41,7 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
     WorkersListed,
 )
-from turboserve.scheduler.migrations import Migrations, hand_over
+from turboserve.scheduler.migrations import Migrations
 from turboserve.scheduler.operator_requests import OperatorRequests, not_ready
 from turboserve.scheduler.placement import Cluster, Links, NeverMigrates, Placement, Rebalancer
 from turboserve.scheduler.policy import Policy
@@ -228,17 +230,22 @@ class Scheduler:
             return
         ripe = deciding.in_slot_order(self.view, ripe, self._served)
         kinds = [self.view.kind(session) or "place" for session in ripe]
-        served = {(w.model, w.weights_digest) for w in self.view.workers.values() if w.ready}
+        served = {one for w in self.view.workers.values() if w.ready for one in classes_of(w)}
         limit_s = self.policy.weights_wait_s
         demands = [
-            deciding.demand_of(s, kind, deciding.weights_needed(s, served, limit_s, now), now)
+            demand_with_entries(
+                self.view,
+                deciding.demand_of(s, kind, deciding.weights_needed(s, served, limit_s, now), now),
+            )
             for s, kind in zip(ripe, kinds, strict=True)
         ]
-        choices = self.placement.assign(self._cluster(now), demands)
+        choices = map(choice_of_worker, self.placement.assign(self._cluster(now), demands))
         for session, kind, choice in zip(ripe, kinds, choices, strict=True):
+            if choice.worker is not None and is_full(self.view, choice.worker, session):
+                continue
             other_weights = choice.worker is not None and session.record.weights_digest not in (
                 None,
-                self.view.workers[choice.worker].weights_digest,
+                self.view.workers[choice.worker].digest_of(session.record.model),
             )
             decision = deciding.decision_of(session, kind, choice, other_weights, now)
             if choice.worker is not None:

@@ -20,9 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import assert_never
 
-from turboserve.contracts.sessions import Activity, Decision, Phase, SessionRecord
+from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.contracts.workers import NO_STATE, MigrationReport, MigrationStage
-from turboserve.scheduler.messages import AbandonMigration, BeginMigration, CommitMigration, Release
+from turboserve.scheduler.class_views import is_full, migration_of_workers
+from turboserve.scheduler.messages import AbandonMigration, BeginMigration, CommitMigration
 from turboserve.scheduler.placement import Cluster, Links, Migration, MigrationKind, Rebalancer
 from turboserve.scheduler.placement.links import kind_between
 from turboserve.scheduler.policy import Policy
@@ -34,7 +35,6 @@ from turboserve.scheduler.session_view import (
     Uncommittable,
 )
 from turboserve.scheduler.view import View
-from turboserve.scheduler.worker_view import WorkerView
 
 Take = Callable[[SessionView], int]
 """Returns the ticket of a session's next command."""
@@ -179,7 +179,7 @@ class Migrations:
         room = self._policy.migrations_at_once - sum(ends.values()) // 2
         if room <= 0:
             return
-        for migration in self._rebalancer.propose(cluster(), now):
+        for migration in map(migration_of_workers, self._rebalancer.propose(cluster(), now)):
             if migration.kind is not MigrationKind.DRAIN and (waiting or not self._policy.rebalance):
                 continue
             pair = (migration.source, migration.target)
@@ -189,6 +189,8 @@ class Migrations:
             ends.update(pair)
             numbers = {**migration.numbers, "gain_s": migration.gain_s, "cost_s": migration.cost_s}
             session = view.sessions[migration.session]
+            if session.record.phase.holds_slot and is_full(view, migration.target, session):
+                continue
             begin = self.begin(view, session, migration.target, _reason(migration), numbers, take)
             session.rebalanced_to = None if migration.kind is MigrationKind.DRAIN else migration.target
             yield begin
@@ -228,60 +230,3 @@ def _ends(view: View) -> Iterator[str]:
     for name in view.migrating | view.beginning:
         session = view.sessions[name]
         yield from (session.record.worker or "", session.record.target or session.begun_to or "")
-
-
-def hand_over(view: View, now: float, at_once: int, take: Take) -> Iterator[Release]:
-    """Mark running sessions for another placement, and release suspended ones.
-
-    For each worker, at most `at_once` running sessions are marked, within the free slots of other workers,
-    and at most `at_once` suspended ones are released.
-    """
-    for worker in view.workers.values():
-        if not worker.draining:
-            continue
-        serving = [w for w in view.workers.values() if w.ready and w.model == worker.model]
-        if not serving:
-            continue
-        same = any(w.weights_digest == worker.weights_digest for w in serving)
-        if not same:
-            room = sum(max(0, w.capacity - w.load) for w in serving)
-            _mark(view, worker, now, min(room, at_once))
-        released = 0
-        for name in sorted(worker.holding):
-            session = view.sessions[name]
-            if released < at_once and (not same or _is_stale(session, worker)) and _is_idle(session, now):
-                released += 1
-                yield _release(session, worker, take)
-
-
-def _mark(view: View, worker: WorkerView, now: float, room: int) -> None:
-    for name in sorted(worker.used):
-        session = view.sessions[name]
-        if session.leaves_epoch == session.record.epoch:
-            room -= 1
-        elif room > 0 and _can_leave(session, now) and view.kind(session) is None:
-            session.leaves_epoch = session.record.epoch
-            view.settle(session)
-            room -= 1
-
-
-def _can_leave(session: SessionView, now: float) -> bool:
-    """Whether the session's row is certain and it is not migrating."""
-    return session.may_change(now) and session.record.migration is None
-
-
-def _is_idle(session: SessionView, now: float) -> bool:
-    """Whether the session can leave and no client wants it to run. Others are placed again anyway."""
-    return _can_leave(session, now) and session.record.activity is not Activity.WATCHING
-
-
-def _is_stale(session: SessionView, worker: WorkerView) -> bool:
-    """Whether the worker cannot have the session's state, because it was restarted with other weights."""
-    digest = session.record.weights_digest
-    return None not in (digest, worker.weights_digest) and digest != worker.weights_digest
-
-
-def _release(session: SessionView, worker: WorkerView, take: Take) -> Release:
-    reason = f"{worker.id} is draining, and no other worker has its weights {worker.weights_digest}"
-    decision = Decision(session=session.id, epoch=session.record.epoch, kind="release", reason=reason)
-    return Release(take(session), session.record.version, decision)

@@ -17,6 +17,7 @@ from turboserve.contracts.errors import (
     UnavailableError,
 )
 from turboserve.contracts.sessions import Decision, Phase
+from turboserve.scheduler.class_views import choice_of_worker, demand_with_entries, free_of
 from turboserve.scheduler.messages import (
     Answered,
     BeginMigration,
@@ -30,6 +31,7 @@ from turboserve.scheduler.placement import Candidate, Choice, Demand, Placement
 from turboserve.scheduler.projections import is_movable
 from turboserve.scheduler.session_view import SessionView
 from turboserve.scheduler.view import View
+from turboserve.scheduler.worker_classes import worker_of
 from turboserve.scheduler.worker_view import WorkerView
 
 RETRY_S = 0.5
@@ -136,23 +138,22 @@ def named(view: View, session: SessionView, name: str) -> Choice:
         raise NotFoundError(f"there is no worker {name}", field="worker")
     if name == record.worker:
         raise InvalidInputError(f"session {record.id} is at {name} already", field="worker")
-    if worker.model != record.model:
+    if not worker.serves(record.model):
         raise InvalidInputError(
             f"worker {name} serves {worker.model}, not {record.model}", field="worker", limit=worker.model
         )
-    if None not in (worker.weights_digest, record.weights_digest) and (
-        worker.weights_digest != record.weights_digest
-    ):
+    digest = worker.digest_of(record.model)
+    if None not in (digest, record.weights_digest) and digest != record.weights_digest:
         raise InvalidInputError(
-            f"worker {name} has the weights {worker.weights_digest}, and the session's state was made with "
+            f"worker {name} has the weights {digest}, and the session's state was made with "
             f"{record.weights_digest}",
             field="worker",
-            limit=worker.weights_digest,
+            limit=digest,
         )
     if not worker.ready:
         phase = "draining" if worker.draining else worker.process.phase.value
         raise NoCapacityError(f"worker {name} is {phase}", field="worker", limit=phase, retry_after_s=1.0)
-    if record.phase.holds_slot and worker.load >= worker.capacity:
+    if record.phase.holds_slot and free_of(view, worker, record.model) < 1:
         raise NoCapacityError(
             f"worker {name} holds {worker.load} of {worker.capacity} sessions",
             field="worker",
@@ -168,16 +169,19 @@ def best(
     """Let the placement choose another worker. Raises NoCapacityError if none has room."""
     record = session.record
     failed = {worker for worker, until in session.migration_failures.items() if until > now}
-    demand = Demand(
-        session=record.id,
-        model=record.model,
-        kind="migrate",
-        excluded=frozenset({*failed, record.worker or ""}),
-        weights_digest=record.weights_digest,
+    demand = demand_with_entries(
+        view,
+        Demand(
+            session=record.id,
+            model=record.model,
+            kind="migrate",
+            excluded=frozenset({*failed, record.worker or ""}),
+            weights_digest=record.weights_digest,
+        ),
     )
     # A migration never puts a worker above K: the store would refuse it.
-    others = [replace(c, floor_capacity=0) for c in candidates if c.worker != record.worker]
-    [choice] = placement.place(others, [demand])
+    others = [replace(c, floor_capacity=0) for c in candidates if worker_of(c.worker) != record.worker]
+    choice = choice_of_worker(placement.place(others, [demand])[0])
     if choice.worker is None:
         raise NoCapacityError(f"no other worker: {choice.reason}", field="worker", retry_after_s=1.0)
     reason = f"an operator requested another worker: {choice.reason}"

@@ -9,6 +9,7 @@ from cachetools import FIFOCache
 
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.sessions import Phase
+from turboserve.scheduler.class_views import ClassLoad, shared_workers, with_entries, worker_states
 from turboserve.scheduler.messages import SendFeedback
 from turboserve.scheduler.placement import Cluster, SessionState, WorkerState
 from turboserve.scheduler.session_view import SessionView
@@ -29,6 +30,10 @@ class ClusterProjection:
         self._view = view
         self._timeout_s = timeout_s
         self._cluster = Cluster(target_chunk_s=target_chunk_s)
+        self._entries: dict[str, tuple[str, ...]] = {}
+        """Worker → names of its entries in the cluster."""
+        self._several = False
+        """Whether a worker has ever had several."""
         self._provides: dict[str, bool] = {}
         """Worker → whether it provides state to others. The `movable` of its sessions depends on this."""
         self._timed_workers: set[str] = set()
@@ -62,8 +67,13 @@ class ClusterProjection:
                 view.changed_sessions.update(s.id for s in view.sessions.values() if s.record.model == model)
         sessions = view.changed_sessions | self._timed_sessions
         view.changed_sessions.clear()
+        shared = shared_workers(self._cluster, sessions) if self._several else set()
         for name in sessions:
             self._put_session(name, now)
+        if self._several:
+            # Sessions of one class take slots of the others.
+            for name in shared | shared_workers(self._cluster, sessions):
+                self._put_worker(name, now, listened)
         for name in view.changed_slacks:
             session = view.sessions.get(name)
             self._cluster.put_slack(name, None if session is None else session.slack)
@@ -73,18 +83,32 @@ class ClusterProjection:
     def _put_worker(self, name: str, now: float, listened: float) -> None:
         worker = self._view.workers.get(name)
         gave = self._provides.get(name)
+        entries: dict[str, WorkerState] = {}
         if worker is None:
             self._provides.pop(name, None)
             self._timed_workers.discard(name)
-            self._cluster.drop_worker(name)
         else:
             self._provides[name] = worker.provides_state
             (self._timed_workers.add if worker.full_until > now else self._timed_workers.discard)(name)
             if absorbs := self._view.absorbs(worker.model, listened):
                 self._absorbing.add(worker.model)
-            self._cluster.put_worker(worker_state(worker, now, listened, self._timeout_s, absorbs))
-        if gave != self._provides.get(name) and (entry := self._cluster.entries.get(name)) is not None:
-            self._view.changed_sessions.update(entry.here, entry.suspended)
+            state = worker_state(worker, now, listened, self._timeout_s, absorbs)
+            entries = worker_states(self._view, worker, state)
+        for former in self._entries.get(name, (name,)):
+            if former not in entries:
+                self._cluster.drop_worker(former)
+                if worker is not None:
+                    self._view.changed_sessions |= worker.used | worker.holding | worker.load_names
+                    self._several = True
+        self._entries[name] = tuple(entries)
+        if not entries:
+            del self._entries[name]
+        for state in entries.values():
+            self._cluster.put_worker(state)
+        if gave != self._provides.get(name):
+            for entry in entries or (name,):
+                if (known := self._cluster.entries.get(entry)) is not None:
+                    self._view.changed_sessions.update(known.here, known.suspended)
 
     def _put_session(self, name: str, now: float) -> None:
         session = self._view.sessions.get(name)
@@ -95,7 +119,8 @@ class ClusterProjection:
         backs_off = session.retry is not None and session.retry.not_before > now
         timed = backs_off or session.refusals or session.migration_failures
         (self._timed_sessions.add if timed else self._timed_sessions.discard)(name)
-        self._cluster.put_session(session_state(self._view, session, now, self._sizes))
+        state = session_state(self._view, session, now, self._sizes)
+        self._cluster.put_session(with_entries(self._view, state))
 
 
 def worker_state(
@@ -153,7 +178,10 @@ def is_movable(view: View, session: SessionView, now: float) -> bool:
         and source is not None
         and source.provides_state
         # A worker restarted under the same id with other weights has no state of the session.
-        and (source.weights_digest is None or session.record.weights_digest in (None, source.weights_digest))
+        and (
+            (digest := source.digest_of(session.record.model)) is None
+            or session.record.weights_digest in (None, digest)
+        )
     )
 
 
@@ -185,30 +213,41 @@ class Feedback:
 
 def load_feedback(view: View, cluster: Cluster, decisions: int) -> list[LoadFeedback]:
     """Return one message per model that a worker serves or a session wants, ordered by name."""
-    models = {worker.model for worker in view.workers.values()}
+    shared = ClassLoad(view)
+    models = {worker.model for worker in view.workers.values()} | shared.models
     required: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
+    homeless: Counter[str] = Counter()
+    """Sessions that need a worker and have no slot."""
     for worker in view.workers.values():
-        required[worker.model] += len(worker.used)
+        if worker.classes is None:
+            required[worker.model] += len(worker.used)
     for name in view.wanting:
         session = view.sessions[name]
         if view.kind(session) is not None:
             waiting[session.record.model] += 1
             # A session that its worker refused still holds that worker's slot, and is counted there.
             owner = view.workers.get(session.record.worker or "")
-            required[session.record.model] += owner is None or name not in owner.used
+            homeless[session.record.model] += owner is None or name not in owner.used
     return [
-        _of_model(view, cluster, model, required[model], waiting[model], decisions)
-        for model in sorted(models | required.keys())
+        _of_model(
+            (view, cluster, shared),
+            model,
+            required[model] + homeless[model] + shared.required(model) + shared.of_others(model, homeless),
+            waiting[model] + shared.of_others(model, waiting),
+            decisions,
+        )
+        for model in sorted(models | required.keys() | homeless.keys())
     ]
 
 
 def _of_model(
-    view: View, cluster: Cluster, model: str, required: int, waiting: int, decisions: int
+    known: tuple[View, Cluster, ClassLoad], model: str, required: int, waiting: int, decisions: int
 ) -> LoadFeedback:
-    serving = [w for w in view.workers.values() if w.model == model]
+    view, cluster, shared = known
+    serving = [w for w in view.workers.values() if w.serves(model)]
     accepting = [w for w in serving if w.ready]
-    ready = [(w.load, k) for w in accepting if (k := cluster.slots(w.id)) > 0]
+    ready = [(shared.load(w, model), k) for w in accepting if (k := shared.slots(cluster, w, model)) > 0]
     lowers = any(w.floor_capacity for w in serving)
     # Each playing session makes the same number of chunks in a minute, so sessions are the weights.
     chunks, debt = 0, 0.0

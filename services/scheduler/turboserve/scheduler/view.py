@@ -100,7 +100,7 @@ class View:
         worker.reported(record.phase, record.started_at)
         worker.capacity = record.capacity
         worker.host, worker.provides_state = record.host, bool(record.transfer)
-        worker.weights_digest = record.weights_digest
+        worker.declares(record.weights_digest, record.classes)
         worker.measured(record.chunk_latency_s)
         if worker.speed != speed:
             self.changed_outside(worker.id)
@@ -120,7 +120,7 @@ class View:
         worker.capacity = report.capacity
         worker.host, worker.provides_state = report.host, bool(report.transfer)
         # A late report from the loading phase has no digest and must not remove the known one.
-        worker.weights_digest = report.weights_digest or worker.weights_digest
+        worker.declares(report.weights_digest or worker.weights_digest, report.classes)
         worker.arrivals = {migration.session: migration for migration in report.migrations}
         worker.measured(report.chunk_latency_s)
         worker.reported_quality(report)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from turboserve.contracts.worker_offers import ServedClass
 from turboserve.contracts.workers import LoadReport, MigrationReport, WorkerPhase
-from turboserve.scheduler.placement.pool import LatencyCurve
+from turboserve.scheduler.profiles import curves_differ, profiles_differ
+from turboserve.scheduler.worker_classes import WorkerClasses, newest_classes
 
-NOISE = 0.1
-"""Relative change of a measured latency that counts as a change. Workers refine their profiles with every
-chunk, and noise must not cause migrations."""
 LONGEST_GAP_S = 1.0
 """Longest gap between two events that counts in full. In a longer one the scheduler itself was delayed."""
 SUSPECT_AFTER = 1 / 3
@@ -132,7 +131,7 @@ class WorkerView(ChangeTracked):
     TRACKED_FIELDS = frozenset(
         {"capacity", "process", "heard_at", "declaration", "full_until"}
         | {"host", "provides_state", "chunk_latency_s", "weights_digest"}
-        | {"floor_capacity", "floor_chunk_latency_s", "changed_outside"}
+        | {"floor_capacity", "floor_chunk_latency_s", "changed_outside", "classes"}
     )
 
     id: str
@@ -153,6 +152,8 @@ class WorkerView(ChangeTracked):
     host: str = ""
     weights_digest: str | None = None
     """Digest of the worker's weights. None: not known."""
+    classes: WorkerClasses | None = None
+    """The classes of a worker that serves several. None: it serves `model` alone."""
     provides_state: bool = False
     """Whether other workers can request the state of sessions from the worker."""
     chunk_latency_s: dict[int, float] = field(default_factory=dict)
@@ -184,9 +185,24 @@ class WorkerView(ChangeTracked):
     changed: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     @property
-    def speed(self) -> tuple[WorkerProcess, int, Mapping[int, float]]:
+    def speed(self) -> tuple[WorkerProcess, int, Mapping[int, float], WorkerClasses | None]:
         """What decides how many sessions the worker can run."""
-        return self.process, self.capacity, self.known_latency_s
+        return self.process, self.capacity, self.known_latency_s, self.classes
+
+    def serves(self, model: str) -> bool:
+        """Whether the worker serves sessions of this class."""
+        return self.model == model if self.classes is None else self.classes.of(model) is not None
+
+    def digest_of(self, model: str) -> str | None:
+        """Digest of the weights that sessions of a class run on. None: not known."""
+        one = None if self.classes is None else self.classes.of(model)
+        return self.weights_digest if one is None else one.weights_digest
+
+    def declares(self, weights_digest: str | None, classes: tuple[ServedClass, ...] | None) -> None:
+        """Apply the weights and the classes of a report or a row."""
+        self.weights_digest = weights_digest
+        if (newest := newest_classes(classes, self.classes)) is not self.classes:
+            self.classes = newest
 
     @property
     def load(self) -> int:
@@ -194,7 +210,12 @@ class WorkerView(ChangeTracked):
         if not self.reserved and not self.incoming:
             # The usual case. Load feedback reads the load of all workers after every decision.
             return len(self.used)
-        return len(self.used | self.reserved | self.incoming)
+        return len(self.load_names)
+
+    @property
+    def load_names(self) -> set[str]:
+        """The sessions that `load` counts."""
+        return self.used | self.reserved | self.incoming
 
     @property
     def draining(self) -> bool:
@@ -212,9 +233,9 @@ class WorkerView(ChangeTracked):
 
     def measured(self, chunk_latency_s: Mapping[int, float]) -> None:
         """Apply a profile (seconds of a chunk by batch size) if it differs by more than `NOISE`."""
-        if _differs(chunk_latency_s, self.chunk_latency_s):
+        if profiles_differ(chunk_latency_s, self.chunk_latency_s):
             self.chunk_latency_s = dict(chunk_latency_s)
-            if _curves_differ(self.chunk_latency_s, self.known_latency_s):
+            if curves_differ(self.chunk_latency_s, self.known_latency_s):
                 self.known_latency_s = self.chunk_latency_s
 
     def reported_quality(self, report: LoadReport) -> None:
@@ -222,7 +243,7 @@ class WorkerView(ChangeTracked):
         # No other field causes an update of the cluster: most reports have the same capacity.
         if self.floor_capacity != (floor := report.floor_capacity or 0):
             self.floor_capacity = floor
-        if _differs(report.floor_chunk_latency_s, self.floor_chunk_latency_s):
+        if profiles_differ(report.floor_chunk_latency_s, self.floor_chunk_latency_s):
             self.floor_chunk_latency_s = dict(report.floor_chunk_latency_s)
         self.quality_debt, self.deficit = report.quality_debt, report.deficit
 
@@ -274,22 +295,3 @@ class WorkerView(ChangeTracked):
         if silent_s >= timeout_s and self.looked_at < self.heard_at + timeout_s:
             return True
         return listened - self.looked_at >= timeout_s * LOOK_EVERY
-
-
-def _differs(profile: Mapping[int, float], known: Mapping[int, float]) -> bool:
-    """Whether a reported profile differs from the known one by more than noise. An empty one does not."""
-    return bool(profile) and (
-        profile.keys() != known.keys()
-        or any(abs(seconds - known[b]) > NOISE * known[b] for b, seconds in profile.items())
-    )
-
-
-def _curves_differ(profile: Mapping[int, float], known: Mapping[int, float]) -> bool:
-    """Whether the curves through two profiles differ by more than noise at any batch size of either.
-
-    A batch size that is measured for the first time and that lies on the known curve is no difference.
-    """
-    if not known:
-        return True
-    curve, before = LatencyCurve(profile, max(profile)), LatencyCurve(known, max(known))
-    return any(abs(curve(b) - before(b)) > NOISE * before(b) for b in profile.keys() | known.keys())

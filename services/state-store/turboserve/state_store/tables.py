@@ -161,6 +161,8 @@ workers = Table(
     Column("controls", JSONB, nullable=False, server_default=text("'[]'")),
     # NULL: the worker loads its model, or is of an earlier version.
     Column("frame", JSONB(none_as_null=True)),
+    # NULL: the worker serves `model` alone.
+    Column("classes", JSONB(none_as_null=True)),
     Column("device", Text, nullable=False),
     Column("pid", BigInteger),
     Column("pool_member", Text),

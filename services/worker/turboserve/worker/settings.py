@@ -7,14 +7,23 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from turboserve.allocation.classes import SessionClass
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
-from turboserve.contracts.base import Id
 from turboserve.contracts.fidelity import TIER_ALPHA, TierAlpha
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
 from turboserve.worker.engine.gather import GATHER_POLICIES
-from turboserve.worker.replicas.models import check_model
+from turboserve.worker.replicas.models import check_models
 
+ONE_MODEL_ONLY = (
+    *("weights", "profile", "fidelity", "fidelity_profile", "host_sessions"),
+    "sequence_parallel_directory",
+)
+"""Settings that a worker of several models does not take."""
+FILES_OF_A_MODEL = (
+    *("model_weights", "checkpoint", "checkpoint_container", "lora", "vae", "text_encoder", "rotation"),
+)
+"""Settings that a worker of several models takes only if these differ in nothing but the size of frames."""
 AUTO_SESSIONS = 16
 """Largest number of slabs where no limit is set."""
 
@@ -26,11 +35,12 @@ class Settings(Shared):
     """The worker's id. None: a new id at each start, because the id of a gone worker never returns."""
     pool_member: str | None = None
     """The pool's name for the pool member that this worker is."""
-    model: Annotated[Id, AfterValidator(check_model)] = "toyworld"
+    model: Annotated[str, AfterValidator(check_models)] = "toyworld"
     """The model that the worker serves: `toyworld`, `toyworld-live` (the same weights, with chunks of one
     latent frame), `toyworld-small` (half the parameters, 64×64 pixels), `self-forcing-1-3b`,
     `longlive-1-3b`, or one that another distribution installs. A model that offers several frame sizes is
-    served at another one than its own by a name that ends in it: `longlive-1-3b_640x384`."""
+    served at another one than its own by a name that ends in it: `longlive-1-3b_640x384`. Several names with
+    commas between them: the worker serves all of these, and divides its memory among them."""
     model_weights: Path | None = None
     """Weights file of a toyworld model. None: the file that ships with the worker."""
     checkpoint: Path | None = None
@@ -62,7 +72,8 @@ class Settings(Shared):
     torch_threads: int = Field(default=1, ge=1)
     """Threads of one operation on the CPU. More workers are faster than more threads."""
     worker_max_sessions: int | None = Field(default=None, ge=1)
-    """K, the number of slots. None: as many as memory holds and the profile keeps in real time."""
+    """K, the number of slots. None: as many as memory holds and the profile keeps in real time. With several
+    models: the largest number of sessions of one model, where the worker has no others."""
     memory_bytes: int = Field(default=0, ge=0)
     """Device memory for the models, their workspace and all sessions. 0: the models, plus nine tenths of the
     memory that is then free on a GPU, or plus 2 GiB on a CPU."""
@@ -163,3 +174,25 @@ class Settings(Shared):
         if self.weights == "peers" and self.weights_digest is None:
             raise ValueError("weights_digest: weights=peers needs the digest of the weights")
         return self
+
+    @model_validator(mode="after")
+    def _several_models_need_no_files(self) -> Settings:
+        if len(self.models) == 1:
+            return self
+        names = {SessionClass.of_name(name).model for name in self.models}
+        for name in ONE_MODEL_ONLY if len(names) == 1 else (*ONE_MODEL_ONLY, *FILES_OF_A_MODEL):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: the setting is for a worker of one model, not of {self.model}")
+        return self
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of `model`: the classes that the worker serves."""
+        return tuple(self.model.split(","))
+
+    def by_class(self) -> tuple[Settings, ...]:
+        """Return the settings of each class alone, with its part of the memory."""
+        count = len(self.models)
+        host_bytes = None if self.host_memory_bytes is None else self.host_memory_bytes // count
+        part = {"memory_bytes": self.memory_bytes // count, "host_memory_bytes": host_bytes}
+        return tuple(self.model_copy(update={"model": name, **part}) for name in self.models)

@@ -14,6 +14,7 @@ from turboserve.contracts.sessions import PROMPT_LIMIT
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.gateway.auth.middleware import Tenant, needs
 from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.model_offers import by_class
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.prompt_guides import PromptGuide
 from turboserve.gateway.sessions.control_schemas import ModelControl
@@ -36,7 +37,7 @@ router = APIRouter(prefix="/v1")
 async def list_models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gateway_of)]) -> ModelList:
     page = await gateway.bus.call(LIST_WORKERS, ListWorkers())
     serving: dict[str, dict[str, list[WorkerRecord]]] = {}
-    for worker in page.workers:
+    for worker in by_class(page.workers):
         if worker.phase is WorkerPhase.READY:
             classes = serving.setdefault(SessionClass.of_name(worker.model).model, {})
             classes.setdefault(worker.model, []).append(worker)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from turboserve.allocation.slots import slots_used
 from turboserve.contracts import events
 from turboserve.contracts.errors import (
     ConflictError,
@@ -14,6 +16,7 @@ from turboserve.contracts.errors import (
 )
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 from turboserve.control_values import check_declarations
+from turboserve.served_classes import served_class, served_classes
 from turboserve.state_store.core.change import event_id
 from turboserve.state_store.core.receipts import refused_as_input
 
@@ -33,6 +36,18 @@ class Slots:
     capacity: int
     used: int
     weights_digest: str | None = None
+
+    @classmethod
+    def of_class(cls, record: WorkerRecord, model: str, counts: Mapping[str, int]) -> Slots:
+        """Return the slots of a worker that serves several classes, for a session of `model`.
+
+        `counts`: sessions that use slots, by class. A class that the worker does not serve gets those of the
+        first one, which `check_model` refuses.
+        """
+        one = served_class(record, model) or served_classes(record)[0]
+        served = {each.model: each.capacity for each in served_classes(record)}
+        used = slots_used(served, one.model, counts)
+        return cls(one.model, record.phase, one.capacity, used, one.weights_digest)
 
     @property
     def free(self) -> int:
@@ -128,6 +143,10 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
     if record is None or record.controls != load.controls:
         with refused_as_input():
             check_declarations(load.controls)
+    if load.classes is not None and (record is None or record.classes != load.classes):
+        with refused_as_input():
+            for one in load.classes:
+                check_declarations(one.controls)
     if record is not None:
         # Readers recognize a renewal by its increased time, also after the wall clock was set back.
         now = max(now, record.renewed_at + TICK_S)
@@ -144,6 +163,7 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
         weights_digest=load.weights_digest,
         controls=load.controls,
         frame=load.frame,
+        classes=load.classes,
         device=load.device,
         pid=load.pid,
         pool_member=load.pool_member,

@@ -187,3 +187,6 @@ class AdmissionRepository(Protocol):
 
     async def slots_used(self, worker: str, *, besides: str) -> int:
         """Count sessions, except `besides`, that hold a slot of this worker or reserve one by migrating."""
+
+    async def slots_by_class(self, worker: str, *, besides: str) -> dict[str, int]:
+        """As `slots_used`, by class."""

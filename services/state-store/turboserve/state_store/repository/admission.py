@@ -32,6 +32,7 @@ from turboserve.state_store.core.tenants import Tenant, TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.ports.records import AdmissionCounts
 from turboserve.state_store.repository.sessions import LIVE
+from turboserve.state_store.repository.shared_workers import declares, shared_capacity
 from turboserve.state_store.tables import pools, rentals, sessions, tenants, workers
 
 LOCK = 0x7475_7262_0003
@@ -61,7 +62,8 @@ def _census_query() -> Select[Any]:
     held = case(
         (absorbs, func.greatest(workers.c.capacity, workers.c.floor_capacity)), else_=workers.c.capacity
     )
-    places = func.coalesce(func.sum(held).filter(takes), 0)
+    # The room of workers that serve several classes is counted apart: it depends on their sessions.
+    places = func.coalesce(func.sum(held).filter(takes, workers.c.classes.is_(None)), 0)
     largest = func.coalesce(func.max(workers.c.capacity), 1)
     maximum = select(func.coalesce(func.sum(pools.c.maximum), 0)).where(heard).scalar_subquery()
     # A worker that still loads reports no capacity yet.
@@ -86,10 +88,13 @@ def _census_query() -> Select[Any]:
     return select(
         exists().where(sessions.c.id == session),
         or_(
-            exists().where(workers.c.model == model, workers.c.renewed_at > known_after),
+            exists().where(
+                or_(workers.c.model == model, declares(model)), workers.c.renewed_at > known_after
+            ),
             exists().where(heard),
         ),
         capacity.scalar_subquery(),
+        exists().where(declares(model), takes),
         exists().where(tenants.c.id == tenant),
         exists().where(tenants.c.id != tenant),
         counts,
@@ -124,7 +129,8 @@ def _outlook_query() -> Select[Any]:
     return select(
         ended.scalar_subquery().label("ended"),
         suspended.scalar_subquery().label("suspended"),
-        func.coalesce(func.sum(held).filter(ready), 0).label("ready_slots"),
+        func.coalesce(func.sum(held).filter(ready, workers.c.classes.is_(None)), 0).label("ready_slots"),
+        exists().where(declares(model), ready).label("shared"),
         func.coalesce(
             func.array_agg(aggregate_order_by(workers.c.started_at, workers.c.started_at)).filter(starts),
             literal([], ARRAY(Double)),
@@ -158,16 +164,22 @@ class SqlAdmission:
             "known_after": known_after,
         }
         row = (await self._db.execute(_CENSUS, parameters)).one()
-        taken, known, places, known_tenant, others, *_ = row
+        taken, known, places, shared, known_tenant, others, *_ = row
+        if shared:
+            places += await shared_capacity(self._db, model, renewed_after, _TAKES, _HOLDS, WAITS)
         use = TenantUse(row.ours, row.suspended, row.slots, row.model_slots, known_tenant, others)
         return AdmissionCounts(taken, row.live, ModelCapacity(model, known, places, row.demand), use)
 
     async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
         parameters = {"model": model, "since": since, "renewed_after": renewed_after}
         row = (await self._db.execute(_OUTLOOK, parameters)).one()
+        ready_slots = row.ready_slots
+        if row.shared:
+            now = (WorkerPhase.READY.value,)
+            ready_slots += await shared_capacity(self._db, model, renewed_after, now, _HOLDS, WAITS)
         return Outlook(
             left=row.ended + row.suspended,
-            ready_slots=row.ready_slots,
+            ready_slots=ready_slots,
             starting=tuple(row.starting),
             coming=row.coming,
             slots=row.slots,
@@ -178,6 +190,12 @@ class SqlAdmission:
         here = or_(sessions.c.worker == worker, sessions.c.target == worker)
         query = select(func.count()).where(here, LIVE, _HOLDS, sessions.c.id != besides)
         return int((await self._db.execute(query)).scalar_one())
+
+    async def slots_by_class(self, worker: str, *, besides: str) -> dict[str, int]:
+        here = or_(sessions.c.worker == worker, sessions.c.target == worker)
+        query = select(sessions.c.model, func.count()).where(here, LIVE, _HOLDS, sessions.c.id != besides)
+        rows = (await self._db.execute(query.group_by(sessions.c.model))).all()
+        return {model: int(count) for model, count in rows}
 
 
 class SqlTenants:

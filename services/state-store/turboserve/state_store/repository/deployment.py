@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Select, bindparam, delete, exists, func, or_, select, update
@@ -28,6 +28,15 @@ from turboserve.state_store.tables import clocks, leaders, pools, sessions, work
 
 def record_of(row: RowMapping, **counts: int) -> WorkerRecord:
     return WorkerRecord.model_validate({name: row[name] for name in WORKER_FIELDS} | counts)
+
+
+def _with_sessions(record: WorkerRecord, counts: Mapping[tuple[str, str], int]) -> WorkerRecord:
+    if record.classes is None:
+        return record
+    classes = tuple(
+        one.model_copy(update={"sessions": counts.get((record.id, one.model), 0)}) for one in record.classes
+    )
+    return record.model_copy(update={"classes": classes})
 
 
 def _values(record: WorkerRecord) -> dict[str, Any]:
@@ -94,7 +103,20 @@ class SqlWorkers:
             .order_by(workers.c.started_at, workers.c.id)
         )
         rows = (await self._db.execute(query)).mappings()
-        return [record_of(row, **{name: row[name] or 0 for name in WORKER_COUNTED}) for row in rows]
+        found = [record_of(row, **{name: row[name] or 0 for name in WORKER_COUNTED}) for row in rows]
+        if all(record.classes is None for record in found):
+            return found
+        by_class = await self._sessions_by_class()
+        return [_with_sessions(record, by_class) for record in found]
+
+    async def _sessions_by_class(self) -> dict[tuple[str, str], int]:
+        """Number of sessions that hold a slot, by worker and class."""
+        holds = sessions.c.phase.in_([phase.value for phase in Phase if phase.holds_slot])
+        query = select(sessions.c.worker, sessions.c.model, func.count()).where(
+            sessions.c.ended_at.is_(None), sessions.c.worker.is_not(None), holds
+        )
+        rows = await self._db.execute(query.group_by(sessions.c.worker, sessions.c.model))
+        return {(worker, model): count for worker, model, count in rows}
 
     async def delete_gone(self, gone_before: float) -> int:
         named = exists().where(sessions.c.worker == workers.c.id, sessions.c.ended_at.is_(None))

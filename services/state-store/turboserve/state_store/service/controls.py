@@ -7,6 +7,7 @@ from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.contracts.errors import ConflictError, InvalidInputError
 from turboserve.contracts.requests import SetControl, SubmitPrompt
 from turboserve.contracts.sessions import ControlReceipt, PromptReceipt, RateLeft, SessionRecord
+from turboserve.served_classes import served_class
 from turboserve.state_store.core import controls as rules
 from turboserve.state_store.core.change import Change, traced
 from turboserve.state_store.core.receipts import Receipt, receipt_text
@@ -63,11 +64,14 @@ class Controls:
 async def _declared(db: UnitOfWork, record: SessionRecord) -> tuple[ControlDeclaration, ...]:
     """Return the controls of the session's model: by its owner, or else by the newest worker that has any."""
     owner = None if record.worker is None else await db.workers.get(record.worker)
-    if owner is not None and owner.model == record.model:
-        return owner.controls
-    serving = [each for each in await db.workers.page(include_gone=False) if each.model == record.model]
-    newest = max((each for each in serving if each.controls), key=lambda each: each.started_at, default=None)
-    return () if newest is None else newest.controls
+    if owner is not None and (served := served_class(owner, record.model)) is not None:
+        return served.controls
+    serving = [
+        (each.started_at, served.controls)
+        for each in await db.workers.page(include_gone=False)
+        if (served := served_class(each, record.model)) is not None and served.controls
+    ]
+    return max(serving, key=lambda one: one[0], default=(0.0, ()))[1]
 
 
 def _repeated(first: Receipt, record: SessionRecord, request: SubmitPrompt) -> PromptReceipt:

@@ -12,9 +12,10 @@ from turboserve.ids import random_token
 from turboserve.state_store import metrics
 from turboserve.state_store.core import session_migrations as rules
 from turboserve.state_store.core.change import traced
-from turboserve.state_store.core.workers import Slots, gone
+from turboserve.state_store.core.workers import gone
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.service.transactions import PostCommit, fenced, locked
+from turboserve.state_store.service.worker_slots import slots_of
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import traceparent
 from turboserve.telemetry_names import MIGRATION_STEP
@@ -43,8 +44,7 @@ class SessionMigrations:
                 return await self._post_commit.fresh(record)
             if target is None:
                 raise gone(request.target)
-            used = await db.admission.slots_used(target.id, besides=record.id)
-            slots = Slots(target.model, target.phase, target.capacity, used, target.weights_digest)
+            slots = await slots_of(db, target, record, target.capacity)
             change = rules.begin(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
             change = traced(change, "migration_traceparent", traceparent())
             await db.changes.write(change, migration_key=random_token(KEY_BYTES))

@@ -29,12 +29,13 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.core import recordings
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change, traced, with_field
-from turboserve.state_store.core.workers import Slots, gone
+from turboserve.state_store.core.workers import gone
 from turboserve.state_store.hot.session_state import Latents, Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.ports.records import LogProgress
 from turboserve.state_store.publish.canaries import LogStatus
 from turboserve.state_store.service.transactions import Admission, PostCommit, fenced, locked, visible
+from turboserve.state_store.service.worker_slots import slots_of
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import traceparent
 
@@ -224,9 +225,8 @@ class Sessions:
                 return await self._post_commit.fresh(record)
             if worker is None:
                 raise gone(request.worker)
-            used = await db.admission.slots_used(worker.id, besides=record.id)
             # The scheduler decides when a worker holds more than K sessions; the row, how many fit at all.
-            slots = Slots(worker.model, worker.phase, worker.most_sessions, used, worker.weights_digest)
+            slots = await slots_of(db, worker, record, worker.most_sessions)
             change = rules.place(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
             change = traced(change, "traceparent", traceparent())
             await db.changes.write(change)

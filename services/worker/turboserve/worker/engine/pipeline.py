@@ -16,7 +16,7 @@ from turboserve.worker.engine.fidelity_chooser import FidelityChooser
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
 from turboserve.worker.engine.forwarding import Forecaster, ForwardStage, record_steps
-from turboserve.worker.engine.gather import GATHER_POLICIES, LatencyProfile
+from turboserve.worker.engine.gather import GATHER_POLICIES, Candidate, LatencyProfile
 from turboserve.worker.engine.interface import (
     EngineOptions,
     Event,
@@ -123,11 +123,12 @@ class Pipeline:
         self.records_steps = False
         """Whether `ChunkTimings.steps` is recorded."""
 
-    def step(self, now: float) -> list[Event]:
+    def step(self, now: float, *, forward: bool = True) -> list[Event]:
         """Return what the executors have finished, or else run one batch of one stage, if any has work.
 
         Returns the events, in order. A finished chunk does not wait for the next batch: its viewer may.
         Neither does a quiesced session, whose viewer has its buffer alone until another worker continues it.
+        `forward`: whether a forward may be computed.
 
         An error of one session ends that session only. Raises the errors of a lost device
         (`streams.DEVICE_LOST`), and `RuntimeError` if a stream executor has failed: the engine cannot
@@ -144,11 +145,29 @@ class Pipeline:
         self._step_of = ()
         if any(isinstance(event, SessionQuiesced) for event in events):
             return events
-        for run in (self._run_decode, self._run_text, self._run_forward):
+        for run in (self._run_decode, self._run_text, self._run_forward)[: 2 + forward]:
             ran = run(now)
             if ran is not None:
                 return events + ran
         return events
+
+    def precedes_forward(self, now: float) -> bool:
+        """Whether `step` would do something other than a forward now."""
+        if self._decodes.finished or self._table.transfers.finished or self._table.first_layers:
+            return True
+        return not self._held_back(now) and any(
+            (session.decodable and self._decodes.load < DECODE_EXECUTOR_DEPTH)
+            or session.encoding
+            or (not session.forwarding and self._boundary.pending(session, now))
+            for session in self._table.sessions.values()
+        )
+
+    def forward_candidates(self, now: float) -> list[Candidate]:
+        """The sessions that wait for a forward which may begin now, for a gather policy."""
+        if self._held_back(now):
+            return []
+        waiting = self.forward.waiting(self._table.sessions.values())
+        return [self.pacing.candidate(session, now) for session in waiting]
 
     @property
     def computing(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from turboserve.allocation.classes import SessionClass
+from turboserve.allocation.classes import CLASSES_LIMIT, SessionClass
 from turboserve.plugins import Plugins
 
 if TYPE_CHECKING:
@@ -131,6 +131,23 @@ def check_model(name: str) -> str:
         raise InvalidModelError(f"model {name}: the name of a model must not end in a frame size")
     MODELS.check(wanted.model)
     return name
+
+
+def check_models(names: str) -> str:
+    """Return the names of classes, with commas between them.
+
+    Raises the errors of `check_model`, and `InvalidModelError` for a name that is empty or appears twice.
+    """
+    each = names.split(",")
+    for name in each:
+        if not name:
+            raise InvalidModelError(f"{name!r} is not the name of a model")
+        check_model(name)
+    if len(set(each)) < len(each):
+        raise InvalidModelError(f"{names}: a model appears twice")
+    if len(each) > CLASSES_LIMIT:
+        raise InvalidModelError(f"{len(each)} models, at most {CLASSES_LIMIT}")
+    return names
 
 
 def load_model(name: str, options: ModelOptions) -> Models:

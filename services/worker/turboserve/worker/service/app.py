@@ -71,7 +71,10 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
     engine = loaded.engine
     capacity = capacity_of(engine, loaded.seconds, settings)
     floor = max(capacity, floor_capacity_of(engine, loaded.seconds, settings))
-    worker = Worker(name, settings, runtime.bus, runtime.clock, platform, loaded, capacity, floor, started_at)
+    served = {model: capacity_of(one.engine, one.seconds, settings) for model, one in loaded.classes.items()}
+    worker = Worker(
+        name, settings, runtime.bus, runtime.clock, platform, loaded, capacity, floor, started_at, served
+    )
     runtime.check("engine", lambda: worker.alive)
     runtime.check("state store", lambda: worker.joined)
     runtime.warn("chunks_unpublished", worker.logs.warning)
@@ -106,6 +109,7 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
         warm_up_s=round(start.warm_up_s, 3),
         weights_from="peers" if start.from_peers else "disk",
         weights=start.weights_digest,
+        **({"classes": served} if served else {}),
     )
     return worker
 
@@ -160,16 +164,16 @@ def expose(worker: Worker) -> None:
     metrics.capacity.add(worker, lambda worker: worker.table.capacity)
     metrics.chunks_unpublished.add(worker, lambda worker: worker.table.unpublished)
     metrics.lead.add(worker, _smallest_lead)
-    metrics.kv.add(worker, lambda worker: worker.engine.slab_bytes_used)
-    metrics.host_memory.add(worker, lambda worker: worker.engine.host_bytes_used)
-    metrics.host_states.add(worker, lambda worker: worker.engine.host_states)
+    metrics.kv.add(worker, lambda worker: sum(one.slab_bytes_used for one in worker.classes.engines))
+    metrics.host_memory.add(worker, lambda worker: sum(one.host_bytes_used for one in worker.classes.engines))
+    metrics.host_states.add(worker, lambda worker: min(one.host_states for one in worker.classes.engines))
     metrics.chunk_latency.add(worker, _chunk_latency)
 
 
 def _chunk_latency(worker: Worker) -> dict[str, float]:
-    return {str(batch): seconds for batch, seconds in worker.profile.to_mapping().items()}
+    return {str(batch): seconds for batch, seconds in worker.classes.profile.to_mapping().items()}
 
 
 def _smallest_lead(worker: Worker) -> float:
-    held = worker.table.held(worker.engine.config.media_start)
+    held = worker.table.held(worker.engine.config.media_start, worker.classes.starts)
     return min((session.lead_s for session in held if session.resident), default=0.0)

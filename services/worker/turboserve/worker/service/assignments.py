@@ -148,9 +148,8 @@ class Assignments:
         record = incoming.record
         self._learn(record, now)
         if record.id not in self._entries and _age(record) >= self._left.get(record.id, (0, False)):
-            # Sessions that are paused in their slab hold slots too: `capacity` already leaves them out.
-            free = self._reconciler.capacity - self._reconciler.slots_used
-            self._incoming.expect(incoming, now, self._reconciler.number(), free)
+            free, serves = self._reconciler.free(record.model), self._reconciler.serves(record.model)
+            self._incoming.expect(incoming, now, self._reconciler.number(), free, serves)
 
     def _not_expected(self, record: SessionRecord) -> None:
         arrival = self._incoming.get(record.id)

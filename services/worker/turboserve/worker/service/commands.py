@@ -69,6 +69,8 @@ class Admit:
     """Whether viewers discard the video before the next chunk."""
     values: Mapping[str, JsonValue] = field(default_factory=dict)
     """See `SetConditions.values`."""
+    model: str = ""
+    """Name of the session's class."""
 
 
 @dataclass(frozen=True)

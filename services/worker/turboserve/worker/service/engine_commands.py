@@ -42,6 +42,8 @@ class EngineCall:
 
     function: Callable[[Engine], Any]
     future: Future[Any]
+    model: str = ""
+    """Class whose engine the function is called with, where the worker has several."""
 
 
 EngineCommand = (

@@ -64,7 +64,7 @@ class EngineDriver:
         """
         self.engine, self._deliver, self._now = engine, deliver, now
         self._quiet_s, self._patience_s = quiet_s, patience_s
-        self._runs: dict[str, EngineRun] = {}
+        self.runs: dict[str, EngineRun] = {}
         self._slack = SlackMonitor(engine, tier_report_s)
         engine.records_steps = tracing()
         self.generate_until = -math.inf
@@ -77,15 +77,15 @@ class EngineDriver:
 
     def has_come(self, session: str, run: int) -> None:
         """Register the run of a session that was imported into the engine."""
-        self._runs[session] = self._new_run(run)
+        self.runs[session] = self._new_run(run)
 
     def device_error_sessions(self, error: BaseException) -> tuple[str, ...]:
         """Sessions of the step that raised `error`; empty unless the device failed in the step."""
         lost = isinstance(error, DEVICE_LOST) or isinstance(error.__cause__, DEVICE_LOST)
         return self.engine.computing if lost else ()
 
-    def step(self) -> list[Event]:
-        """Run one step of the engine if one may begin now. Returns its events, to be passed to `stamp`."""
+    def step(self, *, forward: bool = True) -> list[Event]:
+        """Run one step (`Engine.step`) if one may begin now. Returns its events, to be passed to `stamp`."""
         now = self._now()
         if now >= self.generate_until:
             return []
@@ -93,12 +93,12 @@ class EngineDriver:
             measured = self._slack.measure(now, self._reported_runs)
             if measured is not None:
                 self._deliver(measured)
-        return self.engine.step(now)
+        return self.engine.step(now, forward=forward)
 
     @property
     def _reported_runs(self) -> dict[str, int]:
         """The run of each session whose chunks are delivered."""
-        return {name: one.run for name, one in self._runs.items() if one.warming is None}
+        return {name: one.run for name, one in self.runs.items() if one.warming is None}
 
     def idle_s(self, *, rested: bool = False) -> float:
         """Seconds for which there is nothing to do unless a command comes; 0: a step may begin.
@@ -124,7 +124,7 @@ class EngineDriver:
         if isinstance(command, EngineCall):
             self._call(command)
             return
-        engine_run = self._runs.get(command.session)
+        engine_run = self.runs.get(command.session)
         if engine_run is None or engine_run.run != command.run:
             return
         if engine_run.warming is not None and not isinstance(command, commands.Evict):
@@ -156,25 +156,25 @@ class EngineDriver:
         now = self._now()
         match command:
             case commands.Evict(session=session):
-                del self._runs[session]
+                del self.runs[session]
                 self._evict(session)
             case commands.Suspend(session=session):
                 self.engine.suspend(session)
             case commands.Resume(session=session, traceparent=traceparent, waiting_s=waiting_s):
-                self._runs[session].assign(traceparent)
+                self.runs[session].assign(traceparent)
                 self.engine.resume(session, now, waiting_s)
                 self.engine.playhead(session, command.playhead_s, now=now, playing=False)
             case commands.Quiesce(session=session, number=number):
                 self.engine.quiesce(session, now, self._quiet_s, self._patience_s, number)
             case commands.Unquiesce(session=session, traceparent=traceparent):
-                self._runs[session].assign(traceparent)
+                self.runs[session].assign(traceparent)
                 self.engine.unquiesce(session)
             case commands.PauseGeneration(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=True))
             case commands.ResumeGeneration(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=False))
             case commands.SetConditions(session=session, control_seq=seq, prompt=prompt):
-                if (trace := self._runs[session].trace) is not None:
+                if (trace := self.runs[session].trace) is not None:
                     trace.prompt(seq, command.traceparent)
                 self.engine.control(session, Control(seq, prompt=prompt, values=command.values))
             case commands.SetLimits(session=session, control_seq=seq, limits=limits):
@@ -223,7 +223,7 @@ class EngineDriver:
         except EngineError as error:
             self._deliver(events.RunFailed(admit.session, admit.run, str(error)))
         else:
-            engine_run = self._runs[admit.session] = self._new_run(admit.run, warming)
+            engine_run = self.runs[admit.session] = self._new_run(admit.run, warming)
             if engine_run.trace is not None:
                 engine_run.trace.assign(admit.traceparent)
                 engine_run.trace.prompt(admit.control_seq, admit.prompt_traceparent)
@@ -235,7 +235,7 @@ class EngineDriver:
         """Restart at the due chunk, with this first chunk's latents in place of the lost context."""
         assert engine_run.warming is not None
         admit = engine_run.warming.admit
-        del self._runs[admit.session]
+        del self.runs[admit.session]
         self._evict(admit.session)
         latents = chunk.latents.to(self.engine.dtype)
         self._admit(AdmitRequest(admit, FetchedContext(latents, fidelities=(chunk.fidelity,))))
@@ -244,7 +244,7 @@ class EngineDriver:
 
     def stamp(self, event: Event) -> None:
         """Deliver an event with its session's run."""
-        engine_run = self._runs.get(event.session)
+        engine_run = self.runs.get(event.session)
         if engine_run is None:
             return
         session, run = event.session, engine_run.run
@@ -252,7 +252,7 @@ class EngineDriver:
             case ChunkReady() if engine_run.warming is not None:
                 self._warmed(engine_run, event)
             case SessionFailed(error=error):
-                del self._runs[session]
+                del self.runs[session]
                 self._deliver(events.RunFailed(session, run, error))
             case _ if engine_run.warming is not None:
                 pass
@@ -263,7 +263,7 @@ class EngineDriver:
                     if held.name != session and (held.work is not None or bool(held.undecoded))
                 ]
                 traced = engine_run.trace is not None and self.engine.records_steps
-                origin = engine_run.origin(event, self._runs) if traced else NO_ORIGIN
+                origin = engine_run.origin(event, self.runs) if traced else NO_ORIGIN
                 now = self._now()
                 left = self.engine.playout_before(session, event.index, now)
                 playout = None if left is None else (now, left)
@@ -283,7 +283,7 @@ class EngineDriver:
                 log.debug("session ready", session=session, next_chunk=event.next_chunk)
 
     def _fail(self, session: str, reason: str) -> None:
-        engine_run = self._runs.pop(session, None)
+        engine_run = self.runs.pop(session, None)
         self._evict(session)
         if engine_run is not None:
             self._deliver(events.RunFailed(session, engine_run.run, reason))

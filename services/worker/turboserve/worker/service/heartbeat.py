@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import nats
 
@@ -117,7 +118,10 @@ class Heartbeat:
 
     async def _send(self, load: LoadReport) -> None:
         # What a model declares does not change. Renewals write it into the worker's row.
-        declared = {"controls": (), "frame": None}
+        declared: dict[str, Any] = {"controls": (), "frame": None}
+        if load.classes is not None:
+            classes = tuple(one.model_copy(update=declared) for one in load.classes)
+            declared = {**declared, "classes": classes}
         await self._bus.publish(LOAD, load.worker, load.model_copy(update=declared))
 
     async def _beat(self) -> None:
@@ -156,7 +160,7 @@ def starting(worker: str, settings: Settings, device: str, pid: int, now: float)
     """Report of a worker that cannot serve yet: no capacity, no profile."""
     return LoadReport(
         worker=worker,
-        model=settings.model,
+        model=settings.models[0],
         capacity=0,
         phase=WorkerPhase.STARTING,
         device=device,

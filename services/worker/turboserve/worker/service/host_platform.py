@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
@@ -18,23 +18,34 @@ import psutil
 from turboserve import logs
 from turboserve.clock import Clock
 from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.engine.models import Models
 from turboserve.worker.media import EncoderSettings, FragmentEncoder
 from turboserve.worker.model.weights import named_weights
 from turboserve.worker.replicas.weight_filler import WeightFiller
 from turboserve.worker.sequence_parallel.peers import HostDirectory
+from turboserve.worker.service.class_drivers import ClassDrivers
 from turboserve.worker.service.engine_commands import EngineCall, EngineCommand
 from turboserve.worker.service.engine_driver import EngineDriver
-from turboserve.worker.service.models import UsedFiller, choose_device, load_filled, make_engine
+from turboserve.worker.service.models import MemoryPart, UsedFiller, choose_device, load_filled, make_engine
 from turboserve.worker.service.packager import (
     ChunkEncoder,
     ChunkPackager,
+    ClassPackager,
     FromEngine,
+    ItemConverter,
     QueuedPackager,
     TensorEncoder,
     ToLoop,
 )
-from turboserve.worker.service.ports import Device, Loaded, StartTimes, StoredWeights
+from turboserve.worker.service.ports import (
+    NO_CLASSES,
+    Device,
+    Loaded,
+    LoadedClass,
+    StartTimes,
+    StoredWeights,
+)
 from turboserve.worker.service.warm_up import measure, switch_prompts
 from turboserve.worker.settings import Settings
 from turboserve.worker.transfer.interface import find_interface
@@ -47,6 +58,7 @@ PACKAGER_LIMIT = 4
 
 log = logs.get("worker")
 T = TypeVar("T")
+NO_ENGINES: Mapping[str, Engine] = {}
 
 
 class EngineThread:
@@ -60,10 +72,18 @@ class EngineThread:
         quiet_s: float = 0.2,
         patience_s: float = 2.0,
         tier_report_s: float = 0.25,
+        classes: Mapping[str, Engine] = NO_ENGINES,
     ) -> None:
-        """`quiet_s`, `patience_s`, `tier_report_s`: see `EngineDriver`."""
+        """`quiet_s`, `patience_s`, `tier_report_s`: see `EngineDriver`. `classes`: engines by class, the
+        first of which is `engine`, where the worker serves several."""
         self.engine = engine
-        self._driver = EngineDriver(engine, deliver, clock.monotonic, quiet_s, patience_s, tier_report_s)
+        intervals_s = quiet_s, patience_s, tier_report_s
+        self._driver: EngineDriver | ClassDrivers
+        if classes:
+            policy = GATHER_POLICIES.make(engine.options.policy)
+            self._driver = ClassDrivers(classes, deliver, clock.monotonic, policy, intervals_s)
+        else:
+            self._driver = EngineDriver(engine, deliver, clock.monotonic, *intervals_s)
         self._commands: queue.SimpleQueue[EngineCommand | None] = queue.SimpleQueue()
         self._stopping = False
         self.turns = 0
@@ -71,7 +91,8 @@ class EngineThread:
         self.device_error_sessions: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         # The end of a stream executor's job wakes this thread at once, also when nothing else is due.
-        engine.when_done(lambda: self._commands.put(None))
+        for one in classes.values() or (engine,):
+            one.when_done(lambda: self._commands.put(None))
 
     def start(self) -> None:
         """See `EngineRunner.start`."""
@@ -81,20 +102,20 @@ class EngineThread:
         """See `EngineRunner.submit`."""
         self._commands.put(command)
 
-    def call(self, function: Callable[[Engine], T]) -> Future[T]:
+    def call(self, function: Callable[[Engine], T], model: str = "") -> Future[T]:
         """See `EngineRunner.call`."""
         future: Future[T] = Future()
-        self._commands.put(EngineCall(function, future))
+        self._commands.put(EngineCall(function, future, model))
         return future
 
-    def adopt(self, session: str, run: int, adopt: Callable[[Engine], None]) -> Future[None]:
+    def adopt(self, session: str, run: int, adopt: Callable[[Engine], None], model: str = "") -> Future[None]:
         """See `EngineRunner.adopt`."""
 
         def adopted(engine: Engine) -> None:
             adopt(engine)
             self._driver.has_come(session, run)
 
-        return self.call(adopted)
+        return self.call(adopted, model)
 
     async def end(self, timeout_s: float) -> None:
         """See `EngineRunner.end`."""
@@ -152,21 +173,24 @@ class HostPlatform:
         """See `Platform.load`."""
         return await asyncio.to_thread(self._loaded, filler)
 
-    def run(self, engine: Engine, deliver: Callable[[ToLoop], None]) -> Device:
+    def run(
+        self,
+        engine: Engine,
+        deliver: Callable[[ToLoop], None],
+        classes: Mapping[str, LoadedClass] = NO_CLASSES,
+    ) -> Device:
         """See `Platform.run`."""
         settings, clock, loop = self._settings, self._clock, asyncio.get_running_loop()
 
         def deliver_from_thread(item: ToLoop) -> None:
             loop.call_soon_threadsafe(deliver, item)
 
-        convert = ChunkPackager(
-            self.encoder(engine),
-            engine.config.fps,
-            clock,
-            engine.package,
-            engine.fidelity.ladder,
-        )
-        packager = QueuedPackager(convert, deliver_from_thread, limit=PACKAGER_LIMIT * engine.slabs)
+        engines = {name: one.engine for name, one in classes.items()}
+        convert: ItemConverter = self._packager(engine)
+        if classes:
+            convert = ClassPackager({name: self._packager(one) for name, one in engines.items()})
+        limit = PACKAGER_LIMIT * sum(one.slabs for one in engines.values() or (engine,))
+        packager = QueuedPackager(convert, deliver_from_thread, limit)
         thread = EngineThread(
             engine,
             packager.put,
@@ -174,8 +198,18 @@ class HostPlatform:
             settings.migration_idle_window_s,
             settings.migration_idle_window_timeout_s,
             settings.tier_report_interval_s,
+            engines,
         )
         return Device(thread, packager)
+
+    def _packager(self, engine: Engine) -> ChunkPackager:
+        return ChunkPackager(
+            self.encoder(engine),
+            engine.config.fps,
+            self._clock,
+            engine.package,
+            engine.fidelity.ladder,
+        )
 
     def encoder(self, engine: Engine) -> ChunkEncoder:
         """Create the encoder of chunks."""
@@ -208,9 +242,27 @@ class HostPlatform:
         """See `Platform.weight_network`."""
         settings = self._settings
         device = choose_device(settings)
-        return SocketNetwork(self._interface, 0, settings.transfer_backends, device, settings.model)
+        return SocketNetwork(self._interface, 0, settings.transfer_backends, device, settings.models[0])
+
+    def _loaded_classes(self) -> Loaded:
+        """Load several classes. Each gets its part of the memory and is warmed up alone."""
+        began = time.monotonic()
+        each = self._settings.by_class()
+        models = [self._load(one) for one in each]
+        weights_s = time.monotonic() - began
+        classes: dict[str, LoadedClass] = {}
+        for number, (one, replica) in enumerate(zip(each, models, strict=True)):
+            engine = make_engine(replica, one, MemoryPart(number, len(each)))
+            switch_prompts(engine)
+            classes[one.model] = LoadedClass(engine, measure(engine))
+        warm_up_s = time.monotonic() - began - weights_s
+        first = classes[each[0].model]
+        start = StartTimes(self._import_s, weights_s, warm_up_s, models[0].weights)
+        return Loaded(first.engine, first.seconds, start, classes=classes)
 
     def _loaded(self, filler: WeightFiller | None) -> Loaded:
+        if len(self._settings.models) > 1:
+            return self._loaded_classes()
         began = time.monotonic()
         used = None if filler is None else UsedFiller(filler)
         filled = None if used is None else load_filled(self._settings, used)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,13 +11,13 @@ from turboserve import logs
 from turboserve.tasks import stop
 from turboserve.telemetry_names import ERROR_TYPE, MIGRATION_BYTES, MIGRATION_ROUNDS, TRANSFER_ROLE
 from turboserve.worker import metrics
-from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, UnknownSessionError
 from turboserve.worker.engine.state_pages import Page
 from turboserve.worker.service import commands, events, migration_commands
 from turboserve.worker.service.assignments import MigrationKeys
 from turboserve.worker.service.ports import EngineRunner
+from turboserve.worker.service.reserved_memory import ReservedMemory
 from turboserve.worker.service.spans import SendSpans, fetch_span
 from turboserve.worker.service.table import Table
 from turboserve.worker.settings import Settings
@@ -36,6 +36,7 @@ from turboserve.worker.transfer.target import Target, host_of
 
 log = logs.get("migrations")
 T = TypeVar("T")
+NO_FURTHER_MODELS: Mapping[str, str] = {}
 
 Command = (
     migration_commands.SendFinalDelta
@@ -54,27 +55,6 @@ class _IncomingCopy:
     run: int
 
 
-@dataclass(eq=False)
-class _ReservedMemory:
-    """Memory for an arriving session. Only the engine's thread uses this object."""
-
-    buffer: ReceiveBuffer | None = None
-
-    def reserve(self, engine: Engine, on_host: bool) -> ReceiveBuffer:
-        self.buffer = engine.reserve(on_host=on_host)
-        return self.buffer
-
-    def adopt(self, engine: Engine, header: Mapping[str, Any], pages: Iterable[str], now: float) -> None:
-        assert self.buffer is not None
-        engine.import_session(self.buffer, header, pages, now)
-        self.buffer = None
-
-    def release(self, engine: Engine) -> None:
-        if self.buffer is not None:
-            engine.release(self.buffer)
-            self.buffer = None
-
-
 class Migrations:
     """Runs this worker's migrations on the event loop's thread. It is its source's `StateProvider`."""
 
@@ -87,7 +67,9 @@ class Migrations:
         table: Table,
         deliver_event: Callable[[events.Input], None],
         now: Callable[[], float],
+        models: Mapping[str, str] = NO_FURTHER_MODELS,
     ) -> None:
+        """`models`: fingerprint of each class, where the worker serves several."""
         self._engine, self._table, self._deliver, self._now = engine, table, deliver_event, now
         self.keys = MigrationKeys()
         self._network, self.links = network, network.links
@@ -100,6 +82,9 @@ class Migrations:
         self._pace = CopyRate(limits)
         self.source = Source(self, self.links, limits, now)
         self._target = Target(worker, self.links, limits.least_s, network.connect, now)
+        if models:
+            self.source.further_models = tuple(models.values())
+            self._target.model_of = lambda session: models[self.class_of(session)]
         self.machine = network.machine
         """The value of `LoadReport.host`."""
         self.addresses: tuple[str, ...] = ()
@@ -209,16 +194,22 @@ class Migrations:
         self._spans.ended(session)
         self._deliver(events.TransferEnded(session, migration))
 
+    def class_of(self, session: str) -> str:
+        """Name of the class of a session that is here or arrives; empty for another one."""
+        known = self._table.entries.get(session) or self._table.incoming.get(session)
+        return "" if known is None else known.record.model
+
     async def _on_engine(self, session: str, read: Callable[[Engine], T]) -> T:
         try:
-            return await asyncio.wrap_future(self._engine.call(read))
+            return await asyncio.wrap_future(self._engine.call(read, self.class_of(session)))
         except UnknownSessionError as error:
             raise NoStateError(str(error)) from error
 
     # The target
 
     async def _fetch(self, command: migration_commands.FetchState) -> None:
-        session, run, kept = command.session, command.run, _ReservedMemory()
+        session, run = command.session, command.run
+        kept = ReservedMemory(self.class_of(session))
         answer: events.Input
         try:
             with fetch_span(command) as span:
@@ -256,14 +247,14 @@ class Migrations:
             log.exception("state not fetched", session=session)
         finally:
             # The fetch has ended: no transfer writes to the memory any more.
-            self._engine.call(kept.release)
+            self._engine.call(kept.release, kept.model)
         copy = self._copies.get(session)
         if copy is not None and copy.run == run:
             del self._copies[session]
         self._deliver(answer)
 
     async def _copy_and_adopt(
-        self, command: migration_commands.FetchState, kept: _ReservedMemory
+        self, command: migration_commands.FetchState, kept: ReservedMemory
     ) -> FetchedState:
         session, on_host = command.session, command.on_host
         key = self.keys.of(session, command.migration)
@@ -271,7 +262,8 @@ class Migrations:
             raise AuthenticationError(
                 f"session {session}: the row has no key for migration {command.migration}"
             )
-        buffer = await asyncio.wrap_future(self._engine.call(lambda engine: kept.reserve(engine, on_host)))
+        reserving = self._engine.call(lambda engine: kept.reserve(engine, on_host), kept.model)
+        buffer = await asyncio.wrap_future(reserving)
         host = host_of(command.source)
         limit_s = self._pace.limit_s(host, buffer.most_bytes)
         self._deliver(events.CopyStarted(session, command.run, limit_s))
@@ -289,6 +281,7 @@ class Migrations:
                 session,
                 command.run,
                 lambda engine: kept.adopt(engine, fetched.header, fetched.pages, now),
+                kept.model,
             )
         )
         return fetched

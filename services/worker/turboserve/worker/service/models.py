@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -118,15 +118,27 @@ def model_options(settings: Settings, device: torch.device) -> ModelOptions:
     )
 
 
-def make_engine(models: Models, settings: Settings) -> Engine:
-    """Create an engine with as many slabs as are wanted and fit.
+@dataclass(frozen=True)
+class MemoryPart:
+    """The part of a worker's memory that the engine of one of its classes gets."""
+
+    number: int = 0
+    """Number of the engines that were made before it."""
+    classes: int = 1
+
+
+WHOLE_MEMORY = MemoryPart()
+
+
+def make_engine(models: Models, settings: Settings, part: MemoryPart = WHOLE_MEMORY) -> Engine:
+    """Create an engine with as many slabs as are wanted and fit. `part`: of the free memory.
 
     Raises `BudgetTooSmallError` if no slab fits, `HostMemoryUnavailableError`, `AttentionUnavailableError`,
     `SequenceParallelUnavailableError`, `HostSessionsError` and `InvalidProfileError`.
     """
     weight = models.transformer.patch_embedding.weight
     model_bytes = models.weight_bytes
-    total_bytes = settings.memory_bytes or _free_bytes(weight.device) + model_bytes
+    total_bytes = settings.memory_bytes or _free_bytes(weight.device, part) + model_bytes
     decode_batch = decodes_at_once(models, settings, total_bytes)
     lent = 0
     if settings.sequence_parallel_directory is not None:
@@ -158,7 +170,8 @@ def make_engine(models: Models, settings: Settings) -> Engine:
             Engine(models, options, profiles=profiles, ladder=ladder), state_bytes
         )
     offloaded_bytes = offloaded_host_bytes(settings.host_sessions, state_bytes)
-    wanted = default_host_bytes(state_bytes, slabs, free_host_bytes() - offloaded_bytes)
+    free_bytes = (free_host_bytes() - offloaded_bytes) // (part.classes - part.number)
+    wanted = default_host_bytes(state_bytes, slabs, free_bytes)
     for host_bytes in halves(wanted, state_bytes):
         try:
             return _warn_without_host_memory(
@@ -236,8 +249,9 @@ def fidelity_ladder(models: Models, settings: Settings, device: torch.device) ->
     return FidelityLadder.of_profile(profile, config, settings.fidelity_floor)
 
 
-def _free_bytes(device: torch.device) -> int:
+def _free_bytes(device: torch.device, part: MemoryPart) -> int:
     if device.type != "cuda":
-        return CPU_BYTES
+        return CPU_BYTES // part.classes
     free, _ = torch.cuda.mem_get_info(device)
-    return round(_FREE_SHARE * free)
+    # What is free now is for this engine and those that follow.
+    return round(_FREE_SHARE * free) // (part.classes - part.number)

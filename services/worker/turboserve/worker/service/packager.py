@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -39,7 +39,9 @@ class GeneratedChunk:
     playout: tuple[float, Playout] | None = None
     """What the viewer had left without the chunk, and when, monotonic seconds. None: not known."""
     reference: bool = True
-    """Whether all of these sessions generate at the best configuration."""
+    """Whether all of these sessions generate at the best configuration, and none of another class."""
+    model: str = ""
+    """Class of the session, where the worker serves several."""
 
 
 @statically_frozen(eq=False)
@@ -70,6 +72,8 @@ class PackagedChunk:
     lowered: bool = False
     """See `ChunkReady.lowered`."""
     reference: bool = True
+    """See `GeneratedChunk`."""
+    model: str = ""
     """See `GeneratedChunk`."""
 
 
@@ -176,11 +180,30 @@ class ChunkPackager:
             fidelity=chunk_fidelity(ready.fidelity, self._ladder),
             lowered=ready.lowered,
             reference=made.reference,
+            model=made.model,
         )
 
     def _nanoseconds(self, at_s: float) -> int:
         """Convert a time of the monotonic clock to Unix time, ns."""
         return round((self._clock.wall() - (self._clock.monotonic() - at_s)) * 1e9)
+
+
+class ItemConverter(Protocol):
+    """Converts what the engine delivers (`ChunkPackager`, `ClassPackager`)."""
+
+    def convert(self, item: FromEngine) -> ToLoop: ...
+
+
+class ClassPackager:
+    """Packages the chunks of a worker that serves several classes."""
+
+    def __init__(self, packagers: Mapping[str, ChunkPackager]) -> None:
+        """`packagers`: by class, at least one."""
+        self._packagers = packagers
+
+    def convert(self, item: FromEngine) -> ToLoop:
+        """See `ChunkPackager.convert`."""
+        return self._packagers[item.model].convert(item) if isinstance(item, GeneratedChunk) else item
 
 
 class QueuedPackager:
@@ -190,7 +213,7 @@ class QueuedPackager:
     engine generates the next chunk.
     """
 
-    def __init__(self, packager: ChunkPackager, deliver: Callable[[ToLoop], None], limit: int) -> None:
+    def __init__(self, packager: ItemConverter, deliver: Callable[[ToLoop], None], limit: int) -> None:
         """`deliver` is called on this thread. `limit`: largest number of waiting items."""
         self._packager, self._deliver = packager, deliver
         self._queue: queue.Queue[FromEngine | None] = queue.Queue(limit)

@@ -50,12 +50,18 @@ class EngineRunner(Protocol):
         """Carry out a command, in the order of submission."""
         ...
 
-    def call(self, function: Callable[[Engine], T]) -> Future[T]:
-        """Call `function` between two steps, in its turn. Returns a future for its result or error."""
+    def call(self, function: Callable[[Engine], T], model: str = "") -> Future[T]:
+        """Call `function` between two steps, in its turn. Returns a future for its result or error.
+
+        `model`: class whose engine it is called with, where the worker has several.
+        """
         ...
 
-    def adopt(self, session: str, run: int, adopt: Callable[[Engine], None]) -> Future[None]:
-        """Call `adopt`, which imports a session into the engine, and register `run` as the session's run."""
+    def adopt(self, session: str, run: int, adopt: Callable[[Engine], None], model: str = "") -> Future[None]:
+        """Call `adopt`, which imports a session into the engine, and register `run` as the session's run.
+
+        `model`: see `call`.
+        """
         ...
 
     async def end(self, timeout_s: float) -> None:
@@ -112,6 +118,18 @@ class StartTimes:
 
 
 @dataclass(frozen=True)
+class LoadedClass:
+    """One of several classes of a worker: its engine, and its measured chunk latencies."""
+
+    engine: Engine
+    seconds: dict[int, float]
+    """L(b): seconds in which b sessions of the class get one chunk each."""
+
+
+NO_CLASSES: Mapping[str, LoadedClass] = {}
+
+
+@dataclass(frozen=True)
 class Loaded:
     """An engine that is ready, and its measured chunk latencies."""
 
@@ -121,6 +139,8 @@ class Loaded:
     start: StartTimes = field(default_factory=StartTimes)
     weights: StoredWeights | None = None
     """None: other workers cannot have the weights from this one."""
+    classes: Mapping[str, LoadedClass] = field(default_factory=dict)
+    """All classes by name, the first one with `engine` and `seconds`. Empty: the worker serves one."""
 
 
 class Platform(Protocol):
@@ -137,9 +157,14 @@ class Platform(Protocol):
         """
         ...
 
-    def run(self, engine: Engine, deliver: Callable[[ToLoop], None]) -> Device:
+    def run(
+        self,
+        engine: Engine,
+        deliver: Callable[[ToLoop], None],
+        classes: Mapping[str, LoadedClass] = NO_CLASSES,
+    ) -> Device:
         """Create this engine's device. `deliver` receives the packager's items on the event loop, in
-        order."""
+        order. `classes`: see `Loaded.classes`."""
         ...
 
     def network(self, engine: Engine) -> TransferNetwork:

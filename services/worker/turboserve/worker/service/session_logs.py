@@ -22,7 +22,7 @@ from turboserve.worker.service.packager import PackagedChunk
 from turboserve.worker.service.quality import count
 from turboserve.worker.service.table import Table
 from turboserve.worker.service.takeover import Takeover
-from turboserve.worker.service.wire import RETRY_S, Wire
+from turboserve.worker.service.wire import RETRY_S, ConfigOf, Wire
 
 log = logs.get("worker")
 
@@ -49,14 +49,15 @@ class SessionLogs:
         table: Table,
         deliver: Callable[[events.Input], None],
         check_connection: Callable[[], None],
+        config_of: ConfigOf | None = None,
     ) -> None:
-        """`send_latents`: see `Settings`. `deliver` takes the outcomes. `check_connection` is called before
-        an answer that may have come over a new connection."""
+        """`config`, `config_of`: see `Wire`. `send_latents`: see `Settings`. `deliver` takes the outcomes.
+        `check_connection` is called before an answer that may have come over a new connection."""
         self._worker, self._bus, self._clock, self._table = worker, bus, clock, table
         self._deliver, self._check_connection = deliver, check_connection
-        self._wire = Wire(bus, clock, worker, config, chunk_ttl_s)
+        self._wire = Wire(bus, clock, worker, config, chunk_ttl_s, config_of)
         self._sends_latents = send_latents
-        self._takeover = Takeover(self._wire, config, clock)
+        self._takeover = Takeover(self._wire, config, clock, config_of)
         self.chunks: dict[tuple[str, int, int], PackagedChunk] = {}
         """Packaged chunks by session, run and index."""
         self.publishing: dict[tuple[str, int, int], asyncio.Task[None]] = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from turboserve.worker.service import commands
+from turboserve.worker.service.class_slots import ClassSlots
 from turboserve.worker.service.session_entry import (
     Absent,
     DesiredState,
@@ -45,11 +46,13 @@ class SessionReconciler:
         entries: Mapping[str, SessionEntry],
         out: list[commands.Command],
         reserved: Callable[[], int],
+        classes: ClassSlots | None = None,
     ) -> None:
         """`capacity`: most sessions that may hold a slot. `reserved`: slots that are kept for arriving
-        sessions."""
+        sessions. `classes`: the slots of a worker that serves several classes."""
         self.model = model
         self.capacity = capacity
+        self._classes = classes
         self.out = out
         """Commands since they were last taken."""
         self.in_flight: set[str] = set()
@@ -61,6 +64,17 @@ class SessionReconciler:
     @property
     def slots_used(self) -> int:
         return sum(entry.takes_slot for entry in self._entries.values()) + self._reserved()
+
+    def serves(self, model: str) -> bool:
+        """Whether the worker serves sessions of this class."""
+        return model == self.model if self._classes is None else model in self._classes.served
+
+    def free(self, model: str) -> int:
+        """Number of further sessions of this class that may hold a slot. Not above 0: none."""
+        if self._classes is None:
+            # Sessions that are paused in their slab hold slots too.
+            return self.capacity - self.slots_used
+        return self._classes.free(model)
 
     def number(self) -> int:
         """A number never returned before, for a run or a query."""
@@ -168,9 +182,9 @@ class SessionReconciler:
 
     def _find_slot(self, entry: SessionEntry, now: float) -> None:
         if not isinstance(entry.state, FetchingLatents) and now >= entry.refused_until:
-            if self.model != entry.record.model:
+            if not self.serves(entry.record.model):
                 self.refuse(entry, f"model: this worker serves {self.model}, not {entry.record.model}")
-            elif entry.takes_slot or self.slots_used < self.capacity:
+            elif entry.takes_slot or self.free(entry.record.model) > 0:
                 self._take_slot(entry, now)
             elif not any(isinstance(other.state, LeavingSlab) for other in self._entries.values()):
                 self.refuse(entry, f"slots: all {self.capacity} are in use")
@@ -215,6 +229,7 @@ class SessionReconciler:
                 waiting_s=entry.waiting_s(now),
                 drops_buffer=entry.last_control < record.drop_buffer_seq,
                 values=record.controls,
+                model=record.model,
             ),
             commands.Report(),
         ]

@@ -21,6 +21,7 @@ from turboserve.backoff import backoff_s
 from turboserve.contracts.workers import HeldSession, SessionRefusal
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.assignments import Assignments, Lease
+from turboserve.worker.service.class_slots import ONE_CLASS, ClassSlots, MediaStarts
 from turboserve.worker.service.session_entry import (
     Absent,
     FetchingLatents,
@@ -42,9 +43,16 @@ class Table:
     """All sessions of one worker. `now` is monotonic seconds throughout."""
 
     def __init__(
-        self, worker: str, model: str, capacity: int, lease_s: float, floor_capacity: int | None = None
+        self,
+        worker: str,
+        model: str,
+        capacity: int,
+        lease_s: float,
+        floor_capacity: int | None = None,
+        classes: ClassSlots | None = None,
     ) -> None:
         """`capacity`: slots, K. `floor_capacity`: slots while the quality of chunks is lowered; None: K.
+        `classes`: the slots of a worker that serves more classes than `model`.
 
         The lease begins with the first renewal.
         """
@@ -56,8 +64,10 @@ class Table:
         out: list[commands.Command] = []
         self.incoming = IncomingMigrations(worker, model, out)
         self._reconciler = SessionReconciler(
-            model, max(capacity, floor_capacity or 0), self.entries, out, lambda: self.incoming.slots
+            model, max(capacity, floor_capacity or 0), self.entries, out, lambda: self.incoming.slots, classes
         )
+        if classes is not None:
+            classes.counts(self.entries, self.incoming)
         self._capacity = capacity
         self._lease = Lease(lease_s)
         self._assignments = Assignments(worker, self.entries, self.incoming, self._reconciler)
@@ -157,11 +167,13 @@ class Table:
         """Chunks generated and not known to be in the log."""
         return sum(len(entry.pending) for entry in self.entries.values())
 
-    def held(self, media_start_s: Callable[[int], float]) -> tuple[HeldSession, ...]:
-        """The states on the device or the host. `media_start_s`: chunk index → its start, seconds."""
-        return tuple(
-            entry.held(media_start_s) for entry in self.entries.values() if isinstance(entry.state, Present)
-        )
+    def held(
+        self, media_start_s: Callable[[int], float], by_class: MediaStarts = ONE_CLASS
+    ) -> tuple[HeldSession, ...]:
+        """The states on the device or the host. `media_start_s`: chunk index → its start, seconds.
+        `by_class`: the same for classes that differ."""
+        present = (entry for entry in self.entries.values() if isinstance(entry.state, Present))
+        return tuple(entry.held(by_class.get(entry.record.model, media_start_s)) for entry in present)
 
     def refusals(self) -> tuple[SessionRefusal, ...]:
         return tuple(

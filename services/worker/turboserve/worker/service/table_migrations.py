@@ -99,8 +99,9 @@ class IncomingMigrations:
     def reports(self) -> tuple[MigrationReport, ...]:
         return tuple(arrival.report() for arrival in self._all.values())
 
-    def expect(self, incoming: Incoming, now: float, run: int, free_slots: int) -> None:
-        """Handle a row that names this worker as its target. `run`: number of a new migration's copy."""
+    def expect(self, incoming: Incoming, now: float, run: int, free_slots: int, serves: bool) -> None:
+        """Handle a row that names this worker as its target. `run`: number of a new migration's copy.
+        `serves`: whether the worker serves the session's class, of which `free_slots` more fit."""
         record = incoming.record
         if record.target != self._worker or record.migration is None:
             return
@@ -114,7 +115,7 @@ class IncomingMigrations:
         arrival = IncomingMigration(record, now, run)
         self._all[record.id] = arrival
         self._out.append(commands.Report())
-        if record.model != self._model:
+        if not serves:
             self._fail(arrival, f"model: this worker serves {self._model}, not {record.model}")
         elif arrival.takes_slot and free_slots < 1:
             self._fail(arrival, "slots: all are in use or reserved")

@@ -19,7 +19,7 @@ from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.engine_commands import FetchedContext
 from turboserve.worker.service.quality import fidelity_from
-from turboserve.worker.service.wire import RETRY_S, Wanted, Wire
+from turboserve.worker.service.wire import RETRY_S, ConfigOf, Wanted, Wire
 
 RETRY_TIMEOUT_S = 10.0
 """Longest wait of a viewer for the latents, seconds. Then the session continues without context."""
@@ -31,8 +31,12 @@ T = TypeVar("T")
 class Takeover:
     """Asks for kept latents until there is an answer."""
 
-    def __init__(self, wire: Wire, config: ModelConfig, clock: Clock) -> None:
-        self._wire, self._config, self._clock = wire, config, clock
+    def __init__(
+        self, wire: Wire, config: ModelConfig, clock: Clock, config_of: ConfigOf | None = None
+    ) -> None:
+        """`config`, `config_of`: see `Wire`."""
+        self._wire, self._clock = wire, clock
+        self._config_of = config_of or (lambda _: config)
 
     async def latents(self, session: str, next_chunk: int, epoch: int, wanted: Wanted) -> FetchedContext:
         """Clean latents of the newest chunks before `next_chunk`, up to the window, and the sink's latents.
@@ -42,7 +46,7 @@ class Takeover:
         may have sent latents of a chunk that no viewer saw, and these remain where the rightful owner's were
         lost. Latents older than the first missing ones are not used.
         """
-        config = self._config
+        config = self._config_of(session)
         window = -(-config.window_frames // config.frames_per_chunk)
         deadline = self._clock.monotonic() + RETRY_TIMEOUT_S
         found: list[Tensor] = []
@@ -91,7 +95,7 @@ class Takeover:
         if epoch not in (None, header.epoch):
             metrics.stale_latents.add(1)
             return None, None
-        return latents[: self._config.sink_size], fidelity_from(header.fidelity)
+        return latents[: self._config_of(session).sink_size], fidelity_from(header.fidelity)
 
     async def _ask(self, ask: Callable[[], Awaitable[T | None]], deadline: float, wanted: Wanted) -> T | None:
         """The answer. None: there is none, or none in time."""

@@ -36,6 +36,10 @@ Wanted = Callable[[], bool]
 """Whether the answer is still wanted."""
 
 
+ConfigOf = Callable[[str], ModelConfig]
+"""Session → the model that it runs on."""
+
+
 @dataclass(frozen=True)
 class LogEnd:
     """Where a session's chunk log ends."""
@@ -57,9 +61,18 @@ class LogEnd:
 class Wire:
     """Requests to the broker and the hot store. Every call stands alone and can be repeated."""
 
-    def __init__(self, bus: Bus, clock: Clock, worker: str, config: ModelConfig, chunk_ttl_s: int) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        worker: str,
+        config: ModelConfig,
+        chunk_ttl_s: int,
+        config_of: ConfigOf | None = None,
+    ) -> None:
+        """`config_of`: session → its model, where the worker serves several. None: `config` for all."""
         self._bus, self._clock, self._worker = bus, clock, worker
-        self._config, self._chunk_ttl_s = config, chunk_ttl_s
+        self._config_of, self._chunk_ttl_s = config_of or (lambda _: config), chunk_ttl_s
         self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1))
         self._secret = bytes.fromhex(random_token(32))
 
@@ -139,7 +152,7 @@ class Wire:
             before=before,
             dtype=chunk.latents_dtype,
             shape=chunk.latents_shape,
-            first_latent=chunk.index * self._config.frames_per_chunk,
+            first_latent=chunk.index * self._config_of(chunk.session).frames_per_chunk,
             fidelity=chunk.fidelity,
         )
         try:
@@ -198,14 +211,15 @@ class Wire:
         except (TurboServeError, ValidationError):
             return None
         dtype = getattr(torch, header.dtype, None)
-        shape = self._config.latent_shape
+        config = self._config_of(session)
+        shape = config.latent_shape
         if not isinstance(dtype, torch.dtype) or tuple(header.shape) != shape or header.index != index:
             return None
-        if header.first_latent != index * self._config.frames_per_chunk:
+        if header.first_latent != index * config.frames_per_chunk:
             return None
         try:
             if (fidelity := fidelity_from(header.fidelity)) is not None:
-                fidelity.check(self._config)
+                fidelity.check(config)
         except InvalidFidelityError:
             return None
         if len(data) != dtype.itemsize * int(np.prod(shape)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from opentelemetry import trace
@@ -19,7 +19,6 @@ from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry import tracing
 from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.service import commands, events, migration_commands, quality
 from turboserve.worker.service.engine_commands import AdmitRequest
 from turboserve.worker.service.heartbeat import RELEASE, Heartbeat
@@ -30,6 +29,7 @@ from turboserve.worker.service.session_logs import SessionLogs
 from turboserve.worker.service.spans import AdmissionSpans
 from turboserve.worker.service.table import Table
 from turboserve.worker.service.watchdog import STUCK_S, Watchdog
+from turboserve.worker.service.worker_classes import NOT_DECLARED, WorkerClasses
 from turboserve.worker.settings import Settings
 
 FINAL_REPORT_TIMEOUT_S = 2.0
@@ -52,23 +52,25 @@ class Worker:
         capacity: int,
         floor_capacity: int,
         started_at: float | None = None,
+        served: Mapping[str, int] = NOT_DECLARED,
     ) -> None:
         """`capacity`, `floor_capacity`: see `LoadReport`. `started_at`: when the worker began to load,
-        wall-clock seconds. None: now."""
-        engine = loaded.engine
-        config = engine.config
+        wall-clock seconds. None: now. `served`: see `WorkerClasses`."""
+        engine, config = loaded.engine, loaded.engine.config
         self.id = worker
-        self.table = Table(worker, settings.model, capacity, settings.lease_s, floor_capacity)
+        self.classes = classes = WorkerClasses(loaded, served)
+        lease_s, model = settings.lease_s, settings.models[0]
+        self.table = Table(worker, model, capacity, lease_s, floor_capacity, classes.slots)
         self._settings, self._bus, self._clock, self._config = settings, bus, clock, config
-        self.profile = LatencyProfile(loaded.seconds)
         self.slack, self._quality = quality.SlackBoard(), quality.QualityBoard()
         self._started_at = clock.wall() if started_at is None else started_at
-        self._host_states = engine.host_states
+        self._host_states = min(one.host_states for one in classes.engines)
         self._device, self._pid = str(engine.device), platform.pid
-        device = platform.run(engine, self._arrived)
+        device = platform.run(engine, self._arrived, loaded.classes)
         self._engine, self._packager = device.engine, device.packager
+        network, prints = platform.network(engine), classes.fingerprints
         self.migrations = Migrations(
-            worker, settings, self._engine, platform.network(engine), self.table, self.handle, clock.monotonic
+            worker, settings, self._engine, network, self.table, self.handle, clock.monotonic, prints
         )
         self.logs = SessionLogs(
             worker,
@@ -80,14 +82,13 @@ class Worker:
             self.table,
             self.handle,
             self._check_connection,
+            lambda session: classes.config_of(self.migrations.class_of(session)),
         )
         self.heartbeat = Heartbeat(bus, clock, settings, self.load, self.handle, platform.leave)
         self._audiences = AudienceFollower(bus, clock.monotonic, self._audience_changed)
         self._tasks = BackgroundTasks(_log_failure)
         self._connection = bus.connection
         self._stopping = False
-        self._returns = (0, 0)
-        """Returns to slabs that are counted, and the late ones among them."""
         self._admissions = AdmissionSpans()
 
     # Start and stop
@@ -146,17 +147,19 @@ class Worker:
     def load(self) -> LoadReport:
         draining = self.table.draining or self._stopping
         runs = {entry.session: entry.run for entry in self.table.entries.values()}
-        held, now = self.table.held(self._config.media_start), self._clock.monotonic()
+        held = self.table.held(self._config.media_start, self.classes.starts)
+        now, classes = self._clock.monotonic(), self.classes.report()
         engine, fidelity = self.engine, self.engine.fidelity
         width, height = self._config.frame_size
-        seconds = quality.beyond_slabs(self.profile.to_mapping(), engine.slabs, engine.places)
+        seconds = quality.beyond_slabs(self.classes.profile.to_mapping(), engine.slabs, engine.places)
         return LoadReport(
             worker=self.id,
-            model=self._settings.model,
-            capacity=self.table.capacity,
+            model=self._settings.models[0],
+            capacity=self.table.capacity if classes is None else classes[0].capacity,
             weights_digest=self._engine.engine.fingerprint,
             controls=self.engine.declarations,
             frame=FrameSize(width=width, height=height),
+            classes=classes,
             phase=WorkerPhase.DRAINING if draining else WorkerPhase.READY,
             sessions=self._quality.onto(self.slack.onto(held, runs, now), runs),
             refusals=self.table.refusals(),
@@ -186,18 +189,12 @@ class Worker:
         while True:
             await asyncio.sleep(tick_s)
             self.handle(events.Tick())
-            self._count_returns()
+            self.classes.count_returns()
             self._check_connection()
             if not self._stopping:
                 # End the process, so that its sessions continue elsewhere. Its renewals continue, so that no
                 # other process would notice the fault.
                 watchdog.check(self._engine, self._packager)
-
-    def _count_returns(self) -> None:
-        counts, counted = self.engine.residency.counts, self._returns
-        self._returns = counts.returns, counts.late_returns
-        metrics.residency_returns.add(self._returns[0] - counted[0])
-        metrics.residency_late_returns.add(self._returns[1] - counted[1])
 
     def _check_connection(self) -> None:
         """Tell the table of a new connection. Call this before an answer that may have come over it."""
@@ -236,7 +233,7 @@ class Worker:
         metrics.compute_duration.record(item.compute_s, context=context)
         metrics.batch_sessions.record(item.concurrent_sessions, context=context)
         if item.reference:
-            self.profile.observe(item.concurrent_sessions, item.compute_s)
+            self.classes.observe(item.model, item.concurrent_sessions, item.compute_s)
         now = self._clock.monotonic()
         self._quality.made(item.session, item.run, item.fidelity, lowered=item.lowered, now=now)
         self.handle(events.ChunkPackaged(item.session, item.run, item.index, item.control_seq))

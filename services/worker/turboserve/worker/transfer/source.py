@@ -84,6 +84,7 @@ class Source:
         self._now = now
         self._half_open = HalfOpenConnections(now=now)
         self.side_transfers: SideTransfers | None = None
+        self.further_models: tuple[str, ...] = ()  # Fingerprints, where the worker serves several models.
         self._side_tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: ByteReader, writer: ByteWriter) -> None:
@@ -157,7 +158,7 @@ class Source:
         hello = await channel.receive(ADMIT_S)
         if not isinstance(hello, Hello):
             raise TransferProtocolError(f"{hello.type}: the first frame must be hello")
-        if hello.model != self._links.model:
+        if hello.model not in (self._links.model, *self.further_models):
             raise LayoutMismatchError(f"model: {hello.model}, {self._links.model} is served here")
         # An unknown peer is refused before the current transfer is interrupted.
         self._provider.check(opened.session, opened.migration, opened.worker)

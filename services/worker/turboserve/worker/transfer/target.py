@@ -139,6 +139,8 @@ class Target:
         """A source that sends nothing is retried for `patience_s`, however long a copy may take."""
         self._worker, self._links, self._patience_s = worker, links, patience_s
         self._connect, self._now = connect, now
+        self.model_of: Callable[[str], str] | None = None
+        """Session → the fingerprint of its model, where the worker serves several."""
 
     async def fetch(
         self,
@@ -209,6 +211,8 @@ class Target:
             raise
         try:
             hello = self._links.hello(address, deadline.left(), tries.unlinked)
+            if self.model_of is not None:
+                hello = hello.model_copy(update={"model": self.model_of(session)})
             await channel.send(hello, deadline.left(SILENCE_S))
             welcome = await channel.receive(deadline.left(SILENCE_S))
             if not isinstance(welcome, Welcome):

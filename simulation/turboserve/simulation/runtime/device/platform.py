@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.replicas.weight_filler import WeightFiller
 from turboserve.worker.service.host_platform import PACKAGER_LIMIT
 from turboserve.worker.service.packager import ChunkPackager, ToLoop
-from turboserve.worker.service.ports import Device, Loaded
+from turboserve.worker.service.ports import NO_CLASSES, Device, Loaded, LoadedClass
 from turboserve.worker.settings import Settings
 
 
@@ -66,8 +66,14 @@ class VirtualPlatform:
         engine = Engine(replica, options, clock=self._clock, profiles=profile.stages(), ladder=profile.ladder)
         return Loaded(engine, profile.chunk_s())
 
-    def run(self, engine: Engine, deliver: Callable[[ToLoop], None]) -> Device:
-        """See `Platform.run`."""
+    def run(
+        self,
+        engine: Engine,
+        deliver: Callable[[ToLoop], None],
+        classes: Mapping[str, LoadedClass] = NO_CLASSES,
+    ) -> Device:
+        """See `Platform.run`. A simulated worker serves one class."""
+        assert not classes
         loop, settings, config = asyncio.get_running_loop(), self.settings, engine.config
         clock, seconds = DeviceClock(self.clock), self.profile.package_s
         lends = settings.sequence_parallel_directory is not None

@@ -83,20 +83,20 @@ class VirtualEngineRunner:
         self._commands.append(command)
         self._wake()
 
-    def call(self, function: Callable[[Engine], T]) -> Future[T]:
+    def call(self, function: Callable[[Engine], T], model: str = "") -> Future[T]:
         """See `EngineRunner.call`."""
         future: Future[T] = Future()
-        self.submit(EngineCall(function, future))
+        self.submit(EngineCall(function, future, model))
         return future
 
-    def adopt(self, session: str, run: int, adopt: Callable[[Engine], None]) -> Future[None]:
+    def adopt(self, session: str, run: int, adopt: Callable[[Engine], None], model: str = "") -> Future[None]:
         """See `EngineRunner.adopt`."""
 
         def adopted(engine: Engine) -> None:
             adopt(engine)
             self._driver.has_come(session, run)
 
-        return self.call(adopted)
+        return self.call(adopted, model)
 
     async def end(self, timeout_s: float) -> None:
         """See `EngineRunner.end`."""

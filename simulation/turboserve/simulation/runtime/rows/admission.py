@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.simulation.runtime.rows.session import Session
@@ -124,6 +126,19 @@ class MemoryAdmission:
                 coming=max(sum(pool.maximum for pool in pools) - len(ready), 0),
                 slots=max(1, max((worker.capacity for worker in workers), default=1)),
                 start_up_s=sum(known) / len(known) if known else None,
+            )
+
+        return await db.execute(run)
+
+    async def slots_by_class(self, worker: str, *, besides: str) -> dict[str, int]:
+        db, sessions = self._db, self._db.tables.sessions
+
+        def run() -> dict[str, int]:
+            found = dict(db.find(sessions, "worker", worker)) | dict(db.find(sessions, "target", worker))
+            return Counter(
+                entry.record.model
+                for session, entry in found.items()
+                if entry.ended_at is None and entry.record.phase.holds_slot and session != besides
             )
 
         return await db.execute(run)

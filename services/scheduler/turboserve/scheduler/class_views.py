@@ -1,0 +1,194 @@
+"""What the view says of workers that serve several classes: their entries in the cluster, and their room."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+
+from turboserve.scheduler.placement import Choice, Cluster, Demand, Migration, SessionState, WorkerState
+from turboserve.scheduler.session_view import SessionView
+from turboserve.scheduler.view import View
+from turboserve.scheduler.worker_classes import WorkerClasses, beside, entry_name, worker_of
+from turboserve.scheduler.worker_view import WorkerView
+
+
+def models_on(view: View, worker: WorkerView, besides: str | None = None) -> Iterator[str]:
+    """Yield the class of each session that has a slot of the worker, or one reserved (`WorkerView.load`)."""
+    for name in worker.load_names:
+        if name != besides and (session := view.sessions.get(name)) is not None:
+            yield session.record.model
+
+
+def is_full(view: View, worker: str, session: SessionView) -> bool:
+    """Whether a worker that serves several classes lacks room for the session.
+
+    Decisions that are made together count only those of their own class. So each is checked again.
+    """
+    known = view.workers.get(worker)
+    if known is None or known.classes is None:
+        return False
+    return free_of(view, known, session.record.model, session.id) < 1
+
+
+def free_of(view: View, worker: WorkerView, model: str, besides: str | None = None) -> int:
+    """Return how many more sessions of a class the worker takes. Not above 0: none."""
+    if worker.classes is None:
+        return worker.capacity - worker.load
+    one = worker.classes.of(model)
+    if one is None:
+        return 0
+    models = list(models_on(view, worker, besides))
+    return one.capacity - models.count(model) - worker.classes.taken(model, models)
+
+
+def with_entries(view: View, state: SessionState) -> SessionState:
+    """Return the state with the entries of its class in the place of workers that serve several."""
+    named = (state.worker, state.target, state.reserved, *state.excluded, *state.left)
+    names = _entries(view, named, state.model)
+    if not names:
+        return state
+    return replace(
+        state,
+        worker=names.get(state.worker, state.worker),
+        target=names.get(state.target, state.target),
+        reserved=names.get(state.reserved, state.reserved),
+        excluded=frozenset(names.get(one, one) for one in state.excluded),
+        left={names.get(worker, worker): stamp for worker, stamp in state.left.items()},
+    )
+
+
+def demand_with_entries(view: View, demand: Demand) -> Demand:
+    """As `with_entries`, for a demand."""
+    names = _entries(view, (demand.holder, demand.counted_on, *demand.excluded), demand.model)
+    if not names:
+        return demand
+    return replace(
+        demand,
+        holder=names.get(demand.holder, demand.holder),
+        counted_on=names.get(demand.counted_on, demand.counted_on),
+        excluded=frozenset(names.get(one, one) for one in demand.excluded),
+    )
+
+
+def _entries(view: View, workers: Iterable[str | None], model: str) -> dict[str | None, str]:
+    """Return the entry of each of these workers that serves several classes, for a session of `model`."""
+    return {
+        name: entry_name(name, model)
+        for name in workers
+        if name is not None and (known := view.workers.get(name)) is not None and known.classes is not None
+    }
+
+
+def shared_workers(cluster: Cluster, sessions: Iterable[str]) -> set[str]:
+    """Return the workers of several classes on which these sessions count, by the cluster."""
+    states = (state for name in sessions if (state := cluster.sessions.get(name)) is not None)
+    names = {name for one in states for name in (one.worker, one.target, one.reserved) if name}
+    return {worker_of(name) for name in names if "/" in name}
+
+
+def choice_of_worker(choice: Choice) -> Choice:
+    """Return the choice of an entry as that of its worker."""
+    if choice.worker is None or "/" not in choice.worker:
+        return choice
+    return replace(choice, worker=worker_of(choice.worker))
+
+
+def migration_of_workers(migration: Migration) -> Migration:
+    """Return the migration between two entries as that between their workers."""
+    if "/" not in migration.source:
+        return migration
+    source, target = worker_of(migration.source), worker_of(migration.target)
+    return replace(migration, source=source, target=target)
+
+
+def worker_states(view: View, worker: WorkerView, state: WorkerState) -> dict[str, WorkerState]:
+    """Return the entries of a worker by name: `state` alone, or one for each of its classes."""
+    if worker.classes is None:
+        return {worker.id: state}
+    models = list(models_on(view, worker))
+    return {
+        entry_name(worker.id, one.model): _entry(state, worker.classes, one.model, models)
+        for one in worker.classes.served
+    }
+
+
+def _entry(state: WorkerState, classes: WorkerClasses, model: str, models: list[str]) -> WorkerState:
+    one = classes.of(model)
+    assert one is not None
+    taken = classes.taken(model, models)
+    return replace(
+        state,
+        id=entry_name(state.id, model),
+        model=model,
+        capacity=max(0, one.capacity - taken),
+        weights_digest=one.weights_digest,
+        chunk_latency_s=beside(one.chunk_latency_s, one.capacity, taken),
+        absorbs=False,
+    )
+
+
+class ClassLoad:
+    """Numbers of sessions for the load feedback of a class, in sessions of that class.
+
+    Sessions of other classes count where workers serve both: n_c / n_j each.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._several = [worker for worker in view.workers.values() if worker.classes is not None]
+
+    @property
+    def models(self) -> set[str]:
+        """The classes of the workers that serve several."""
+        return {one.model for worker in self._several if worker.classes for one in worker.classes.served}
+
+    def required(self, model: str) -> int:
+        """Slots of a class that sessions on such workers use."""
+        return sum(self._on(worker, model, worker.used) for worker in self._several)
+
+    def load(self, worker: WorkerView, model: str) -> int:
+        """As `WorkerView.load`, in sessions of a class."""
+        if worker.classes is None:
+            return worker.load
+        return self._on(worker, model, worker.load_names)
+
+    def slots(self, cluster: Cluster, worker: WorkerView, model: str) -> int:
+        """Slots of a worker for sessions of a class, those in use included."""
+        if worker.classes is None:
+            return cluster.slots(worker.id)
+        return cluster.slots(entry_name(worker.id, model)) + (
+            worker.classes.taken(model, models_on(self._view, worker))
+        )
+
+    def of_others(self, model: str, counts: Mapping[str, int]) -> int:
+        """Slots of a class that sessions of other classes will take. `counts`: sessions by class."""
+        total = Fraction(0)
+        for name, count in counts.items():
+            costs = [
+                Fraction(mine.capacity, its.capacity)
+                for worker in self._several
+                if worker.classes is not None
+                and (mine := worker.classes.of(model)) is not None
+                and (its := worker.classes.of(name)) is not None
+                and its.capacity
+            ]
+            if name != model and costs:
+                total += count * max(costs)
+        return ceil(total)
+
+    def _on(self, worker: WorkerView, model: str, names: set[str]) -> int:
+        if worker.classes is None or worker.classes.of(model) is None:
+            return 0
+        sessions = self._view.sessions
+        counts = Counter(sessions[name].record.model for name in names if name in sessions)
+        return counts[model] + worker.classes.taken(model, counts.elements())
+
+
+def classes_of(worker: WorkerView) -> list[tuple[str, str | None]]:
+    """Return model and digest of each class that the worker serves."""
+    if worker.classes is None:
+        return [(worker.model, worker.weights_digest)]
+    return [(one.model, one.weights_digest) for one in worker.classes.served]

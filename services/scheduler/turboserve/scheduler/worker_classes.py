@@ -1,0 +1,81 @@
+"""The classes of one worker in the scheduler's view.
+
+A worker that serves several classes has an entry in the cluster for each of them, `WORKER/CLASS`. An entry's
+sessions are those of its class. Those of the other classes take slots of it: a session of class j is 1 / n_j
+of the worker, so n_c / n_j slots of class c (`turboserve.allocation.slots`). All decisions about an entry are
+then those about a worker that serves one class.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from turboserve.allocation.slots import slots_used
+from turboserve.contracts.worker_offers import ServedClass
+from turboserve.scheduler.placement.pool import LatencyCurve
+from turboserve.scheduler.profiles import profiles_differ
+
+
+@dataclass(frozen=True)
+class WorkerClasses:
+    """The classes of a worker that serves several."""
+
+    served: tuple[ServedClass, ...]
+
+    @property
+    def capacities(self) -> Mapping[str, int]:
+        """n_j by class."""
+        return {one.model: one.capacity for one in self.served}
+
+    def of(self, model: str) -> ServedClass | None:
+        """Return the class of this name. None: the worker does not serve it."""
+        return next((one for one in self.served if one.model == model), None)
+
+    def taken(self, model: str, models: Iterable[str]) -> int:
+        """Return the slots of a class that sessions of the others take. `models`: classes of all sessions."""
+        counts = Counter(name for name in models if name != model)
+        return slots_used(self.capacities, model, counts)
+
+
+def newest_classes(
+    reported: tuple[ServedClass, ...] | None, known: WorkerClasses | None
+) -> WorkerClasses | None:
+    """Return the classes after a report or a row. Profiles that differ by noise alone change nothing.
+
+    A late report from the loading phase has no classes and does not remove the known ones.
+    """
+    if reported is None:
+        return known
+    if known is None or [_identity(one) for one in reported] != [_identity(one) for one in known.served]:
+        return WorkerClasses(reported)
+    pairs = zip(reported, known.served, strict=True)
+    if any(profiles_differ(new.chunk_latency_s, old.chunk_latency_s) for new, old in pairs):
+        return WorkerClasses(reported)
+    return known
+
+
+def _identity(one: ServedClass) -> tuple[str, int, str | None]:
+    return one.model, one.capacity, one.weights_digest
+
+
+def entry_name(worker: str, model: str) -> str:
+    """Return the name of a class's entry. Ids of workers have no slash."""
+    return f"{worker}/{model}"
+
+
+def worker_of(entry: str) -> str:
+    """Return the worker of an entry."""
+    return entry.partition("/")[0]
+
+
+def beside(profile: Mapping[int, float], capacity: int, taken: int) -> Mapping[int, float]:
+    """Return L(n + `taken`), the profile of a class beside the sessions of other classes.
+
+    `capacity`: n_c. The sessions of the others count as `taken` of the class.
+    """
+    if not taken:
+        return profile
+    curve = LatencyCurve(profile, capacity)
+    return {n: curve(n + taken) for n in range(1, max(1, capacity - taken) + 1)}

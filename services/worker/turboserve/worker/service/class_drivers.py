@@ -1,0 +1,135 @@
+"""Drives the engines of a worker that serves several classes, on the one thread that owns them.
+
+Each class has an engine, so no batch has rows of two classes. The engines share the device: they compute one
+after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.gather import GatherPolicy, LatencyProfile
+from turboserve.worker.engine.interface import Event
+from turboserve.worker.service import commands
+from turboserve.worker.service.engine_commands import AdmitRequest, EngineCall, EngineCommand
+from turboserve.worker.service.engine_driver import EngineDriver
+from turboserve.worker.service.packager import FromEngine, GeneratedChunk
+from turboserve.worker.service.quality import SlackMeasured
+
+IntervalsS = tuple[float, float, float]
+"""Arguments `quiet_s`, `patience_s` and `tier_report_s` of `EngineDriver`."""
+
+
+class ClassDrivers:
+    """The drivers of several engines, with the interface of `EngineDriver`."""
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        deliver: Callable[[FromEngine], None],
+        now: Callable[[], float],
+        policy: GatherPolicy,
+        intervals_s: IntervalsS,
+    ) -> None:
+        """`engines`: by class. `policy`: a gather policy as the engines', but not the same object: it chooses
+        the class of the next forward."""
+        self._now, self._deliver, self._policy = now, deliver, policy
+        self._drivers = {
+            model: EngineDriver(engine, partial(self._delivered, model), now, *intervals_s)
+            for model, engine in engines.items()
+        }
+        self._slack: dict[str, SlackMeasured] = {}
+        """The newest measurement of each class."""
+        self._last = 0
+        """Position of the class whose work before a forward was done last."""
+
+    def has_come(self, session: str, run: int) -> None:
+        """See `EngineDriver.has_come`."""
+        next(one for one in self._drivers.values() if one.engine.knows(session)).has_come(session, run)
+
+    def device_error_sessions(self, error: BaseException) -> tuple[str, ...]:
+        """See `EngineDriver.device_error_sessions`. Executors of all classes share the device."""
+        return tuple(name for one in self._drivers.values() for name in one.device_error_sessions(error))
+
+    def step(self) -> list[Event]:
+        """See `EngineDriver.step`. As in one engine, everything else comes before a forward."""
+        now, drivers = self._now(), list(self._drivers.values())
+        for offset in range(1, len(drivers) + 1):
+            turn = (self._last + offset) % len(drivers)
+            if drivers[turn].generating and drivers[turn].engine.precedes_forward(now):
+                self._last = turn
+                return drivers[turn].step(forward=False)
+        chosen = self._next_forward(now)
+        return [] if chosen is None else chosen.step()
+
+    def _next_forward(self, now: float) -> EngineDriver | None:
+        """The driver whose engine computes next: that of the session which the policy puts first."""
+        driver_of: dict[str, EngineDriver] = {}
+        candidates = []
+        for driver in self._drivers.values():
+            if driver.generating:
+                for candidate in driver.engine.forward_candidates(now):
+                    driver_of[candidate.session] = driver
+                    candidates.append(candidate)
+        waiting = list(dict.fromkeys(driver_of.values()))
+        if len(waiting) <= 1:
+            return waiting[0] if waiting else None
+        # The class is chosen by its first row alone. How many rows pay is the engine's question.
+        slowest = LatencyProfile({1: max(one.engine.forward.profile(1) for one in waiting)})
+        first = self._policy.gather(candidates, slowest, 1)
+        return driver_of[first[0].session] if first else None
+
+    def idle_s(self, *, rested: bool = False) -> float:
+        """See `EngineDriver.idle_s`."""
+        return min(driver.idle_s(rested=rested) for driver in self._drivers.values())
+
+    def carry_out(self, command: EngineCommand) -> None:
+        """See `EngineDriver.carry_out`."""
+        if isinstance(command, commands.GenerateUntil | commands.StopGenerating):
+            for driver in self._drivers.values():
+                driver.carry_out(command)
+        elif isinstance(command, AdmitRequest):
+            self._drivers[command.admit.model].carry_out(command)
+        elif isinstance(command, EngineCall):
+            # A session that has left meanwhile has no class: every engine answers that it is unknown.
+            first = next(iter(self._drivers.values()))
+            self._drivers.get(command.model, first).carry_out(command)
+        elif (one := self._driver_of(command.session)) is not None:
+            one.carry_out(command)
+
+    def stamp(self, event: Event) -> None:
+        """See `EngineDriver.stamp`."""
+        if (driver := self._driver_of(event.session)) is not None:
+            driver.stamp(event)
+
+    def _driver_of(self, session: str) -> EngineDriver | None:
+        return next((one for one in self._drivers.values() if session in one.runs), None)
+
+    def _delivered(self, model: str, item: FromEngine) -> None:
+        if isinstance(item, GeneratedChunk):
+            # L(b) of a class is the time of its own batches: a chunk does not refine it whose time contains
+            # those of other classes.
+            alone = not any(
+                held.work is not None or held.undecoded
+                for name, driver in self._drivers.items()
+                if name != model
+                for held in driver.engine.sessions.values()
+            )
+            item = replace(item, model=model, reference=item.reference and alone)
+        elif isinstance(item, SlackMeasured):
+            item = self._together(model, item)
+        self._deliver(item)
+
+    def _together(self, model: str, measured: SlackMeasured) -> SlackMeasured:
+        """The measurement of one class with the newest ones of the others."""
+        self._slack[model] = measured
+        sessions = {
+            name: (run, playout.after(max(0.0, measured.at_s - one.at_s)))
+            for one in self._slack.values()
+            for name, (run, playout) in one.sessions.items()
+        }
+        late = sum(one.late for one in self._slack.values())
+        return SlackMeasured(measured.at_s, sessions, measured.tiers_changed, late)

@@ -1,0 +1,195 @@
+"""Workers that serve several classes: decisions with one class in use, and with several."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from tests.scheduler.scheduler_faults import MANY
+from tests.scheduler.scheduler_world import World
+from tests.scheduler.test_scheduler_core import Bench, session, worker
+from turboserve.contracts.sessions import Phase
+from turboserve.contracts.worker_offers import ServedClass
+from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
+from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.messages import (
+    AllListed,
+    BeginMigration,
+    Command,
+    Event,
+    ListAll,
+    LoadReported,
+    Place,
+    SendFeedback,
+    Tick,
+    WorkerChanged,
+    WorkersListed,
+)
+from turboserve.scheduler.placement import MinMax, MinMaxRebalancer
+from turboserve.scheduler.policy import Policy
+
+UNUSED = "a-class-without-sessions"
+
+
+def declared(row: Any) -> Any:
+    """Return the row or report with a second class, of which nothing is ever wanted."""
+    if not isinstance(row, WorkerRecord | LoadReport) or not row.capacity:
+        return row
+    own = ServedClass(
+        model=row.model,
+        capacity=row.capacity,
+        weights_digest=row.weights_digest,
+        chunk_latency_s=row.chunk_latency_s,
+    )
+    other = ServedClass(model=UNUSED, capacity=3, weights_digest="3" * 32)
+    return row.model_copy(update={"classes": (own, other)})
+
+
+def with_classes(event: Event) -> Event:
+    match event:
+        case WorkerChanged(record):
+            return WorkerChanged(declared(record))
+        case LoadReported(report):
+            return replace(event, report=declared(report))
+        case WorkersListed(ticket, workers):
+            return WorkersListed(ticket, tuple(map(declared, workers)))
+        case AllListed(ticket, workers, sessions):
+            return AllListed(ticket, tuple(map(declared, workers)), sessions)
+    return event
+
+
+class DecidedWorld(World):
+    """Notes what the scheduler decides."""
+
+    several = False
+
+    def scheduler(self) -> Scheduler:
+        rebalancer = MinMaxRebalancer()
+        return Scheduler(MinMax(rebalancer), self.policy, rebalancer, rebalancer.links)
+
+    def __init__(self, seed: int) -> None:
+        self.decided: list[tuple[Any, ...]] = []
+        super().__init__(seed, MANY)
+
+    def feed(self, event: Event, generation: int) -> None:
+        super().feed(with_classes(event) if self.several else event, generation)
+
+    def check(self, command: Command) -> None:
+        super().check(command)
+        at = round(self.now, 6)
+        if isinstance(command, Place | BeginMigration):
+            self.decided.append((at, type(command).__name__, command.session, command.worker))
+        elif isinstance(command, SendFeedback) and command.feedback.model != UNUSED:
+            fed = command.feedback.model_dump(exclude={"floor_capacity"})
+            self.decided.append((at, *fed.values()))
+
+
+class SeveralWorld(DecidedWorld):
+    several = True
+
+
+def decisions(world: DecidedWorld) -> list[tuple[Any, ...]]:
+    for _ in range(60):
+        for _ in range(world.random.choice((0, 0, 1, 1, 4))):
+            world.fiddle()
+        world.run(0.5)
+    return world.decided
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_class_without_sessions_changes_no_decision(seed: int) -> None:
+    plain, several = decisions(DecidedWorld(seed)), decisions(SeveralWorld(seed))
+    kinds = Counter(one[1] for one in plain)
+    assert kinds["Place"] > 10
+    assert several == plain
+
+
+def two_classes(name: str) -> WorkerRecord:
+    """A worker of two large sessions, or of six small ones."""
+    large = ServedClass(model="m", capacity=2, weights_digest="1" * 32, chunk_latency_s={1: 0.3, 2: 0.6})
+    small = ServedClass(model="n", capacity=6, weights_digest="2" * 32, chunk_latency_s={1: 0.1, 6: 0.6})
+    row = worker(name, capacity=2, weights="1" * 32)
+    return row.model_copy(update={"classes": (large, small), "transfer": ("tcp://127.0.0.1:1",)})
+
+
+class MigratingBench(Bench):
+    """A bench whose scheduler migrates sessions."""
+
+    def __init__(self, *known: Any) -> None:
+        super().__init__()
+        rebalancer = MinMaxRebalancer()
+        self.core = Scheduler(MinMax(rebalancer), Policy(), rebalancer, rebalancer.links)
+        self.out = []
+        self.feed(Tick())
+        workers = tuple(row for row in known if isinstance(row, WorkerRecord))
+        sessions = tuple(row for row in known if not isinstance(row, WorkerRecord))
+        self.feed(AllListed(self.take(ListAll).ticket, workers, sessions))
+
+
+def running(name: str, model: str, on: str) -> Any:
+    digest = "1" * 32 if model == "m" else "2" * 32
+    return session(
+        name, model=model, worker=on, epoch=1, phase=Phase.ACTIVE, weights_digest=digest, next_chunk=3
+    )
+
+
+def placed(bench: Bench) -> Counter[tuple[str, str]]:
+    """Confirm all placements. Returns how many sessions of which model went to which worker."""
+    counts: Counter[tuple[str, str]] = Counter()
+    while bench.all(Place):
+        place = bench.take(Place)
+        row = bench.core.view.sessions[place.session].record
+        counts[row.model, place.worker] += 1
+        bench.confirm(place, row)
+        bench.pass_time(0.5)
+    return counts
+
+
+def parts(counts: Counter[tuple[str, str]], name: str) -> Fraction:
+    return Fraction(counts["m", name], 2) + Fraction(counts["n", name], 6)
+
+
+def test_sessions_of_both_classes_fill_a_worker_and_no_more() -> None:
+    # One decision places sessions of both classes: together they would not fit.
+    waiting = [session(f"m{n}", model="m") for n in range(3)] + [
+        session(f"n{n}", model="n") for n in range(9)
+    ]
+    bench = Bench(two_classes("w1"), two_classes("w2"), *waiting)
+    bench.pass_time(2.0)
+    counts = placed(bench)
+    assert {of for of, _ in counts} == {"m", "n"}
+    for name in ("w1", "w2"):
+        assert parts(counts, name) <= 1
+        # Neither class would fit once more.
+        assert parts(counts, name) + Fraction(1, 6) > 1
+    load = bench.core.view.workers["w1"]
+    assert len(load.used) == counts["m", "w1"] + counts["n", "w1"]
+
+
+def test_the_load_of_a_worker_counts_sessions_of_all_classes_in_those_of_the_first() -> None:
+    bench = Bench(two_classes("w1"), running("m1", "m", "w1"), running("n1", "n", "w1"))
+    bench.out.clear()
+    bench.pass_time(10.0)
+    newest = {one.feedback.model: one.feedback for one in bench.all(SendFeedback)}
+    # 1/2 + 1/6 of the worker: two of two large sessions, four of six small ones.
+    assert (newest["m"].required, newest["m"].capacity, newest["m"].rho_max) == (2, 2, 1.0)
+    assert (newest["n"].required, newest["n"].capacity) == (4, 6)
+    assert newest["n"].rho_max == pytest.approx(4 / 6)
+
+
+def test_a_draining_worker_hands_sessions_of_each_class_to_one_that_serves_it() -> None:
+    draining = two_classes("w1").model_copy(update={"phase": WorkerPhase.DRAINING})
+    only_small = worker("w3", capacity=6, weights="2" * 32).model_copy(
+        update={"model": "n", "transfer": ("tcp://127.0.0.1:2",)}
+    )
+    sessions = [running("m1", "m", "w1"), running("n1", "n", "w1")]
+    bench = MigratingBench(draining, two_classes("w2"), only_small, *sessions)
+    bench.pass_time(3.0)
+    targets = {one.session: one.worker for one in bench.all(BeginMigration)}
+    assert targets.keys() == {"m1", "n1"}
+    # The worker of small sessions alone does not get the large one.
+    assert targets["m1"] == "w2"

@@ -1,0 +1,76 @@
+"""Room of workers that serve several classes: the rules, and a state store over a real database."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.state_store.conftest import StartStore
+from tests.state_store.state_store_harness import Harness
+from turboserve import subjects
+from turboserve.contracts.errors import InvalidInputError, NoCapacityError
+from turboserve.contracts.requests import ListWorkers
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.state_store.core.class_room import SharedWorker, class_capacity
+
+LARGE, SMALL, THIRD = "room-large", "room-small", "room-third"
+CLASSES = (
+    {"model": LARGE, "capacity": 2, "weights_digest": "1" * 32},
+    {"model": SMALL, "capacity": 6, "weights_digest": "2" * 32},
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=6))
+def test_the_room_of_one_class_is_the_sum_of_capacities(workers: list[tuple[int, int]]) -> None:
+    shared = [SharedWorker({"a": capacity}, {"a": min(held, capacity)}) for capacity, held in workers]
+    assert class_capacity("a", shared, {}) == sum(capacity for capacity, _ in workers)
+
+
+def test_sessions_of_other_classes_take_room_and_those_that_wait_come_first() -> None:
+    served = {"large": 2, "small": 6}
+    half = SharedWorker(served, {"large": 1})
+    assert class_capacity("small", [half], {}) == 3
+    assert class_capacity("small", [half], {"large": 1}) == 0
+    assert class_capacity("large", [SharedWorker(served, {"small": 1})], {}) == 1
+    assert class_capacity("large", [SharedWorker(served, {"small": 4}), half], {}) == 2
+
+
+async def place(api: Harness, model: str, worker: str) -> SessionRecord:
+    return await api.place(await api.create(model), worker)
+
+
+async def test_a_worker_of_two_classes_is_filled_to_its_polytope(
+    api: Harness, start_store: StartStore
+) -> None:
+    await start_store()
+    worker = await api.worker(LARGE, capacity=2, weights_digest="1" * 32, classes=CLASSES)
+    first = await place(api, LARGE, worker)
+    assert first.weights_digest == "1" * 32
+    small = [await place(api, SMALL, worker) for _ in range(3)]
+    assert {row.weights_digest for row in small} == {"2" * 32}
+    # 1 / 2 + 3 / 6 of the worker are taken.
+    for model in (LARGE, SMALL):
+        with pytest.raises(NoCapacityError):
+            await api.create(model)
+    [record] = [
+        one for one in (await api.bus.call(subjects.LIST_WORKERS, ListWorkers())).workers if one.id == worker
+    ]
+    assert record.classes is not None
+    assert {one.model: one.sessions for one in record.classes} == {LARGE: 1, SMALL: 3}
+    await api.pause(first.id)
+    later = [await api.create(SMALL) for _ in range(3)]
+    with pytest.raises(NoCapacityError):
+        await api.create(SMALL)
+    for row in later[:2]:
+        await api.place(row, worker)
+    other = await api.worker(THIRD, capacity=4)
+    with pytest.raises(InvalidInputError, match=f"serves {THIRD}, not {SMALL}"):
+        await api.place(later[2], other)
+    # A worker that has filled up meanwhile, as by the decision of a scheduler that did not know.
+    await api.place(later[2], worker)
+    wide = await api.worker(LARGE, capacity=2, weights_digest="1" * 32, classes=CLASSES)
+    queued = await api.create(LARGE)
+    with pytest.raises(NoCapacityError):
+        await api.place(queued, worker)
+    assert (await api.place(queued, wide)).worker == wide
