@@ -193,7 +193,11 @@ async def test_a_second_viewer_begins_at_the_playhead_with_a_key_frame(
 ) -> None:
     session = await start()
     async with WhepViewer(api, session["id"]) as first:
-        await first.until("chunk", index=4)
+        third = (await first.until("chunk", index=3))["start_s"]
+        # Chunks are announced ahead of the playhead.
+        async with asyncio.timeout(30):
+            while (await api.get(f"/v1/sessions/{session['id']}")).json()["playhead_s"] < third:
+                await asyncio.sleep(0.05)
         async with WhepViewer(api, session["id"]) as second:
             await second.decoded(6)
             shared = {pixels for _, pixels in first.frames}
