@@ -10,6 +10,7 @@ from tests.state_store.conftest import StartStore
 from tests.state_store.state_store_harness import Harness
 from turboserve import subjects
 from turboserve.contracts.errors import InvalidInputError, NoCapacityError
+from turboserve.contracts.pool import PoolReport
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.core.class_room import SharedWorker, class_capacity
@@ -74,3 +75,20 @@ async def test_a_worker_of_two_classes_is_filled_to_its_polytope(
     with pytest.raises(NoCapacityError):
         await api.place(queued, worker)
     assert (await api.place(queued, wide)).worker == wide
+
+
+async def test_workers_that_a_pool_may_add_count_for_all_classes_of_its_workers(
+    api: Harness, start_store: StartStore
+) -> None:
+    await start_store()
+    large, small = "grown-large", "grown-small"
+    classes = ({"model": large, "capacity": 1}, {"model": small, "capacity": 2})
+    await api.worker(large, capacity=1, classes=classes)
+    # The pool reports its workers' first class.
+    report = PoolReport(pool="grown", model=large, maximum=2, process="asc_1")
+    await api.bus.call(subjects.REPORT_POOL, report)
+    for _ in range(4):
+        await api.create(small)
+    for model in (large, small):
+        with pytest.raises(NoCapacityError):
+            await api.create(model)

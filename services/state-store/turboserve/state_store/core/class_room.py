@@ -27,6 +27,8 @@ class SharedWorker:
 def class_capacity(model: str, workers: Iterable[SharedWorker], waiting: Mapping[str, int]) -> int:
     """Return the slots for sessions of a class, those in use included. It is exact for a single class.
 
+    Below 0: sessions of other classes wait that take slots of further workers, too.
+
     `workers`: those that serve the class. `waiting`: sessions without a slot that want one, by class.
     """
     slots = 0
@@ -39,4 +41,4 @@ def class_capacity(model: str, workers: Iterable[SharedWorker], waiting: Mapping
             if name != model and alone:
                 dearest[name] = max(dearest.get(name, Fraction(0)), Fraction(served, alone))
     ahead = sum((waiting.get(name, 0) * cost for name, cost in dearest.items()), Fraction(0))
-    return max(0, slots - ceil(ahead))
+    return slots - ceil(ahead)

@@ -167,6 +167,7 @@ class SqlAdmission:
         taken, known, places, shared, known_tenant, others, *_ = row
         if shared:
             places += await shared_capacity(self._db, model, renewed_after, _TAKES, _HOLDS, WAITS)
+            places = max(0, places)
         use = TenantUse(row.ours, row.suspended, row.slots, row.model_slots, known_tenant, others)
         return AdmissionCounts(taken, row.live, ModelCapacity(model, known, places, row.demand), use)
 
@@ -177,6 +178,7 @@ class SqlAdmission:
         if row.shared:
             now = (WorkerPhase.READY.value,)
             ready_slots += await shared_capacity(self._db, model, renewed_after, now, _HOLDS, WAITS)
+            ready_slots = max(0, ready_slots)
         return Outlook(
             left=row.ended + row.suspended,
             ready_slots=ready_slots,

@@ -29,6 +29,8 @@ async def shared_capacity(
 ) -> int:
     """Return the slots for a class of workers that serve several, and of those that their pools may add.
 
+    It may be below 0 (`class_capacity`).
+
     `takes`: phases in which a worker counts. `holds`, `waits`: whether a session holds a slot, or wants one.
     """
     live = (await db.execute(_LIVE.where(workers.c.renewed_at > renewed_after))).all()
