@@ -15,9 +15,10 @@ from turboserve.simulation.runtime.loop import DeadlockError, VirtualLoop
 from turboserve.simulation.runtime.process import Process, ProcessDeadError, current
 
 
-@pytest.fixture
-def loop() -> Iterator[VirtualLoop]:
+@pytest.fixture(params=[False, True], ids=["drawn", "fixed order"])
+def loop(request: pytest.FixtureRequest) -> Iterator[VirtualLoop]:
     loop = VirtualLoop(seed=1)
+    loop.fixed_order = request.param
     yield loop
     loop.close()
 
@@ -71,8 +72,9 @@ def test_asyncios_own_tools_run_unmodified(loop: VirtualLoop) -> None:
     ]  # fmt: skip
 
 
-def race(seed: int) -> tuple[str, ...]:
+def race(seed: int, *, fixed_order: bool = False) -> tuple[str, ...]:
     loop = VirtualLoop(seed)
+    loop.fixed_order = fixed_order
     said: list[str] = []
 
     async def run(name: str) -> None:
@@ -90,6 +92,36 @@ def race(seed: int) -> tuple[str, ...]:
 def test_a_seed_gives_one_order_and_other_seeds_give_others() -> None:
     assert race(7) == race(7)
     assert len({race(seed) for seed in range(20)}) > 10
+
+
+def test_a_fixed_order_is_the_same_with_each_seed_and_runs_one_process_after_the_other() -> None:
+    steps = tuple(f"{name}{step}" for name in "abc" for step in range(4))
+    assert {race(seed, fixed_order=True) for seed in range(20)} == {steps}
+
+
+def test_in_a_fixed_order_a_process_that_gets_a_callback_again_waits_for_the_others() -> None:
+    loop = VirtualLoop(seed=1)
+    loop.fixed_order = True
+    said: list[str] = []
+    first, second = Process("first"), Process("second")
+
+    async def ask() -> None:
+        said.append("asks")
+        await answer
+        said.append("has the answer")
+
+    async def respond() -> None:
+        said.append("answers")
+        answer.set_result(None)
+        await asyncio.sleep(0)
+        said.append("goes on")
+
+    answer: asyncio.Future[None] = loop.create_future()
+    loop.spawn(first, ask())
+    loop.spawn(second, respond())
+    loop.advance(1.0)
+    loop.close()
+    assert said == ["asks", "answers", "goes on", "has the answer"]
 
 
 def test_callbacks_of_one_process_run_in_the_order_of_their_scheduling() -> None:

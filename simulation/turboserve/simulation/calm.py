@@ -218,6 +218,8 @@ def run_calm(
     )
     world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S, immediate=True))
     FaultInjector(world)
+    # Nothing decides by the order of processes where none fails.
+    world.loop.fixed_order = True
     world.postgres.behavior.statement_s = STATEMENT_S
     world.postgres.behavior.at_commit = True
     world.checker.log.kept = CHECKED_CHUNKS

@@ -66,7 +66,7 @@ class Checker:
         """Ids of events that the log has accepted."""
         self._numbers: Counter[str] = Counter()
         """Session → number of the newest event that the log has accepted."""
-        self.note = world.trace.note
+        self.note, self.result = world.trace.note, world.trace.result
 
     def fail(self, name: str, message: str) -> None:
         assert name in INVARIANTS, name

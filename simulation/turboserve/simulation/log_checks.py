@@ -85,6 +85,9 @@ class LogReports(Protocol):
     def note(self, *what: object) -> None:
         """Write one line of the trace."""
 
+    def result(self, name: str, contents: bytes, number: int = 0) -> None:
+        """Add a result to the trace."""
+
     def seed_of(self, session: str) -> int | None:
         """Return the seed of a session; None if there is no such session."""
 
@@ -160,6 +163,7 @@ class LogChecks:
         self._reports.note(
             stored.subject, f"#{header.index} e{header.epoch} {header.worker} c{header.control_seq}"
         )
+        self._reports.result(stored.subject, stored.headers[HEADER].encode(), stored.sequence)
         owner = log.owner
         wrote = header.epoch, header.worker, CHUNK.by(session, header.worker)
         if owner is None or (owner.epoch, owner.worker, stored.subject) != wrote:
@@ -229,6 +233,7 @@ class LogChecks:
 
     def delivered(self, viewer: SimulatedViewer, index: int, fragment: bytes) -> None:
         """Check a chunk that a viewer received."""
+        self._reports.result(viewer.name, fragment, index)
         accepted = self.of(viewer.session).chunks.get(index)
         stands = accepted is not None and accepted.contents.to_bytes() == fragment
         if not stands or viewer.next not in (None, index):

@@ -67,6 +67,7 @@ class World(Servers):
         self.trace = EventTrace(self.loop, keep_lines)
         self.checker = Checker(self)
         self.checker.tenants.equal_clocks = faults.skew_s == 0.0
+        self.broker.on_message = self.trace.result
         self.broker.jetstream.on_append = self.checker.log.appended
         self.postgres.on_commit = self.checker.committed
         self.postgres.on_lost = self.checker.lost

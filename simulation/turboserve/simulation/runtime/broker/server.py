@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any
 
@@ -54,7 +55,11 @@ class MemoryBroker:
         self.slow_s = 0.0
         """Additional delay of all messages on their way to the broker."""
         self.up = True
+        self.undisturbed = True
+        """Whether nothing has ever held a connection."""
         self.jetstream = JetStream(self, max_store_bytes)
+        self.on_message: Callable[[str, bytes], None] | None = None
+        """Called with subject and data of each message that a client has published, except answers."""
         self._wall_offset_s = wall_offset_s
         self._frozen_until = 0.0
         self._cut_until: dict[LinkedClient | Process, float] = {}
@@ -123,7 +128,10 @@ class MemoryBroker:
     def publish(self, link: Link, message: Message) -> None:
         """Handle a message that a client published."""
         subject, reply = message.subject, message.reply
-        kind = _REQUEST if reply else _ANSWER if subject.startswith(INBOX_PREFIX) else _HINT
+        answers = subject.startswith(INBOX_PREFIX)
+        if self.on_message is not None and not answers:
+            self.on_message(subject, message.data)
+        kind = _REQUEST if reply else _ANSWER if answers else _HINT
         delivered = self.route(subject, message, kind)
         if subject.startswith(API):
             delivered = self.jetstream.request(message) or delivered
@@ -229,6 +237,7 @@ class MemoryBroker:
 
     def freeze(self, seconds: float) -> None:
         """Freeze as with SIGSTOP, and SIGCONT after `seconds`: messages are then processed all at once."""
+        self.undisturbed = False
         self._frozen_until = max(self._frozen_until, self.loop.time() + seconds)
 
     @property
@@ -240,6 +249,7 @@ class MemoryBroker:
 
         Connections stay until the client's pings time out. What a side has sent by then arrives afterwards.
         """
+        self.undisturbed = False
         until = self.loop.time() + seconds
         self._cut_until[who] = max(self._cut_until.get(who, 0.0), until)
 
