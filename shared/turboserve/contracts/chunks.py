@@ -74,7 +74,7 @@ class ChunkHeader(Contract):
     fps: float = Field(ge=0.01, le=1_000)
     width: int = Field(ge=1, le=SIDE_LIMIT)
     height: int = Field(ge=1, le=SIDE_LIMIT)
-    codec: Text = Field(pattern=CODEC_PATTERN)
+    codec: str = Field(pattern=CODEC_PATTERN)
     """Codec by RFC 6381, for Media Source Extensions, e.g. `avc1.42c01e`."""
     init_bytes: Count
     compute_s: float = Field(default=0.0, ge=0)

@@ -12,6 +12,7 @@ from turboserve.contracts.sessions import Activity, SessionRecord
 
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 _LATEST_S = _LATEST.timestamp()
+_SECONDS = (int, float)
 TIME_SCHEMA: dict[str, Any] = {
     "type": "string",
     "format": "date-time",
@@ -40,7 +41,7 @@ def timestamp(unix_s: float) -> datetime:
 
 
 def _time_of(value: object) -> object:
-    return timestamp(value) if isinstance(value, int | float) else value
+    return timestamp(value) if isinstance(value, _SECONDS) else value
 
 
 def _written(time: datetime) -> str:

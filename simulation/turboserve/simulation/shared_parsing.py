@@ -11,6 +11,8 @@ from turboserve.contracts.base import Contract
 
 MESSAGES = 2_048
 """Newest messages whose parsed form is kept."""
+HANDED_OVER = 256
+"""Newest messages whose object is kept to be handed over. Nearly all are read at the time of their sending."""
 
 
 @contextmanager
@@ -60,14 +62,14 @@ def shared_parsing(*, handed_over: bool = False) -> Iterator[None]:
 
 
 class _Sent:
-    """The newest messages by type and text: between `MESSAGES` and twice as many."""
+    """The newest messages by type and text: between `HANDED_OVER` and twice as many."""
 
     def __init__(self) -> None:
         self._new: dict[tuple[type[Contract], str | bytes], Contract] = {}
         self._old = self._new
 
     def add(self, kind: type[Contract], text: str | bytes, message: Contract) -> None:
-        if len(self._new) >= MESSAGES:
+        if len(self._new) >= HANDED_OVER:
             self._old, self._new = self._new, {}
         self._new[kind, text] = message
 

@@ -43,6 +43,9 @@ class Boundary:
 
     def cross(self, session: Session, now: float) -> Sequence[Event]:
         """Finish completed work and begin what is due."""
+        if session.settled:
+            # As nearly every session that is asked: the order of the other questions does not matter then.
+            return self._begin(session, now) if self._due(session, now) else ()
         if isinstance(session.activity, Offloaded):
             return self._outside(session, session.activity, now)
         if not session.may_compute:
@@ -84,6 +87,8 @@ class Boundary:
 
     def pending(self, session: Session, now: float) -> bool:
         """Whether `cross` would do something."""
+        if session.settled:
+            return self._due(session, now)
         if isinstance(session.activity, Offloaded):
             return self._stops_outside(session, session.activity, now)
         if not session.may_compute:

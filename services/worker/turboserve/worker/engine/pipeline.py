@@ -139,7 +139,7 @@ class Pipeline:
             return events
         events += self.residency.exchange(now, self._fail) if self._exchanges else []
         for session in list(self._table.sessions.values()):
-            if not session.forwarding:
+            if self._boundary.pending(session, now):
                 events += self._cross(session, now)
         events += self._collect()
         self._step_of = ()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from turboserve.worker.engine.activity import (
+    RUNNING,
     STARTING,
     Activity,
     Offloaded,
@@ -157,6 +158,7 @@ Task = ChunkTask | ContextTask
 
 # A union in a call is built again by each call.
 _COMPUTING = (Running, Starting)
+_ELSEWHERE = (Transferring, Offloaded)
 
 
 @dataclass(eq=False, slots=True)
@@ -212,6 +214,19 @@ class Session:
         return isinstance(self.activity, _COMPUTING)
 
     @property
+    def settled(self) -> bool:
+        """Whether the session runs and is at a boundary, and nothing but its next chunk is to come."""
+        return (
+            self.task is None
+            and self.activity is RUNNING
+            and not self.controls
+            and not self.suspending
+            and self.quiesce_request is None
+            and not self.offloading
+            and self.arriving is None
+        )
+
+    @property
     def has_slab(self) -> bool:
         """Whether a slab is the session's, or is being filled or emptied for it."""
         match self.activity:
@@ -225,7 +240,7 @@ class Session:
     @property
     def complete(self) -> bool:
         """Whether the session's whole state is in a slab."""
-        elsewhere = isinstance(self.activity, Transferring | Offloaded)
+        elsewhere = isinstance(self.activity, _ELSEWHERE)
         return not elsewhere and self.arriving is None
 
     def conditions(self, pending: PendingControl) -> tuple[str, Mapping[str, JsonValue]]:
@@ -264,7 +279,7 @@ class Session:
     @property
     def encoding(self) -> bool:
         """Whether a control waits for its embedding, and the session's state is not being transferred."""
-        if not self.controls or isinstance(self.activity, Transferring | Offloaded):
+        if not self.controls or isinstance(self.activity, _ELSEWHERE):
             return False
         return any(not pending.ready for pending in self.controls)
 

@@ -79,7 +79,9 @@ class Wakeup:
 
     def clear(self) -> None:
         """Reset the signal, before finished jobs are collected."""
-        self._event.clear()
+        # A look takes no lock, and nearly always there is no signal.
+        if self._event.is_set():
+            self._event.clear()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the signal. Returns whether it came."""

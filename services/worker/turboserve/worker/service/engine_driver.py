@@ -41,6 +41,9 @@ ISOLATED_CHUNKS = 8
 IDLE_S = 0.5
 """Longest wait for a command before the engine is asked again, seconds."""
 
+_LEASE = (commands.GenerateUntil, commands.StopGenerating)
+"""Commands about the lease, which concern all sessions."""
+
 log = logs.get("engine")
 
 
@@ -115,7 +118,7 @@ class EngineDriver:
 
     def carry_out(self, command: EngineCommand) -> None:
         """Carry out the command now. A run that cannot continue is evicted, and delivered as failed."""
-        if isinstance(command, commands.GenerateUntil | commands.StopGenerating):
+        if isinstance(command, _LEASE):
             self.generate_until = command.until if isinstance(command, commands.GenerateUntil) else -math.inf
             return
         if isinstance(command, AdmitRequest):

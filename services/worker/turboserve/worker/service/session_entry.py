@@ -83,7 +83,8 @@ class DesiredState(Enum):
     """The fence is not in the log yet: start nothing, stop nothing."""
 
 
-_RUN = DesiredState.RUN
+# Python 3.11 builds a union again in each call.
+_RUN, _TAKE_SLOT = DesiredState.RUN, (InSlab, LeavingSlab, FetchingLatents, LatentsReady)
 
 
 @dataclass(eq=False)
@@ -215,7 +216,7 @@ class SessionEntry:
     @property
     def takes_slot(self) -> bool:
         """Whether the session holds a slab, or one is kept for it."""
-        return isinstance(self.state, InSlab | LeavingSlab | FetchingLatents | LatentsReady)
+        return isinstance(self.state, _TAKE_SLOT)
 
     def held(self, media_start_s: Callable[[int], float]) -> HeldSession:
         """Return the report of the state. `media_start_s`: chunk index → its start, seconds."""

@@ -35,6 +35,9 @@ from turboserve.worker.settings import Settings
 FINAL_REPORT_TIMEOUT_S = 2.0
 """Longest time that a stopping worker waits for its chunks to be published, then for its engine, s."""
 
+_ASSIGNING = (events.Renewed, events.Assigned)
+"""Events that may change which sessions are here."""
+
 log = logs.get("worker")
 
 
@@ -206,10 +209,11 @@ class Worker:
     # Events
 
     def handle(self, message: events.Input) -> None:
-        self.migrations.keys.learn(message, self._clock.monotonic())
-        for command in self.table.handle(message, self._clock.monotonic()):
+        now = self._clock.monotonic()
+        self.migrations.keys.learn(message, now)
+        for command in self.table.handle(message, now):
             self._carry_out(command)
-        if isinstance(message, events.Renewed | events.Assigned):
+        if isinstance(message, _ASSIGNING):
             if tracing():
                 records = (message.record,) if isinstance(message, events.Assigned) else message.records
                 self._admissions.assigned(records, self.table.entries)

@@ -306,7 +306,10 @@ class MemoryClient(Receiver):
     # Receiving
 
     def on_message(self, delivery: tuple[Link, int, Message]) -> None:
-        link, sid, message = delivery
+        self.take(*delivery)
+
+    def take(self, link: Link, sid: int, message: Message) -> None:
+        """Handle a message for a subscription, if the connection is still in use."""
         if link is self._link:
             self._take(sid, message)
 

@@ -20,6 +20,9 @@ class LinkedClient(TimedClient, Protocol):
 
     process: Process | None
 
+    def take(self, link: Link, sid: int, message: Message) -> None:
+        """As `on_message`."""
+
     def on_message(self, delivery: tuple[Link, int, Message]) -> None:
         """Handle a message for the subscription of this number."""
 
@@ -37,6 +40,7 @@ class LinkedBroker(Protocol):
     network: Network
     context: Context
     slow_s: float
+    undisturbed: bool
 
     def held_until(self, link: Link, to_broker: bool) -> float:
         """Return the time before which nothing arrives in this direction of the link."""
@@ -166,6 +170,11 @@ class Link:
 
     def publish(self, message: Message) -> None:
         broker, network = self._broker, self._broker.network
+        if network.at_once and broker.undisturbed and broker.slow_s == 0.0:
+            # The same as `_Pipe.send`, which has nothing to wait for.
+            if self.open_at_broker:
+                broker.publish(self, message)
+            return
         if not network.faulty:
             self._up.send(network.latency_s + broker.slow_s, self._published, message)
             return
@@ -238,8 +247,12 @@ class Link:
 
     def deliver(self, sid: int, kind: Kind, message: Message) -> None:
         """Send a message to the client's subscription."""
-        network, receive = self._broker.network, self.client.on_message
-        argument = (self, sid, message)
+        network = self._broker.network
+        if network.at_once and self._broker.undisturbed:
+            if self.open_at_client:
+                self.client.take(self, sid, message)
+            return
+        receive, argument = self.client.on_message, (self, sid, message)
         if not network.faulty:
             self._down.send(network.latency_s, receive, argument)
             return

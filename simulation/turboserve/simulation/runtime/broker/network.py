@@ -51,6 +51,8 @@ class Network:
         """
         self.latency_s = latency_s
         self.immediate = immediate
+        self.at_once = immediate and latency_s == 0.0 and not self.faulty
+        """Whether each message is read while it is sent, unless a fault of the broker holds it."""
 
     def delay(self, client: TimedClient, kind: Kind, to_broker: bool) -> float:
         """Return the seconds for one direction. Messages of one connection and direction keep their order."""

@@ -32,7 +32,8 @@ class Receiver(Client):
         super().__init__()
         self._nuid = _Nuid(generator)  # type: ignore[assignment]
         self._response_sid = 0
-        self._responses: dict[str, asyncio.Future[Msg]] = {}
+        self._responses: dict[str, Msg | asyncio.Future[Msg] | None] = {}
+        """By request: its answer, or what waits for it; None while the request is sent."""
         self._response_prefix = ""
 
     async def _init_request_sub(self) -> None:
@@ -52,21 +53,23 @@ class Receiver(Client):
             raise nats.errors.ConnectionDrainingError
         if not self._resp_sub_prefix:
             await self._init_request_sub()
-        loop = asyncio.get_running_loop()
         token = self._nuid.text()  # type: ignore[attr-defined]
-        future: asyncio.Future[Msg] = loop.create_future()
-        self._responses[token] = future
+        responses = self._responses
+        responses[token] = None
         try:
             await self.publish(subject, payload, f"{self._response_prefix}{token}", headers)
-            if future.done():
-                return future.result()
+            if isinstance(answer := responses[token], Msg):
+                return answer
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[Msg] = loop.create_future()
+            responses[token] = future
             timer = loop.call_later(timeout, _give_up, future)
             try:
                 return await future
             finally:
                 timer.cancel()
         finally:
-            del self._responses[token]
+            del responses[token]
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` as a task of the client's process, whichever process runs now."""
@@ -89,9 +92,12 @@ class Receiver(Client):
         # By position: metadata, acknowledged, subscription.
         received = Msg(self, message.subject, message.reply, data, headers, None, False, sid)
         if sid == self._response_sid:
-            future = self._responses.get(message.subject[len(self._response_prefix) :])
-            if future is not None and not future.done():
-                future.set_result(received)
+            token = message.subject[len(self._response_prefix) :]
+            waiting = self._responses.get(token, received)
+            if waiting is None:
+                self._responses[token] = received
+            elif isinstance(waiting, asyncio.Future) and not waiting.done():
+                waiting.set_result(received)
             return
         if subscription._future is not None:
             if not subscription._future.done():
