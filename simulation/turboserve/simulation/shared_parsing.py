@@ -12,7 +12,7 @@ from turboserve.contracts.base import Contract
 MESSAGES = 2_048
 """Newest messages whose parsed form is kept."""
 HANDED_OVER = 256
-"""Newest messages whose object is kept to be handed over. Nearly all are read at the time of their sending."""
+"""Newest messages whose object is kept to be handed over. Nearly all are read when they are sent."""
 
 
 @contextmanager
