@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context, copy_context
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -101,6 +102,8 @@ class ServiceProcess:
         self._start = start
         self._waiting: dict[asyncio.Future[Any], None] = {}
         self._seed = host.random.getrandbits(64)
+        self._context: Context | None = None
+        """With the process's source of ids. None until the process has begun."""
 
     @property
     def alive(self) -> bool:
@@ -140,7 +143,8 @@ class ServiceProcess:
     def submit(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Run `work` in the process. Returns its outcome; ConnectionLostError if the process ends first."""
         answer: asyncio.Future[T] = self.host.loop.create_future()
-        task = self.host.loop.spawn(self.process, work)
+        context = copy_context() if self._context is None else self._context
+        task = context.run(self.host.loop.spawn, self.process, work)
         self._waiting[answer] = None
 
         def done(task: asyncio.Task[T]) -> None:
@@ -161,6 +165,7 @@ class ServiceProcess:
     async def _live(self) -> None:
         """Run what the process's `__main__` runs."""
         ids.use_source(SeededRandomness(self.clock, self._seed))
+        self._context = copy_context()
         status = 1
         try:
             bus = await self.host.connect(self)
