@@ -144,7 +144,7 @@ def test_a_frozen_process_runs_nothing_and_goes_on_late(loop: VirtualLoop) -> No
     loop.spawn(other, tick("other"))
     loop.advance(1.5)
     loop.freeze(frozen, 3.0)
-    loop.advance(4.0)
+    loop.advance(4.25)
     assert [at for name, at in said if name == "frozen"] == [1.0, 4.5, 5.5]
     assert [at for name, at in said if name == "other"] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
