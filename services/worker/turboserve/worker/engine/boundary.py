@@ -43,7 +43,7 @@ class Boundary:
 
     def cross(self, session: Session, now: float) -> Sequence[Event]:
         """Finish completed work and begin what is due."""
-        if session.settled:
+        if _is_settled(session):
             # As nearly every session that is asked: the order of the other questions does not matter then.
             return self._begin(session, now) if self._due(session, now) else ()
         if isinstance(session.activity, Offloaded):
@@ -87,7 +87,7 @@ class Boundary:
 
     def pending(self, session: Session, now: float) -> bool:
         """Whether `cross` would do something."""
-        if session.settled:
+        if _is_settled(session):
             return self._due(session, now)
         if isinstance(session.activity, Offloaded):
             return self._stops_outside(session, session.activity, now)
@@ -243,6 +243,19 @@ class Boundary:
         except (HostPoolFullError, HostMemoryUnavailableError) as error:
             return [SuspendRefused(session.name, str(error))]
         return []
+
+
+def _is_settled(session: Session) -> bool:
+    """Whether the session runs and is at a boundary, and nothing but its next chunk is to come."""
+    return (
+        session.task is None
+        and session.activity is RUNNING
+        and not session.controls
+        and not session.suspending
+        and session.quiesce_request is None
+        and not session.offloading
+        and session.arriving is None
+    )
 
 
 def _applied(session: Session, controls: Iterable[Control]) -> Sequence[Event]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from turboserve.worker.engine.activity import (
-    RUNNING,
     STARTING,
     Activity,
     Offloaded,
@@ -157,8 +156,7 @@ class ContextTask:
 Task = ChunkTask | ContextTask
 
 # A union in a call is built again by each call.
-_COMPUTING = (Running, Starting)
-_ELSEWHERE = (Transferring, Offloaded)
+_COMPUTING, _ELSEWHERE = (Running, Starting), (Transferring, Offloaded)
 
 
 @dataclass(eq=False, slots=True)
@@ -212,19 +210,6 @@ class Session:
     def may_compute(self) -> bool:
         """Whether forwards of the session may begin."""
         return isinstance(self.activity, _COMPUTING)
-
-    @property
-    def settled(self) -> bool:
-        """Whether the session runs and is at a boundary, and nothing but its next chunk is to come."""
-        return (
-            self.task is None
-            and self.activity is RUNNING
-            and not self.controls
-            and not self.suspending
-            and self.quiesce_request is None
-            and not self.offloading
-            and self.arriving is None
-        )
 
     @property
     def has_slab(self) -> bool:

@@ -42,8 +42,6 @@ IDLE_S = 0.5
 """Longest wait for a command before the engine is asked again, seconds."""
 
 _LEASE = (commands.GenerateUntil, commands.StopGenerating)
-"""Commands about the lease, which concern all sessions."""
-
 log = logs.get("engine")
 
 

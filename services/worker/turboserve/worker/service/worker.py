@@ -36,8 +36,6 @@ FINAL_REPORT_TIMEOUT_S = 2.0
 """Longest time that a stopping worker waits for its chunks to be published, then for its engine, s."""
 
 _ASSIGNING = (events.Renewed, events.Assigned)
-"""Events that may change which sessions are here."""
-
 log = logs.get("worker")
 
 
@@ -209,9 +207,8 @@ class Worker:
     # Events
 
     def handle(self, message: events.Input) -> None:
-        now = self._clock.monotonic()
-        self.migrations.keys.learn(message, now)
-        for command in self.table.handle(message, now):
+        self.migrations.keys.learn(message, self._clock.monotonic())
+        for command in self.table.handle(message, self._clock.monotonic()):
             self._carry_out(command)
         if isinstance(message, _ASSIGNING):
             if tracing():
