@@ -37,7 +37,6 @@ from turboserve.worker.service.table_migrations import IncomingMigrations
 
 _LOCAL = (events.ChunkPackaged, events.ControlTookEffect, events.PlayheadMoved, events.Published)
 """Events that affect only their session, unless its location or slot changes."""
-_IN_SLAB = (InSlab, LeavingSlab)
 
 
 class Table:
@@ -213,7 +212,7 @@ class Table:
                 self._reconciler.outgoing.handle(entry, message, now)
             case events.PlayheadMoved():
                 entry.playhead_s = message.playhead_s
-                if isinstance(entry.state, _IN_SLAB):
+                if isinstance(entry.state, InSlab | LeavingSlab):
                     at = now if message.observed_at is None else message.observed_at
                     self._say(
                         commands.SetPlayhead(
