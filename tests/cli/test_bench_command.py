@@ -47,6 +47,7 @@ NAMES = (
     "sequence-parallel",
     "simulate",
     "slack",
+    "state-store",
     "stream",
     "toyworld",
     "tracing",

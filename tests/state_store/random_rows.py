@@ -227,7 +227,7 @@ class RandomRows:
                 await db.sessions.get_row(session),
                 await db.sessions.created_by(request),
                 await db.sessions.suspended_since(before, 3),
-                await db.sessions.assigned(worker, {held}),
+                await db.sessions.of_workers({worker: {held}, WORKERS[0]: ()}),
                 [key.model_dump() for key in await db.sessions.migration_keys(worker)],
                 await db.sessions.migration_keys(worker, session),
                 await db.sessions.migrating_to(worker),
@@ -420,6 +420,17 @@ class RandomRows:
             before = await db.workers.get(record.id, lock=True)
             await db.workers.write(record, gone_at=gone_at)
             return before, await db.workers.get(record.id)
+
+        return run
+
+    def do_workers_renewed(self) -> Call:
+        workers = self.random.sample([*WORKERS, "wk_unknown"], self.random.randrange(4))
+        times = {worker: self.number() for worker in workers}
+
+        async def run(db: UnitOfWork) -> Any:
+            before = await db.workers.lock_free(workers)
+            await db.workers.write_renewed_at(times)
+            return sorted(before.items()), [await db.workers.get(worker) for worker in workers]
 
         return run
 

@@ -160,6 +160,29 @@ async def test_rows_that_do_not_match_are_not_waited_for(server: DatabaseServer,
             assert await other.fence.store("s1", 8, 9) is None
 
 
+async def test_free_rows_are_locked_without_waiting_for_the_others(
+    server: DatabaseServer, database: Database
+) -> None:
+    async with database.transaction() as db:
+        for name in ("wk_1", "wk_2"):
+            await db.workers.insert(worker(name))
+
+    async def second() -> int:
+        async with server.connect().transaction() as db:
+            found = await db.workers.get("wk_2", lock=True)
+            assert found is not None
+            return found.capacity
+
+    async with database.transaction() as db:
+        await db.workers.get("wk_1", lock=True)
+        async with server.connect().transaction() as other:
+            assert list(await other.workers.lock_free(["wk_1", "wk_2", "wk_3"])) == ["wk_2"]
+            task = asyncio.create_task(second())
+            await server.until_waiting()
+            await other.workers.write(worker("wk_2", capacity=4))
+    assert await task == 4
+
+
 async def test_waiters_get_a_lock_one_after_the_other(server: DatabaseServer, database: Database) -> None:
     async with database.transaction() as db:
         await db.workers.insert(worker(capacity=0 + 1))

@@ -30,6 +30,7 @@ START_LIMIT_S = 300.0
 DATABASE = "bench"
 WORKERS = ("wrk_one", "wrk_two")
 WORKER = "turboserve.bench.paced.worker"
+STORE = "turboserve.state_store"
 
 
 @dataclass(eq=False)
@@ -68,6 +69,8 @@ class ServerProcesses:
     environment: dict[str, str]
     """What the processes have in common."""
     lifeline: int
+    store: subprocess.Popen[Any]
+    """The state store."""
 
     def start(
         self, module: str, environment: Mapping[str, str], log: Path, *arguments: str
@@ -102,11 +105,14 @@ def processes(
 
 
 @contextmanager
-def server_processes(folder: Path) -> Iterator[ServerProcesses]:
+def server_processes(
+    folder: Path, store_module: str = STORE, store_environment: Mapping[str, str] | None = None
+) -> Iterator[ServerProcesses]:
     """Start servers and a state store in an empty folder, and stop them again, also if this process is
     killed.
 
-    Must be called outside any event loop.
+    Must be called outside any event loop. `store_environment`: what the state store gets beside what all
+    processes have in common.
     """
     layout = Layout(folder)
     layout.create()
@@ -134,10 +140,10 @@ def server_processes(folder: Path) -> Iterator[ServerProcesses]:
             FD_VARIABLE: str(lifeline),
             PARENT_VARIABLE: str(os.getpid()),
         }
-        store = {**shared, "TURBOSERVE_NATS_URL": nats.url("state-store")}
-        started = _start("turboserve.state_store", store, layout.logs / "store.log", lifeline)
-        stack.callback(end_process, started)
-        yield ServerProcesses(nats.url(), nats.url("worker"), layout, ports, shared, lifeline)
+        environment = {**shared, **(store_environment or {}), "TURBOSERVE_NATS_URL": nats.url("state-store")}
+        store = _start(store_module, environment, layout.logs / "store.log", lifeline)
+        stack.callback(end_process, store)
+        yield ServerProcesses(nats.url(), nats.url("worker"), layout, ports, shared, lifeline, store)
 
 
 @asynccontextmanager

@@ -55,7 +55,9 @@ Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
 log = logs.get("scheduler")
 LIVE_PHASES = tuple(phase for phase in Phase if not phase.ended)
-PAGE = 1_000
+PAGE = 100
+"""Sessions in one page of a listing: each page takes only some ms of the state store and of the scheduler, so
+that other requests and events need not wait longer."""
 
 
 class Executor:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
 
 from opentelemetry.trace import SpanKind
-from sqlalchemy import event, exc, text
+from sqlalchemy import exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turboserve.contracts.errors import ConflictError, UnavailableError
 from turboserve.state_store.database_errors import DRIVER_ERRORS, NOT_SET_UP, DatabaseErrors, sql_state
+from turboserve.state_store.kept_connections import KeptConnections
 from turboserve.state_store.migrate import migrate
 from turboserve.state_store.repository.admission import SqlAdmission, SqlTenants
 from turboserve.state_store.repository.audit import SqlAudit
+from turboserve.state_store.repository.changes import SqlChanges
 from turboserve.state_store.repository.cost import SqlCorrections, SqlRentals
 from turboserve.state_store.repository.deployment import SqlClocks, SqlLeaders, SqlPools, SqlWorkers
 from turboserve.state_store.repository.keys import SqlKeys
@@ -24,12 +26,16 @@ from turboserve.state_store.repository.links import SqlLinks
 from turboserve.state_store.repository.pool_history import SqlPoolHistory
 from turboserve.state_store.repository.progress import SqlFence, SqlOutbox, SqlProgress
 from turboserve.state_store.repository.recordings import SqlRecordings
-from turboserve.state_store.repository.sessions import SqlChanges, SqlControls, SqlSessions
+from turboserve.state_store.repository.sessions import SqlControls, SqlSessions
 from turboserve.state_store.repository.webhooks import SqlWebhooks
 from turboserve.state_store.session_lock import PostgresSessionLock
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import set_error, tracer
 
+# The driver sends each of these in one message. SQLAlchemy begins each transaction with one, and would need
+# another one for the setting.
+_BEGIN = "begin"
+_BEGIN_UNFLUSHED = "begin; set local synchronous_commit = off"
 _LOCK = text("select set_config('idle_session_timeout', :limit_ms, false), pg_advisory_lock(:key)")
 _UNLOCK = text("select set_config('idle_session_timeout', '0', false), pg_advisory_unlock(:key)")
 _PROBE = text("""
@@ -99,52 +105,15 @@ class SqlUnitOfWork:
         await self.connection.execute(text("set local synchronous_commit = on"))
 
 
-class KeptConnections:
-    """Connections of an engine's pool.
-
-    On SIGTERM, Postgres waits until its clients have disconnected, and refuses new connections meanwhile. It
-    would wait forever for connections that a pool keeps, and its supervisor could not start it again.
-    """
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._idle: set[Any] = set()
-        """Connections of the driver that no transaction uses."""
-        self._disconnects = 0
-        event.listen(engine.sync_engine, "connect", self._connected)
-        event.listen(engine.sync_engine, "checkout", self._checked_out)
-        event.listen(engine.sync_engine, "checkin", self._checked_in)
-        event.listen(engine.sync_engine, "close", self._closed)
-
-    def disconnect(self) -> None:
-        """Close all connections: idle ones at once, those in use after their transaction."""
-        self._disconnects += 1
-        while self._idle:
-            self._idle.pop().terminate()
-
-    def ended(self) -> Callable[[], bool]:
-        """Return whether, since this call, connections must be closed. For one that is in use for long."""
-        before = self._disconnects
-        return lambda: self._disconnects != before
-
-    def _connected(self, _connection: Any, record: Any) -> None:
-        record.info["disconnects"] = self._disconnects
-
-    def _checked_out(self, connection: Any, _record: Any, _proxy: Any) -> None:
-        self._idle.discard(connection.driver_connection)
-        # The driver knows without a round trip that the connection is closed.
-        if connection.driver_connection.is_closed():
-            raise exc.DisconnectionError
-
-    def _checked_in(self, connection: Any, record: Any) -> None:
-        if connection is None:
-            return
-        if record.info["disconnects"] == self._disconnects:
-            self._idle.add(connection.driver_connection)
-        else:
-            connection.driver_connection.terminate()
-
-    def _closed(self, connection: Any, _record: Any) -> None:
-        self._idle.discard(connection.driver_connection)
+async def _roll_back(driver: Any) -> None:
+    """Roll the transaction back. If that fails, close the connection, which must not return to the pool."""
+    try:
+        await driver.execute("rollback")
+    except DRIVER_ERRORS:
+        driver.terminate()
+    except BaseException:
+        driver.terminate()
+        raise
 
 
 class PostgresDatabase:
@@ -183,12 +152,14 @@ class PostgresDatabase:
         # Not the current span: what the transaction stores continues the request.
         span = _trace.start_child("TRANSACTION", kind=SpanKind.CLIENT, attributes=_ATTRIBUTES)
         try:
-            async with self._bounded(self.engine) as connection:
-                await connection.begin()
-                if not durable:
-                    await connection.execute(text("set local synchronous_commit = off"))
-                yield SqlUnitOfWork(connection)
-                await connection.commit()
+            async with self._bounded() as (connection, driver):
+                try:
+                    await driver.execute(_BEGIN if durable else _BEGIN_UNFLUSHED)
+                    yield SqlUnitOfWork(connection)
+                    await driver.execute("commit")
+                except BaseException:
+                    await _roll_back(driver)
+                    raise
         except BaseException as error:
             set_error(span, error, failed=isinstance(error, UnavailableError))
             raise
@@ -197,14 +168,12 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def statement(self) -> AsyncIterator[SqlUnitOfWork]:
-        async with self._bounded(self._single) as connection:
+        async with self._bounded() as (connection, _):
             yield SqlUnitOfWork(connection)
 
     @asynccontextmanager
     async def exclusive(self, key: int) -> AsyncIterator[SqlUnitOfWork]:
-        async with self._bounded(self._single) as connection:
-            driver = (await connection.get_raw_connection()).driver_connection
-            assert driver is not None
+        async with self._bounded() as (connection, driver):
             try:
                 # If the process is stopped, only the server can end the session and thereby release the lock.
                 await connection.execute(_LOCK, {"key": key, "limit_ms": self._limit_ms})
@@ -239,8 +208,9 @@ class PostgresDatabase:
             raise self._errors.convert(error) from error
 
     @asynccontextmanager
-    async def _bounded(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-        connection = engine.connect()
+    async def _bounded(self) -> AsyncIterator[tuple[AsyncConnection, Any]]:
+        """Return a connection and the driver's own, which are closed at the deadline."""
+        connection = self._single.connect()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._deadline_s
         driver: Any = None
@@ -251,7 +221,7 @@ class PostgresDatabase:
             driver = (await connection.get_raw_connection()).driver_connection
             cut = loop.call_at(deadline, driver.terminate)
             try:
-                yield connection
+                yield connection, driver
             finally:
                 await connection.close()
                 cut.cancel()

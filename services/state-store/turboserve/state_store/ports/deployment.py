@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from turboserve.contracts.cost import Correction, Cost, PoolCost, SessionCost
@@ -19,11 +19,17 @@ from turboserve.state_store.ports.records import PendingEvent
 class WorkerRepository(Protocol):
     async def get(self, worker: str, *, lock: bool = False) -> WorkerRecord | None: ...
 
+    async def lock_free(self, workers: Collection[str]) -> dict[str, WorkerRecord]:
+        """Lock the rows that no other transaction has locked, and return them. Never waits for a lock."""
+
     async def insert(self, record: WorkerRecord) -> bool:
         """Insert the row. False: there is a row with this id already."""
 
     async def write(self, record: WorkerRecord, *, gone_at: float | None = None) -> None:
         """Replace the row; the caller holds its lock."""
+
+    async def write_renewed_at(self, times: Mapping[str, float]) -> None:
+        """Write `renewed_at` of these workers; the caller holds the locks of their rows."""
 
     async def page(self, *, include_gone: bool) -> list[WorkerRecord]:
         """Return workers with their counts of sessions, oldest first.

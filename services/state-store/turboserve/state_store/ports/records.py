@@ -14,7 +14,7 @@ from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.pool import LEARNED_LIMIT, PoolOrders
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.webhooks import DeliveryRecord
-from turboserve.contracts.workers import WorkerRecord
+from turboserve.contracts.workers import Incoming, MigrationKey, WorkerRecord
 from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.static_frozen import statically_frozen
@@ -50,6 +50,19 @@ class SessionRow:
 
     record: SessionRecord
     fence_revision: int
+
+
+@dataclass(frozen=True)
+class WorkerSessions:
+    """What a worker's renewal lists, each oldest first."""
+
+    assigned: list[SessionRecord]
+    """Sessions that the worker owns. Suspended ones only if the worker holds them or they migrate: the target
+    of a migration requests the state from this worker, which has to answer even if it has none."""
+    incoming: list[Incoming]
+    """Sessions that migrate to this worker, with their sources' addresses."""
+    keys: list[MigrationKey]
+    """Keys of live migrations from or to this worker."""
 
 
 @dataclass(frozen=True)

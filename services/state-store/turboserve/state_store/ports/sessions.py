@@ -22,6 +22,7 @@ from turboserve.state_store.ports.records import (
     SessionRow,
     UsageShare,
     ViewerUse,
+    WorkerSessions,
 )
 
 
@@ -40,12 +41,8 @@ class SessionRepository(Protocol):
     async def suspended_since(self, before: float, limit: int) -> list[SessionRecord]:
         """Return sessions suspended and unchanged since `before`, the longest first."""
 
-    async def assigned(self, worker: str, held: Collection[str]) -> list[SessionRecord]:
-        """Return all sessions that have not ended and that this worker owns, oldest first.
-
-        Suspended sessions are listed only if they are in `held` or migrate. The target of a migration
-        requests the state from this worker, which has to answer even if it has none.
-        """
+    async def of_workers(self, held: Mapping[str, Collection[str]]) -> dict[str, WorkerSessions]:
+        """Return what the renewals of these workers list. `held`: sessions that each worker holds."""
 
     async def migration_keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:
         """Return the keys of live migrations from or to this worker; with `session`, only its key."""

@@ -142,6 +142,16 @@ def _outlook_query() -> Select[Any]:
 
 
 _OUTLOOK = _outlook_query()
+_HERE = bindparam("worker", type_=Text)
+_SLOTS_USED = select(func.count()).where(
+    or_(sessions.c.worker == _HERE, sessions.c.target == _HERE),
+    LIVE,
+    _HOLDS,
+    sessions.c.id != bindparam("besides"),
+)
+_TENANT_LOCKED = select(tenants).where(tenants.c.id == bindparam("tenant")).with_for_update()
+_WRITE_TENANT = update(tenants).where(tenants.c.id == bindparam("tenant"))
+_LOCK_ADMISSION = text("select pg_advisory_xact_lock(:key)").bindparams(key=LOCK)
 
 
 class SqlAdmission:
@@ -151,7 +161,7 @@ class SqlAdmission:
         self._db = connection
 
     async def lock(self) -> None:
-        await self._db.execute(text("select pg_advisory_xact_lock(:key)"), {"key": LOCK})
+        await self._db.execute(_LOCK_ADMISSION)
 
     async def census(
         self, session: str, model: str, tenant: str, *, renewed_after: float, known_after: float
@@ -189,9 +199,8 @@ class SqlAdmission:
         )
 
     async def slots_used(self, worker: str, *, besides: str) -> int:
-        here = or_(sessions.c.worker == worker, sessions.c.target == worker)
-        query = select(func.count()).where(here, LIVE, _HOLDS, sessions.c.id != besides)
-        return int((await self._db.execute(query)).scalar_one())
+        found = await self._db.execute(_SLOTS_USED, {"worker": worker, "besides": besides})
+        return int(found.scalar_one())
 
     async def slots_by_class(self, worker: str, *, besides: str) -> dict[str, int]:
         here = or_(sessions.c.worker == worker, sessions.c.target == worker)
@@ -207,17 +216,17 @@ class SqlTenants:
         self._db = connection
 
     async def lock(self, tenant: str) -> Tenant:
-        query = select(tenants).where(tenants.c.id == tenant).with_for_update()
-        row = (await self._db.execute(query)).mappings().first()
+        row = (await self._db.execute(_TENANT_LOCKED, {"tenant": tenant})).mappings().first()
         if row is None:
             # This waits if another transaction inserts the row at the same time.
             await self._db.execute(insert(tenants).values(id=tenant).on_conflict_do_nothing())
-            row = (await self._db.execute(query)).mappings().one()
+            row = (await self._db.execute(_TENANT_LOCKED, {"tenant": tenant})).mappings().one()
         return Tenant(**row)
 
     async def write(self, tenant: Tenant) -> None:
         values = asdict(tenant)
-        await self._db.execute(update(tenants).where(tenants.c.id == values.pop("id")).values(values))
+        values["tenant"] = values.pop("id")
+        await self._db.execute(_WRITE_TENANT, values)
 
     async def delete_unused(self, before: float) -> int:
         full = (tenants.c.creations_full_at < before, tenants.c.prompts_full_at < before)

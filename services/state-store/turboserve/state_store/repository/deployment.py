@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Select, bindparam, delete, exists, func, or_, select, update
+from sqlalchemy import (
+    ARRAY,
+    Double,
+    Select,
+    Text,
+    any_,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -46,6 +60,21 @@ def _values(record: WorkerRecord) -> dict[str, Any]:
 # Built once: SQLAlchemy takes longer to build such a statement and its cache key than to execute it.
 _WORKER = select(workers).where(workers.c.id == bindparam("worker"))
 _WORKER_LOCKED = _WORKER.with_for_update()
+_FREE_WORKERS = (
+    select(workers)
+    .where(workers.c.id == any_(bindparam("these", type_=ARRAY(Text))))
+    .with_for_update(skip_locked=True)
+)
+_RENEWED = (
+    func.unnest(
+        cast(bindparam("renewed_worker"), ARRAY(Text)), cast(bindparam("renewed_time"), ARRAY(Double))
+    )
+    .table_valued("worker", "time", name="renewed")
+    .render_derived()
+)
+_WRITE_RENEWED_AT = (
+    update(workers).where(workers.c.id == _RENEWED.c.worker).values(renewed_at=_RENEWED.c.time)
+)
 _WRITE_WORKER = update(workers).where(workers.c.id == bindparam("worker"))
 _LEADER = select(leaders).where(leaders.c.name == bindparam("service"))
 _LEADER_SHARED = _LEADER.with_for_update(read=True, key_share=True)
@@ -64,6 +93,10 @@ class SqlWorkers:
         row = found.mappings().first()
         return None if row is None else record_of(row)
 
+    async def lock_free(self, workers: Collection[str]) -> dict[str, WorkerRecord]:
+        rows = (await self._db.execute(_FREE_WORKERS, {"these": list(workers)})).mappings()
+        return {row["id"]: record_of(row) for row in rows}
+
     async def insert(self, record: WorkerRecord) -> bool:
         query = (
             pg_insert(workers).values(_values(record)).on_conflict_do_nothing(index_elements=[workers.c.id])
@@ -73,6 +106,10 @@ class SqlWorkers:
     async def write(self, record: WorkerRecord, *, gone_at: float | None = None) -> None:
         values = _values(record) | {"gone_at": gone_at, "worker": record.id}
         await self._db.execute(_WRITE_WORKER, values)
+
+    async def write_renewed_at(self, times: Mapping[str, float]) -> None:
+        values = {"renewed_worker": list(times), "renewed_time": list(times.values())}
+        await self._db.execute(_WRITE_RENEWED_AT, values)
 
     async def page(self, *, include_gone: bool) -> list[WorkerRecord]:
         holds = sessions.c.phase.in_([phase.value for phase in Phase if phase.holds_slot])

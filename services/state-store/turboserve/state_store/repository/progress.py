@@ -9,6 +9,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Double,
+    Insert,
     Text,
     and_,
     bindparam,
@@ -74,6 +75,32 @@ _FENCE_MISSING = (
     .order_by(sessions.c.updated_at)
     .limit(bindparam("most"))
 )
+_REVISION = bindparam("revision", type_=BigInteger)
+_STORE_FENCE = (
+    update(sessions)
+    .where(
+        sessions.c.id == bindparam("session"),
+        sessions.c.epoch == bindparam("at_epoch"),
+        sessions.c.fence_revision < _REVISION,
+    )
+    .values(own_revision=_REVISION, fence_revision=_REVISION)
+    .returning(*COLUMNS)
+)
+
+
+def _usage_added() -> Insert:
+    query = pg_insert(usage_days)
+    added: dict[str, ColumnElement[float]] = {
+        name: usage_days.c[name] + query.excluded[name] for name in _SHARED
+    }
+    # No message carries a greater count.
+    added |= {name: func.least(added[name], NUMBER_LIMIT) for name in COUNTED}
+    return query.on_conflict_do_update(
+        index_elements=[usage_days.c.day, usage_days.c.tenant, usage_days.c.key], set_=added
+    )
+
+
+_ADD_USAGE = _usage_added()
 _OLDEST_EVENTS = select(outbox).order_by(outbox.c.number).limit(bindparam("most"))
 
 
@@ -117,18 +144,7 @@ class SqlProgress:
             }
             for share in sums
         ]
-        query = pg_insert(usage_days)
-        added: dict[str, ColumnElement[float]] = {
-            name: usage_days.c[name] + query.excluded[name] for name in _SHARED
-        }
-        # No message carries a greater count.
-        added |= {name: func.least(added[name], NUMBER_LIMIT) for name in COUNTED}
-        await self._db.execute(
-            query.on_conflict_do_update(
-                index_elements=[usage_days.c.day, usage_days.c.tenant, usage_days.c.key], set_=added
-            ),
-            rows,
-        )
+        await self._db.execute(_ADD_USAGE, rows)
 
     async def add_viewer_use(self, day: int, used: Mapping[str, ViewerUse]) -> None:
         query = select(sessions.c.id, sessions.c.tenant, sessions.c.key).where(sessions.c.id.in_(used))
@@ -196,13 +212,8 @@ class SqlFence:
         self._db = connection
 
     async def store(self, session: str, epoch: int, revision: int) -> SessionRecord | None:
-        query = (
-            update(sessions)
-            .where(sessions.c.id == session, sessions.c.epoch == epoch, sessions.c.fence_revision < revision)
-            .values(own_revision=revision, fence_revision=revision)
-            .returning(*COLUMNS)
-        )
-        row = (await self._db.execute(query)).mappings().first()
+        values = {"session": session, "at_epoch": epoch, "revision": revision}
+        row = (await self._db.execute(_STORE_FENCE, values)).mappings().first()
         return None if row is None else record_of(row)
 
     async def store_seen(self, session: str, epoch: int, revision: int) -> None:

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import (
     ARRAY,
-    CTE,
-    Insert,
     Text,
-    Update,
     and_,
     any_,
     bindparam,
     case,
+    cast,
+    false,
     func,
     insert,
+    null,
     or_,
     select,
+    true,
+    union_all,
     update,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.requests import CreateSession, ListSessions
 from turboserve.contracts.sessions import ControlReceipt, Decision, Phase, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
-from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.receipts import Receipt, SettledControl, receipt_id, receipt_text
-from turboserve.state_store.ports.records import SESSION_CHANGING, SESSION_FIELDS, SessionRow
-from turboserve.state_store.publish.outbox import outbox_values
-from turboserve.state_store.tables import controls, decisions, outbox, sessions, workers
+from turboserve.state_store.ports.records import SESSION_FIELDS, SessionRow, WorkerSessions
+from turboserve.state_store.tables import controls, decisions, sessions, workers
 
 COLUMNS = tuple(sessions.c[name] for name in SESSION_FIELDS)
 LIVE = sessions.c.ended_at.is_(None)
@@ -47,19 +47,6 @@ def record_of(row: RowMapping | Mapping[str, Any]) -> SessionRecord:
 _SESSION = select(*COLUMNS).where(sessions.c.id == bindparam("session"))
 _ROW = select(*COLUMNS, sessions.c.fence_revision).where(sessions.c.id == bindparam("session"))
 _ROW_LOCKED = _ROW.with_for_update()
-_ASSIGNED = (
-    select(*COLUMNS)
-    .where(
-        sessions.c.worker == bindparam("worker"),
-        LIVE,
-        or_(
-            sessions.c.phase != Phase.SUSPENDED.value,
-            sessions.c.id == any_(bindparam("held", type_=ARRAY(Text))),
-            sessions.c.target.is_not(None),
-        ),
-    )
-    .order_by(sessions.c.number)
-)
 _SOURCE = workers.alias("source")
 _MIGRATING_TO = (
     select(*COLUMNS, _SOURCE.c.transfer)
@@ -67,6 +54,33 @@ _MIGRATING_TO = (
     .where(sessions.c.target == bindparam("worker"), LIVE)
     .order_by(sessions.c.number)
 )
+_THESE = any_(bindparam("workers", type_=ARRAY(Text)))
+_OF_WORKERS = union_all(
+    select(
+        *COLUMNS,
+        sessions.c.number,
+        sessions.c.migration_key,
+        false().label("comes"),
+        cast(null(), JSONB).label("transfer"),
+    ).where(
+        sessions.c.worker == _THESE,
+        LIVE,
+        or_(
+            sessions.c.phase != Phase.SUSPENDED.value,
+            sessions.c.id == any_(bindparam("held", type_=ARRAY(Text))),
+            sessions.c.target.is_not(None),
+        ),
+    ),
+    select(
+        *COLUMNS,
+        sessions.c.number,
+        sessions.c.migration_key,
+        true().label("comes"),
+        _SOURCE.c.transfer,
+    )
+    .join(_SOURCE, _SOURCE.c.id == sessions.c.worker, isouter=True)
+    .where(sessions.c.target == _THESE, LIVE),
+).order_by("number")
 
 
 class SqlSessions:
@@ -114,9 +128,25 @@ class SqlSessions:
         query = select(*COLUMNS).where(suspended).order_by(sessions.c.updated_at).limit(limit)
         return [record_of(row) for row in (await self._db.execute(query)).mappings()]
 
-    async def assigned(self, worker: str, held: Collection[str]) -> list[SessionRecord]:
-        found = await self._db.execute(_ASSIGNED, {"worker": worker, "held": list(held)})
-        return [record_of(row) for row in found.mappings()]
+    async def of_workers(self, held: Mapping[str, Collection[str]]) -> dict[str, WorkerSessions]:
+        every = [session for names in held.values() for session in names]
+        found = {worker: WorkerSessions([], [], []) for worker in held}
+        rows = (await self._db.execute(_OF_WORKERS, {"workers": list(held), "held": every})).mappings()
+        for row in rows:
+            record = record_of(row)
+            theirs = found[row["target"] if row["comes"] else row["worker"]]
+            if row["comes"]:
+                theirs.incoming.append(Incoming(record=record, source=tuple(row["transfer"] or ())))
+            elif (
+                record.phase is not Phase.SUSPENDED
+                or record.target is not None
+                or record.id in held[row["worker"]]
+            ):
+                theirs.assigned.append(record)
+            if row["target"] is not None and row["migration_key"] is not None:
+                key = MigrationKey(session=record.id, migration=row["migration"], key=row["migration_key"])
+                theirs.keys.append(key)
+        return found
 
     async def migration_keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:
         mine = or_(sessions.c.worker == worker, sessions.c.target == worker)
@@ -139,50 +169,15 @@ class SqlSessions:
         ]
 
 
-class SqlChanges:
-    """`ChangeRepository` in one transaction."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._db = connection
-
-    async def create(self, change: Change) -> None:
-        record = change.record
-        values = record.model_dump(mode="json", include=set(SESSION_FIELDS)) | {"first_prompt": record.prompt}
-        await self._db.execute(_with_events(insert(sessions).values(values), [], change.events))
-
-    async def write(self, change: Change, *, migration_key: str | None = None) -> None:
-        record = change.record
-        values: dict[str, Any] = record.model_dump(mode="json", include=set(SESSION_CHANGING))
-        if record.phase.ended:
-            values["ended_at"] = record.updated_at
-        suspended = record.phase is Phase.SUSPENDED
-        values["suspended_at"] = (
-            func.coalesce(sessions.c.suspended_at, record.updated_at) if suspended else None
-        )
-        if record.migration is None or migration_key is not None:
-            values["migration_key"] = migration_key
-        row = update(sessions).where(sessions.c.id == record.id).values(values)
-        parts = []
-        if change.decision is not None:
-            decision = change.decision.model_dump(mode="json")
-            parts.append(insert(decisions).values(version=record.version, **decision).cte("decision"))
-        await self._db.execute(_with_events(row, parts, change.events))
-
-
-def _with_events(row: Insert | Update, parts: list[CTE], events: Sequence[SessionEvent]) -> Insert | Update:
-    """Build a statement that writes the row, `parts` and the events, numbered in the order of `events`."""
-    if not events:
-        return row.add_cte(*parts)
-    values = [outbox_values(event) for event in events]
-    return insert(outbox).values(values[0] if len(values) == 1 else values).add_cte(row.cte("row"), *parts)
-
-
 def _receipt(row: RowMapping) -> Receipt:
     common = {"session": row["session"], "control_seq": row["seq"], "accepted_at": row["accepted_at"]}
     if row["name"] is None:
         return PromptReceipt(**common, prompt_id=row["prompt_id"], prompt=row["prompt"])
     value = json.loads(row["prompt"])
     return ControlReceipt(**common, control_id=row["prompt_id"], name=row["name"], value=value)
+
+
+_NEW_CONTROL = insert(controls)
 
 
 class SqlControls:
@@ -193,16 +188,16 @@ class SqlControls:
 
     async def insert(self, receipt: Receipt) -> None:
         name = receipt.name if isinstance(receipt, ControlReceipt) else None
-        query = insert(controls).values(
-            session=receipt.session,
-            seq=receipt.control_seq,
-            prompt_id=receipt_id(receipt),
-            kind="prompt" if name is None else "control",
-            name=name,
-            prompt=receipt_text(receipt),
-            accepted_at=receipt.accepted_at,
-        )
-        await self._db.execute(query)
+        values = {
+            "session": receipt.session,
+            "seq": receipt.control_seq,
+            "prompt_id": receipt_id(receipt),
+            "kind": "prompt" if name is None else "control",
+            "name": name,
+            "prompt": receipt_text(receipt),
+            "accepted_at": receipt.accepted_at,
+        }
+        await self._db.execute(_NEW_CONTROL, values)
 
     async def receipt(self, receipt_id: str) -> Receipt | None:
         query = select(controls).where(controls.c.prompt_id == receipt_id)

@@ -66,13 +66,13 @@ class Sessions:
     # Reading
 
     async def get(self, ref: SessionRef) -> SessionRecord:
-        async with self._database.transaction() as db:
+        async with self._database.statement() as db:
             record = visible(await db.sessions.get(ref.session), ref)
         return await self._post_commit.fresh(record)
 
     async def list(self, request: ListSessions) -> SessionPage:
         before = _cursor(request.after)
-        async with self._database.transaction() as db:
+        async with self._database.statement() as db:
             rows = await db.sessions.page(request, before)
         kept: list[tuple[int, SessionRecord]] = []
         size = 0
@@ -92,7 +92,7 @@ class Sessions:
 
     async def latents(self, request: GetLatents) -> tuple[LatentsHeader, bytes]:
         """Return latents to the session's owner. Raises ForbiddenError to others, and as `Latents.get`."""
-        async with self._database.transaction() as db:
+        async with self._database.statement() as db:
             record = visible(await db.sessions.get(request.session), SessionRef(session=request.session))
         rules.check_owner(record, request.worker)
         return await self._latents.get(request)

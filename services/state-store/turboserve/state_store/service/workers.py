@@ -26,6 +26,7 @@ from turboserve.state_store.core.workers import Leases
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.ports.records import LogProgress, SessionRow
+from turboserve.state_store.service.renewals import Renewals
 from turboserve.state_store.service.transactions import PostCommit, in_term, locked, pool_fenced
 
 log = logs.get("workers")
@@ -50,6 +51,7 @@ class Workers:
         self._playheads, self._clock = playheads, clock
         self._leases, self._connection = leases, connection
         self._poison, self._pricing = poison, pricing
+        self._renewals = Renewals(database, post_commit, playheads)
 
     async def renew(self, request: Renew) -> Renewal:
         """Renew the worker's lease and return its sessions. Raises WorkerGoneError to a worker declared gone.
@@ -60,45 +62,11 @@ class Workers:
           a worker keeps the state, and appends nothing until the revision is there.
         """
         load = request.load
-        # A worker also holds state that was copied to it for a migration, which may be committed by now.
-        held = {session.session for session in load.sessions} | {
-            migration.session for migration in load.migrations
-        }
         if load.phase is WorkerPhase.GONE:
             await self._left(load)
             return Renewal(worker=load.worker, drain=True)
         self._held_leases().renewed(load.worker, self._clock.monotonic())
-        now = self._clock.wall()
-        async with self._database.transaction(durable=False) as db:
-            before = await db.workers.get(load.worker, lock=True)
-            record = rules.renewed(before, load, now)
-            if before is not None:
-                await db.workers.write(record)
-            elif await db.workers.insert(record):
-                await db.make_durable()
-                await db.outbox.add([rules.joined_event(record, now)])
-            assigned = await db.sessions.assigned(load.worker, held)
-            coming = await db.sessions.migrating_to(load.worker)
-            has_migrations = bool(coming) or any(row.target is not None for row in assigned)
-            keys = await db.sessions.migration_keys(load.worker) if has_migrations else ()
-        if before is None:
-            self._post_commit.events()
-        settled = await self._post_commit.settled(assigned)
-        told = [
-            _without_notes(row)
-            for row in settled
-            if row.worker == load.worker and (row.own_revision is not None or row.id in held)
-        ]
-        return Renewal(
-            worker=load.worker,
-            assigned=tuple(await self._playheads.onto(told)),
-            incoming=tuple(
-                one.model_copy(update={"record": _without_notes(self._playheads.apply_to(one.record))})
-                for one in coming
-            ),
-            keys=keys,
-            drain=record.phase is WorkerPhase.DRAINING,
-        )
+        return await self._renewals.renew(load, self._clock.wall())
 
     async def _left(self, load: LoadReport) -> None:
         await self._gone(WorkerGone(worker=load.worker, reason="the worker has shut down"), load)
@@ -207,8 +175,3 @@ class Workers:
             one.model_copy(update={"price": price}) if (price := prices.get(one.id)) else one for one in found
         ]
         return WorkerPage(workers=tuple(priced))
-
-
-def _without_notes(record: SessionRecord) -> SessionRecord:
-    """Return the record without its metadata, which may be large and which a worker does not need."""
-    return record.model_copy(update={"metadata": {}})

@@ -196,6 +196,10 @@ class Session:
         if not self.server.locks.take(self, key, mode):
             raise BlockedError(key, mode)
 
+    def take_free(self, key: Hashable) -> bool:
+        """Take a lock by its name unless another session holds it, as `skip locked`."""
+        return self.server.locks.take(self, key, LockMode.UPDATE)
+
     def update(self, table: Table[K, V], key: K, row: V) -> None:
         """Replace an existing row."""
         self.take((table.name, key), LockMode.NO_KEY_UPDATE)

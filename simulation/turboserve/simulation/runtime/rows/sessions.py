@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 
 from pydantic import SecretStr
 
@@ -12,7 +12,7 @@ from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import SessionEntry
-from turboserve.state_store.ports.records import SessionRow
+from turboserve.state_store.ports.records import SessionRow, WorkerSessions
 
 
 def by_number(found: list[tuple[str, SessionEntry]]) -> list[SessionEntry]:
@@ -91,50 +91,55 @@ class MemorySessions:
 
         return await self._db.execute(run)
 
-    async def assigned(self, worker: str, held: Collection[str]) -> list[SessionRecord]:
-        def run() -> list[SessionRecord]:
-            return [
-                entry.record
-                for entry in by_number(self._find("worker", worker))
-                if entry.record.phase is not Phase.SUSPENDED
-                or entry.record.id in held
-                or entry.record.target is not None
-            ]
+    async def of_workers(self, held: Mapping[str, Collection[str]]) -> dict[str, WorkerSessions]:
+        return await self._db.execute(
+            lambda: {worker: self._of_worker(worker, sessions) for worker, sessions in held.items()}
+        )
 
-        return await self._db.execute(run)
+    def _of_worker(self, worker: str, held: Collection[str]) -> WorkerSessions:
+        owned = [
+            entry
+            for entry in by_number(self._find("worker", worker))
+            if entry.record.phase is not Phase.SUSPENDED
+            or entry.record.id in held
+            or entry.record.target is not None
+        ]
+        incoming = self._migrating_to(worker)
+        keys = self._keys(worker) if incoming or any(entry.record.target for entry in owned) else ()
+        return WorkerSessions([entry.record for entry in owned], incoming, list(keys))
 
     async def migration_keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:
-        def run() -> tuple[MigrationKey, ...]:
-            found = dict(self._find("worker", worker)) | dict(self._find("target", worker))
-            return tuple(
-                MigrationKey(
-                    session=entry.record.id,
-                    migration=entry.record.migration,
-                    key=SecretStr(entry.migration_key),
-                )
-                for entry in by_number(list(found.items()))
-                if entry.record.target is not None
-                and entry.record.migration is not None
-                and entry.migration_key is not None
-                and entry.ended_at is None
-                and session in (None, entry.record.id)
-            )
+        return await self._db.execute(lambda: self._keys(worker, session))
 
-        return await self._db.execute(run)
+    def _keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:
+        found = dict(self._find("worker", worker)) | dict(self._find("target", worker))
+        return tuple(
+            MigrationKey(
+                session=entry.record.id,
+                migration=entry.record.migration,
+                key=SecretStr(entry.migration_key),
+            )
+            for entry in by_number(list(found.items()))
+            if entry.record.target is not None
+            and entry.record.migration is not None
+            and entry.migration_key is not None
+            and entry.ended_at is None
+            and session in (None, entry.record.id)
+        )
 
     async def migrating_to(self, worker: str) -> list[Incoming]:
-        def run() -> list[Incoming]:
-            found = []
-            for entry in by_number(self._find("target", worker)):
-                if entry.ended_at is not None:
-                    continue
-                name = entry.record.worker
-                source = None if name is None else self._db.get(self._db.tables.workers, name)
-                transfer = () if source is None else source.record.transfer
-                found.append(Incoming(record=entry.record, source=transfer))
-            return found
+        return await self._db.execute(lambda: self._migrating_to(worker))
 
-        return await self._db.execute(run)
+    def _migrating_to(self, worker: str) -> list[Incoming]:
+        found = []
+        for entry in by_number(self._find("target", worker)):
+            if entry.ended_at is not None:
+                continue
+            name = entry.record.worker
+            source = None if name is None else self._db.get(self._db.tables.workers, name)
+            transfer = () if source is None else source.record.transfer
+            found.append(Incoming(record=entry.record, source=transfer))
+        return found
 
     def _find(self, index: str, value: Hashable) -> list[tuple[str, SessionEntry]]:
         return self._db.find(self._rows, index, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Collection, Mapping
 
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
@@ -38,6 +39,21 @@ class MemoryWorkers:
 
         return await self._db.execute(run)
 
+    async def lock_free(self, workers: Collection[str]) -> dict[str, WorkerRecord]:
+        def run() -> dict[str, WorkerRecord]:
+            found = {}
+            for worker in dict.fromkeys(workers):
+                if self._db.get(self._rows, worker) is None or not self._db.take_free(
+                    (self._rows.name, worker)
+                ):
+                    continue
+                entry = self._db.get(self._rows, worker)
+                if entry is not None:
+                    found[worker] = entry.record
+            return found
+
+        return await self._db.execute(run)
+
     async def insert(self, record: WorkerRecord) -> bool:
         entry = WorkerEntry(_stored(record))
         return await self._db.execute(lambda: self._db.insert_if_absent(self._rows, record.id, entry))
@@ -48,6 +64,16 @@ class MemoryWorkers:
         def run() -> None:
             if self._db.lock(self._rows, record.id, LockMode.NO_KEY_UPDATE) is not None:
                 self._db.update(self._rows, record.id, entry)
+
+        await self._db.execute(run)
+
+    async def write_renewed_at(self, times: Mapping[str, float]) -> None:
+        def run() -> None:
+            for worker, at in times.items():
+                entry = self._db.lock(self._rows, worker, LockMode.NO_KEY_UPDATE)
+                if entry is not None:
+                    record = entry.record.model_copy(update={"renewed_at": at})
+                    self._db.update(self._rows, worker, WorkerEntry(record, entry.gone_at))
 
         await self._db.execute(run)
 

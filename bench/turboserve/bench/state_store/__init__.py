@@ -1,0 +1,1 @@
+"""Processor time of the state store by request."""

@@ -1,0 +1,214 @@
+"""Processor time of the state store per renewal, creation and placement, batched and one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+from rich.table import Table
+
+from turboserve.bench.migration.stack import STORE, ServerProcesses, server_processes
+from turboserve.bench.report import BenchError, percentile
+from turboserve.bench.state_store.requests import Caller
+from turboserve.contracts.errors import TurboServeError
+
+BATCHED = "batched"
+STORES = {BATCHED: STORE, "one_by_one": "turboserve.bench.state_store.one_by_one"}
+"""Modes and the modules of their state stores."""
+UNLIMITED = {
+    "TURBOSERVE_TENANT_SESSIONS": "0",
+    "TURBOSERVE_TENANT_CREATIONS_PER_MINUTE": "0",
+    "TURBOSERVE_TENANT_SLOTS_FACTOR": "0",
+    "TURBOSERVE_WORKER_TIMEOUT_S": "3600",
+    "TURBOSERVE_TRANSACTION_DEADLINE_S": "30",
+    "TURBOSERVE_REQUEST_DEADLINE_S": "40",
+    "TURBOSERVE_LOG_LEVEL": "WARNING",
+}
+"""Settings under which the load reaches no limit, also on a busy machine."""
+IDLE_S = 3.0
+REQUESTS = ("renewal", "creation", "placement")
+
+
+def run(
+    workers: Annotated[int, typer.Option(min=1, help="Number of workers that renew every second.")] = 200,
+    sessions: Annotated[int, typer.Option(min=1, help="Number of sessions, on all workers together.")] = 400,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of renewals in each block.")] = 10.0,
+    blocks: Annotated[int, typer.Option(min=1, help="Number of blocks per mode. The modes take turns.")] = 2,
+) -> dict[str, Any]:
+    """Measure what requests cost the state store and Postgres, on servers of its own.
+
+    Each block starts NATS, Redis, Postgres and one state store. Workers join, sessions are created and then
+    placed, four at a time. Then the state store is idle, and then all workers renew every second, each in its
+    own phase. In the mode `batched` the state store is that of production. In the mode `one_by_one` each
+    renewal has a transaction of its own.
+
+    - `store_ms`, `postgres_ms`: processor milliseconds per request. Those of renewals are without what the
+      idle state store uses. The median of the blocks.
+    - `ratio`: `store_ms` of `batched` in that of `one_by_one`, and the same of both processes together
+      (`ratio_with_postgres`). The median over pairs of blocks.
+    - `answer_s`: time from a worker's request to the answer.
+    """
+    found: dict[str, list[BlockCosts]] = {mode: [] for mode in STORES}
+    for number in range(blocks):
+        for mode in STORES if number % 2 == 0 else reversed(STORES):
+            found[mode].append(block(STORES[mode], {}, workers, sessions, seconds))
+    return {
+        **{mode: figures(made) for mode, made in found.items()},
+        "ratio": ratios(found, with_postgres=False),
+        "ratio_with_postgres": ratios(found, with_postgres=True),
+    }
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """What one block has measured. Milliseconds are processor time."""
+
+    store_ms: Mapping[str, float]
+    postgres_ms: Mapping[str, float]
+    idle_share: float
+    """Share of one core that the idle state store uses."""
+    answers_s: Sequence[float]
+
+
+def block(
+    module: str, environment: Mapping[str, str], workers: int, sessions: int, seconds: float
+) -> BlockCosts:
+    """Measure one state store: `module`, started with `environment` beside the usual one."""
+    with tempfile.TemporaryDirectory(prefix="turboserve-store-") as folder:
+        settings = {**UNLIMITED, **environment}
+        with server_processes(Path(folder) / "data", module, settings) as servers:
+            try:
+                return asyncio.run(_measured(servers, workers, sessions, seconds))
+            except TurboServeError as error:
+                log = (servers.layout.logs / "store.log").read_text(errors="replace")[-2_000:]
+                raise BenchError(f"the state store refused a request: {error}\n{log}") from error
+
+
+async def _measured(servers: ServerProcesses, workers: int, sessions: int, seconds: float) -> BlockCosts:
+    used = Used(psutil.Process(servers.store.pid))
+    async with Caller.connected(servers.nats_url, workers) as caller:
+        # The first requests of each kind prepare their statements.
+        await caller.place(await caller.create(1, "first"))
+        used.next()
+        records = await caller.create(sessions, "ses")
+        creation = used.next()
+        await caller.place(records)
+        placement = used.next()
+        await caller.renew_for(1.0)
+        used.next()
+        began = time.monotonic()
+        await asyncio.sleep(IDLE_S)
+        idle = used.next().over(time.monotonic() - began)
+        began = time.monotonic()
+        answers = await caller.renew_for(seconds)
+        renewal = used.next().less(idle, time.monotonic() - began)
+    costs = {
+        "renewal": renewal.over(len(answers)),
+        "creation": creation.over(sessions),
+        "placement": placement.over(sessions),
+    }
+    return BlockCosts(
+        {name: 1e3 * cost.store_s for name, cost in costs.items()},
+        {name: 1e3 * cost.postgres_s for name, cost in costs.items()},
+        idle.store_s,
+        answers,
+    )
+
+
+@dataclass(frozen=True)
+class ProcessorTime:
+    """Processor seconds of the state store, and of all processes of Postgres."""
+
+    store_s: float
+    postgres_s: float
+
+    def over(self, count: float) -> ProcessorTime:
+        """Return the share of one of `count`."""
+        return ProcessorTime(self.store_s / count, self.postgres_s / count)
+
+    def less(self, rate: ProcessorTime, seconds: float) -> ProcessorTime:
+        """Return the time without what `rate`, in one second, uses in `seconds`."""
+        return ProcessorTime(
+            self.store_s - rate.store_s * seconds, self.postgres_s - rate.postgres_s * seconds
+        )
+
+
+class Used:
+    """Processor time of the state store and of Postgres since the last look."""
+
+    def __init__(self, store: psutil.Process) -> None:
+        self._store = store
+        self._seen: dict[int, float] = {}
+        """Seconds at the last look, by process."""
+
+    def next(self) -> ProcessorTime:
+        """Return the time since the last call."""
+        store_s = self._since(self._store)
+        # Postgres's processes belong to this one, which has started its guard.
+        postgres_s = sum(
+            self._since(process)
+            for process in psutil.Process().children(recursive=True)
+            if process.name().startswith("postgres")
+        )
+        return ProcessorTime(store_s, postgres_s)
+
+    def _since(self, process: psutil.Process) -> float:
+        try:
+            spent = process.cpu_times()
+        except psutil.Error:
+            return 0.0
+        seconds = float(spent.user + spent.system)
+        before = self._seen.get(process.pid, 0.0)
+        self._seen[process.pid] = seconds
+        return seconds - before
+
+
+def figures(made: Sequence[BlockCosts]) -> dict[str, Any]:
+    """Return the medians over the blocks of one mode."""
+    answers = [seconds for one in made for seconds in one.answers_s]
+    return {
+        "store_ms": {
+            name: round(statistics.median(one.store_ms[name] for one in made), 3) for name in REQUESTS
+        },
+        "postgres_ms": {
+            name: round(statistics.median(one.postgres_ms[name] for one in made), 3) for name in REQUESTS
+        },
+        "idle_share": round(statistics.median(one.idle_share for one in made), 3),
+        "answer_s": {f"p{share}": percentile(answers, share / 100) for share in (50, 99)},
+    }
+
+
+def ratios(found: Mapping[str, Sequence[BlockCosts]], *, with_postgres: bool) -> dict[str, float]:
+    """Return the cost of `batched` in that of `one_by_one`, by request."""
+
+    def cost(one: BlockCosts, name: str) -> float:
+        return one.store_ms[name] + (one.postgres_ms[name] if with_postgres else 0.0)
+
+    pairs = list(zip(*found.values(), strict=True))
+    return {
+        name: round(statistics.median(cost(batched, name) / cost(alone, name) for batched, alone in pairs), 3)
+        for name in REQUESTS
+    }
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Return one row for each request."""
+    shown = Table("per request", *STORES, "ratio", "ratio with Postgres", box=None, pad_edge=False)
+    for name in REQUESTS:
+        costs = [
+            f"{result[mode]['store_ms'][name]:.2f} + {result[mode]['postgres_ms'][name]:.2f} ms"
+            for mode in STORES
+        ]
+        ratio, both = result["ratio"][name], result["ratio_with_postgres"][name]
+        shown.add_row(name, *costs, f"{ratio:.2f}", f"{both:.2f}")
+    answers = [f"{1e3 * result[mode]['answer_s']['p99']:.1f} ms" for mode in STORES]
+    shown.add_row("answer to a renewal, p99", *answers)
+    return shown

@@ -1,0 +1,74 @@
+"""`turboserve bench state-store`: its figures, and one short block on real servers."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from turboserve.bench.migration.stack import STORE
+from turboserve.bench.state_store import command
+from turboserve.bench.state_store.command import REQUESTS, BlockCosts, ProcessorTime, block, figures, ratios
+
+
+def costs(store_ms: float, postgres_ms: float = 1.0, answer_s: float = 0.01) -> BlockCosts:
+    return BlockCosts(
+        dict.fromkeys(REQUESTS, store_ms), dict.fromkeys(REQUESTS, postgres_ms), 0.1, [answer_s]
+    )
+
+
+def test_each_block_is_compared_with_the_one_beside_it() -> None:
+    found = {
+        "batched": [costs(1.0), costs(2.0), costs(9.0)],
+        "one_by_one": [costs(2.0), costs(4.0), costs(9.0)],
+    }
+    assert ratios(found, with_postgres=False) == dict.fromkeys(REQUESTS, 0.5)
+    assert ratios(found, with_postgres=True) == dict.fromkeys(REQUESTS, 0.667)
+
+
+def test_what_the_idle_store_uses_is_no_cost_of_a_renewal() -> None:
+    used, idle = ProcessorTime(5.0, 2.0), ProcessorTime(3.0, 0.3).over(3.0)
+    left = used.less(idle, 2.0).over(3.0)
+    assert (left.store_s, left.postgres_s) == pytest.approx((1.0, 0.6))
+
+
+def test_the_table_has_a_row_for_each_request() -> None:
+    found = {"batched": [costs(1.0, answer_s=0.004)], "one_by_one": [costs(2.0)]}
+    result = {
+        **{mode: figures(made) for mode, made in found.items()},
+        "ratio": ratios(found, with_postgres=False),
+        "ratio_with_postgres": ratios(found, with_postgres=True),
+    }
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(command.table(result))
+    lines = captured.get().splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == [*REQUESTS]
+    assert lines[1].split() == [
+        "renewal",
+        "1.00",
+        "+",
+        "1.00",
+        "ms",
+        "2.00",
+        "+",
+        "1.00",
+        "ms",
+        "0.50",
+        "0.67",
+    ]
+    assert "4.0 ms" in lines[4]
+
+
+def test_a_block_measures_what_each_request_costs() -> None:
+    found = block(STORE, {}, workers=3, sessions=3, seconds=1.0)
+    assert found.store_ms.keys() == found.postgres_ms.keys() == {*REQUESTS}
+    assert found.store_ms["creation"] > 0.0
+    assert found.idle_share > 0.0
+    assert len(found.answers_s) >= 3
+
+
+@pytest.mark.parametrize("module", command.STORES.values())
+def test_each_mode_is_a_program(module: str) -> None:
+    from importlib.util import find_spec
+
+    assert find_spec(module) is not None
