@@ -185,7 +185,6 @@ LONG_FILES = (
     "tests/simulation/test_simulate_loans.py",
     "tests/worker/test_engine_sequence_parallel.py",
     "tests/experiments/test_batching_policies.py",
-    "tests/docs/test_reference_tables.py",
     "tests/experiments/test_paper.py",
     "tests/simulation/test_simulate_drift.py",
 )

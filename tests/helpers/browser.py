@@ -18,7 +18,16 @@ from turboserve.tasks import stop
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 REBOUND = "foe.example"
+OFF = (
+    # Playwright's own. Of this option, the last one counts.
+    "AvoidUnnecessaryBeforeUnloadCheckSync,DestroyProfileOnBrowserClose,HttpsUpgrades,"
+    "HttpsFirstBalancedModeAutoEnable,LensOverlay,MediaRouter,PaintHolding,ThirdPartyStoragePartitioning,"
+    "AvoidCorsURLLoaderRestartOnRedirect,OptimizationHints,NetworkTimeServiceQuerying,PreconnectToSearch,"
+    # A process for the next page, which would take a fifth of the CPU time of a page, and never gets one.
+    "SpareRendererForSitePerProcess"
+)
 FLAGS = [
+    f"--disable-features={OFF}",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
