@@ -106,6 +106,11 @@ class Topic(Generic[Msg]):
     def every(self) -> str:
         return self.of_identity(None)
 
+    @property
+    def internal(self) -> bool:
+        """Whether processes of one service send the messages to each other."""
+        return self.senders == self.readers
+
 
 @dataclass(frozen=True)
 class Log:

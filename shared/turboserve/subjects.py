@@ -17,6 +17,7 @@ from turboserve.contracts import (
     requests,
     sessions,
     usage,
+    viewers,
     weights,
     workers,
 )
@@ -105,7 +106,10 @@ LINK = Topic("link.{id}", links.LinkChange, ("state-store",), ("gateway",), auth
 """`id` is the link's id."""
 WEIGHTS = Topic("weights.{id}", weights.WeightKey, ("state-store",), ("worker",), by_worker=True)
 """`id` is the worker with the weights."""
-TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS, FEEDBACK, POOL, KEY, LINK, WEIGHTS)  # type: ignore[assignment]
+LEAVE = Topic("leave.{id}", viewers.LeaveViewer, ("gateway",), ("gateway",))
+"""`id` is the gateway that serves the viewer."""
+_OF_GATEWAYS = (KEY, LINK, LEAVE)
+TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS, FEEDBACK, POOL, *_OF_GATEWAYS, WEIGHTS)  # type: ignore[assignment]
 
 _STORE = "state-store"
 CREATE_SESSION = Endpoint(

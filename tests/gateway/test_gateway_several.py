@@ -11,7 +11,9 @@ from pydantic import SecretStr
 
 from tests.gateway.conftest import StartSession, Watch
 from tests.helpers.pool_harness import Pool
+from tests.helpers.problem import problem
 from tests.helpers.waiting import eventually
+from tests.helpers.whep_client import WhepViewer
 from turboserve.bus import Bus
 from turboserve.config import Settings
 from turboserve.contracts.workers import Playhead
@@ -82,3 +84,25 @@ async def test_viewers_of_one_session_through_two_gateways_are_taken_together(
     await eventually(lambda: any(word.session == session and not word.viewers for word in words), 120)
     assert await playhead_s() >= furthest
     await ahead.chunks(2)
+
+
+async def test_a_webrtc_viewer_leaves_by_a_request_to_another_gateway(
+    api: httpx.AsyncClient, start: StartSession, other_url: str
+) -> None:
+    stays, leaves = (await start())["id"], (await start())["id"]
+    async with (
+        httpx.AsyncClient(base_url=other_url, timeout=120) as other,
+        WhepViewer(api, stays) as staying,
+        WhepViewer(api, leaves) as leaving,
+    ):
+        await staying.decoded(1)
+        await leaving.decoded(1)
+        # A viewer of another session is not ended. Both requests travel in this order.
+        wrong = staying.location.replace(stays, leaves)
+        assert (await other.delete(wrong)).status_code == 204
+        assert (await other.delete(leaving.location)).status_code == 204
+        await leaving.closed(within_s=10)
+        await staying.decoded(len(staying.frames) + 8)
+        problem(await api.delete(wrong), 404, "peer_not_found", "peer")
+        problem(await api.delete(leaving.location), 404, "peer_not_found", "peer")
+        problem(await other.delete(f"/v1/sessions/{stays}/whep/peer_x"), 404, "peer_not_found", "peer")

@@ -19,10 +19,12 @@ async def start(runtime: service.Runtime) -> None:
     assert isinstance(runtime.settings, Settings)
     settings = runtime.settings
     gateway = await start_gateway(runtime, settings)
-    server = Server(create_app(gateway), settings.gateway_host, settings.gateway_port, settings)
+    app = create_app(gateway)
+    server = Server(app, settings.gateway_host, settings.gateway_port, settings)
     runtime.check("http", lambda: server.started and not server.should_exit)
     if settings.api_keys_file is not None:
         runtime.spawn(reload.follow(gateway.keys, settings.api_keys_file), "api keys")
+    await app.state.peers.listen(runtime.bus)
     await gateway.signer.listen()
     runtime.spawn(gateway.signer.run(), "signing keys")
     runtime.spawn(gateway.audit.run(), "audit log")

@@ -121,13 +121,14 @@ async def webrtc_servers(session: SessionId, caller: StreamCaller, gateway: Gate
     operation_id="leave_webrtc",
     status_code=204,
     summary="Stop watching over WebRTC",
-    description="Ends the connection that the answer to POST named in `Location`, at the gateway that gave "
-    "the answer. A viewer that just goes is noticed within seconds, too.",
+    description="Ends the connection that the answer to POST named in `Location`. Any gateway takes the "
+    "request: the id names the gateway that serves the viewer, and another gateway passes the request on "
+    "without waiting. A viewer that just goes is noticed within seconds, too.",
     responses=problems(401, 404),
 )
 async def leave_webrtc(
     session: SessionId,
-    peer: Annotated[str, Path(description="Id of the viewer.", examples=["peer_5f3a9c"])],
+    peer: Annotated[str, Path(description="Id of the viewer.", examples=["peer_3yq5m9k2c7_5f3a9c"])],
     caller: StreamCaller,
     gateway: GatewayOf,
     peers: PeersOf,

@@ -1,14 +1,20 @@
-"""The WebRTC viewers of this gateway, by id. A viewer's connection outlives the request that opened it."""
+"""The WebRTC viewers of this gateway, by id. A viewer's connection outlives the request that opened it.
+
+The id names the gateway: behind a load balancer, the request that ends a connection may reach any gateway.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 from contextlib import ExitStack
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from turboserve.bus import Bus
+from turboserve.contracts.viewers import LeaveViewer
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.context import Gateway, owner_of
 from turboserve.gateway.events.session_events import known_position
@@ -18,6 +24,7 @@ from turboserve.gateway.stream.watch import place_of_viewer
 from turboserve.gateway.whep.frame_times import FrameTimes
 from turboserve.gateway.whep.offer import check_offer
 from turboserve.ids import new_id
+from turboserve.subjects import LEAVE
 from turboserve.tasks import BackgroundTasks
 
 if TYPE_CHECKING:
@@ -25,6 +32,8 @@ if TYPE_CHECKING:
 
 CHECK_S = 1.0
 """Interval at which viewers' playheads are reported, and their keys and unread messages checked, seconds."""
+_NAME = re.compile(r"peer_(?P<gateway>[0-9a-z]{26})_[0-9a-z]{26}")
+"""Id of a viewer. Earlier versions do not name the gateway."""
 
 
 def servers_for(gateway: Gateway, viewer: str) -> tuple[IceServer, ...]:
@@ -43,6 +52,12 @@ class Peers:
         self._loading: asyncio.Task[ModuleType] | None = None
         self._times = FrameTimes()
         self._checking = False
+        self._id = new_id("gtw")
+        """Id that distinguishes this process from other gateways and from its own predecessor."""
+
+    async def listen(self, bus: Bus) -> None:
+        """Receive what other gateways were asked about this gateway's viewers."""
+        await bus.subscribe(LEAVE, self._id, self._asked_elsewhere)
 
     async def open(
         self,
@@ -66,7 +81,7 @@ class Peers:
                 events_after = await known_position(gateway.bus, record, events_after)
             checked = check_offer(offer, candidates=bool(gateway.settings.ice_servers))
             module = await self._module()
-            name = new_id("peer")
+            name = self._new_name()
             servers = servers_for(gateway, name)
             peer: Peer = module.Peer(
                 gateway, identity, record, start, path, servers, events_after, self._times
@@ -84,15 +99,31 @@ class Peers:
         return name, answer
 
     async def leave(self, gateway: Gateway, tenant: str, session: str, name: str) -> None:
-        """End the connection of a viewer. Raises PeerNotFoundError and the errors of `Sessions.get`."""
+        """End the connection of a viewer. Another gateway's viewer leaves when that gateway gets the message.
+
+        Raises PeerNotFoundError and the errors of `Sessions.get`.
+        """
         gateway.sessions.check_id(session)
         await gateway.sessions.get_or_remembered(tenant, session)
+        found = _NAME.fullmatch(name)
+        if found is not None and (other := f"gtw_{found['gateway']}") != self._id:
+            await gateway.bus.publish(LEAVE, other, LeaveViewer(tenant=tenant, session=session, peer=name))
+        elif not self._leave(tenant, session, name):
+            raise PeerNotFoundError(f"session {session} has no viewer {name[:64]} over WebRTC", field="peer")
+
+    async def _asked_elsewhere(self, request: LeaveViewer, _body: bytes) -> None:
+        self._leave(request.tenant, request.session, request.peer)
+
+    def _leave(self, tenant: str, session: str, name: str) -> bool:
+        """Have this gateway's viewer leave. Returns whether there is such a viewer of this session."""
         peer = self._peers.get(name)
         if peer is None or (peer.tenant, peer.session) != (tenant, session):
-            raise PeerNotFoundError(
-                f"session {session} has no viewer {name[:64]} over WebRTC at this gateway", field="peer"
-            )
+            return False
         peer.leaving.set()
+        return True
+
+    def _new_name(self) -> str:
+        return f"peer_{self._id.removeprefix('gtw_')}_{new_id('peer').removeprefix('peer_')}"
 
     async def _serve(self, name: str, peer: Peer, place: ExitStack) -> None:
         with place:
