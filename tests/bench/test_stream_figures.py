@@ -14,13 +14,22 @@ from turboserve.bench.report import BenchError
 from turboserve.bench.stream import Target, prompts, table
 from turboserve.bench.streaming.measurement import Measurement, SessionMeasurement, summary
 from turboserve.bench.streaming.received import PromptSwitch, Received
+from turboserve.bench.streaming.rest import LIMITS
 from turboserve.bench.streaming.transports import ratios
 from turboserve.bench.streaming.viewer import Viewer
+from turboserve.gateway.serving.settings import ServerSettings
 
 
 def test_summaries_interpolate() -> None:
     assert summary([]) == {"p50": None, "p95": None}
     assert summary([3.0, 1.0, 2.0], largest=True) == {"p50": 2.0, "p95": 2.9, "max": 3.0}
+
+
+def test_an_idle_connection_is_dropped_before_the_gateway_closes_it() -> None:
+    """Incident: a request on a connection that the gateway just closed ended the benchmark with ReadError."""
+    kept_s = ServerSettings.model_fields["keep_alive_s"].default
+    assert LIMITS.keepalive_expiry is not None
+    assert LIMITS.keepalive_expiry < kept_s - 1.0
 
 
 def shown(report: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from pathlib import Path
 from statistics import fmean
@@ -132,9 +133,12 @@ class TestFiles:
 class TestCommand:
     def test_a_drawn_file_passes_its_check(self, tmp_path: Path) -> None:
         file = tmp_path / "m.csv"
-        drawn = CliRunner().invoke(app, ["trace", "draw", "M", "--seed", "2", "--out", str(file)])
+        words = ["trace", "draw", "M", "--seed", "2", "--out", str(file)]
+        drawn = CliRunner().invoke(app, words)
         assert drawn.exit_code == 0, drawn.output
         assert production("M", 2).digest in drawn.output
+        again = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+        assert (again["file"], again["digest"]) == (str(file), production("M", 2).digest)
         checked = CliRunner().invoke(app, ["trace", "check", str(file), "--published", "M"])
         assert checked.exit_code == 0, checked.output
         assert checked.output.count("mean active") == 5
@@ -145,6 +149,12 @@ class TestCommand:
         checked = CliRunner().invoke(app, ["trace", "check", str(file), "--published", "T2"])
         assert checked.exit_code == 1
         assert "of 15 statistics differ" in checked.output
+        words = ["trace", "check", str(file), "--published", "T2", "--json"]
+        checked = CliRunner().invoke(app, words)
+        assert checked.exit_code == 1
+        statistics = json.loads(checked.stdout)["statistics"]
+        assert len(statistics) == 15
+        assert not all(each["within"] for each in statistics)
 
     def test_errors_name_the_row(self, tmp_path: Path) -> None:
         file = tmp_path / "t.csv"

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import StartSession
-from tests.helpers.browser import NEEDS_CHROMIUM
+from tests.helpers.browser import NEEDS_CHROMIUM, until
 from tests.helpers.pool_harness import Pool
+from tests.helpers.waiting import eventually
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -145,6 +146,32 @@ async def test_a_new_session_ends_the_old_one_or_keeps_it_in_the_list(
     assert (await api.get(f"/v1/sessions/{paused}")).json()["phase"] == "terminated"
 
 
+async def test_the_link_of_an_ended_session_replays_it_again_and_again(
+    gateway_url: str, page: Any, api: Any, start: StartSession
+) -> None:
+    """Incident: the page removed the link from its address, and a reload showed nothing."""
+    session = (await start())["id"]
+
+    async def made() -> bool:
+        return bool((await api.get(f"/v1/sessions/{session}")).json()["next_chunk"] >= 3)
+
+    await eventually(made)
+    await api.delete(f"/v1/sessions/{session}")
+    await page.goto(f"{gateway_url}/#{session}")
+    for _ in range(2):
+        await page.locator("#phase", has_text="terminated").wait_for()
+        await until(page, "() => document.getElementById('video').currentTime > 0")
+        assert await page.evaluate("document.getElementById('video').buffered.start(0)") == 0
+        assert await page.evaluate("location.hash") == f"#{session}"
+        assert not await page.locator("#pause").is_visible()
+        await page.reload()
+    # The bare address does not.
+    await page.goto("about:blank")
+    await page.goto(gateway_url)
+    await page.locator("#chips").wait_for()
+    assert await page.evaluate("document.body.dataset.mode") == "empty"
+
+
 async def test_nothing_is_wider_than_the_window(gateway_url: str, page: Any) -> None:
     await page.goto(gateway_url)
     await page.locator("#chips").wait_for()
@@ -240,6 +267,36 @@ async def test_the_keyboard_keeps_its_place(gateway_url: str, page: Any) -> None
     assert await focused(page) == "new"
     await page.keyboard.press("Enter")
     assert await focused(page) == "prompt"
+
+
+async def test_the_focus_moves_on_when_its_button_goes_away(gateway_url: str, page: Any) -> None:
+    """Incident: an example that was started, and the last session of the list, left the focus on the body."""
+    await page.goto(gateway_url)
+    await page.locator("#examples button").first.focus()
+    await page.keyboard.press("Enter")
+    await page.locator("body[data-mode=live]").wait_for()
+    await until(page, "() => document.activeElement.id === 'start'")
+    # Another page ends the session while the pad has the focus.
+    await page.get_by_role("group", name="Steer").get_by_role("button", name="Up").focus()
+    session = str(await page.evaluate("location.hash")).removeprefix("#")
+    await page.evaluate("(id) => fetch(`/v1/sessions/${id}`, {method: 'DELETE'})", session)
+    await page.locator("#steer").wait_for(state="hidden")
+    await until(page, "() => document.activeElement.id === 'start'")
+    # A click beside all elements is the user's own.
+    await page.locator("#phase").click()
+    await page.get_by_role("button", name="New session").click()
+    assert await focused(page) == "prompt"
+    await begin(page)
+    await page.get_by_role("button", name="New session").click()
+    await page.get_by_role("button", name="Keep it").click()
+    rows = page.locator("#sessions li")
+    await rows.first.wait_for()
+    while await rows.count():
+        left = await rows.count()
+        await page.locator("#sessions").get_by_role("button", name="End: ").first.focus()
+        await page.keyboard.press("Enter")
+        await until(page, f"() => document.querySelectorAll('#sessions li').length < {left}")
+    await until(page, "() => document.activeElement !== document.body")
 
 
 async def test_a_lost_server_is_no_active_session(pool: Pool, page: Any) -> None:

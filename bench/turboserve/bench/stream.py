@@ -24,6 +24,7 @@ from rich.table import Table
 from turboserve.bench.report import BenchError
 from turboserve.bench.streaming.measurement import BrokerTap, Measurement, SessionMeasurement
 from turboserve.bench.streaming.problems import ProblemError
+from turboserve.bench.streaming.rest import LIMITS
 from turboserve.bench.streaming.transports import compare
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.tasks import stop
@@ -180,7 +181,7 @@ async def measure(target: Target, sessions: int, seconds: float) -> Measurement:
     """Watch `sessions` sessions for `seconds` each. Raises ProblemError, TimeoutError or OSError."""
     measurement = Measurement(seconds)
     async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(httpx.AsyncClient(base_url=target.url))
+        api = await stack.enter_async_context(httpx.AsyncClient(base_url=target.url, limits=LIMITS))
         if target.nats_url is not None:
             tap = await stack.enter_async_context(BrokerTap(target.nats_url))
             measurement.broker_at = tap.received_at

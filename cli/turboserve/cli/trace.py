@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +18,7 @@ Window = Annotated[
     float | None,
     typer.Option(help="Length of a published window, in seconds. The default is the inferred length."),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @app.callback()
@@ -29,6 +32,7 @@ def draw(
     out: Annotated[Path, typer.Option(help="CSV file to write.")],
     seed: Annotated[int, typer.Option(min=0, help="Number of the draw.")] = 0,
     window: Window = None,
+    as_json: AsJson = False,
 ) -> None:
     """Draw a trace with the arrivals, departures and mean active sessions of TurboServe's Tables 11 and 12.
 
@@ -41,6 +45,10 @@ def draw(
     with _failures("--out"):
         drawn = production(name, seed, window)
         write(drawn, out)
+    if as_json:
+        result = {"file": str(out), "digest": drawn.digest, "events": len(drawn.steps), "peak": drawn.peak}
+        typer.echo(json.dumps(result))
+        return
     typer.echo(f"{out}: {drawn.digest}, {len(drawn.steps)} events, peak of {drawn.peak} active sessions")
 
 
@@ -51,6 +59,7 @@ def check(
         str | None, typer.Option(help="Compare with the statistics of this published trace: M, or T1 to T6.")
     ] = None,
     window: Window = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check a trace file and, with --published, its statistics by window.
 
@@ -66,6 +75,13 @@ def check(
         found = read(file)
         wanted = None if published is None else tables.published(published, window)
         rows = [] if wanted is None else tables.differences(found, wanted)
+    outside = sum(not row.within for row in rows)
+    if as_json:
+        result = {"file": str(file), "digest": found.digest, "events": len(found.steps), "peak": found.peak}
+        statistics = [{**asdict(row), "within": row.within} for row in rows]
+        typer.echo(json.dumps({**result, "ends_s": found.ends_s, "statistics": statistics}))
+        _refuse(outside, len(rows))
+        return
     typer.echo(
         f"{file.name}: {found.digest}, {len(found.steps)} events until {found.ends_s:g} s, "
         f"peak of {found.peak} active sessions"
@@ -78,9 +94,15 @@ def check(
             str(row.window), row.statistic, f"{row.published:g}", f"{row.found:.5g}", f"{row.share:+.1%}"
         )
     Console().print(shown)
-    outside = sum(not row.within for row in rows)
+    _refuse(outside, len(rows))
+
+
+def _refuse(outside: int, of: int) -> None:
+    """End the command with an error if any statistic is outside of the tolerance."""
+    from turboserve.experiments.autoscale.published import TOLERANCE
+
     if outside:
-        raise failure(f"{outside} of {len(rows)} statistics differ by more than {tables.TOLERANCE:.0%}")
+        raise failure(f"{outside} of {of} statistics differ by more than {TOLERANCE:.0%}")
 
 
 @app.command()

@@ -72,29 +72,33 @@ def change(
     types: Types = None,
     label: Annotated[str | None, typer.Option(help="A text for people.")] = None,
     key: Key = None,
+    as_json: AsJson = False,
 ) -> None:
     """Change the address, the types or the label of a webhook."""
     wanted = {"url": address, "types": types, "label": label}
-    _change(url, key, webhook, {name: value for name, value in wanted.items() if value is not None})
+    changes = {name: value for name, value in wanted.items() if value is not None}
+    _change(url, key, webhook, changes, as_json)
 
 
 @app.command()
-def enable(webhook: Webhook, url: Url, key: Key = None) -> None:
+def enable(webhook: Webhook, url: Url, key: Key = None, as_json: AsJson = False) -> None:
     """Send events again, from now on."""
-    _change(url, key, webhook, {"enabled": True})
+    _change(url, key, webhook, {"enabled": True}, as_json)
 
 
 @app.command()
-def disable(webhook: Webhook, url: Url, key: Key = None) -> None:
+def disable(webhook: Webhook, url: Url, key: Key = None, as_json: AsJson = False) -> None:
     """Send nothing, and give up what waits."""
-    _change(url, key, webhook, {"enabled": False})
+    _change(url, key, webhook, {"enabled": False}, as_json)
 
 
 @app.command()
-def remove(webhook: Webhook, url: Url, key: Key = None) -> None:
+def remove(webhook: Webhook, url: Url, key: Key = None, as_json: AsJson = False) -> None:
     """Delete a webhook and its deliveries."""
     with _failures():
         ask(url, key, "DELETE", f"/v1/webhooks/{webhook}")
+    if as_json:
+        typer.echo(json.dumps({"id": webhook, "removed": True}))
 
 
 @app.command()
@@ -106,10 +110,11 @@ def rotate(webhook: Webhook, url: Url, key: Key = None, as_json: AsJson = False)
 
 
 @app.command("test")
-def send_test_event(webhook: Webhook, url: Url, key: Key = None) -> None:
+def send_test_event(webhook: Webhook, url: Url, key: Key = None, as_json: AsJson = False) -> None:
     """Send an event `webhook.test`, and print its id."""
     with _failures():
-        typer.echo(ask(url, key, "POST", f"/v1/webhooks/{webhook}/test", idempotent=False)["event"])
+        delivery = ask(url, key, "POST", f"/v1/webhooks/{webhook}/test", idempotent=False)
+    typer.echo(json.dumps(delivery) if as_json else delivery["event"])
 
 
 @app.command()
@@ -141,15 +146,21 @@ def redeliver(
     event: Annotated[str, typer.Argument(metavar="EVENT", help="Id of the event.")],
     url: Url,
     key: Key = None,
+    as_json: AsJson = False,
 ) -> None:
     """Send an event again, under its id."""
     with _failures():
-        ask(url, key, "POST", f"/v1/webhooks/{webhook}/deliveries/{event}/redeliver")
+        delivery = ask(url, key, "POST", f"/v1/webhooks/{webhook}/deliveries/{event}/redeliver")
+    if as_json:
+        typer.echo(json.dumps(delivery))
 
 
-def _change(url: str, key: str | None, webhook: str, changes: dict[str, Any]) -> None:
+def _change(url: str, key: str | None, webhook: str, changes: dict[str, Any], as_json: bool) -> None:
+    """Change a webhook, and print it if JSON is asked for."""
     with _failures():
-        ask(url, key, "PATCH", f"/v1/webhooks/{webhook}", json=changes)
+        changed = ask(url, key, "PATCH", f"/v1/webhooks/{webhook}", json=changes)
+    if as_json:
+        typer.echo(json.dumps(changed))
 
 
 @contextmanager

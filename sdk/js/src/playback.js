@@ -147,6 +147,7 @@ export class Playback {
       if (next.end === true) {
         this.#queue.shift();
         if (this.#buffer) this.#source.endOfStream();
+        this.#look();
         return;
       }
       if (next.mime) this.#prepare(next.mime);
@@ -178,6 +179,8 @@ export class Playback {
     buffer.addEventListener("updateend", () => {
       // `reset` has put another one in its place, or an error has closed the source.
       if (buffer !== this.#buffer || this.#source.readyState === "closed") return;
+      // While more waits, too: of an ended session, all of the video may come at once.
+      this.#look();
       if (!this.#trimIfLong()) this.#pump();
     });
   }

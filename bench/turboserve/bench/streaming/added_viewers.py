@@ -11,6 +11,7 @@ from statistics import median
 
 import httpx
 
+from turboserve.bench.streaming.rest import LIMITS
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.bench.streaming.whep import WhepViewer
 
@@ -37,7 +38,7 @@ async def added_costs(
     """
     rates: dict[str, list[float]] = {name: [] for name in transports}
     async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30.0))
+        api = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30.0, limits=LIMITS))
         keepers = []
         for number in range(sessions):
             keeper = await Viewer.create(api, "a red circle moving left", seed=number, max_lead_s=lead_s)

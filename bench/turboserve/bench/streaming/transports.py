@@ -14,6 +14,7 @@ import psutil
 
 from turboserve.bench.report import percentile
 from turboserve.bench.streaming.added_viewers import added_costs
+from turboserve.bench.streaming.rest import LIMITS
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.bench.streaming.whep import WhepViewer
 
@@ -44,7 +45,7 @@ async def compare(
     ProblemError, TimeoutError or OSError.
     """
     found: dict[str, Any] = {}
-    async with httpx.AsyncClient(base_url=url, timeout=30.0) as api:
+    async with httpx.AsyncClient(base_url=url, timeout=30.0, limits=LIMITS) as api:
         for transport in transports:
             found[transport] = await _block(api, gateway_pid, transport, sessions, seconds, lead_s)
     if added:

@@ -75,7 +75,7 @@ def run(options: Options, policy: Policy | None = None) -> int:
         def announce(ready: int) -> None:
             _announce(hub, urls, ready, options.workers, exposed, began_s)
             if gateway.api_keys_store:
-                first_key.start(plan.broker_settings("gateway"), hub, options.log_format)
+                first_key.start(plan.broker_settings("gateway"), urls, hub, options.log_format)
 
         try:
             supervisor = Supervisor(

@@ -22,6 +22,11 @@ export function rememberSession(id) {
   write(localStorage, SESSION, id);
 }
 
+// The bare address shows it no more. Its own address does.
+export function forgetSession() {
+  if (!sharedLink()) write(localStorage, SESSION, null);
+}
+
 export function rememberedKey() {
   const url = new URL(location.href);
   if (url.searchParams.has("access_token")) {

@@ -3,9 +3,10 @@
 import "./client/player.js";
 import { Composer } from "./composer.js";
 import { Events } from "./events.js";
+import { keepFocus } from "./focus.js";
 import { KeyForm } from "./keys.js";
 import { LeadSelector } from "./lead.js";
-import { rememberSession, rememberedKey, rememberedSession } from "./memory.js";
+import { forgetSession, rememberSession, rememberedKey, rememberedSession } from "./memory.js";
 import { MigrationForm } from "./migration.js";
 import { ModelChoice } from "./model.js";
 import { pageClient } from "./page_client.js";
@@ -163,7 +164,9 @@ const ON = {
   },
   end({ phase, reason }) {
     ended = phase === "failed" ? `The session failed: ${reason}` : "This session has ended.";
-    rememberSession(null);
+    // The link of a session that had ended before replays it again.
+    if (greeting?.activity === "ended") forgetSession();
+    else rememberSession(null);
     greeting = null;
     pad.show(null);
     migrationForm.learn(null);
@@ -337,6 +340,8 @@ function restore() {
   open(remembered);
 }
 
+// Buttons: a field would open the keyboard of a phone.
+keepFocus(["#start", "#new", "#pause", "summary"]);
 client.key = shared?.token ?? rememberedKey();
 addEventListener("hashchange", restore);
 if (shared) {

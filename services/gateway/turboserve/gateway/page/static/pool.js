@@ -9,6 +9,7 @@ import { decisions, migrations } from "./console/records.js";
 import { rangeOf, readRoute, routeHash, VIEWS } from "./console/route.js";
 import { TimeForm } from "./console/time_form.js";
 import { workers } from "./console/workers.js";
+import { keepFocus } from "./focus.js";
 import { KeyForm } from "./keys.js";
 import { rememberedKey } from "./memory.js";
 import { pageClient } from "./page_client.js";
@@ -210,6 +211,7 @@ addEventListener("popstate", () => {
   show();
   showPools(pools);
 });
+keepFocus(["#views [aria-current]"]);
 client.key = rememberedKey();
 show();
 look();
