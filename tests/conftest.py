@@ -126,6 +126,7 @@ ONE_STACK = (
     "tests/browser/test_key_press_benchmark.py",
     "tests/browser/test_javascript_client.py",
     "tests/sdk/test_sdk_stack.py",
+    "tests/stack/test_stack_documents.py",
     "tests/stack/test_stack_recordings.py",
     "tests/stack/test_stack_shared_traces.py",
     "tests/stack/test_stack_faults.py",
@@ -454,7 +455,7 @@ def stack(
         "TURBOSERVE_CORS_ORIGINS": other_site.url,
         "TURBOSERVE_OTLP_ENDPOINT": stack_receiver.endpoint,
     }
-    stack = BackgroundStack(data, "--workers", "2", environment=environment)
+    stack = BackgroundStack(data, "--workers", "2", "--webhooks", environment=environment)
     return until_group_ends.enter_context(stack)
 
 

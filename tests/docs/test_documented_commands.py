@@ -1,4 +1,4 @@
-"""Every command that a document shows is one: the CLI takes its options, the API has its route."""
+"""Every example of a document runs, or has a reason and can be read: the CLI takes its options, and so on."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import typer
 import yaml
 from typer._click.exceptions import ClickException
 
+from tests.helpers.document_examples import DOCUMENTS as WITH_EXAMPLES
+from tests.helpers.document_examples import ELSEWHERE, ON_THE_STACK, WITH_KEYS, examples
 from turboserve.bench import registry
 from turboserve.cli.bench import command
 from turboserve.cli.main import app
@@ -31,6 +33,37 @@ TARGETS = {
     for file in (ROOT / "Makefile", *(ROOT / "deploy").glob("*.mk"))
     for target in re.findall(r"^([\w-]+):", file.read_text(), re.MULTILINE)
 }
+
+
+RUNNING = {
+    (each.document, " ".join(each.text.split()))
+    for document in WITH_EXAMPLES
+    for each in examples(document)
+    if each.elsewhere is None
+}
+"""Examples that tests run as shown."""
+
+
+def test_every_example_runs_or_has_a_reason() -> None:
+    assert {document for document, _ in RUNNING} == {*ON_THE_STACK, *WITH_KEYS}
+
+
+def test_every_reason_has_its_example_and_its_test() -> None:
+    stale = [
+        (document, start)
+        for document, reasons in ELSEWHERE.items()
+        for start in reasons
+        if not any(each.text.startswith(start) for each in examples(document))
+    ]
+    assert not stale
+    named = {
+        file
+        for reasons in ELSEWHERE.values()
+        for reason in reasons.values()
+        for file in re.findall(r"[\w/.-]+\.(?:py|md)\b", reason)
+    }
+    assert "tests/browser/test_webrtc_page.py" in named
+    assert not [file for file in named if not (ROOT / file).is_file()]
 
 
 @dataclass(frozen=True)
@@ -53,13 +86,18 @@ def blocks(*kinds: str) -> list[tuple[str, str, str]]:
 
 
 def commands(program: str) -> list[Shown]:
-    """Return the commands of one program in console blocks, each as one line."""
+    """Return the commands of one program in console blocks that do not run, each as one line."""
     found = []
     for document, kind, text in blocks("console", "sh"):
         whole = text.replace("\\\n", " ")
         lines = whole.splitlines() if kind == "sh" else re.findall(r"^\$ (.+)$", whole, re.MULTILINE)
         found += [Shown(document, line) for line in lines]
-    return [one for one in found if re.match(rf"(?:\S+=\S+ )*(?:\.venv/bin/)?{program}\b", one.line)]
+    return [
+        one
+        for one in found
+        if re.match(rf"(?:\S+=\S+ )*(?:\.venv/bin/)?{program}\b", one.line)
+        and (one.document, " ".join(one.line.split())) not in RUNNING
+    ]
 
 
 def words_of(line: str) -> list[str]:

@@ -163,7 +163,7 @@ async def test_the_link_of_an_ended_session_replays_it_again_and_again(
         await until(page, "() => document.getElementById('video').currentTime > 0")
         assert await page.evaluate("document.getElementById('video').buffered.start(0)") == 0
         assert await page.evaluate("location.hash") == f"#{session}"
-        assert not await page.locator("#pause").is_visible()
+        await page.locator("#pause").wait_for(state="hidden")
         await page.reload()
     # The bare address does not.
     await page.goto("about:blank")

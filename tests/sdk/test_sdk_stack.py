@@ -1,9 +1,8 @@
-"""The client and its documented examples, against the whole stack."""
+"""The client, against the whole stack. tests/stack/test_stack_documents.py runs its documented examples."""
 
 from __future__ import annotations
 
 import json
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from tools import demo
 from typer.testing import CliRunner
 
-from tests.helpers import forked_process
 from turboserve.bench.streaming.decode import decode as decode_file
 from turboserve.cli.main import app
 from turboserve.cli.stack.background import BackgroundStack
@@ -32,28 +30,6 @@ from turboserve.experiments.toyworld.judge import has_colours
 pytestmark = pytest.mark.stack
 
 RUNNER = CliRunner()
-
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = (ROOT / "sdk" / "python" / "README.md", ROOT / "docs" / "how-to" / "python-client.md")
-EXAMPLES = {
-    code: title
-    for document in DOCUMENTS
-    for title, code in re.findall(r"## (.*?)\n\n```python\n(.*?)```", document.read_text(), re.DOTALL)
-}
-"""Code and title of each. The same code runs once."""
-
-
-@pytest.mark.parametrize("code", EXAMPLES, ids=EXAMPLES.values())
-def test_an_example_of_the_documents_runs(
-    stack: BackgroundStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
-) -> None:
-    assert "http://127.0.0.1:8080" in code
-    example = tmp_path / "example.py"
-    example.write_text(code.replace("http://127.0.0.1:8080", stack.url))
-    monkeypatch.chdir(tmp_path)
-    done = forked_process.run([str(example)])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
 
 
 async def test_a_figure_is_steered(stack: BackgroundStack) -> None:

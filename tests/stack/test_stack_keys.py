@@ -1,4 +1,7 @@
-"""`turboserve up --auth` and `turboserve keys --url`: from the first start to a key that is revoked."""
+"""`turboserve up --auth` and `turboserve keys --url`: from the first start to a key that is revoked.
+
+The same stack runs the examples of the documents about keys.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from typing import Any
 import httpx
 from typer.testing import CliRunner
 
+from tests.helpers.document_examples import WITH_KEYS, examples
+from tests.helpers.document_reader import DocumentReader
 from tests.helpers.waiting import eventually_blocking
 from turboserve.cli.keys import app as keys_command
 from turboserve.cli.stack.background import BackgroundStack
@@ -35,6 +40,17 @@ def answer(url: str, key: str) -> int:
     return httpx.get(f"{url}/v1/sessions", headers={"Authorization": f"Bearer {key}"}, timeout=60).status_code
 
 
+def follow_documents(stack: BackgroundStack, admin: str, folder: Path) -> None:
+    known = {"TURBOSERVE_URL": stack.url, "TURBOSERVE_API_KEY": admin, "KEY": admin}
+    for document in WITH_KEYS:
+        reader = DocumentReader(stack.url, str(stack.data), folder, known)
+        reader.know("ts", admin)
+        reader.know("key", admin.split("_")[1])
+        for example in examples(document):
+            if example.elsewhere is None:
+                reader.follow(example)
+
+
 def test_the_first_start_shows_a_key_and_later_ones_do_not(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with stack_with_keys(data) as stack:
@@ -43,8 +59,8 @@ def test_the_first_start_shows_a_key_and_later_ones_do_not(tmp_path: Path) -> No
         assert found is not None
         admin, key_id = found.group(), found[1]
         assert httpx.get(f"{stack.url}/v1/sessions", timeout=60).status_code == 401
-        # The gateway learns of a new key from the store, as below.
-        eventually_blocking(lambda: answer(stack.url, admin) == 200)
+        # The key is shown once the gateway accepts it.
+        assert answer(stack.url, admin) == 200
         assert "API keys: in the database" in stack.output
 
         made = keys(stack.url, admin, "add", "acme", "--label", "for CI", "--scope", "sessions:read")[0]
@@ -60,6 +76,7 @@ def test_the_first_start_shows_a_key_and_later_ones_do_not(tmp_path: Path) -> No
         logs = [path.read_text() for path in data.rglob("*.log")]
         assert logs
         assert not any(admin in text or made["key"] in text for text in logs)
+        follow_documents(stack, admin, tmp_path)
 
     before = len(stack.output)
     with stack:
