@@ -108,17 +108,9 @@ WEIGHTS = Topic("weights.{id}", weights.WeightKey, ("state-store",), ("worker",)
 """`id` is the worker with the weights."""
 LEAVE = Topic("leave.{id}", viewers.LeaveViewer, ("gateway",), ("gateway",))
 """`id` is the gateway that serves the viewer."""
+_OF_WORKERS = (LOAD, ASSIGN, PLAYHEAD, LATENTS)
 _OF_GATEWAYS = (KEY, LINK, LEAVE)
-TOPICS: tuple[Topic[Contract], ...] = (
-    LOAD,
-    ASSIGN,
-    PLAYHEAD,
-    LATENTS,
-    FEEDBACK,
-    POOL,
-    *_OF_GATEWAYS,
-    WEIGHTS,
-)  # type: ignore[assignment]
+TOPICS: tuple[Topic[Contract], ...] = (*_OF_WORKERS, FEEDBACK, POOL, *_OF_GATEWAYS, WEIGHTS)  # type: ignore[assignment]
 
 _STORE = "state-store"
 CREATE_SESSION = Endpoint(
