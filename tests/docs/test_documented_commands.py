@@ -62,7 +62,7 @@ def test_every_reason_has_its_example_and_its_test() -> None:
         for reason in reasons.values()
         for file in re.findall(r"[\w/.-]+\.(?:py|md)\b", reason)
     }
-    assert "tests/browser/test_webrtc_page.py" in named
+    assert "tests/gateway/test_gateway_whep_example.py" in named
     assert not [file for file in named if not (ROOT / file).is_file()]
 
 

@@ -63,7 +63,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         ".venv/bin/python deploy/kubernetes/generate.py": CLUSTER,
     },
     "docs/how-to/low-latency.md": {
-        "const pc = new RTCPeerConnection()": "tests/browser/test_webrtc_page.py runs it in Chromium",
+        "const pc = new RTCPeerConnection()": "tests/gateway/test_gateway_whep_example.py runs it",
         "turboserve up": STARTS,
         "turboserve bench key-press": "tests/browser/test_key_press_benchmark.py runs it in Chromium",
         "export": SETTING,
