@@ -79,6 +79,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "docker compose": CONTAINERS,
         "turboserve bench": MINUTES,
     },
+    "docs/how-to/run.md": {"turboserve up": STARTS},
     "docs/how-to/scale-the-pool.md": {
         "curl -X": "starts and ends workers: tests/gateway/test_gateway_pools.py sends these orders",
         "turboserve profile autoscaler": MINUTES,
