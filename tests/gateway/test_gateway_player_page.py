@@ -55,6 +55,8 @@ async def test_chips_compose_a_prompt_and_unknown_words_are_named(gateway_url: s
     assert await page.locator("#hint").is_hidden()
     await field.fill("a red circle wearing a hat")
     await page.locator("#hint", has_text="does not know “wearing” and “hat”").wait_for()
+    await field.fill(f"a red {'x' * 900}")
+    await page.locator("#hint", has_text=f"does not know “{'x' * 30}…” and").wait_for()
     # The pattern has one figure: a chip changes the first one, and never removes the second.
     await field.fill("a red circle and a blue square")
     for chip in ("orange", "orange", "moving left"):

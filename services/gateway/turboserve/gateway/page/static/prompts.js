@@ -2,6 +2,9 @@
 
 const WORD = /[a-z]+|[0-9]+/g;
 
+/** Characters of an unknown word that a warning shows. */
+const SHOWN = 30;
+
 export class PromptReader {
   constructor(model) {
     this.model = model.id;
@@ -124,7 +127,8 @@ function withArticles(text) {
 }
 
 function listed(words) {
-  const quoted = words.slice(0, 4).map((word) => `“${word}”`);
+  const short = (word) => (word.length > SHOWN ? `${word.slice(0, SHOWN)}…` : word);
+  const quoted = words.slice(0, 4).map((word) => `“${short(word)}”`);
   if (words.length > 4) return `${quoted.join(", ")} and ${words.length - 4} more words`;
   return quoted.length > 1 ? `${quoted.slice(0, -1).join(", ")} and ${quoted.at(-1)}` : quoted[0];
 }
