@@ -31,6 +31,7 @@ from turboserve.scheduler.messages import (
 )
 from turboserve.scheduler.placement import MinMax, MinMaxRebalancer
 from turboserve.scheduler.policy import Policy
+from turboserve.scheduler.worker_classes import WorkerClasses, newest_classes
 
 UNUSED = "a-class-without-sessions"
 
@@ -193,3 +194,21 @@ def test_a_draining_worker_hands_sessions_of_each_class_to_one_that_serves_it() 
     assert targets.keys() == {"m1", "n1"}
     # The worker of small sessions alone does not get the large one.
     assert targets["m1"] == "w2"
+
+
+def test_a_draining_worker_of_one_class_hands_sessions_to_one_that_serves_several() -> None:
+    draining = worker("w1", capacity=6, weights="2" * 32, phase=WorkerPhase.DRAINING).model_copy(
+        update={"model": "n", "transfer": ("tcp://127.0.0.1:2",)}
+    )
+    bench = MigratingBench(draining, two_classes("w2"), running("n1", "n", "w1"))
+    bench.pass_time(3.0)
+    assert {one.session: one.worker for one in bench.all(BeginMigration)} == {"n1": "w2"}
+
+
+def test_a_late_report_from_the_loading_phase_does_not_replace_classes() -> None:
+    loaded = two_classes("w1").classes
+    loading = (ServedClass(model="m", capacity=0), ServedClass(model="n", capacity=0))
+    assert loaded is not None
+    assert newest_classes(loading, None) == WorkerClasses(loading)
+    assert newest_classes(loaded, WorkerClasses(loading)) == WorkerClasses(loaded)
+    assert newest_classes(loading, WorkerClasses(loaded)) == WorkerClasses(loaded)

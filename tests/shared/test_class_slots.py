@@ -40,3 +40,9 @@ def test_sessions_taken_while_they_fit_never_exceed_the_worker(
             counts[name] += 1
     assert sum(Fraction(count, served[name]) for name, count in counts.items()) <= 1
     assert all(counts[name] <= served[name] for name in NAMES)
+
+
+def test_a_session_of_a_class_without_slots_takes_the_whole_worker() -> None:
+    """The only small session was paused in its slab, which the worker has reported, and is resumed."""
+    assert slots_used({"large": 2, "small": 0}, "large", {"small": 1}) == 2
+    assert slots_used({"large": 2, "small": 0}, "large", {}) == 0

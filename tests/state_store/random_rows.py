@@ -32,7 +32,7 @@ from turboserve.contracts.sessions import (
     SessionRecord,
 )
 from turboserve.contracts.usage import ListUsage, UsageDimension
-from turboserve.contracts.worker_offers import FrameSize
+from turboserve.contracts.worker_offers import FrameSize, ServedClass
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core import workers as worker_rules
@@ -57,6 +57,7 @@ class RandomRows:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self._classes = random.Random(f"classes {seed}")
         self._serial = 0
 
     def call(self) -> tuple[str, Call]:
@@ -108,11 +109,22 @@ class RandomRows:
         )
 
     def worker_record(self) -> WorkerRecord:
+        worker, model = self.worker(), self.random.choice(MODELS)
+        phase, capacity = self.random.choice(list(WorkerPhase)), self.random.randrange(1, 5)
+        served = (
+            ServedClass(model=model, capacity=capacity),
+            *(
+                ServedClass(model=name, capacity=self._classes.randrange(5))
+                for name in MODELS
+                if name != model
+            ),
+        )
         return WorkerRecord(
-            id=self.worker(),
-            model=self.random.choice(MODELS),
-            phase=self.random.choice(list(WorkerPhase)),
-            capacity=self.random.randrange(1, 5),
+            id=worker,
+            model=model,
+            phase=phase,
+            capacity=capacity,
+            classes=self._classes.choice((None, served)),
             floor_capacity=self.random.choice((None, 3, 8)),
             transfer=self.random.choice(((), ("tcp://10.0.0.1:1",))),
             chunk_latency_s=self.random.choice(({}, {1: 0.25, 2: 0.5})),

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from tests.state_store.conftest import StartStore
 from tests.state_store.state_store_harness import Harness
 from turboserve import subjects
-from turboserve.contracts.errors import InvalidInputError, NoCapacityError
+from turboserve.contracts.errors import InvalidInputError, NoCapacityError, UnknownModelError
 from turboserve.contracts.pool import PoolReport
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import WorkerPhase
 from turboserve.state_store.core.class_room import SharedWorker, class_capacity
 
 LARGE, SMALL, THIRD = "room-large", "room-small", "room-third"
@@ -92,3 +93,34 @@ async def test_workers_that_a_pool_may_add_count_for_all_classes_of_its_workers(
     for model in (large, small):
         with pytest.raises(NoCapacityError):
             await api.create(model)
+
+
+async def test_all_classes_of_a_worker_that_loads_are_known(api: Harness, start_store: StartStore) -> None:
+    await start_store()
+    named = ({"model": "loads-large", "capacity": 0}, {"model": "loads-small", "capacity": 0})
+    await api.worker("loads-large", capacity=0, phase=WorkerPhase.STARTING, classes=named)
+    for model in ("loads-large", "loads-small"):
+        with pytest.raises(NoCapacityError, match="is ready yet"):
+            await api.create(model)
+    with pytest.raises(UnknownModelError):
+        await api.create("loads-neither")
+
+
+async def test_sessions_of_other_classes_that_wait_count_while_no_worker_runs(
+    api: Harness, start_store: StartStore
+) -> None:
+    await start_store()
+    large, small = "absent-large", "absent-small"
+    classes = ({"model": large, "capacity": 2}, {"model": small, "capacity": 4})
+    worker = await api.worker(large, capacity=2, classes=classes)
+    report = PoolReport(pool="absent", model=large, maximum=1, process="asc_1")
+    await api.bus.call(subjects.REPORT_POOL, report)
+    await api.gone(worker)
+    # Both classes wait for the worker that the pool will start.
+    for _ in range(3):
+        await api.create(small)
+    with pytest.raises(NoCapacityError):
+        await api.create(large)
+    await api.create(small)
+    with pytest.raises(NoCapacityError):
+        await api.create(small)

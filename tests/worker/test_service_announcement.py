@@ -139,3 +139,10 @@ async def test_it_hears_that_it_was_declared_gone(store: Store, nats_server: Nat
     store.says_gone, gone = True, list[str]()
     async with loading(nats_server, gone):
         await eventually(lambda: gone, 60)
+
+
+def test_a_worker_of_several_models_names_them_while_it_loads() -> None:
+    several = starting("w", Settings(model="toyworld,toyworld-small"), "cpu", pid=1, now=5.0)
+    assert several.classes is not None
+    assert [(one.model, one.capacity) for one in several.classes] == [("toyworld", 0), ("toyworld-small", 0)]
+    assert starting("w", Settings(), "cpu", pid=1, now=5.0).classes is None

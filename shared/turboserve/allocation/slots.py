@@ -16,7 +16,8 @@ def slots_used(served: Mapping[str, int], one: str, counts: Mapping[str, int]) -
 
     `served`: n_j by class. `counts`: x_j by class. So another session of the class fits, Σ x_j / n_j ≤ 1 with
     it, if and only if the result is below n_c. A session of a class that the worker does not serve takes one
-    slot.
+    slot. One of a class with n_j = 0 takes all slots: the worker reports n_j without the sessions that are
+    paused in their slabs, and one of these has been resumed.
     """
     whole = counts.get(one, 0)
     if len(counts) == (one in counts):
@@ -29,5 +30,6 @@ def slots_used(served: Mapping[str, int], one: str, counts: Mapping[str, int]) -
 
 
 def _slots_of(served: Mapping[str, int], one: str, other: str) -> Fraction:
-    alone = served.get(other, 0)
-    return Fraction(served.get(one, 0), alone) if alone else Fraction(1)
+    if other not in served:
+        return Fraction(1)
+    return Fraction(served.get(one, 0), served[other] or 1)

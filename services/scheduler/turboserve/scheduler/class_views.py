@@ -97,8 +97,9 @@ def choice_of_worker(choice: Choice) -> Choice:
 
 
 def migration_of_workers(migration: Migration) -> Migration:
-    """Return the migration between two entries as that between their workers."""
-    if "/" not in migration.source:
+    """Return the migration between two entries as that between their workers. A worker of one class may be
+    either."""
+    if "/" not in migration.source and "/" not in migration.target:
         return migration
     source, target = worker_of(migration.source), worker_of(migration.target)
     return replace(migration, source=source, target=target)

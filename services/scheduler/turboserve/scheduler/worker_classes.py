@@ -44,9 +44,11 @@ def newest_classes(
 ) -> WorkerClasses | None:
     """Return the classes after a report or a row. Profiles that differ by noise alone change nothing.
 
-    A late report from the loading phase has no classes and does not remove the known ones.
+    A late report from the loading phase has no classes, or names them alone, and does not replace known ones.
     """
     if reported is None:
+        return known
+    if known is not None and not any(one.capacity or one.weights_digest for one in reported):
         return known
     if known is None or [_identity(one) for one in reported] != [_identity(one) for one in known.served]:
         return WorkerClasses(reported)

@@ -24,15 +24,22 @@ class SharedWorker:
     """Sessions that hold a slot, or reserve one by migrating, by class."""
 
 
-def class_capacity(model: str, workers: Iterable[SharedWorker], waiting: Mapping[str, int]) -> int:
+NONE: Mapping[str, int] = {}
+
+
+def class_capacity(
+    model: str, workers: Iterable[SharedWorker], waiting: Mapping[str, int], largest: Mapping[str, int] = NONE
+) -> int:
     """Return the slots for sessions of a class, those in use included. It is exact for a single class.
 
     Below 0: sessions of other classes wait that take slots of further workers, too.
 
     `workers`: those that serve the class. `waiting`: sessions without a slot that want one, by class.
+    `largest`: n_j of a worker that a pool may still start, by class. Sessions may wait for it.
     """
     slots = 0
-    dearest: dict[str, Fraction] = {}
+    own = largest.get(model, 0)
+    dearest = {name: Fraction(own, alone) for name, alone in largest.items() if name != model and alone}
     for worker in workers:
         served = worker.served.get(model, 0)
         others = {name: count for name, count in worker.held.items() if name != model and count}

@@ -94,7 +94,7 @@ def _census_query() -> Select[Any]:
             exists().where(heard),
         ),
         capacity.scalar_subquery(),
-        exists().where(declares(model), takes),
+        exists().where(declares(model)),
         exists().where(tenants.c.id == tenant),
         exists().where(tenants.c.id != tenant),
         counts,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import ColumnElement, Integer, Text, bindparam, cast, func, or_, select
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.workers import WorkerPhase
@@ -48,10 +49,15 @@ async def shared_capacity(
             waiting[of] += count
     shared = [row for row in live if row.phase in takes and model in _served(row)]
     serving = [SharedWorker(_served(row), held[row.id]) for row in shared]
-    coming = await _coming(db, model, shared, renewed_after)
-    # A worker that a pool may still start will have no sessions, and the largest n of those that run.
-    largest = max((one.served[model] for one in serving), default=0)
-    return class_capacity(model, serving, waiting) + coming * int(largest)
+    # A worker that a pool may still start will have no sessions, and the largest n of those that are known.
+    # Gone ones count, since a pool may have no other at the moment.
+    first, largest = set[str](), dict[str, int]()
+    for of, name, capacity in (await db.execute(_DECLARED, {"model": model})).all():
+        first.add(of)
+        largest[name] = max(largest.get(name, 0), capacity)
+    ready = [row for row in shared if row.phase == WorkerPhase.READY.value]
+    coming = await _coming(db, first - {model}, ready, renewed_after)
+    return class_capacity(model, serving, waiting, largest) + coming * largest.get(model, 0)
 
 
 _LIVE = select(workers.c.id, workers.c.model, workers.c.phase, workers.c.classes).where(
@@ -59,19 +65,31 @@ _LIVE = select(workers.c.id, workers.c.model, workers.c.phase, workers.c.classes
 )
 
 
+_CLASS = func.jsonb_array_elements(workers.c.classes, type_=JSONB).column_valued(
+    "class", joins_implicitly=True
+)
+_DECLARED = (
+    select(
+        workers.c.model,
+        _CLASS["model"].astext.label("name"),
+        func.max(cast(_CLASS["capacity"].astext, Integer)),
+    )
+    .where(declares(bindparam("model", type_=Text)))
+    .group_by(workers.c.model, "name")
+)
+
+
 def _served(row: Any) -> dict[str, int]:
     return {one["model"]: one["capacity"] for one in row.classes or ()}
 
 
-async def _coming(db: AsyncConnection, model: str, shared: list[Any], renewed_after: float) -> int:
-    """Number of workers that pools may add. A pool reports its workers' first class alone; its own additions
-    to that class are counted there."""
-    first = {row.model for row in shared} - {model}
+async def _coming(db: AsyncConnection, first: set[str], ready: list[Any], renewed_after: float) -> int:
+    """Number of workers that pools may add. A pool reports its workers' first class alone, and its own
+    additions to that class are counted there. So `first` has the others' first classes."""
     if not first:
         return 0
     heard = select(func.coalesce(func.sum(pools.c.maximum), 0)).where(
         pools.c.model.in_(first), pools.c.reported_at > renewed_after
     )
     maximum = int((await db.execute(heard)).scalar_one())
-    ready = len([row for row in shared if row.model in first and row.phase == WorkerPhase.READY.value])
-    return max(maximum - ready, 0)
+    return max(maximum - sum(row.model in first for row in ready), 0)

@@ -46,6 +46,16 @@ class ClassDrivers:
         self._last = 0
         """Position of the class whose work before a forward was done last."""
 
+    @property
+    def generate_until(self) -> float:
+        """See `EngineDriver.generate_until`. All drivers have the same lease."""
+        return next(iter(self._drivers.values())).generate_until
+
+    @property
+    def generating(self) -> bool:
+        """See `EngineDriver.generating`."""
+        return self._now() < self.generate_until
+
     def has_come(self, session: str, run: int) -> None:
         """See `EngineDriver.has_come`."""
         next(one for one in self._drivers.values() if one.engine.knows(session)).has_come(session, run)

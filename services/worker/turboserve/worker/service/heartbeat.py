@@ -21,6 +21,7 @@ from turboserve.contracts.errors import (
     WorkerGoneError,
 )
 from turboserve.contracts.requests import Renew
+from turboserve.contracts.worker_offers import ServedClass
 from turboserve.contracts.workers import (
     LoadReport,
     MigrationReport,
@@ -157,11 +158,16 @@ class Heartbeat:
 
 
 def starting(worker: str, settings: Settings, device: str, pid: int, now: float) -> LoadReport:
-    """Report of a worker that cannot serve yet: no capacity, no profile."""
+    """Report of a worker that cannot serve yet: no capacity, no profile.
+
+    It names the classes of a worker of several, so that these are known before they are loaded.
+    """
+    models = settings.models
     return LoadReport(
         worker=worker,
-        model=settings.models[0],
+        model=models[0],
         capacity=0,
+        classes=tuple(ServedClass(model=one, capacity=0) for one in models) if len(models) > 1 else None,
         phase=WorkerPhase.STARTING,
         device=device,
         pid=pid,

@@ -7,6 +7,7 @@ from collections import Counter
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.simulation.runtime.rows.session import Session
+from turboserve.simulation.runtime.rows.shared_workers import declaring, shared_capacity
 from turboserve.simulation.runtime.rows.tables import SessionEntry
 from turboserve.state_store.core.forecast import Outlook
 from turboserve.state_store.core.tenants import TenantUse
@@ -14,6 +15,7 @@ from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.ports.records import AdmissionCounts
 
 _LOCK = ("advisory", "admission")
+_TAKES = (WorkerPhase.STARTING, WorkerPhase.READY)
 
 
 def waits(record: SessionRecord) -> bool:
@@ -54,10 +56,7 @@ class MemoryAdmission:
         def run() -> AdmissionCounts:
             workers = [entry.record for _, entry in db.find(tables.workers, "model", model)]
             takes = [
-                worker
-                for worker in workers
-                if worker.phase in (WorkerPhase.STARTING, WorkerPhase.READY)
-                and worker.renewed_at > renewed_after
+                worker for worker in workers if worker.phase in _TAKES and worker.renewed_at > renewed_after
             ]
             pools = [
                 pool for _, pool in db.find(tables.pools, "model", model) if pool.reported_at > renewed_after
@@ -66,9 +65,14 @@ class MemoryAdmission:
             coming = max(sum(pool.maximum for pool in pools) - ready, 0)
             largest = max(1, max((worker.capacity for worker in workers), default=1))
             absorbs = any(pool.absorbs_at_maximum for pool in pools)
-            held = (worker.most_sessions if absorbs else worker.capacity for worker in takes)
+            alone = [worker for worker in takes if worker.classes is None]
+            held = (worker.most_sessions if absorbs else worker.capacity for worker in alone)
             places = sum(held) + coming * largest
-            known = bool(pools) or any(worker.renewed_at > known_after for worker in workers)
+            several = declaring(db, model)
+            if several:
+                places += shared_capacity(db, model, renewed_after, _TAKES, waits)
+                places = max(0, places)
+            known = bool(pools) or any(worker.renewed_at > known_after for worker in (*workers, *several))
             demand = sum(takes_slot(entry.record) for _, entry in db.find(tables.sessions, "live", model))
             if tables.sessions in db.writes:
                 live = sum(entry.ended_at is None for _, entry in db.all(tables.sessions))
@@ -116,12 +120,20 @@ class MemoryAdmission:
             known = [
                 row.starting_s for row in rented if row is not None and row.ready and row.ended_at is None
             ]
+            alone = [worker for worker in ready if worker.classes is None]
+            ready_slots = sum(worker.most_sessions if absorbs else worker.capacity for worker in alone)
+            now = (WorkerPhase.READY,)
+            if any(
+                worker.phase in now and worker.renewed_at > renewed_after for worker in declaring(db, model)
+            ):
+                ready_slots += shared_capacity(db, model, renewed_after, now, waits)
+                ready_slots = max(0, ready_slots)
             starting = [worker.started_at for worker in live if worker.phase is WorkerPhase.STARTING]
             return Outlook(
                 left=sum(
                     _left(entry, since) for _, entry in db.all(tables.sessions) if entry.record.model == model
                 ),
-                ready_slots=sum(worker.most_sessions if absorbs else worker.capacity for worker in ready),
+                ready_slots=ready_slots,
                 starting=tuple(sorted(starting)),
                 coming=max(sum(pool.maximum for pool in pools) - len(ready), 0),
                 slots=max(1, max((worker.capacity for worker in workers), default=1)),

@@ -224,7 +224,13 @@ class Tables:
             {"session": lambda entry: entry.decision.session, "version": _version},
             ("version",),
         )
-        self.workers: Table[str, WorkerEntry] = Table("workers", {"model": lambda entry: entry.record.model})
+        self.workers: Table[str, WorkerEntry] = Table(
+            "workers",
+            {
+                "model": lambda entry: entry.record.model,
+                "several": lambda entry: None if entry.record.classes is None else True,
+            },
+        )
         self.outbox: Table[int, PendingEvent] = Table(
             "outbox", {"event_id": lambda event: event.event_id}, ("event_id",)
         )

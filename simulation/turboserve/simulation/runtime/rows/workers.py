@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 from turboserve.contracts.sessions import Phase
+from turboserve.contracts.worker_offers import ServedClass
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
@@ -99,7 +101,14 @@ class MemoryWorkers:
             "suspended": sum(phase is Phase.SUSPENDED for phase in phases),
             "incoming": len(self._db.find(sessions, "target", record.id)),
         }
+        if record.classes is not None:
+            update["classes"] = self._with_sessions(record.id, record.classes)
         return record.model_copy(update=update) if any(update.values()) else record
+
+    def _with_sessions(self, worker: str, classes: tuple[ServedClass, ...]) -> tuple[ServedClass, ...]:
+        found = [entry for _, entry in self._db.find(self._db.tables.sessions, "worker", worker)]
+        counts = Counter(entry.record.model for entry in found if entry.record.phase.holds_slot)
+        return tuple(one.model_copy(update={"sessions": counts[one.model]}) for one in classes)
 
     async def delete_gone(self, gone_before: float) -> int:
         sessions = self._db.tables.sessions
