@@ -23,7 +23,14 @@ from turboserve.simulation.calm import calm_table, run_calm
 from turboserve.simulation.huge_pages import use_huge_pages
 from turboserve.simulation.mechanisms import Mechanisms
 from turboserve.simulation.names import INVARIANTS
-from turboserve.simulation.scenario import SETTLE_S, ScenarioOutcome, percentiles, run_scenario, scale_of
+from turboserve.simulation.scenario import (
+    SETTLE_S,
+    ScenarioOutcome,
+    percentiles,
+    run_scenario,
+    scale_of,
+    with_classes,
+)
 from turboserve.simulation.settings import (
     FIDELITY,
     GATHER,
@@ -101,6 +108,15 @@ def run(
             "late chunks, the pool absorbs bursts, and admission forecasts slots."
         ),
     ] = Mechanisms.DRAWN,
+    models: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=2,
+            help="With faults: classes of sessions that each worker serves. With 2, each seed draws their "
+            "order and numbers of sessions, and workers outside the pool. Workers then lower no quality.",
+        ),
+    ] = 1,
     failover: Annotated[
         bool,
         typer.Option(
@@ -121,6 +137,8 @@ def run(
         FIDELITY_POLICIES.check(fidelity or FIDELITY)
     except NotInstalledError as error:
         raise typer.BadParameter(str(error)) from error
+    if models > 1 and (mode is SimulationMode.CALM or fidelity not in (None, FIDELITY)):
+        raise typer.BadParameter("--models: calm mode and --fidelity need workers of one model")
     if mode is SimulationMode.CALM:
         use_huge_pages()
         file = None if arrivals is None else Path(arrivals)
@@ -150,6 +168,8 @@ def run(
             rebalancer=rebalancer,
             **{name: value for name, value in replaced.items() if value is not None},  # type: ignore[arg-type]
         )
+        if models > 1:
+            scale = with_classes(scale, each)
         if failover:
             scale = scale.with_failover()
         outcome = run_scenario(each, seconds=seconds, scale=scale, keep_lines=trace)
@@ -173,6 +193,7 @@ def run(
             ("--rebalancer", rebalancer, REBALANCER),
             ("--rescue-horizon", rescue_horizon, None),
             ("--fidelity", fidelity, None),
+            ("--models", models, 1),
             ("--mechanisms", mechanisms.value, Mechanisms.DRAWN.value),
         )
         if chosen != shipped

@@ -15,6 +15,7 @@ from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import BeginMigration, CommitMigration, Place, SendFeedback
 from turboserve.scheduler.messages import Command as SchedulerCommand
 from turboserve.scheduler.placement import MigrationKind
+from turboserve.simulation.class_checks import ClassChecks
 from turboserve.simulation.names import brief
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
@@ -50,8 +51,10 @@ class DecidingDeployment(Protocol):
 class DecisionChecks:
     """Checks each command of a core."""
 
-    def __init__(self, reports: DecisionReports, deployment: DecidingDeployment) -> None:
-        self._reports, self._deployment = reports, deployment
+    def __init__(
+        self, reports: DecisionReports, deployment: DecidingDeployment, classes: ClassChecks
+    ) -> None:
+        self._reports, self._deployment, self._classes = reports, deployment, classes
         self.drains = self.resizes = 0
         self.absorbed = self.rescues = 0
         """Number of placements beyond K, and of migrations that save late chunks."""
@@ -102,6 +105,9 @@ class DecisionChecks:
             # A suspended session goes to host memory. Its target may hold more than K sessions by then.
             return
         worker = core.view.workers[command.worker]
+        if worker.classes is not None:
+            self._classes.assigned(core, command)
+            return
         capacity = worker.capacity
         if isinstance(command, Place) and core.view.absorbs(worker.model, core.listening.now):
             self.absorbed += worker.load > capacity

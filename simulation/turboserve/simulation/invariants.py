@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from turboserve.contracts.events import Event, SessionEvent, WorkerJoined, WorkerLeft
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.simulation.class_checks import ClassChecks
 from turboserve.simulation.decision_checks import DecisionChecks
 from turboserve.simulation.log_checks import LogChecks, SimulatedViewer
 from turboserve.simulation.names import INVARIANTS
@@ -36,6 +37,7 @@ class CheckedDeployment(Protocol):
     postgres: MemoryPostgres
     capacity: dict[str, int]
     workers: dict[str, VirtualWorker]
+    outside: dict[str, int]
 
     def worker(self, name: str | None) -> VirtualWorker | None: ...
     def records(self) -> Iterator[SessionRecord]: ...
@@ -57,7 +59,8 @@ class Checker:
         self.device_deaths: Counter[str] = Counter()
         """Session → number of devices that failed with it."""
         self.log = LogChecks(self)
-        self.decisions = DecisionChecks(self, world)
+        self.classes = ClassChecks(self, world)
+        self.decisions = DecisionChecks(self, world, self.classes)
         self.tenants = TenantChecks(self, world)
         self.migrations = self.placements = 0
         self._committed: dict[str, deque[str]] = {}
@@ -121,6 +124,7 @@ class Checker:
             self._admitted(after)
         if after.phase.holds_slot and (before is None or _slots(before) != _slots(after)):
             for worker in {after.worker, after.target} - {None}:
+                self.classes.placed(after, str(worker))
                 self._room(str(worker), self._world.scale.most_sessions)
             if after.target is not None and (before is None or before.target != after.target):
                 # No migration puts a worker above K: only a placement is absorbed.
@@ -149,6 +153,9 @@ class Checker:
         """
         wanted = sum(map(demands, self._world.records()))
         counted_s = self._world.loop.time() - ADMISSION_S
+        if self._world.scale.classes is not None:
+            self.classes.admitted(record, [name for name, at in self.gone.items() if at >= counted_s])
+            return
         slots = self._world.most_slots(sum(at >= counted_s for at in self.gone.values()))
         if wanted > slots:
             self.fail("capacity", f"{record.id} is admitted as number {wanted} of {slots} slots")
@@ -176,10 +183,9 @@ class Checker:
         if worker is None:
             return
         source = self._world.workers[str(before.worker)]
-        if worker.weights != source.weights:
-            self.fail(
-                "verified_before_flip", f"{after.id} migrates from {source.weights} to {worker.weights}"
-            )
+        made, runs = source.weights.get(after.model), worker.weights.get(after.model)
+        if made != runs:
+            self.fail("verified_before_flip", f"{after.id} migrates from {made} to {runs}")
         log = self.log.of(after.id)
         state = worker.state(after.id)
         if state is None:
@@ -194,14 +200,16 @@ class Checker:
             and log.last.epoch == before.epoch
             and log.last.contents.number != state.number
         )
-        made = 0 if log.last is None else log.last.index + 1
-        if (state.next_chunk != made and not log.fresh) or other:
+        next_chunk = 0 if log.last is None else log.last.index + 1
+        if (state.next_chunk != next_chunk and not log.fresh) or other:
             self.fail(
                 "verified_before_flip",
                 f"{after.id} migrates with {state}, which is not the state at the end of the log",
             )
 
     def _room(self, worker: str, capacity: int) -> None:
+        if self._world.scale.classes is not None:
+            return
         used = self._world.slots_used(worker)
         if worker in self._world.capacity and used > capacity:
             self.fail("capacity", f"{worker} has {used} assigned of {capacity}")
@@ -246,8 +254,9 @@ class Checker:
 
     # Workers
 
-    def begins_chunk(self, worker: str, session: str) -> None:
-        """Check that the worker whose engine begins a chunk is not declared gone."""
+    def begins_chunk(self, worker: str, session: str, model: str) -> None:
+        """Check that the worker whose engine begins a chunk is not declared gone. `model`: the engine's."""
+        self.classes.begins_chunk(worker, session, model)
         if worker in self.gone:
             self.fail("one_executor", f"{worker} generates {session} after it was declared dead")
 

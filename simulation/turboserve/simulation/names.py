@@ -8,7 +8,9 @@ INVARIANTS = {
     "chunks_contiguous": "3: accepted chunks are 0, 1, 2, …, each once, each generated from the previous one",
     "verified_before_flip": "4: a session migrates only with the state after the last chunk in the log",
     "converges_after_faults": "5: soon after the last fault, every session runs, is suspended or has ended",
-    "capacity": "6: reserved plus used never exceeds a worker's capacity",
+    "capacity": "6: reserved plus used never exceeds a worker's capacity. With several classes: "
+    "Σ x_j / n_j ≤ 1",
+    "serves_class": "a session is assigned only to a worker that serves its class, and runs as this class",
     "memory_returns": "7: device and host memory return to their baseline when sessions end",
     "client_sees_prefix": "8: the chunks that a client receives are a prefix of the log. What it shows is "
     "the log, less what it chose to skip",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from turboserve.simulation.faults import Faults, draw
 from turboserve.simulation.injector import FaultInjector
 from turboserve.simulation.mechanisms import Mechanisms, with_mechanisms
 from turboserve.simulation.null_logging import quiet
-from turboserve.simulation.settings import Scale
+from turboserve.simulation.session_classes import draw_classes
+from turboserve.simulation.settings import BEST, Scale
 from turboserve.simulation.tenants import with_tenants
 from turboserve.simulation.users import Users
 from turboserve.simulation.world import World
@@ -71,6 +72,21 @@ def scale_of(seed: int, mechanisms: Mechanisms = Mechanisms.DRAWN) -> Scale:
         stores=chance.choice(STORES),
     )
     return with_tenants(with_mechanisms(scale, seed, mechanisms), seed)
+
+
+def with_classes(scale: Scale, seed: int) -> Scale:
+    """Return the deployment with two classes on its workers, and without what such workers do not take.
+
+    Capacity is then no number of slots, so no tenant has a part of those that are left.
+    """
+    return replace(
+        scale,
+        classes=draw_classes(seed),
+        fidelity=BEST,
+        quality_debt_limit=0.0,
+        absorb_at_maximum=False,
+        tenant_limits={**scale.tenant_limits, "tenant_slots_factor": 0.0},
+    )
 
 
 def run_scenario(
@@ -193,7 +209,8 @@ def _unsettled(world: World, users: Users, record: SessionRecord) -> str | None:
 
 def _waits(world: World, record: SessionRecord) -> str | None:
     """Check a session without a worker: it may wait only while all slots are taken and the pool is full."""
-    if world.free_slots() > 0:
+    several = world.scale.classes is not None
+    if (world.checker.classes.room(record.model) if several else world.free_slots()) > 0:
         return f"it waits (last worker: {record.worker}) while slots are free"
     control = None if world.autoscaler is None else world.autoscaler.control
     if control is not None and control.absorbs and world.free_slots(absorbing=True) > 0:

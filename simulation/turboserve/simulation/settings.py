@@ -14,6 +14,7 @@ from turboserve.gateway.auth.access import DEFAULT_TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.simulation.session_classes import MODEL, SessionClasses
 from turboserve.simulation.tenant_keys import key_set
 from turboserve.state_store.settings import Settings as StoreSettings
 from turboserve.subject_types import identity_of
@@ -78,6 +79,9 @@ class Scale:
     most_workers: int = 3
     slots: int = 2
     """Maximum number of sessions on one worker."""
+    classes: SessionClasses | None = None
+    """Classes of workers that serve several, with their own numbers of sessions in the place of `slots`. Such
+    workers take no policy of configurations but `BEST`, and absorb nothing. None: workers serve one class."""
     gateways: int = 2
     schedulers: int = 2
     stores: int = 1
@@ -165,11 +169,26 @@ class Scale:
             absorb_at_maximum=self.absorb_at_maximum,
         )
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Classes that the pool's workers serve."""
+        return (MODEL,) if self.classes is None else tuple(self.classes.sessions)
+
+    def sessions_of(self, model: str) -> int:
+        """Return n_j: the number of sessions of a class that a worker serves alone."""
+        return self.slots if self.classes is None else self.classes.sessions[model]
+
+    def outside(self, name: str, models: tuple[str, ...]) -> WorkerSettings:
+        """Return the settings of a worker outside the pool, of these classes."""
+        return self.worker(name, "").model_copy(update={"pool_member": None, "model": ",".join(models)})
+
     def worker(self, name: str, slot: str) -> WorkerSettings:
+        most = self.slots if self.classes is None else max(self.classes.sessions.values())
         names = {"worker_id": name, "pool_member": slot, "nats_user": worker_user(identity_of(name))}
         return self._of(
             WorkerSettings,
-            worker_max_sessions=None if self.quality_debt_limit > 0 else self.slots,
+            model=",".join(self.models),
+            worker_max_sessions=None if self.quality_debt_limit > 0 else most,
             real_time_margin=REAL_TIME_MARGIN,
             gather_policy=self.gather,
             fidelity=self.fidelity,
@@ -187,13 +206,24 @@ class Scale:
         forward_s = slow_s if slots == self.slots else _forward_of(profile, self.slots)
         return replace(profile, forward_s=forward_s, ladder=_ladder(profile))
 
+    def profiles(self, load_s: float, models: tuple[str, ...], checkpoint: int) -> dict[str, DeviceProfile]:
+        """Return the profile of a worker's device for each of its classes."""
+        profile = self.profile(load_s)
+        weights = f"checkpoint {checkpoint}"
+        if self.classes is None:
+            return {model: replace(profile, weights=weights) for model in models}
+        return {
+            model: replace(self.classes.profile(model, profile), weights=f"{weights} of {model}")
+            for model in models
+        }
+
     def _pool(self, **more: Any) -> AutoscalerSettings:
         return self._of(
             AutoscalerSettings,
             pool_size=self.workers,
             pool_min=self.workers,
             pool_max=self.most_workers,
-            pool_model="toyworld",
+            pool_model=self.models[0],
             pool_shared=self.autoscalers > 1,
             worker_identities={f"wk{number}": PASSWORD for number in range(2 * self.most_workers)},
             **more,

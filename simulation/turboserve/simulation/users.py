@@ -76,11 +76,12 @@ class Clients:
         *,
         pin: bool = False,
         tenant: str = TENANT,
+        model: str | None = None,
     ) -> SessionRecord | None:
         """Create a session. Returns None if it was refused or no answer came."""
         quality = QualityInput(floor=None, pin=True) if pin else None
         request = NewSession(
-            prompt=prompt, seed=seed, model=None, width=None, height=None, metadata={}, quality=quality
+            prompt=prompt, seed=seed, model=model, width=None, height=None, metadata={}, quality=quality
         )
         key = f"key-{self._world.seed}-{seed}-{self.number()}"
         record: SessionRecord | None = await self.ask(
@@ -169,6 +170,9 @@ class Users(Clients):
         self._tenants = world.scale.tenant_names
         self._tenant_random = random.Random(f"users' tenants {world.seed}")
         """Choices of tenants, apart from all others: a world with one tenant needs none."""
+        self._classes = world.scale.classes
+        self._class_random = random.Random(f"users' classes {world.seed}")
+        """Choices of classes and of targets of migrations, in a world of several classes."""
         self._pace_s = world.random.choice((0.3, 0.8, 2.0))
         self._spawn(self._act())
 
@@ -209,7 +213,8 @@ class Users(Clients):
         watchers = [chance.random() < 0.7 for _ in range(chance.choice((0, 1, 1, 1, 2)))]
         tenant = self._tenant_random.choice(self._tenants)
         attempts = chance.choice((1, 4))
-        record = await self.create(seed, attempts=attempts, pin=seed % 3 == 0, tenant=tenant)
+        model = None if self._classes is None else self._class_random.choice(tuple(self._classes.sessions))
+        record = await self.create(seed, attempts=attempts, pin=seed % 3 == 0, tenant=tenant, model=model)
         if record is None:
             return
         self.seeds[record.id] = seed
@@ -238,7 +243,13 @@ class Users(Clients):
         elif action < 0.88:
             self._come_or_go(session, tenant)
         else:
-            self._spawn(self.ask(lambda g: g.sessions.migrate(None, session, None), 1))
+            target = None if self._classes is None else self._target()
+            self._spawn(self.ask(lambda g: g.sessions.migrate(None, session, target), 1))
+
+    def _target(self) -> str | None:
+        """Choose the target of a migration: the best one, or any worker, also one of other classes."""
+        workers = sorted(self._world.workers)
+        return self._class_random.choice([None, *workers]) if self._class_random.random() < 0.5 else None
 
     async def _trespass(self, session: str, tenant: str) -> None:
         """Request another tenant's session in each way, as a user of `tenant`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol, cast
@@ -18,6 +18,7 @@ from turboserve.simulation.runtime.device.platform import VirtualPlatform
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.device.work import VirtualChunk, VirtualPass
 from turboserve.simulation.service import ServiceProcess
+from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.work import Work
 from turboserve.worker.service import app
 from turboserve.worker.service.worker import Worker
@@ -49,11 +50,14 @@ class VirtualWorker:
         self,
         host: WorkerHost,
         name: str,
-        profile: DeviceProfile,
-        begins_chunk: Callable[[str, str], None],
+        profiles: Mapping[str, DeviceProfile],
+        begins_chunk: Callable[[str, str, str], None],
     ) -> None:
-        """`begins_chunk(worker, session)` is called before each forward."""
-        self.name, self.profile = name, profile
+        """`profiles`: by class. `begins_chunk(worker, session, class of the engine)` is called before each
+        forward."""
+        self.name, self.profiles = name, profiles
+        self.profile = next(iter(profiles.values()))
+        """That of the first class."""
         self.service: ServiceProcess | None = None
         self.worker: Worker | None = None
         """None while the worker loads its model."""
@@ -72,30 +76,37 @@ class VirtualWorker:
             self.name.replace("_", "-"),
             self._leave,
         )
+        if len(self.profiles) > 1:
+            platform.profiles = self.profiles
         platform.faults.host_full = self._host_full
         self._platform = platform
         self.worker = await app.compose(runtime, settings, platform)
-        engine = self.worker.engine
+        for model, engine in zip(self.profiles, self._engines, strict=True):
+            self._observe(model, engine)
+
+    def _observe(self, model: str, engine: Engine) -> None:
         forward = engine.backend.forward
 
         def observed(works: Sequence[Work]) -> list[Tensor]:
             for work in works:
                 session = cast(VirtualChunk | VirtualPass, work).session
-                self._begins_chunk(self.name, session)
+                self._begins_chunk(self.name, session, model)
             return forward(works)
 
         engine.backend.forward = observed  # type: ignore[method-assign]
 
+    @property
+    def _engines(self) -> tuple[Engine, ...]:
+        return () if self.worker is None else self.worker.classes.engines
+
     def state(self, session: str) -> HeldState | None:
         """Return the session's state on this worker; None if the worker does not hold it."""
-        if self.worker is None:
+        engine = next((one for one in self._engines if one.knows(session)), None)
+        if engine is None:
             return None
-        engine = self.worker.engine
         active = engine.sessions.get(session)
         if active is not None:
             return HeldState(active.state.next_chunk, number_of(active), False)
-        if not engine.knows(session):
-            return None
         snapshot = engine.snapshot(session)
         return HeldState(snapshot.next_chunk, _number(snapshot.tensors["numbers"]), True)
 
@@ -109,18 +120,17 @@ class VirtualWorker:
         """Number of loans that it has begun as home since its model is loaded."""
         if self.worker is None:
             return 0
-        backend = self.worker.engine.backend
-        assert isinstance(backend, VirtualBackend)
-        return backend.parallel.begun
+        backends = (engine.backend for engine in self._engines)
+        return sum(one.parallel.begun for one in backends if isinstance(one, VirtualBackend))
 
     def held(self) -> dict[str, int]:
         """Count the memory and entries in use, by kind."""
         if self.worker is None:
             return {}
-        engine, table = self.worker.engine, self.worker.table
+        engines, table = self._engines, self.worker.table
         return {
-            "slabs": engine.slabs - engine.free_slabs,
-            "host bytes": engine.host_bytes_used,
+            "slabs": sum(engine.slabs - engine.free_slabs for engine in engines),
+            "host bytes": sum(engine.host_bytes_used for engine in engines),
             "sessions": len(table.entries),
             "chunks": table.unpublished,
             "copies": len(self.copies),
@@ -141,9 +151,9 @@ class VirtualWorker:
         return self._platform is not None and self._platform.faults.lost
 
     @property
-    def weights(self) -> str:
-        """Weights of its model."""
-        return self.profile.weights
+    def weights(self) -> Mapping[str, str]:
+        """Weights of its models, by class."""
+        return {model: profile.weights for model, profile in self.profiles.items()}
 
     def _leave(self, reason: str) -> None:
         assert self.service is not None

@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from dataclasses import replace
 from typing import Any
 
 from turboserve.autoscaler import app as autoscaler
@@ -37,6 +36,7 @@ from turboserve.simulation.trace import EventTrace
 from turboserve.simulation.virtual_worker import VirtualWorker
 from turboserve.state_store.composition import compose
 from turboserve.subjects import CHUNKS
+from turboserve.worker.settings import Settings as WorkerSettings
 
 RESTART_S = (0.1, 2.0)
 """Bounds of the time between the end of a service's process and the next start, in seconds."""
@@ -75,6 +75,8 @@ class World(Servers):
         self.capacity: dict[str, int] = {}
         """Worker → its slots, K."""
         self.workers: dict[str, VirtualWorker] = {}
+        self.outside: dict[str, int] = {}
+        """Worker outside the pool → its position in `SessionClasses.outside`."""
         self.weights = 1
         """Number of the checkpoint that workers load from now on."""
         self.machines = Machines(self._launch)
@@ -128,6 +130,9 @@ class World(Servers):
         ):
             for number in range(1, count + 1):
                 self._start(f"{kind}-{number}", kind)
+        if scale.classes is not None:
+            for number in range(len(scale.classes.outside)):
+                self._start_outside(number)
         if scale.client_silence_s is not None:
             self._drop_silent_clients(scale.client_silence_s)
 
@@ -202,26 +207,41 @@ class World(Servers):
         self._gateways.pop(service, None)
         self._leads.pop(service, None)
         self._clients.pop(service, None)
-        if service.kind == "worker":
+        if service.kind == "worker" and service.name not in self.outside:
             self.machines.exited(service.name, why, self.loop)
             return
         if not self.restarts:
             return
         delay_s = self.random.uniform(*RESTART_S)
+        if service.kind == "worker":
+            self.later(delay_s, self._start_outside, self.outside[service.name])
+            return
         self.later(delay_s, self._start, service.name, service.kind)
 
     # Workers
 
     def _launch(self, slot: str, name: str) -> ServiceProcess:
+        return self._launch_worker(name, self.scale.worker(name, slot))
+
+    def _start_outside(self, number: int) -> None:
+        """Start a worker outside the pool. As a new process, it has a new id."""
+        assert self.scale.classes is not None
+        place = f"outside-{number}"
+        life = self._incarnations[place] = self._incarnations.get(place, 0) + 1
+        name = f"wx{number}_{life}"
+        self.outside[name] = number
+        settings = self.scale.outside(name, self.scale.classes.outside[number])
+        self._services[place] = self._launch_worker(name, settings)
+
+    def _launch_worker(self, name: str, settings: WorkerSettings) -> ServiceProcess:
         faults, chance = self.faults, self.random
         load_s = chance.uniform(*START_S)
-        if chance.random() < faults.never_ready:
+        # Nothing replaces a worker outside the pool that loads for ever.
+        if chance.random() < faults.never_ready and name not in self.outside:
             load_s = math.inf
-        profile = replace(self.scale.profile(load_s), weights=f"checkpoint {self.weights}")
-        worker = VirtualWorker(self, name, profile, self.checker.begins_chunk)
-        service = ServiceProcess(
-            self, name, "worker", self.scale.worker(name, slot), worker.start, self._skew()
-        )
+        profiles = self.scale.profiles(load_s, settings.models, self.weights)
+        worker = VirtualWorker(self, name, profiles, self.checker.begins_chunk)
+        service = ServiceProcess(self, name, "worker", settings, worker.start, self._skew())
         worker.service = service
         if chance.random() < faults.crash_at_start:
             self.later(0.1, service.kill, "cannot start")

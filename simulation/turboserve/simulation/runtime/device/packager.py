@@ -11,7 +11,7 @@ from turboserve.simulation.runtime.device.contents import INIT, ChunkContents, L
 from turboserve.worker.engine.interface import ChunkReady
 from turboserve.worker.media import EncodedChunk
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.service.packager import ChunkPackager, FromEngine, GeneratedChunk, ToLoop
+from turboserve.worker.service.packager import FromEngine, GeneratedChunk, ItemConverter, ToLoop
 
 
 class VirtualEncoder:
@@ -45,7 +45,7 @@ class VirtualPackager:
 
     def __init__(
         self,
-        packager: ChunkPackager,
+        packager: ItemConverter,
         deliver: Callable[[ToLoop], None],
         loop: asyncio.AbstractEventLoop,
         clock: DeviceClock,

@@ -24,7 +24,7 @@ from turboserve.worker.engine.interface import EngineOptions
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.replicas.weight_filler import WeightFiller
 from turboserve.worker.service.host_platform import PACKAGER_LIMIT
-from turboserve.worker.service.packager import ChunkPackager, ToLoop
+from turboserve.worker.service.packager import ChunkPackager, ClassPackager, ItemConverter, ToLoop
 from turboserve.worker.service.ports import NO_CLASSES, Device, Loaded, LoadedClass
 from turboserve.worker.settings import Settings
 
@@ -44,12 +44,22 @@ class VirtualPlatform:
     pid: int = 1
     device: str = "cpu"
     faults: DeviceFaults = field(default_factory=DeviceFaults)
+    profiles: Mapping[str, DeviceProfile] = field(default_factory=dict)
+    """Profile of each class, the first of which is `profile`. Empty, or one: the worker serves one class."""
 
     async def load(self, filler: WeightFiller | None = None) -> Loaded:
         """See `Platform.load`."""
         await asyncio.sleep(self.profile.load_s)
-        profile, settings = self.profile, self.settings
         self._clock = DeviceClock(self.clock)
+        if len(self.profiles) < 2:
+            return Loaded(self._engine(self.profile), self.profile.chunk_s())
+        # The classes' engines share the device, so they have one clock.
+        classes = {name: LoadedClass(self._engine(one), one.chunk_s()) for name, one in self.profiles.items()}
+        first = next(iter(classes.values()))
+        return Loaded(first.engine, first.seconds, classes=classes)
+
+    def _engine(self, profile: DeviceProfile) -> Engine:
+        settings = self.settings
         options = EngineOptions(
             slab_bytes=profile.slabs * SlabLayout.of(profile.config, DTYPE).total_bytes,
             host_bytes=profile.host_states * state_size(profile),
@@ -63,8 +73,7 @@ class VirtualPlatform:
             overlap=True,
         )
         replica = VirtualReplica(profile, self._clock, asyncio.get_running_loop(), self.faults)
-        engine = Engine(replica, options, clock=self._clock, profiles=profile.stages(), ladder=profile.ladder)
-        return Loaded(engine, profile.chunk_s())
+        return Engine(replica, options, clock=self._clock, profiles=profile.stages(), ladder=profile.ladder)
 
     def run(
         self,
@@ -72,14 +81,15 @@ class VirtualPlatform:
         deliver: Callable[[ToLoop], None],
         classes: Mapping[str, LoadedClass] = NO_CLASSES,
     ) -> Device:
-        """See `Platform.run`. A simulated worker serves one class."""
-        assert not classes
-        loop, settings, config = asyncio.get_running_loop(), self.settings, engine.config
+        """See `Platform.run`."""
+        loop, settings = asyncio.get_running_loop(), self.settings
         clock, seconds = DeviceClock(self.clock), self.profile.package_s
         lends = settings.sequence_parallel_directory is not None
-        encoder = self.encoder(engine, clock)
-        convert = ChunkPackager(encoder, config.fps, clock, engine.package, engine.fidelity.ladder)
-        limit = PACKAGER_LIMIT * engine.slabs
+        engines = {name: one.engine for name, one in classes.items()}
+        convert: ItemConverter = self._packager(engine, clock)
+        if engines:
+            convert = ClassPackager({name: self._packager(one, clock) for name, one in engines.items()})
+        limit = PACKAGER_LIMIT * sum(one.slabs for one in engines.values() or (engine,))
         packager = VirtualPackager(convert, deliver, loop, clock, seconds, limit)
         runner = VirtualEngineRunner(
             engine,
@@ -91,9 +101,14 @@ class VirtualPlatform:
             settings.migration_idle_window_timeout_s,
             settings.tier_report_interval_s,
             BlockingCalls(loop, self._clock) if lends else None,
+            engines,
         )
         self.runner = runner
         return Device(runner, packager)
+
+    def _packager(self, engine: Engine, clock: DeviceClock) -> ChunkPackager:
+        encoder = self.encoder(engine, clock)
+        return ChunkPackager(encoder, engine.config.fps, clock, engine.package, engine.fidelity.ladder)
 
     def encoder(self, engine: Engine, clock: DeviceClock) -> VirtualEncoder:
         """Create the encoder of chunks."""
@@ -105,7 +120,7 @@ class VirtualPlatform:
 
     def weight_network(self) -> MemoryNetwork:
         """See `Platform.weight_network`."""
-        return MemoryNetwork(self.fabric, self.host, self.settings.model)
+        return MemoryNetwork(self.fabric, self.host, self.settings.models[0])
 
     def peers(self, directory: Path, worker: str) -> VirtualPeers:
         """See `Platform.peers`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -14,8 +14,10 @@ from turboserve.simulation.runtime.device.clock import DeviceClock
 from turboserve.simulation.runtime.device.faults import DeviceFaults
 from turboserve.simulation.runtime.device.packager import VirtualPackager
 from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.engine.interface import Event
 from turboserve.worker.service import commands
+from turboserve.worker.service.class_drivers import ClassDrivers
 from turboserve.worker.service.engine_commands import EngineCall, EngineCommand
 from turboserve.worker.service.engine_driver import IDLE_S, EngineDriver
 
@@ -23,6 +25,7 @@ JUST_AFTER_S = 1e-4
 
 log = logs.get("engine")
 T = TypeVar("T")
+NO_ENGINES: Mapping[str, Engine] = {}
 
 
 class VirtualEngineRunner:
@@ -39,6 +42,7 @@ class VirtualEngineRunner:
         patience_s: float,
         tier_report_s: float,
         blocking: BlockingCalls | None = None,
+        classes: Mapping[str, Engine] = NO_ENGINES,
     ) -> None:
         """Create a runner.
 
@@ -46,11 +50,19 @@ class VirtualEngineRunner:
             clock: The engine's.
             quiet_s: See `EngineDriver`, as are the next two.
             blocking: Runs the turns of an engine that waits for other workers in the middle of a step.
+            classes: Engines by class, the first of which is `engine`, where the worker serves several.
         """
         self.engine, self.blocking = engine, blocking
         # During a step, the end of a job has no effect. So the runner itself waits for it while it rests.
         clock.ends = []
-        self._driver = EngineDriver(engine, packager.put, clock, quiet_s, patience_s, tier_report_s)
+        intervals_s = quiet_s, patience_s, tier_report_s
+        self._several = bool(classes)
+        self._driver: EngineDriver | ClassDrivers
+        if classes:
+            policy = GATHER_POLICIES.make(engine.options.policy)
+            self._driver = ClassDrivers(classes, packager.put, clock, policy, intervals_s)
+        else:
+            self._driver = EngineDriver(engine, packager.put, clock, *intervals_s)
         self._packager, self._loop, self._clock, self._faults = packager, loop, clock, faults
         self._commands: deque[EngineCommand] = deque()
         self._next: asyncio.Handle | None = None
@@ -63,7 +75,8 @@ class VirtualEngineRunner:
         self.failure: BaseException | None = None
         self.device_error_sessions: tuple[str, ...] = ()
         self.alive = False
-        engine.when_done(self._wake)
+        for one in classes.values() or (engine,):
+            one.when_done(self._wake)
 
     @property
     def generating(self) -> bool:
@@ -77,7 +90,8 @@ class VirtualEngineRunner:
 
     def submit(self, command: EngineCommand) -> None:
         """See `EngineRunner.submit`."""
-        if isinstance(command, commands.SetPlayhead) and self._rests and not self._commands:
+        at_once = not (self._several or self._commands)
+        if at_once and isinstance(command, commands.SetPlayhead) and self._rests:
             self._move_playhead(command)
             return
         self._commands.append(command)

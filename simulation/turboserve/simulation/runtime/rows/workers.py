@@ -102,7 +102,7 @@ class MemoryWorkers:
             "incoming": len(self._db.find(sessions, "target", record.id)),
         }
         if record.classes is not None:
-            update["classes"] = self._with_sessions(record.id, record.classes)
+            record = record.model_copy(update={"classes": self._with_sessions(record.id, record.classes)})
         return record.model_copy(update=update) if any(update.values()) else record
 
     def _with_sessions(self, worker: str, classes: tuple[ServedClass, ...]) -> tuple[ServedClass, ...]:
