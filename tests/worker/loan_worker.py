@@ -13,12 +13,15 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from turboserve.bench.sequence_parallel.donor import engine_of
 from turboserve.clock import SystemClock
+from turboserve.worker.engine import pipeline
 from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.interface import ChunkReady, SessionSpec
 from turboserve.worker.replicas.toyworld import load_toyworld
 from turboserve.worker.sequence_parallel.peers import HostDirectory, Identity
@@ -33,12 +36,20 @@ PROFILES = {"forward": {1: 0.03}, "decode": {1: 0.03}}
 """What a worker measures before it joins."""
 
 
+class DeclaredProfile(LatencyProfile):
+    """L(b) as declared. A busy machine would measure more, and then no session has the credit of a donor."""
+
+    def observe(self, batch: int, seconds: float) -> None:
+        """Measure nothing."""
+
+
 class LoanWorker:
     """One worker of the test's host."""
 
     def __init__(self, directory: Path, worker: str, limit_s: float) -> None:
         self.chunks: list[ChunkReady] = []
-        engine = engine_of(load_toyworld(), profiles=PROFILES)
+        with patch.object(pipeline, "LatencyProfile", DeclaredProfile):
+            engine = engine_of(load_toyworld(), profiles=PROFILES)
         self.thread = EngineThread(engine, self._delivered, SystemClock())
         identity = Identity(worker, engine.fingerprint, engine.device, limit_s)
         network = HostDirectory(directory, worker)
