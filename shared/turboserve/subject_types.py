@@ -108,8 +108,8 @@ class Topic(Generic[Msg]):
 
     @property
     def internal(self) -> bool:
-        """Whether processes of one service send the messages to each other."""
-        return self.senders == self.readers
+        """Whether only processes of one service send and read the messages."""
+        return len(self.senders) == 1 and self.senders == self.readers
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import pytest
 
 from turboserve import subjects
 from turboserve.broker_accounts import Flow, account_of, flows, permissions
-from turboserve.subject_types import Caller
+from turboserve.contracts.viewers import LeaveViewer
+from turboserve.subject_types import Caller, Topic
 from turboserve.subjects import ENDPOINTS, LOGS, SERVICES, TOPICS
 
 
@@ -53,6 +54,17 @@ def test_a_request_names_its_caller_and_nothing_else_does() -> None:
     ):
         with pytest.raises(ValueError, match=r"caller|subject"):
             endpoint.caller_of(subject)
+
+
+def test_what_two_services_send_each_other_is_not_internal() -> None:
+    gateway, both = ("gateway",), ("gateway", "worker")
+    for senders, readers, internal in (
+        (gateway, gateway, True),
+        (gateway, ("worker",), False),
+        # From each of them to the other, it passes between accounts.
+        (both, both, False),
+    ):
+        assert Topic("leave.{id}", LeaveViewer, senders, readers).internal == internal
 
 
 def test_what_passes_between_accounts() -> None:
