@@ -53,7 +53,7 @@ async def check(steps: list[Any]) -> None:
     bus, clock = LossyBus(), SteppedClock()
     fake_bus: Any = bus
     fake_clock: Any = clock
-    timeline = TimelineService(fake_bus, fake_clock, 0.25, 5.0)
+    timeline = TimelineService(fake_bus, fake_clock, "gtw_a", 0.25, 5.0)
     sent = dict.fromkeys(SESSIONS, 0)
     for session in SESSIONS:
         for viewer in ("one", "two"):

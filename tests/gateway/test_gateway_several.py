@@ -87,7 +87,7 @@ async def test_viewers_of_one_session_through_two_gateways_are_taken_together(
 
 
 async def test_a_webrtc_viewer_leaves_by_a_request_to_another_gateway(
-    api: httpx.AsyncClient, start: StartSession, other_url: str
+    api: httpx.AsyncClient, start: StartSession, other_url: str, words: list[Playhead]
 ) -> None:
     stays, leaves = (await start())["id"], (await start())["id"]
     async with (
@@ -97,6 +97,10 @@ async def test_a_webrtc_viewer_leaves_by_a_request_to_another_gateway(
     ):
         await staying.decoded(1)
         await leaving.decoded(1)
+        # Its id names the gateway as playheads do.
+        named = leaving.location.rpartition("peer_")[2].partition("_")[0]
+        await eventually(lambda: any(word.session == leaves for word in words))
+        assert {word.gateway for word in words if word.session == leaves} == {f"gtw_{named}"}
         # A viewer of another session is not ended. Both requests travel in this order.
         wrong = staying.location.replace(stays, leaves)
         assert (await other.delete(wrong)).status_code == 204

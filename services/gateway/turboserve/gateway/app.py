@@ -53,6 +53,7 @@ from turboserve.gateway.webhooks.service import TenantWebhooks
 from turboserve.gateway.whep.endpoints import router as whep
 from turboserve.gateway.whep.peers import Peers
 from turboserve.gateway.workers.endpoints import router as workers
+from turboserve.ids import new_id
 from turboserve.service import Runtime
 from turboserve.telemetry_names import REASON
 
@@ -74,7 +75,9 @@ def create_gateway(
     keys = Keys(settings.key_set(), settings.operators, clock, stored=settings.api_keys_store)
     signer = GrantSigner(bus, clock)
     sessions = Sessions(bus, clock, settings.default_model)
+    gateway = new_id("gtw")
     return Gateway(
+        id=gateway,
         settings=settings,
         bus=bus,
         clock=clock,
@@ -84,7 +87,9 @@ def create_gateway(
         authenticator=Authenticator(keys, signer, clock, settings.key_failures_per_minute),
         sessions=sessions,
         chunks=ChunkLog(bus, lambda reason: metrics.foreign_chunks.add(1, {REASON: reason})),
-        timeline=TimelineService(bus, clock, settings.playhead_interval_s, settings.report_timeout_s),
+        timeline=TimelineService(
+            bus, clock, gateway, settings.playhead_interval_s, settings.report_timeout_s
+        ),
         # Without keys all callers are one tenant.
         streams=Streams(
             settings.stream_limit,
@@ -134,7 +139,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         # A redirect would contain the host that the client claims, and would lose the body of a POST.
         redirect_slashes=False,
     )
-    app.state.gateway, app.state.peers = gateway, Peers()
+    app.state.gateway, app.state.peers = gateway, Peers(gateway.id)
     handlers.install(app)
     for router in (
         sessions,

@@ -122,6 +122,8 @@ class Streams:
 class Gateway:
     """Services of the process."""
 
+    id: str
+    """Id (`gtw_`) that distinguishes this process from other gateways and from its own predecessor."""
     settings: Settings
     bus: Bus
     clock: Clock

@@ -17,7 +17,6 @@ from turboserve.contracts.workers import DELIVERED_LIMIT, MEDIA_LIMIT_S, Playhea
 from turboserve.gateway import metrics
 from turboserve.gateway.timeline.playback import Command, Publish, Recovered, Stalled, View
 from turboserve.gateway.timeline.timeline import Timeline
-from turboserve.ids import new_id
 from turboserve.subjects import PLAYHEAD
 
 REMEMBERED = 20_000
@@ -29,11 +28,11 @@ log = logs.get("timeline")
 class TimelineService:
     """The timeline of the process. Its methods are those of `Timeline`, without the time."""
 
-    def __init__(self, bus: Bus, clock: Clock, interval_s: float, timeout_s: float) -> None:
+    def __init__(self, bus: Bus, clock: Clock, gateway: str, interval_s: float, timeout_s: float) -> None:
+        """`gateway` is the id of this gateway."""
         self._bus = bus
         self._clock = clock
-        self._gateway = new_id("gtw")
-        """Id that distinguishes this process from other gateways and from its own predecessor."""
+        self._gateway = gateway
         self._interval_s = interval_s
         self._timeline = Timeline(interval_s, timeout_s)
         self._first_sent: FIFOCache[tuple[str, int], float] = FIFOCache(REMEMBERED)

@@ -25,6 +25,7 @@ from turboserve.gateway.whep.peers import Peers, servers_for
 router = APIRouter(prefix="/v1/sessions", tags=["video"])
 
 _TEXT: dict[str, Any] = {SDP: {"schema": {"type": "string"}, "example": "v=0\r\n…"}}
+_PEER = "peer_01j9x0gq7v5m2k3n4p6r8s9t0a_01j9x0h3c8d2e4f6g7h8j9k0m1"
 _LINK = {
     "schema": {"type": "string"},
     "description": 'The STUN and TURN servers for this viewer, each with `rel="ice-server"`.',
@@ -128,7 +129,7 @@ async def webrtc_servers(session: SessionId, caller: StreamCaller, gateway: Gate
 )
 async def leave_webrtc(
     session: SessionId,
-    peer: Annotated[str, Path(description="Id of the viewer.", examples=["peer_3yq5m9k2c7_5f3a9c"])],
+    peer: Annotated[str, Path(description="Id of the viewer.", examples=[_PEER])],
     caller: StreamCaller,
     gateway: GatewayOf,
     peers: PeersOf,

@@ -13,7 +13,10 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import nats.errors
+
 from turboserve.bus import Bus
+from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.viewers import LeaveViewer
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.context import Gateway, owner_of
@@ -46,18 +49,18 @@ def servers_for(gateway: Gateway, viewer: str) -> tuple[IceServer, ...]:
 class Peers:
     """Viewers from their offer until they leave."""
 
-    def __init__(self) -> None:
+    def __init__(self, gateway: str) -> None:
+        """`gateway` is the id of this gateway."""
         self._peers: dict[str, Peer] = {}
         self._tasks = BackgroundTasks()
         self._loading: asyncio.Task[ModuleType] | None = None
         self._times = FrameTimes()
         self._checking = False
-        self._id = new_id("gtw")
-        """Id that distinguishes this process from other gateways and from its own predecessor."""
+        self._id = gateway
 
     async def listen(self, bus: Bus) -> None:
-        """Receive what other gateways were asked about this gateway's viewers."""
-        await bus.subscribe(LEAVE, self._id, self._asked_elsewhere)
+        """Receive the requests to leave that other gateways took for this gateway's viewers."""
+        await bus.subscribe(LEAVE, self._id, self._leave_requested)
 
     async def open(
         self,
@@ -101,17 +104,23 @@ class Peers:
     async def leave(self, gateway: Gateway, tenant: str, session: str, name: str) -> None:
         """End the connection of a viewer. Another gateway's viewer leaves when that gateway gets the message.
 
-        Raises PeerNotFoundError and the errors of `Sessions.get`.
+        Raises PeerNotFoundError, UnavailableError and the errors of `Sessions.get`.
         """
         gateway.sessions.check_id(session)
         await gateway.sessions.get_or_remembered(tenant, session)
         found = _NAME.fullmatch(name)
         if found is not None and (other := f"gtw_{found['gateway']}") != self._id:
-            await gateway.bus.publish(LEAVE, other, LeaveViewer(tenant=tenant, session=session, peer=name))
+            request = LeaveViewer(tenant=tenant, session=session, peer=name)
+            try:
+                await gateway.bus.publish(LEAVE, other, request)
+            except (nats.errors.Error, OSError) as error:
+                raise UnavailableError(
+                    f"the request cannot be passed on to the gateway that serves {name}: try again"
+                ) from error
         elif not self._leave(tenant, session, name):
             raise PeerNotFoundError(f"session {session} has no viewer {name[:64]} over WebRTC", field="peer")
 
-    async def _asked_elsewhere(self, request: LeaveViewer, _body: bytes) -> None:
+    async def _leave_requested(self, request: LeaveViewer, _body: bytes) -> None:
         self._leave(request.tenant, request.session, request.peer)
 
     def _leave(self, tenant: str, session: str, name: str) -> bool:
