@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from tests.gateway.test_gateway_migrations import MigratingWorkers, migrate, placed
-from tests.helpers.browser import NEEDS_CHROMIUM, until
+from tests.helpers.browser import NEEDS_CHROMIUM, focus_checked, until
 from tests.helpers.pool_harness import Pool
 from tests.helpers.reporting_autoscaler import SCALING, ReportingAutoscaler
 from tests.helpers.waiting import eventually
@@ -189,7 +190,21 @@ async def test_decisions_stay_open_while_new_ones_arrive(
     await shows(page, "decisions")
     rows = page.locator("#decisions-list li")
     assert await rows.count() == 100
-    await page.get_by_role("button", name="Show earlier decisions").click()
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def answer_late(route: Any) -> None:
+        asked.set()
+        await answer.wait()
+        await route.continue_()
+
+    await page.route(re.compile(r"/decisions\?.*after="), answer_late)
+    await page.get_by_role("button", name="Show earlier decisions").focus()
+    await page.keyboard.press("Enter")
+    await asked.wait()
+    # The button keeps the focus while the answer is missing.
+    await focus_checked(page)
+    assert await page.evaluate("document.activeElement.id") == "decisions-earlier"
+    answer.set()
     await until(page, "document.querySelectorAll('#decisions-list li').length === 130")
     opened = rows.filter(has_text="reason 77")
     await opened.locator("summary").click()

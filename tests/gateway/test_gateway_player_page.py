@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import StartSession
-from tests.helpers.browser import NEEDS_CHROMIUM, until
+from tests.helpers.browser import NEEDS_CHROMIUM, focus_checked, until
 from tests.helpers.pool_harness import Pool
 from tests.helpers.waiting import eventually
 
@@ -278,15 +278,30 @@ async def test_the_focus_moves_on_when_its_button_goes_away(gateway_url: str, pa
     await page.locator("#examples button").first.focus()
     await page.keyboard.press("Enter")
     await page.locator("body[data-mode=live]").wait_for()
-    await until(page, "() => document.activeElement.id === 'start'")
-    # Another page ends the session while the pad has the focus.
-    await page.get_by_role("group", name="Steer").get_by_role("button", name="Up").focus()
-    session = str(await page.evaluate("location.hash")).removeprefix("#")
-    await page.evaluate("(id) => fetch(`/v1/sessions/${id}`, {method: 'DELETE'})", session)
-    await page.locator("#steer").wait_for(state="hidden")
-    await until(page, "() => document.activeElement.id === 'start'")
-    # A click beside all elements is the user's own.
+    # The next key press creates no session.
+    await until(page, "() => document.activeElement.id === 'new'")
+    pad = page.get_by_role("group", name="Steer").get_by_role("button", name="Up")
+
+    async def end_elsewhere() -> None:
+        """Let another page end the session, with which the pad goes away."""
+        session = str(await page.evaluate("location.hash")).removeprefix("#")
+        await page.evaluate("(id) => fetch(`/v1/sessions/${id}`, {method: 'DELETE'})", session)
+        await page.locator("#steer").wait_for(state="hidden")
+
+    await pad.focus()
+    await end_elsewhere()
+    await until(page, "() => document.activeElement.id === 'new'")
+    await page.keyboard.press("Enter")
+    assert await focused(page) == "prompt"
+    await begin(page)
+    # A click beside all elements is the user's own, also when the element before goes away later.
+    await pad.focus()
     await page.locator("#phase").click()
+    await focus_checked(page)
+    assert await focused(page) == "BODY"
+    await end_elsewhere()
+    await focus_checked(page)
+    assert await focused(page) == "BODY"
     await page.get_by_role("button", name="New session").click()
     assert await focused(page) == "prompt"
     await begin(page)

@@ -18,16 +18,17 @@ from turboserve.tasks import stop
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 REBOUND = "foe.example"
-OFF = (
-    # Playwright's own. Of this option, the last one counts.
+DISABLED_FEATURES = (
+    # Playwright's own: tests/browser/test_browser_options.py compares them. Of this option, the last counts.
     "AvoidUnnecessaryBeforeUnloadCheckSync,DestroyProfileOnBrowserClose,HttpsUpgrades,"
     "HttpsFirstBalancedModeAutoEnable,LensOverlay,MediaRouter,PaintHolding,ThirdPartyStoragePartitioning,"
-    "AvoidCorsURLLoaderRestartOnRedirect,OptimizationHints,NetworkTimeServiceQuerying,PreconnectToSearch,"
+    "AvoidCorsURLLoaderRestartOnRedirect,TcpPortRandomizationWin,OptimizationHints,"
+    "NetworkTimeServiceQuerying,AimEnabled,PreconnectToSearch,"
     # A process for the next page, which would take a fifth of the CPU time of a page, and never gets one.
     "SpareRendererForSitePerProcess"
 )
 FLAGS = [
-    f"--disable-features={OFF}",
+    f"--disable-features={DISABLED_FEATURES}",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -57,6 +58,11 @@ async def until(page: Any, test: str, arg: object = None) -> Any:
         assert asyncio.get_running_loop().time() < deadline_s, f"it never came true: {test} {arg}"
         await asyncio.sleep(0.1)
     return value
+
+
+async def focus_checked(page: Any) -> None:
+    """Wait until the page's `keepFocus` has looked several times where the focus is: every 100 ms."""
+    await page.evaluate("() => new Promise((done) => setTimeout(done, 300))")
 
 
 @contextmanager

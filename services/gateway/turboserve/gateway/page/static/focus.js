@@ -9,9 +9,11 @@ export function keepFocus(selectors) {
     last = target;
   });
   setInterval(() => {
-    // A click beside all elements takes the focus away, too. The element is still there then.
-    if (!last || document.activeElement !== document.body || isUsable(last)) return;
+    if (!last || document.activeElement !== document.body) return;
+    const previous = last;
     last = null;
+    // A click beside all elements takes the focus away, too. The element is still there then.
+    if (isUsable(previous)) return;
     selectors.map((selector) => document.querySelector(selector)).find((each) => each && isUsable(each))?.focus();
   }, LOOK_MS);
 }

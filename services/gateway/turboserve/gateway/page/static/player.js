@@ -340,8 +340,8 @@ function restore() {
   open(remembered);
 }
 
-// Buttons: a field would open the keyboard of a phone.
-keepFocus(["#start", "#new", "#pause", "summary"]);
+// Buttons: a field would open the keyboard of a phone. `#new` first: the next key press creates no session.
+keepFocus(["#new", "#start", "#pause", "summary"]);
 client.key = shared?.token ?? rememberedKey();
 addEventListener("hashchange", restore);
 if (shared) {

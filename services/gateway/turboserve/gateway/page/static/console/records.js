@@ -54,7 +54,9 @@ class Records {
 
   async #earlier() {
     const [of, button] = [this.#of, at(`${this.name}-earlier`)];
-    button.disabled = true;
+    if (button.getAttribute("aria-disabled") === "true") return;
+    // Not `disabled`: the keyboard's focus would be lost.
+    button.setAttribute("aria-disabled", "true");
     try {
       const page = await this.#read(this.name, { limit: PAGE, after: this.#next });
       if (of !== this.#of) return;
@@ -64,7 +66,7 @@ class Records {
       // The button stays: the operator may try again, and the view itself shows what is wrong.
       return;
     } finally {
-      button.disabled = false;
+      button.setAttribute("aria-disabled", "false");
     }
   }
 }
