@@ -191,7 +191,10 @@ def _print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(*columns)
+    table = Table()
+    for number, name in enumerate(columns):
+        # The first column has the id, which other commands take. What is too long goes on below.
+        table.add_column(name, no_wrap=number == 0, overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
     Console().print(table)
