@@ -228,7 +228,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Share between the processes what takes long to start."""
     if session.config.option.collectonly:
         return
-    prepared_cluster.keep_in(session.config._tmp_path_factory.getbasetemp() / "prepared_cluster")  # type: ignore[attr-defined]
+    prepared_cluster.set_folder(session.config._tmp_path_factory.getbasetemp() / "prepared_cluster")  # type: ignore[attr-defined]
     if session.config.getoption("processes"):
         forked_process.share_imports()
 
@@ -320,7 +320,6 @@ def until_group_ends(pytestconfig: pytest.Config) -> Iterator[ExitStack]:
 @pytest.fixture(scope="session")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
     layout = Layout(tmp_path_factory.mktemp("servers"))
-    prepared_cluster.provide(layout.data)
     layout.create()
     return layout
 
@@ -350,10 +349,14 @@ def redis_server(layout: Layout, ports: Ports) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(layout: Layout, ports: Ports) -> Iterator[PostgresServer]:
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    # A folder of its own: only tests that need Postgres wait for the cluster.
+    layout = Layout(tmp_path_factory.mktemp("postgres"))
+    prepared_cluster.copy_cluster_to(layout.data)
+    layout.create()
     server = PostgresServer(
         layout.server("postgres"),
-        ports.get("postgres"),
+        Ports(layout.ports).get("postgres"),
         layout.secret("postgres"),
         layout.secret("postgres.services"),
         NO_DURABILITY,

@@ -1,10 +1,13 @@
 """The process from which tests fork services: `python -m tests.helpers.fork_server DESCRIPTOR SPACE`.
 
-It has one thread and no event loop. What a program imports is imported here before its first fork. It ends
-when the connection at DESCRIPTOR closes; processes that still run then go on, as children of a test's
-process would. A request without a job is for a further server: a fork with a connection of its own, so that
-several processes of tests share the imports. SPACE, and a variable of the environment, are room in which a
-fork shows its own command line and environment: see `shown_process.py`.
+It has one thread and no event loop. What a program imports is imported here before its first fork.
+
+It ends when the connection at DESCRIPTOR closes. Stacks that still run then get SIGINT, so that a killed
+pytest leaves none. Other processes go on, as children of a test's process would.
+
+A request without a job is for a further server: a fork with a connection of its own, so that several
+processes of tests share the imports. SPACE, and a variable of the environment, are room in which a fork shows
+its own command line and environment: see `shown_process.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ class Job:
     descriptors: int | None
     """Limit of open files."""
     starts: bool
-    """Whether the program's own `python` processes are forks, too."""
+    """Whether the program's own `python` processes are forks, too: a stack."""
+    umask: int
     targets: list[int]
     """The numbers that `received` get: first stdout and stderr."""
     received: list[int]
@@ -74,21 +78,22 @@ class Job:
         if self.descriptors is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.descriptors, self.descriptors))
         os.chdir(self.directory)
+        os.umask(self.umask)
         os.environ.clear()
         os.environ.update(self.environment)
         gc.enable()
         if launcher is not None:
             subprocess.Popen = launcher  # type: ignore[misc, assignment]
+        is_module = self.command[0] == "-m"
+        sys.path[0] = self.directory if is_module else str(Path(self.command[0]).parent)
         # As a new interpreter does: before the folders of the installation.
         given = self.environment.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[1:1] = [folder for folder in given if folder and folder not in sys.path]
-        if self.command[0] == "-m":
+        if is_module:
             sys.argv = ["-m", *self.command[2:]]
-            sys.path[0] = self.directory
             runpy.run_module(self.command[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(self.command)
-            sys.path[0] = str(Path(self.command[0]).parent)
             runpy.run_path(self.command[0], run_name="__main__")
 
     def _take_descriptors(self) -> None:
@@ -130,6 +135,8 @@ class ForkServer:
         self._give_away = give_away
         self._pipes: dict[int, int] = {}
         """Process id of a child → the pipe for its exit status."""
+        self._stacks: set[int] = set()
+        """Process ids of the stacks that run."""
         self._imported: set[str] = set()
 
     def serve(self) -> Job | None:
@@ -148,6 +155,8 @@ class ForkServer:
                 continue
             data, descriptors, _, _ = socket.recv_fds(self._connection, LONGEST_JOB, MOST_DESCRIPTORS)
             if not data:
+                for pid in self._stacks:
+                    os.kill(pid, signal.SIGINT)
                 return None
             pipe, *received = descriptors
             fields: dict[str, Any] | None = json.loads(data)
@@ -173,6 +182,8 @@ class ForkServer:
                 os.close(pipe)
             else:
                 self._pipes[pid] = pipe
+                if job.starts:
+                    self._stacks.add(pid)
                 _write(pipe, pid)
 
     def _fork_server(self, pipe: int, received: list[int]) -> bool:
@@ -194,6 +205,7 @@ class ForkServer:
         self._connection.close()
         while self._pipes:
             os.close(self._pipes.popitem()[1])
+        self._stacks.clear()
         self._connection = socket.socket(fileno=received[0])
         for target, descriptor in zip((1, 2), received[1:], strict=True):
             os.dup2(descriptor, target)
@@ -244,6 +256,7 @@ class ForkServer:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
+                self._stacks.discard(pid)
                 pipe = self._pipes.pop(pid)
                 _write(pipe, os.waitstatus_to_exitcode(status))
                 os.close(pipe)

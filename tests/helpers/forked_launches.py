@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -126,6 +127,7 @@ def request(
         "new_session": new_session,
         "descriptors": limit,
         "starts": starts,
+        "umask": _umask(),
         "targets": [*descriptors],
     }
     return send_job(server, job, [*descriptors.values()])
@@ -139,6 +141,13 @@ def send_job(server: socket.socket, job: dict[str, Any] | None, descriptors: Seq
     finally:
         os.close(write)
     return read
+
+
+def _umask() -> int:
+    # `os.umask` would change it for a moment, also for other threads.
+    found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1], 8)
 
 
 def _is_plain(args: Any, options: Mapping[str, Any]) -> bool:

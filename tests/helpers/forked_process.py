@@ -28,8 +28,6 @@ from turboserve.cli.stack.background import BackgroundStack
 ROOT = Path(__file__).parents[2]
 LOST = -int(signal.SIGKILL)
 """Exit status of a process whose server has ended."""
-SHARED = 0
-"""Key of the server whose forks are the servers of this process's forks. No process has this id."""
 
 
 @dataclass
@@ -43,6 +41,8 @@ class Server:
 _starting = threading.Lock()
 _servers: dict[int, Server] = {}
 """Process id → its server: a fork of this process has a server of its own."""
+_shared: Server | None = None
+"""The server whose forks are the servers of this process's forks."""
 
 
 class ForkedProcess:
@@ -122,7 +122,7 @@ def start(
     """
     stdout = output if stdout is None else stdout
     loads = any(environment.get(name) != os.environ.get(name) for name in LOADERS)
-    if loads or not forked or "COVERAGE_PROCESS_CONFIG" in os.environ:
+    if loads or not forked or _is_covered():
         return _ordinary(command, environment, output, stdout, new_session, descriptors)
     return ForkedProcess(
         request(
@@ -161,7 +161,7 @@ def start_stack(
     if command[0] != sys.executable:
         return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
     if "--data" in command:
-        prepared_cluster.provide(Path(command[command.index("--data") + 1]))
+        prepared_cluster.copy_cluster_to(Path(command[command.index("--data") + 1]))
     return start(command[1:], env, stdout.fileno(), starts=True)
 
 
@@ -178,16 +178,20 @@ def server_id() -> int | None:
 
 
 def share_imports() -> None:
-    """Start a server whose imports are shared by the servers of all later forks of this process."""
-    _servers[SHARED] = new_server()
+    """Start a server whose imports are shared by the servers of all later forks of this process.
+
+    Under `make coverage`, which forks nothing from a server, this does nothing.
+    """
+    global _shared
+    if not _is_covered():
+        _shared = new_server()
 
 
 def _server() -> socket.socket:
     own = os.getpid()
     with _starting:
         if own not in _servers:
-            shared = _servers.get(SHARED)
-            _servers[own] = new_server() if shared is None else forked_server(shared)
+            _servers[own] = new_server() if _shared is None else forked_server(_shared)
     return _servers[own].connection
 
 
@@ -217,7 +221,12 @@ def forked_server(shared: Server) -> Server:
     os.close(pipe)
     if not line:
         raise ChildProcessError("the fork server has ended")
-    return Server(here, int(line))
+    # A second line follows if the fork has already ended.
+    return Server(here, int(line.split(b"\n")[0]))
+
+
+def _is_covered() -> bool:
+    return "COVERAGE_PROCESS_CONFIG" in os.environ
 
 
 def _connection() -> tuple[socket.socket, socket.socket]:

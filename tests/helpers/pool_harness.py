@@ -66,7 +66,7 @@ class Pool:
         self._store = {**STORE_DEADLINES, "TURBOSERVE_TENANT_SLOTS_FACTOR": "0", **(store or {})}
         defaults = {"TURBOSERVE_IDLE_AFTER_S": "15", "TURBOSERVE_REBALANCE": "0"}
         self._scheduler = {**SCHEDULER_DEADLINES, **defaults, **(scheduler or {})}
-        prepared_cluster.provide(directory)
+        prepared_cluster.copy_cluster_to(directory)
         self.layout = Layout(directory)
         self.layout.create()
         self._ports = Ports(self.layout.ports)

@@ -1,15 +1,16 @@
 """A Postgres cluster with the state store's empty tables, which stacks of tests begin with.
 
-To copy one takes a tenth of the CPU time of a new cluster with all migrations. A stack that starts its own
-interpreters (`InterpretedStack`) still makes its own cluster.
+A copy needs neither `initdb` nor a migration. An `InterpretedStack`, and a stack whose data folder is not
+empty, make their own cluster. `python -m tests.helpers.prepared_cluster FOLDER` makes the cluster in FOLDER.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
+import sys
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -19,6 +20,7 @@ from turboserve.cli.embedded.layout import write_private_json
 from turboserve.cli.embedded.running import running
 from turboserve.free_ports import any_free
 
+ROOT = Path(__file__).parents[2]
 NO_DURABILITY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 SECRET = "postgres"
 """Name of the superuser's password in a stack's `secrets.json`."""
@@ -27,14 +29,17 @@ PASSWORD = "password-of-the-prepared-superuser"
 _folder: Path | None = None
 
 
-def keep_in(folder: Path) -> None:
+def set_folder(folder: Path) -> None:
     """Let this process and its later forks keep one cluster in `folder`."""
     global _folder
     _folder = folder
 
 
-def provide(data: Path) -> None:
-    """Begin a stack's data folder with a copy of the cluster, unless the folder has files of a stack."""
+def copy_cluster_to(data: Path) -> None:
+    """Begin a stack's data folder with a copy of the cluster, unless the folder has files of a stack.
+
+    Blocks, as the start of a stack does. The first call makes the cluster.
+    """
     if _folder is None or (data.exists() and any(data.iterdir())):
         return
     layout = Layout(data)
@@ -42,7 +47,7 @@ def provide(data: Path) -> None:
     write_private_json(layout.secrets, {SECRET: PASSWORD})
     server = _server(layout.server("postgres"))
     server.make_directory()
-    subprocess.run(["cp", "--archive", str(_made(_folder)), str(server.cluster)], check=True)
+    subprocess.run(["cp", "--archive", str(_prepared(_folder)), str(server.cluster)], check=True)
 
 
 async def migrated(url: str) -> None:
@@ -61,21 +66,29 @@ def _server(directory: Path) -> PostgresServer:
     return PostgresServer(directory, any_free(), PASSWORD, "password-of-the-services", NO_DURABILITY)
 
 
-def _made(folder: Path) -> Path:
+def _prepared(folder: Path) -> Path:
     """Return the cluster's folder. The first process that needs the cluster makes it."""
+    # It starts what this module prepares clusters for.
+    from tests.helpers import forked_process
+
     cluster = folder / "cluster"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not cluster.exists():
-            # The caller may be in an event loop.
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(_make, folder, cluster).result()
+            # `running` needs a main thread outside any event loop. The caller may be in one.
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            done = forked_process.run(["-m", "tests.helpers.prepared_cluster", str(folder)], environment)
+            assert done.returncode == 0, done.stderr
     return cluster
 
 
-def _make(folder: Path, cluster: Path) -> None:
+def _make(folder: Path) -> None:
     server = _server(folder / "server")
     with running([server], folder / "server.log"):
         asyncio.run(migrated(server.url()))
-    server.cluster.rename(cluster)
+    server.cluster.rename(folder / "cluster")
+
+
+if __name__ == "__main__":
+    _make(Path(sys.argv[1]))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import forked_process
 from tests.helpers.forked_launches import request
+from tests.helpers.forked_process import ROOT, Server
+from tests.helpers.waiting import eventually_blocking
 
 STARTS = """
 import json, os, signal, subprocess, sys
@@ -76,24 +81,79 @@ def test_what_a_fork_starts_is_its_child_as_if_it_had_been_a_new_interpreter(tmp
     assert json.loads((tmp_path / "out.statuses").read_text()) == [7, -15, "5\n"]
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Server]:
+    """A server with the imports of a stack, for further servers."""
+    shared = forked_process.new_server()
+    with shared.connection:
+        yield shared
+
+
 TELLS = """
 import json, os, sys
 import beside
-print(json.dumps([os.getppid(), "turboserve.worker.service.app" in sys.modules, beside.WORD]))
+found = {
+    "parent": os.getppid(),
+    "imports": "turboserve.worker.service.app" in sys.modules,
+    "beside": beside.WORD,
+    "path": sys.path[:3],
+    "umask": os.umask(0),
+}
+print(json.dumps(found))
 """
 
 
-def test_a_server_that_shares_its_imports_goes_on_alone(tmp_path: Path) -> None:
+def test_a_server_that_shares_its_imports_goes_on_alone(shared: Server, tmp_path: Path) -> None:
     script, folder = tmp_path / "tells.py", tmp_path / "folder"
     script.write_text(TELLS)
     folder.mkdir()
     (folder / "beside.py").write_text("WORD = 'from PYTHONPATH'\n")
-    shared = forked_process.new_server()
-    with shared.connection:
-        own = forked_process.forked_server(shared)
+    own = forked_process.forked_server(shared)
     with own.connection, (tmp_path / "out").open("wb") as out:
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder)}
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}:{folder}"}
         output = {1: out.fileno(), 2: out.fileno()}
-        pipe = request(own.connection, [str(script)], environment, output)
+        before = os.umask(0o071)
+        try:
+            pipe = request(own.connection, [str(script)], environment, output)
+        finally:
+            os.umask(before)
         assert forked_process.ForkedProcess(pipe).wait(120) == 0, (tmp_path / "out").read_text()
-    assert json.loads((tmp_path / "out").read_text()) == [own.pid, True, "from PYTHONPATH"]
+    assert json.loads((tmp_path / "out").read_text()) == {
+        "parent": own.pid,
+        "imports": True,
+        "beside": "from PYTHONPATH",
+        "path": [str(tmp_path), str(ROOT), str(folder)],
+        "umask": 0o071,
+    }
+
+
+WAITS = """
+import sys, time
+from pathlib import Path
+
+state = Path(sys.argv[1])
+try:
+    state.write_text("runs")
+    time.sleep(600)
+except KeyboardInterrupt:
+    state.write_text("interrupted")
+"""
+
+
+def test_a_stack_ends_with_the_process_of_the_tests(shared: Server, tmp_path: Path) -> None:
+    """Incident: a killed pytest left whole stacks running."""
+    script, state = tmp_path / "waits.py", tmp_path / "state"
+    script.write_text(WAITS)
+    state.touch()
+    own = forked_process.forked_server(shared)
+    with own.connection:
+        pipe = request(own.connection, [str(script), str(state)], os.environ, {1: 1, 2: 2}, starts=True)
+        process = forked_process.ForkedProcess(pipe)
+        try:
+            eventually_blocking(lambda: state.read_text() == "runs")
+            # As the kernel does when the process is killed.
+            own.connection.close()
+            eventually_blocking(lambda: state.read_text() == "interrupted")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
