@@ -43,17 +43,18 @@ def gateway(answers: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_key, "LOOK_S", 0.01)
+    monkeypatch.setattr(first_key, "FIRST_LOOK_S", 0.0)
 
 
 def test_every_gateway_is_asked_until_it_accepts_the_key() -> None:
     # The first learns late, the second was restarted, and the third has no role for this key.
     with gateway([401, 429, 401, 200]) as one, gateway([503, 200]) as two, gateway([403]) as three:
-        assert asyncio.run(first_key.accepted([one[0], two[0], three[0]], KEY))
+        assert asyncio.run(first_key.wait_until_accepted([one[0], two[0], three[0]], KEY))
         assert (one[1], two[1], three[1]) == ([401, 429, 401, 200], [503, 200], [403])
 
 
 def test_a_key_that_no_gateway_accepts_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_key, "ACCEPTED_S", 0.3)
+    monkeypatch.setattr(first_key, "ACCEPTED_S", 2.0)
     with gateway([401]) as (url, sent):
-        assert not asyncio.run(first_key.accepted([url], KEY))
+        assert not asyncio.run(first_key.wait_until_accepted([url], KEY))
         assert sent

@@ -11,7 +11,7 @@ import typer
 from turboserve.cli.main import app
 from turboserve.cli.progress import progress
 
-WITHOUT = {
+COMMANDS_WITHOUT_JSON = {
     "up": "prints its logs as JSON with --log-format json",
     "bench": "its benchmarks have it",
     "profile engine": "writes JSON to --out",
@@ -19,7 +19,7 @@ WITHOUT = {
     "profile autoscaler": "writes JSON to --out",
     "trace schema": "prints JSON",
 }
-"""Commands without `--json`, and why."""
+"""Command → why it has no `--json`."""
 
 
 def commands(command: Any, name: str = "") -> Iterator[tuple[str, set[str]]]:
@@ -34,12 +34,16 @@ def commands(command: Any, name: str = "") -> Iterator[tuple[str, set[str]]]:
 def test_every_command_prints_json_or_needs_not() -> None:
     found = dict(commands(typer.main.get_command(app)))
     assert {"session create", "keys list", "down", "webhooks test"} <= set(found)
-    assert {name for name, options in found.items() if "--json" not in options} == set(WITHOUT)
+    assert {name for name, options in found.items() if "--json" not in options} == set(COMMANDS_WITHOUT_JSON)
 
 
 def test_a_terminal_shows_progress_and_a_file_does_not(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Variables by which the library for progress decides what a terminal is.
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     with progress("generating", 2.0) as advance:
         advance(1.0)

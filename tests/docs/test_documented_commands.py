@@ -19,7 +19,7 @@ import yaml
 from typer._click.exceptions import ClickException
 
 from tests.helpers.document_examples import DOCUMENTS as WITH_EXAMPLES
-from tests.helpers.document_examples import ELSEWHERE, ON_THE_STACK, WITH_KEYS, examples
+from tests.helpers.document_examples import NOT_RUN, ON_THE_STACK, WITH_KEYS, examples
 from turboserve.bench import registry
 from turboserve.cli.bench import command
 from turboserve.cli.main import app
@@ -39,7 +39,7 @@ RUNNING = {
     (each.document, " ".join(each.text.split()))
     for document in WITH_EXAMPLES
     for each in examples(document)
-    if each.elsewhere is None
+    if each.reason_not_run is None
 }
 """Examples that tests run as shown."""
 
@@ -51,14 +51,14 @@ def test_every_example_runs_or_has_a_reason() -> None:
 def test_every_reason_has_its_example_and_its_test() -> None:
     stale = [
         (document, start)
-        for document, reasons in ELSEWHERE.items()
+        for document, reasons in NOT_RUN.items()
         for start in reasons
         if not any(each.text.startswith(start) for each in examples(document))
     ]
     assert not stale
     named = {
         file
-        for reasons in ELSEWHERE.values()
+        for reasons in NOT_RUN.values()
         for reason in reasons.values()
         for file in re.findall(r"[\w/.-]+\.(?:py|md)\b", reason)
     }

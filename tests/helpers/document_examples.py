@@ -1,6 +1,6 @@
-"""The commands and scripts that documents show. `ELSEWHERE` lists those that no test runs as shown.
+"""The commands and scripts that documents show. `NOT_RUN` lists those that no test runs as shown.
 
-All others run, in the order of their document: `tests.helpers.document_reader` does what a reader does.
+All others run, in the order of their document: `tests.helpers.example_runner` does what a reader does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CLUSTER = "needs Kubernetes: tests/deploy/test_kubernetes_manifests.py checks th
 IN_THE_BROWSER = "tests/browser/test_javascript_client.py runs it in Chromium"
 MODEL = "tests/stack/test_stack_model_plugin.py installs and serves it"
 
-ELSEWHERE: dict[str, dict[str, str]] = {
+NOT_RUN: dict[str, dict[str, str]] = {
     "README.md": {"make up": INSTALLS, "make test": "is this suite"},
     "docs/quickstart.md": {
         "make up": INSTALLS,
@@ -102,7 +102,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "import {": IN_THE_BROWSER,
     },
 }
-"""Document → how an example begins → why `DocumentReader` does not run it, and where a test does."""
+"""Document → how an example begins → why `ExampleRunner` does not run it, and where a test does."""
 
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 _DATA = frozenset({"json", "yaml", "toml", "mermaid"})
@@ -124,9 +124,9 @@ class Example:
         return f"{self.document}: {self.text.splitlines()[0][:60]}"
 
     @property
-    def elsewhere(self) -> str | None:
+    def reason_not_run(self) -> str | None:
         """Why the example does not run as shown. None: it runs."""
-        reasons = ELSEWHERE.get(self.document, {})
+        reasons = NOT_RUN.get(self.document, {})
         return next((reason for start, reason in reasons.items() if self.text.startswith(start)), None)
 
 

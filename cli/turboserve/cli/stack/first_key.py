@@ -41,7 +41,7 @@ class FirstKeyTask:
         self._task = asyncio.get_running_loop().create_task(_show(settings, urls, hub, log_format))
 
 
-async def accepted(urls: Sequence[str], key: str) -> bool:
+async def wait_until_accepted(urls: Sequence[str], key: str) -> bool:
     """Wait until every gateway accepts `key`, at most `ACCEPTED_S` seconds. Returns whether they do."""
     # Only a first start needs it.
     import httpx
@@ -51,13 +51,13 @@ async def accepted(urls: Sequence[str], key: str) -> bool:
         client = httpx.AsyncClient(timeout=ACCEPTED_S, trust_env=False)
         async with asyncio.timeout(ACCEPTED_S), client as http:
             await asyncio.sleep(FIRST_LOOK_S)
-            await asyncio.gather(*(_accepted(http, url, key) for url in urls))
+            await asyncio.gather(*(_wait_until_accepted(http, url, key) for url in urls))
     except TimeoutError:
         return False
     return True
 
 
-async def _accepted(http: httpx.AsyncClient, url: str, key: str) -> None:
+async def _wait_until_accepted(http: httpx.AsyncClient, url: str, key: str) -> None:
     from httpx import HTTPError
 
     headers = {"Authorization": f"Bearer {key}"}
@@ -82,7 +82,7 @@ async def _show(
         hub.log("admin key", id=found.id)
         hub.plain(f"  The key {found.id} has the scope admin. Its text is not stored.\n")
         return
-    if await accepted(urls, found.text):
+    if await wait_until_accepted(urls, found.text):
         found = replace(found, confirmed=True)
     elif found.confirmed:
         hub.log("not every gateway accepts the admin key yet", "warning", id=found.id)

@@ -7,7 +7,9 @@ import io
 import os
 import re
 import shlex
+import signal
 import subprocess
+import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,24 +24,27 @@ from tests.helpers.document_examples import Example
 from turboserve.cli.main import app
 
 LIMIT_S = 120.0
-TOMORROW = (datetime.now(UTC) + timedelta(days=1)).date().isoformat()
+IN_TWO_DAYS = (datetime.now(UTC) + timedelta(days=2)).date().isoformat()
+"""Tomorrow would be past for tests that still run after midnight."""
 REPLACED = (
     # The environment of the tests has the command on its path.
     (r"\.venv/bin/", ""),
-    (r"expires \d{4}-\d\d-\d\d", f"expires {TOMORROW}"),
-    (r'"expires_at": "\d{4}-\d\d-\d\d', f'"expires_at": "{TOMORROW}'),
+    (r"expires \d{4}-\d\d-\d\d", f"expires {IN_TWO_DAYS}"),
+    (r'"expires_at": "\d{4}-\d\d-\d\d', f'"expires_at": "{IN_TWO_DAYS}'),
     # Shorter videos.
     (r"--seconds \d+", "--seconds 2"),
     (r"\bseconds=\d+", "seconds=2"),
 )
-"""What a document shows → what runs. Addresses and ids are those of the stack: see `_filled`."""
+"""What a document shows → what runs. Addresses and ids are those of the stack: see `_substituted`."""
 SHOWN_ID = re.compile(r"\b(ses|lnk|tst|ts|wh|ev)_[0-9a-z]*(?:…|\b)")
 SHOWN_KEY_ID = re.compile(r"\b2d06c5c4(?:a1b2c3d4)?\b")
 PRINTED_ID = re.compile(r'(?:^|"(?:id|ticket)": ?")((ses|lnk|tst|ts|wh|ev)_[\w.-]+)', re.MULTILINE)
+EVENT_LINE = re.compile(r"(?:id|event|data): ?\S")
+"""Begins each line of an event. The stream has other lines, too: `retry`, and comments."""
 CURL = 'curl() { command curl --silent --show-error --fail-with-body "$@"; }\n'
 
 
-class DocumentReader:
+class ExampleRunner:
     """Knows what the reader of one document knows: the ids that were printed, and the exported variables."""
 
     def __init__(self, url: str, data: str, folder: Path, variables: Mapping[str, str] | None = None) -> None:
@@ -48,13 +53,13 @@ class DocumentReader:
         self._variables = {"HOME": str(folder), "TURBOSERVE_DATA": data, **(variables or {})}
         self._ids: dict[str, str] = {}
 
-    def know(self, kind: str, value: str) -> None:
-        """Learn an id that an example before these has printed."""
+    def set_id(self, kind: str, value: str) -> None:
+        """Set the id of this kind that later examples use, as if an example had printed it."""
         self._ids[kind] = value
 
-    def follow(self, example: Example) -> str:
+    def run(self, example: Example) -> str:
         """Run an example. Returns its output. Raises AssertionError if it fails or prints something else."""
-        text = self._filled(example.text)
+        text = self._substituted(example.text)
         printed = self._python(text) if example.kind == "python" else self._command(text)
         for value, kind in PRINTED_ID.findall(printed):
             self._ids[kind] = value
@@ -63,14 +68,14 @@ class DocumentReader:
         check_shown(example.shown, printed)
         return printed
 
-    def _filled(self, text: str) -> str:
+    def _substituted(self, text: str) -> str:
         text = re.sub(r"(?:localhost|127\.0\.0\.1):8080", urlsplit(self._url).netloc, text)
         for shown, real in REPLACED:
             text = re.sub(shown, real, text)
         text = SHOWN_KEY_ID.sub(lambda _: self._ids["key"], text)
-        return SHOWN_ID.sub(lambda found: self._ids.get(found[1]) or self._made(found[1]), text)
+        return SHOWN_ID.sub(lambda found: self._ids.get(found[1]) or self._id_of_new_session(found[1]), text)
 
-    def _made(self, kind: str) -> str:
+    def _id_of_new_session(self, kind: str) -> str:
         assert kind == "ses", f"the document has printed no {kind}_"
         answer = httpx.post(f"{self._url}/v1/sessions", json={"prompt": "a red circle"}, timeout=LIMIT_S)
         self._ids[kind] = answer.raise_for_status().json()["id"]
@@ -121,13 +126,22 @@ class DocumentReader:
             done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False, **options)
             assert done.returncode == 0, (text, done.stdout, done.stderr)
             return str(done.stdout)
-        # It prints until its reader ends it.
+        # It prints events until its reader ends it.
         with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, **options) as process:
-            assert process.stdout is not None
+            end = threading.Timer(LIMIT_S, os.killpg, (process.pid, signal.SIGTERM))
+            end.start()
             try:
-                return str(process.stdout.readline())
+                assert process.stdout is not None
+                lines: list[str] = []
+                while not (lines and EVENT_LINE.match(lines[-1])):
+                    lines.append(str(process.stdout.readline()))
+                    assert lines[-1], f"{text} ended without an event: {lines}"
+                assert process.poll() is None, f"{text} ended after its first event"
             finally:
-                os.killpg(process.pid, 15)
+                end.cancel()
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGTERM)
+        return "".join(lines)
 
 
 def check_shown(shown: tuple[str, ...], printed: str) -> None:
