@@ -19,7 +19,7 @@ from turboserve.tasks import stop
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 REBOUND = "foe.example"
 DISABLED_FEATURES = (
-    # Playwright's own: tests/browser/test_browser_options.py compares them. Of this option, the last counts.
+    # Playwright's own: tests/shared/test_browser_options.py compares them. Of this option, the last counts.
     "AvoidUnnecessaryBeforeUnloadCheckSync,DestroyProfileOnBrowserClose,HttpsUpgrades,"
     "HttpsFirstBalancedModeAutoEnable,LensOverlay,MediaRouter,PaintHolding,ThirdPartyStoragePartitioning,"
     "AvoidCorsURLLoaderRestartOnRedirect,TcpPortRandomizationWin,OptimizationHints,"
