@@ -54,6 +54,20 @@ def test_a_frozen_process_reads_an_immediate_message_when_it_continues() -> None
     scene.close()
 
 
+def test_on_an_immediate_network_no_message_overtakes_one_that_a_slow_broker_delays() -> None:
+    scene = Scene(Network(immediate=True))
+    scene.connect("autoscaler")
+    scene.connect("gateway")
+    heard = scene.hear("gateway", "news")
+    scene.broker.slow_down(0.5)
+    scene.publish("autoscaler", "news", b"1")
+    scene.broker.slow_down(0.0)
+    scene.publish("autoscaler", "news", b"2")
+    scene.loop.advance(1.0)
+    assert [body for _, body in heard] == [b"1", b"2"]
+    scene.close()
+
+
 def test_the_index_of_patterns_finds_what_matches_after_any_change() -> None:
     chance = random.Random(7)
     index: PatternIndex[int] = PatternIndex()

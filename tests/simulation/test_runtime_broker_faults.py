@@ -309,7 +309,7 @@ def test_a_broker_that_is_frozen_for_long_is_given_up_and_found_again(scene: Sce
 def test_a_slow_broker_takes_longer_for_each(scene: Scene) -> None:
     scene.make_stream()
     finish(scene, putting(scene, 0))
-    scene.broker.slow_s = 0.3
+    scene.broker.slow_down(0.3)
     began = scene.loop.time()
     finish(scene, putting(scene, 1))
     assert elapsed(scene, began) == pytest.approx(0.32)
@@ -454,7 +454,7 @@ def test_mending_ends_every_fault(scene: Scene) -> None:
     scene.broker.freeze(1_000.0)
     scene.broker.cut_off(scene.processes["worker"], 1_000.0)
     scene.broker.set_storage(Storage.FULL)
-    scene.broker.slow_s = 5.0
+    scene.broker.slow_down(5.0)
     waiting = putting(scene, 0, deadline_s=20.0)
     scene.loop.advance(9.0)
     scene.broker.repair()

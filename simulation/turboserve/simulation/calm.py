@@ -218,7 +218,7 @@ def run_calm(
     )
     world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S, immediate=True))
     FaultInjector(world)
-    # Nothing decides by the order of processes where none fails.
+    # One of the orders that a seed may draw. It takes no draws and keeps a process's memory in the caches.
     world.loop.fixed_order = True
     world.postgres.behavior.statement_s = STATEMENT_S
     world.postgres.behavior.at_commit = True

@@ -163,7 +163,7 @@ class LogChecks:
         self._reports.note(
             stored.subject, f"#{header.index} e{header.epoch} {header.worker} c{header.control_seq}"
         )
-        self._reports.result(stored.subject, stored.headers[HEADER].encode(), stored.sequence)
+        self._reports.result(stored.subject, stored.headers[HEADER].encode(), header.index)
         owner = log.owner
         wrote = header.epoch, header.worker, CHUNK.by(session, header.worker)
         if owner is None or (owner.epoch, owner.worker, stored.subject) != wrote:

@@ -49,7 +49,7 @@ class Servers:
     # Faults
 
     def slow_broker(self, seconds: float) -> None:
-        self.broker.slow_s = seconds
+        self.broker.slow_down(seconds)
 
     def lose_hot_store(self) -> None:
         self.hot.crash()

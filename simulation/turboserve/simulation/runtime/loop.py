@@ -2,9 +2,9 @@
 
 Unmodified service code (`asyncio.sleep`, `asyncio.timeout`, task groups, queues) runs on it. Each callback
 belongs to the process in whose context it was scheduled. Callbacks of one process run in the order in which
-they were scheduled, as on an event loop of its own. The seed determines which process runs next. Time does
-not pass while any process has a callback to run; otherwise it jumps to the next timer, so no run waits for
-real time.
+they were scheduled, as on an event loop of its own. The seed draws which process runs next, except in a fixed
+order (`VirtualLoop.fixed_order`). Time does not pass while any process has a callback to run; otherwise it
+jumps to the next timer, so no run waits for real time.
 
 There is no I/O and there are no threads. Calls that need them raise `RuntimeError`, except `run_in_executor`,
 which calls its function on the loop.
@@ -51,7 +51,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        # Each future and each task asks for it, and a type is called without a frame.
+        # asyncio asks in the constructor of each future and task. `bool()` is False and makes no frame.
         self.get_debug = bool  # type: ignore[method-assign]
         self.random = random.Random(seed)
         """Source of every random choice, directly or through generators seeded from it."""

@@ -14,7 +14,7 @@ Messages of one connection and direction keep their order, as in TCP.
 
 Faults of the broker are methods and fields of `MemoryBroker`:
 
-- `stop` and `start` (also on an empty disk), `freeze`, `slow_s`
+- `stop` and `start` (also on an empty disk), `freeze`, `slow_down`
 - `cut_off` (a client or all clients of a process), `disconnect_client`
 - `set_storage` (`Storage.FULL` refuses appends, `SILENT` does not answer them, `OFF` is a broker without
   JetStream)

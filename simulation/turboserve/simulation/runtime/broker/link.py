@@ -170,7 +170,7 @@ class Link:
 
     def publish(self, message: Message) -> None:
         broker, network = self._broker, self._broker.network
-        if network.at_once and broker.undisturbed and broker.slow_s == 0.0:
+        if network.at_once and broker.undisturbed:
             # The same as `_Pipe.send`, which has nothing to wait for.
             if self.open_at_broker:
                 broker.publish(self, message)

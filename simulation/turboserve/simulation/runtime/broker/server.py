@@ -52,11 +52,8 @@ class MemoryBroker:
         self.context: Context = copy_context()
         """Context of the broker's own callbacks, which belong to no process."""
         self.context.run(enter, None)
-        self.slow_s = 0.0
-        """Additional delay of all messages on their way to the broker."""
-        self.up = True
-        self.undisturbed = True
-        """Whether nothing has ever held a connection."""
+        self.slow_s, self.up, self.undisturbed = 0.0, True, True
+        """Whether nothing has ever held or delayed a connection: no message waits for an earlier one."""
         self.jetstream = JetStream(self, max_store_bytes)
         self.on_message: Callable[[str, bytes], None] | None = None
         """Called with subject and data of each message that a client has published, except answers."""
@@ -239,6 +236,10 @@ class MemoryBroker:
         """Freeze as with SIGSTOP, and SIGCONT after `seconds`: messages are then processed all at once."""
         self.undisturbed = False
         self._frozen_until = max(self._frozen_until, self.loop.time() + seconds)
+
+    def slow_down(self, seconds: float) -> None:
+        """Delay all messages on their way to the broker by `seconds` from now on."""
+        self.undisturbed, self.slow_s = False, seconds
 
     @property
     def frozen_until(self) -> float:
