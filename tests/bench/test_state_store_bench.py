@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+
+import psutil
 import pytest
 from rich.console import Console
 
 from turboserve.bench.migration.stack import STORE
 from turboserve.bench.state_store import command
-from turboserve.bench.state_store.command import REQUESTS, BlockCosts, ProcessorTime, block, figures, ratios
+from turboserve.bench.state_store.command import (
+    REQUESTS,
+    BlockCosts,
+    ProcessorTime,
+    Used,
+    block,
+    figures,
+    processor_s,
+    ratios,
+)
 
 
 def costs(store_ms: float, postgres_ms: float = 1.0, answer_s: float = 0.01) -> BlockCosts:
@@ -29,6 +43,36 @@ def test_what_the_idle_store_uses_is_no_cost_of_a_renewal() -> None:
     used, idle = ProcessorTime(5.0, 2.0), ProcessorTime(3.0, 0.3).over(3.0)
     left = used.less(idle, 2.0).over(3.0)
     assert (left.store_s, left.postgres_s) == pytest.approx((1.0, 0.6))
+
+
+def test_no_cost_is_negative_and_no_ratio_has_a_cost_of_zero() -> None:
+    left = ProcessorTime(1.0, 0.1).less(ProcessorTime(0.6, 0.1), 2.0)
+    assert left == ProcessorTime(0.0, 0.0)
+    found = {"batched": [costs(1.0), costs(1.0)], "one_by_one": [costs(0.0), costs(2.0)]}
+    assert ratios(found, with_postgres=False) == dict.fromkeys(REQUESTS, 0.5)
+    found = {"batched": [costs(1.0)], "one_by_one": [costs(0.0)]}
+    assert ratios(found, with_postgres=False) == dict.fromkeys(REQUESTS)
+
+
+def test_processor_time_is_exact_and_a_process_that_has_ended_uses_none() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as child:
+        process = psutil.Process(child.pid)
+        used = Used(process)
+        assert used.next().store_s > 0.0
+        before = time.process_time()
+        assert before <= processor_s(psutil.Process()) <= time.process_time()
+    assert used.next().store_s == 0.0
+
+
+def test_a_process_that_ends_while_it_is_looked_at_uses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(process: psutil.Process) -> str:
+        raise psutil.NoSuchProcess(process.pid)
+
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE):
+        monkeypatch.setattr(psutil.Process, "name", gone)
+        assert Used(psutil.Process()).next() == ProcessorTime(0.0, 0.0)
 
 
 def test_the_table_has_a_row_for_each_request() -> None:
@@ -60,7 +104,7 @@ def test_the_table_has_a_row_for_each_request() -> None:
 
 
 def test_a_block_measures_what_each_request_costs() -> None:
-    found = block(STORE, {}, workers=3, sessions=3, seconds=1.0)
+    found = block(STORE, workers=3, sessions=3, seconds=1.0)
     assert found.store_ms.keys() == found.postgres_ms.keys() == {*REQUESTS}
     assert found.store_ms["creation"] > 0.0
     assert found.idle_share > 0.0

@@ -59,7 +59,7 @@ def run(
     found: dict[str, list[BlockCosts]] = {mode: [] for mode in STORES}
     for number in range(blocks):
         for mode in STORES if number % 2 == 0 else reversed(STORES):
-            found[mode].append(block(STORES[mode], {}, workers, sessions, seconds))
+            found[mode].append(block(STORES[mode], workers, sessions, seconds))
     return {
         **{mode: figures(made) for mode, made in found.items()},
         "ratio": ratios(found, with_postgres=False),
@@ -78,18 +78,17 @@ class BlockCosts:
     answers_s: Sequence[float]
 
 
-def block(
-    module: str, environment: Mapping[str, str], workers: int, sessions: int, seconds: float
-) -> BlockCosts:
-    """Measure one state store: `module`, started with `environment` beside the usual one."""
-    with tempfile.TemporaryDirectory(prefix="turboserve-store-") as folder:
-        settings = {**UNLIMITED, **environment}
-        with server_processes(Path(folder) / "data", module, settings) as servers:
-            try:
-                return asyncio.run(_measured(servers, workers, sessions, seconds))
-            except TurboServeError as error:
-                log = (servers.layout.logs / "store.log").read_text(errors="replace")[-2_000:]
-                raise BenchError(f"the state store refused a request: {error}\n{log}") from error
+def block(module: str, workers: int, sessions: int, seconds: float) -> BlockCosts:
+    """Measure the state store that `module` starts."""
+    with (
+        tempfile.TemporaryDirectory(prefix="turboserve-store-") as folder,
+        server_processes(Path(folder) / "data", module, UNLIMITED) as servers,
+    ):
+        try:
+            return asyncio.run(_measured(servers, workers, sessions, seconds))
+        except TurboServeError as error:
+            log = (servers.layout.logs / "store.log").read_text(errors="replace")[-2_000:]
+            raise BenchError(f"the state store refused a request: {error}\n{log}") from error
 
 
 async def _measured(servers: ServerProcesses, workers: int, sessions: int, seconds: float) -> BlockCosts:
@@ -135,9 +134,10 @@ class ProcessorTime:
         return ProcessorTime(self.store_s / count, self.postgres_s / count)
 
     def less(self, rate: ProcessorTime, seconds: float) -> ProcessorTime:
-        """Return the time without what `rate`, in one second, uses in `seconds`."""
+        """Return the time without what `rate`, in one second, uses in `seconds`. It is never negative."""
         return ProcessorTime(
-            self.store_s - rate.store_s * seconds, self.postgres_s - rate.postgres_s * seconds
+            max(0.0, self.store_s - rate.store_s * seconds),
+            max(0.0, self.postgres_s - rate.postgres_s * seconds),
         )
 
 
@@ -153,22 +153,29 @@ class Used:
         """Return the time since the last call."""
         store_s = self._since(self._store)
         # Postgres's processes belong to this one, which has started its guard.
-        postgres_s = sum(
-            self._since(process)
-            for process in psutil.Process().children(recursive=True)
-            if process.name().startswith("postgres")
-        )
-        return ProcessorTime(store_s, postgres_s)
+        children = psutil.Process().children(recursive=True)
+        return ProcessorTime(store_s, sum(self._since(child, "postgres") for child in children))
 
-    def _since(self, process: psutil.Process) -> float:
+    def _since(self, process: psutil.Process, name: str = "") -> float:
+        """Return the time of a process whose name begins with `name`; 0 of others, and of one that ended."""
         try:
-            spent = process.cpu_times()
-        except psutil.Error:
+            if not process.name().startswith(name):
+                return 0.0
+            seconds = processor_s(process)
+        except (psutil.Error, OSError):
             return 0.0
-        seconds = float(spent.user + spent.system)
         before = self._seen.get(process.pid, 0.0)
         self._seen[process.pid] = seconds
         return seconds - before
+
+
+def processor_s(process: psutil.Process) -> float:
+    """Return the processor seconds of a process so far. Raises OSError or psutil.Error if it is gone."""
+    if psutil.LINUX:
+        # The clock of a process (clock_getcpuclockid). psutil truncates to 10 ms.
+        return time.clock_gettime(~process.pid << 3 | 2)
+    spent = process.cpu_times()
+    return float(spent.user + spent.system)
 
 
 def figures(made: Sequence[BlockCosts]) -> dict[str, Any]:
@@ -186,17 +193,20 @@ def figures(made: Sequence[BlockCosts]) -> dict[str, Any]:
     }
 
 
-def ratios(found: Mapping[str, Sequence[BlockCosts]], *, with_postgres: bool) -> dict[str, float]:
-    """Return the cost of `batched` in that of `one_by_one`, by request."""
+def ratios(found: Mapping[str, Sequence[BlockCosts]], *, with_postgres: bool) -> dict[str, float | None]:
+    """Return the cost of `batched` in that of `one_by_one`, by request. None: too small to be measured."""
 
     def cost(one: BlockCosts, name: str) -> float:
         return one.store_ms[name] + (one.postgres_ms[name] if with_postgres else 0.0)
 
-    pairs = list(zip(*found.values(), strict=True))
-    return {
-        name: round(statistics.median(cost(batched, name) / cost(alone, name) for batched, alone in pairs), 3)
-        for name in REQUESTS
-    }
+    def ratio(name: str) -> float | None:
+        pairs = (
+            (cost(batched, name), cost(alone, name)) for batched, alone in zip(*found.values(), strict=True)
+        )
+        each = [batched / alone for batched, alone in pairs if alone > 0.0]
+        return round(statistics.median(each), 3) if each else None
+
+    return {name: ratio(name) for name in REQUESTS}
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -208,7 +218,7 @@ def table(result: Mapping[str, Any]) -> Table:
             for mode in STORES
         ]
         ratio, both = result["ratio"][name], result["ratio_with_postgres"][name]
-        shown.add_row(name, *costs, f"{ratio:.2f}", f"{both:.2f}")
+        shown.add_row(name, *costs, *("–" if one is None else f"{one:.2f}" for one in (ratio, both)))
     answers = [f"{1e3 * result[mode]['answer_s']['p99']:.1f} ms" for mode in STORES]
     shown.add_row("answer to a renewal, p99", *answers)
     return shown

@@ -6,5 +6,5 @@ from turboserve.state_store.__main__ import main
 from turboserve.state_store.service import renewals
 
 if __name__ == "__main__":
-    renewals.INTERVAL_S = 0.0
+    renewals.GATHER_S = 0.0
     main()
