@@ -239,7 +239,7 @@ class RandomRows:
                 await db.sessions.get_row(session),
                 await db.sessions.created_by(request),
                 await db.sessions.suspended_since(before, 3),
-                await db.sessions.of_workers({worker: {held}, WORKERS[0]: ()}),
+                (await db.sessions.of_workers({worker: {held}, WORKERS[0]: ()}))(),
                 [key.model_dump() for key in await db.sessions.migration_keys(worker)],
                 await db.sessions.migration_keys(worker, session),
                 await db.sessions.migrating_to(worker),

@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,40 @@ async def test_a_server_that_waits_for_its_clients_to_disconnect_ends(
             await used
         await eventually(lambda: not alive(pid))
         await database.close()
+
+
+async def test_one_transaction_fails_when_the_server_has_left_all_connections(
+    layout: Layout, ports: Ports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each connection of the pool would cost a transaction and its deadline."""
+    server = PostgresServer(
+        layout.server("lost-postgres"), ports.get("lost"), "admin", "secret", WITHOUT_DISK
+    )
+    settings = Settings(postgres_url=SecretStr(server.url()), postgres_pool=4, **PATIENT)
+    async with machine(server, tmp_path):
+        database = PostgresDatabase(settings)
+        await eventually(lambda: migrated(database))
+        left = await backends(database, 4)
+        for pid in left:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(database, "_deadline_s", 1.0)
+                with pytest.raises(UnavailableError):
+                    await backends(database, 1)
+            assert not await backends(database, 4) & left
+        finally:
+            for pid in left:
+                signal_quietly(pid, signal.SIGCONT)
+            await database.close()
+
+
+async def backends(database: PostgresDatabase, count: int) -> set[int]:
+    """Return the server's processes that serve transactions which are open at the same time."""
+    async with AsyncExitStack() as stack:
+        units = [await stack.enter_async_context(database.transaction()) for _ in range(count)]
+        query = text("select pg_backend_pid()")
+        return {int((await unit.connection.execute(query)).scalar_one()) for unit in units}
 
 
 async def migrated(database: PostgresDatabase) -> bool:

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from tests.helpers.waiting import eventually
 from tests.state_store.conftest import StartStore
-from tests.state_store.state_store_harness import Harness, memory_servers
+from tests.state_store.state_store_harness import LIMIT_S, Harness, memory_servers
 from turboserve import subjects
 from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.contracts.errors import InvalidInputError, UnavailableError, WorkerGoneError
@@ -19,7 +20,8 @@ from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.workers import HeldSession, Renewal, WorkerRecord
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.ports.database import Database, StatementError, unavailable
-from turboserve.state_store.service import renewals
+from turboserve.state_store.repository import sessions as repository
+from turboserve.state_store.service import renewals, transactions
 from turboserve.state_store.service.renewals import Renewals
 from turboserve.state_store.settings import Settings
 
@@ -38,16 +40,16 @@ class Gate:
         self.failure: Exception | None = None
         """What such a transaction raises."""
         self._schedule = Renewals._schedule
-        together = Renewals._together
+        share = Renewals._share_transaction
 
         async def shared(instance: Renewals, batch: dict[str, Any]) -> Any:
             self.batches.append(sorted(batch))
             if self.failure is not None:
                 raise self.failure
-            return await together(instance, batch)
+            return await share(instance, batch)
 
-        monkeypatch.setattr(Renewals, "_together", shared)
-        monkeypatch.setattr(renewals, "INTERVAL_S", 0.0)
+        monkeypatch.setattr(Renewals, "_share_transaction", shared)
+        monkeypatch.setattr(renewals, "GATHER_S", 0.0)
 
     def close(self) -> None:
         """Let the next renewal pass, and those after it wait."""
@@ -55,17 +57,21 @@ class Gate:
         def keep(instance: Renewals) -> None:
             self._instance = instance
 
-        self._patch.setattr(renewals, "INTERVAL_S", 3_600.0)
+        self._patch.setattr(renewals, "GATHER_S", 3_600.0)
         self._patch.setattr(Renewals, "_schedule", keep)
+
+    @staticmethod
+    def _requests(instance: Renewals) -> int:
+        return sum(len(queued.requests) for queued in instance._queue._waiting.values())
 
     async def open(self, waiting: int) -> None:
         """Let renewals pass once so many wait."""
 
         async def all_wait() -> bool:
-            return self._instance is not None and len(self._instance._waiting) == waiting
+            return self._instance is not None and self._requests(self._instance) == waiting
 
         await eventually(all_wait)
-        self._patch.setattr(renewals, "INTERVAL_S", 0.0)
+        self._patch.setattr(renewals, "GATHER_S", 0.0)
         self._patch.setattr(Renewals, "_schedule", self._schedule)
         assert self._instance is not None
         self._instance._next_at = 0.0
@@ -182,6 +188,56 @@ async def test_if_what_they_share_fails_each_is_renewed_alone(gate: Gate, api: H
     assert all(after[worker].renewed_at > before[worker].renewed_at for worker in workers)
 
 
+@pytest.mark.real_servers
+@pytest.mark.parametrize("state", ["53100", "57014", "XX001"])
+async def test_a_row_that_postgres_refuses_for_now_concerns_no_other(
+    gate: Gate, api: Harness, database: Database, state: str
+) -> None:
+    assert isinstance(database, PostgresDatabase)
+    refused, *fine = [await api.worker(MODEL) for _ in range(4)]
+    name = f"refuse_{state.lower()}"
+    statements = (
+        f"create function {name}() returns trigger language plpgsql as "
+        f"$$ begin raise exception 'refused' using errcode = '{state}'; end $$",
+        f"create trigger {name} before update on workers for each row "
+        f"when (new.id = '{refused}') execute function {name}()",
+    )
+    async with database.transaction() as db:
+        for statement in statements:
+            await db.connection.execute(text(statement))
+    try:
+        tasks = await at_once(gate, api, *(partial(api.renew, w, MODEL) for w in (refused, *fine)))
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        async with database.transaction() as db:
+            await db.connection.execute(text(f"drop function {name} cascade"))
+    assert gate.batches == [sorted([refused, *fine])]
+    assert [type(one) for one in found] == [UnavailableError, *[Renewal] * 3]
+
+
+@pytest.mark.real_servers
+async def test_rows_are_parsed_when_they_are_no_longer_locked(
+    gate: Gate, api: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [await api.running(MODEL) for _ in range(2)]
+    workers = [str(record.worker) for record in records]
+    before = await rows(api)
+    parse = repository.record_of
+
+    def fails(row: Any) -> Any:
+        if row["id"] == records[0].id:
+            raise ValueError("it cannot be parsed")
+        return parse(row)
+
+    monkeypatch.setattr(repository, "record_of", fails)
+    tasks = await at_once(gate, api, *(partial(api.renew, w, MODEL) for w in workers))
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(found[1], Renewal)
+    assert not isinstance(found[0], Renewal)
+    after = await rows(api)
+    assert all(after[worker].renewed_at > before[worker].renewed_at for worker in workers)
+
+
 async def test_while_the_database_is_away_each_is_told_so(gate: Gate, api: Harness) -> None:
     workers = [await api.worker(MODEL) for _ in range(3)]
     gate.failure = unavailable()
@@ -199,8 +255,13 @@ async def test_one_worker_that_asks_twice_gets_two_answers(gate: Gate, api: Harn
 
 
 async def test_one_that_waits_for_its_fence_gets_it_with_the_answer(
-    gate: Gate, start_store: StartStore, settings: Settings, database: Database
+    gate: Gate,
+    start_store: StartStore,
+    settings: Settings,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(transactions, "FENCE_TIMEOUT_S", LIMIT_S)
     await start_store(sweep_s=3_600.0)
     async with Harness.connected(settings) as api:
         record, other = await api.running(MODEL), await api.running(MODEL)
@@ -217,6 +278,6 @@ async def test_one_that_waits_for_its_fence_gets_it_with_the_answer(
 async def test_a_renewal_that_no_other_precedes_waits_for_none(
     gate: Gate, api: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renewals, "INTERVAL_S", 3_600.0)
+    monkeypatch.setattr(renewals, "GATHER_S", 3_600.0)
     await api.worker(MODEL)
     assert gate.batches == []

@@ -44,7 +44,7 @@ class TurboServeError(Exception):
     title: ClassVar[str] = "Internal error"
 
     answered: bool = False
-    """Whether the server itself answered with this error over the bus, which shows that it runs."""
+    """Whether the server itself answered with this error, which shows that it runs."""
 
     def __init__(
         self,

@@ -152,6 +152,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
             partial(getattr, bus, "connection"),
             settings.poison,
             Pricing(settings.prices, settings.currency),
+            settings.transaction_deadline_s,
         ),
         Leaders(database),
     )

@@ -157,8 +157,10 @@ class PostgresDatabase:
                     await driver.execute(_BEGIN if durable else _BEGIN_UNFLUSHED)
                     yield SqlUnitOfWork(connection)
                     await driver.execute("commit")
-                except BaseException:
+                except BaseException as error:
                     await _roll_back(driver)
+                    if isinstance(error, DRIVER_ERRORS) and driver.is_closed():
+                        self._connections.disconnect_idle()
                     raise
         except BaseException as error:
             set_error(span, error, failed=isinstance(error, UnavailableError))

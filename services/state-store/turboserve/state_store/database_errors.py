@@ -21,6 +21,9 @@ TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "25P0", "XX")
 NOT_SET_UP = ("3D000", "28000", "28P01")
 """SQL states of a server during its setup: it answers before it has its database, role and password."""
 
+CONNECTION = ("08", "25P", "53300", "57P")
+"""Prefixes of the states of `TRANSIENT` that concern a connection, not a statement."""
+
 NO_NEW_CONNECTIONS = "57P03"
 """SQL state of a server that starts, or that waits until its clients have disconnected."""
 
@@ -53,7 +56,7 @@ class DatabaseErrors:
         if now >= self._quiet_until:
             self._quiet_until = now + LOG_INTERVAL_S
             log.warning("transaction aborted", error=brief(error))
-        return unavailable()
+        return unavailable(answered=concerns_statement(error))
 
 
 def transient(error: BaseException) -> bool:
@@ -67,6 +70,12 @@ def transient(error: BaseException) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         return bool((error.sqlstate or "").startswith(TRANSIENT))
     return isinstance(error, OSError | asyncpg.InterfaceError | exc.TimeoutError)
+
+
+def concerns_statement(error: BaseException) -> bool:
+    """Return whether the server refused a statement, on a connection that works."""
+    state = sql_state(error)
+    return state is not None and not state.startswith(CONNECTION)
 
 
 def sql_state(error: BaseException) -> str | None:

@@ -28,6 +28,13 @@ class KeptConnections:
     def disconnect(self) -> None:
         """Close all connections: idle ones at once, those in use after their transaction."""
         self._disconnects += 1
+        self.disconnect_idle()
+
+    def disconnect_idle(self) -> None:
+        """Close idle connections. One in use has failed, and the server may have left the others, too.
+
+        SQLAlchemy does the same with its pool, but does not see errors of the driver's own connection.
+        """
         while self._idle:
             self._idle.pop().terminate()
 

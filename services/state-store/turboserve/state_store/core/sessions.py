@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from turboserve.contracts import events
 from turboserve.contracts.errors import ForbiddenError, InvalidInputError, StaleEpochError
 from turboserve.contracts.requests import (
@@ -210,6 +212,15 @@ def release(record: SessionRecord, request: ReleaseSession, now: float) -> Chang
     )
     event = events.SessionSuspended(id=change_id(after, "released"), at=now, record=after)
     return Change(after, (event,), decision)
+
+
+def listed_in_renewal(record: SessionRecord, held: Collection[str]) -> bool:
+    """Return whether a renewal of the session's owner, which holds `held`, lists the session.
+
+    Suspended ones only if the worker holds them or they migrate: the target of a migration requests the state
+    from this worker, which has to answer even if it has none.
+    """
+    return record.phase is not Phase.SUSPENDED or record.target is not None or record.id in held
 
 
 def storable(field: str, text: str) -> None:

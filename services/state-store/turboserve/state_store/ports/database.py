@@ -36,9 +36,14 @@ LOCK_ANSWER_SHARE = 0.6
 """Share of `silence_s` after which the connection of a session lock is lost if it does not answer."""
 
 
-def unavailable() -> UnavailableError:
-    """Return the error of a transaction that failed because the database is away."""
-    return UnavailableError("the database does not answer", retry_after_s=RETRY_AFTER_S)
+def unavailable(*, answered: bool = False) -> UnavailableError:
+    """Return the error of a transaction that may succeed later.
+
+    `answered`: the database refused a statement. Otherwise the connection failed, or the time was over.
+    """
+    error = UnavailableError("the database does not answer", retry_after_s=RETRY_AFTER_S)
+    error.answered = answered
+    return error
 
 
 class StatementError(Exception):

@@ -57,8 +57,7 @@ class WorkerSessions:
     """What a worker's renewal lists, each oldest first."""
 
     assigned: list[SessionRecord]
-    """Sessions that the worker owns. Suspended ones only if the worker holds them or they migrate: the target
-    of a migration requests the state from this worker, which has to answer even if it has none."""
+    """Sessions that the worker owns, as far as `listed_in_renewal`."""
     incoming: list[Incoming]
     """Sessions that migrate to this worker, with their sources' addresses."""
     keys: list[MigrationKey]

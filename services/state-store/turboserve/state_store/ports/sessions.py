@@ -6,7 +6,7 @@ in time, and `ConflictError` if another transaction has inserted the same row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from turboserve.contracts.requests import CreateSession, ListSessions
@@ -41,8 +41,13 @@ class SessionRepository(Protocol):
     async def suspended_since(self, before: float, limit: int) -> list[SessionRecord]:
         """Return sessions suspended and unchanged since `before`, the longest first."""
 
-    async def of_workers(self, held: Mapping[str, Collection[str]]) -> dict[str, WorkerSessions]:
-        """Return what the renewals of these workers list. `held`: sessions that each worker holds."""
+    async def of_workers(
+        self, held: Mapping[str, Collection[str]]
+    ) -> Callable[[], dict[str, WorkerSessions]]:
+        """Read what the renewals of these workers list. `held`: sessions that each worker holds.
+
+        Returns a function that parses the rows, for the time when they are no longer locked.
+        """
 
     async def migration_keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:
         """Return the keys of live migrations from or to this worker; with `session`, only its key."""

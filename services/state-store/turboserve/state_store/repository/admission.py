@@ -150,7 +150,11 @@ _SLOTS_USED = select(func.count()).where(
     sessions.c.id != bindparam("besides"),
 )
 _TENANT_LOCKED = select(tenants).where(tenants.c.id == bindparam("tenant")).with_for_update()
-_WRITE_TENANT = update(tenants).where(tenants.c.id == bindparam("tenant"))
+_WRITE_TENANT = (
+    update(tenants)
+    .where(tenants.c.id == bindparam("new_id"))
+    .values({name: bindparam(f"new_{name}") for name in Tenant.__dataclass_fields__ if name != "id"})
+)
 _LOCK_ADMISSION = text("select pg_advisory_xact_lock(:key)").bindparams(key=LOCK)
 
 
@@ -224,8 +228,7 @@ class SqlTenants:
         return Tenant(**row)
 
     async def write(self, tenant: Tenant) -> None:
-        values = asdict(tenant)
-        values["tenant"] = values.pop("id")
+        values = {f"new_{name}": value for name, value in asdict(tenant).items()}
         await self._db.execute(_WRITE_TENANT, values)
 
     async def delete_unused(self, before: float) -> int:

@@ -20,7 +20,7 @@ from turboserve.state_store.tables import decisions, outbox, sessions
 _CREATED = {*SESSION_FIELDS}
 _CHANGED = {*SESSION_CHANGING}
 _DECISION = (*Decision.model_fields, "version")
-_EVENT = ("event_id", "subject", "body", "created_at", "traceparent", "tenant", "type")
+_EVENT = tuple(column.name for column in outbox.columns if not column.primary_key)
 
 
 @dataclass(frozen=True)

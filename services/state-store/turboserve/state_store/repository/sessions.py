@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -32,6 +33,7 @@ from turboserve.contracts.requests import CreateSession, ListSessions
 from turboserve.contracts.sessions import ControlReceipt, Decision, Phase, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.state_store.core.receipts import Receipt, SettledControl, receipt_id, receipt_text
+from turboserve.state_store.core.sessions import listed_in_renewal
 from turboserve.state_store.ports.records import SESSION_FIELDS, SessionRow, WorkerSessions
 from turboserve.state_store.tables import controls, decisions, sessions, workers
 
@@ -65,6 +67,7 @@ _OF_WORKERS = union_all(
     ).where(
         sessions.c.worker == _THESE,
         LIVE,
+        # As `listed_in_renewal`, which decides for each worker. There may be many suspended sessions.
         or_(
             sessions.c.phase != Phase.SUSPENDED.value,
             sessions.c.id == any_(bindparam("held", type_=ARRAY(Text))),
@@ -128,25 +131,13 @@ class SqlSessions:
         query = select(*COLUMNS).where(suspended).order_by(sessions.c.updated_at).limit(limit)
         return [record_of(row) for row in (await self._db.execute(query)).mappings()]
 
-    async def of_workers(self, held: Mapping[str, Collection[str]]) -> dict[str, WorkerSessions]:
+    async def of_workers(
+        self, held: Mapping[str, Collection[str]]
+    ) -> Callable[[], dict[str, WorkerSessions]]:
         every = [session for names in held.values() for session in names]
-        found = {worker: WorkerSessions([], [], []) for worker in held}
-        rows = (await self._db.execute(_OF_WORKERS, {"workers": list(held), "held": every})).mappings()
-        for row in rows:
-            record = record_of(row)
-            theirs = found[row["target"] if row["comes"] else row["worker"]]
-            if row["comes"]:
-                theirs.incoming.append(Incoming(record=record, source=tuple(row["transfer"] or ())))
-            elif (
-                record.phase is not Phase.SUSPENDED
-                or record.target is not None
-                or record.id in held[row["worker"]]
-            ):
-                theirs.assigned.append(record)
-            if row["target"] is not None and row["migration_key"] is not None:
-                key = MigrationKey(session=record.id, migration=row["migration"], key=row["migration_key"])
-                theirs.keys.append(key)
-        return found
+        values = {"workers": list(held), "held": every}
+        rows = (await self._db.execute(_OF_WORKERS, values)).mappings().all()
+        return partial(_by_worker, held, rows)
 
     async def migration_keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:
         mine = or_(sessions.c.worker == worker, sessions.c.target == worker)
@@ -169,15 +160,27 @@ class SqlSessions:
         ]
 
 
+def _by_worker(held: Mapping[str, Collection[str]], rows: Sequence[RowMapping]) -> dict[str, WorkerSessions]:
+    found = {worker: WorkerSessions([], [], []) for worker in held}
+    for row in rows:
+        record = record_of(row)
+        theirs = found[row["target"] if row["comes"] else row["worker"]]
+        if row["comes"]:
+            theirs.incoming.append(Incoming(record=record, source=tuple(row["transfer"] or ())))
+        elif listed_in_renewal(record, held[row["worker"]]):
+            theirs.assigned.append(record)
+        if row["target"] is not None and row["migration_key"] is not None:
+            key = MigrationKey(session=record.id, migration=row["migration"], key=row["migration_key"])
+            theirs.keys.append(key)
+    return found
+
+
 def _receipt(row: RowMapping) -> Receipt:
     common = {"session": row["session"], "control_seq": row["seq"], "accepted_at": row["accepted_at"]}
     if row["name"] is None:
         return PromptReceipt(**common, prompt_id=row["prompt_id"], prompt=row["prompt"])
     value = json.loads(row["prompt"])
     return ControlReceipt(**common, control_id=row["prompt_id"], name=row["name"], value=value)
-
-
-_NEW_CONTROL = insert(controls)
 
 
 class SqlControls:
@@ -197,7 +200,7 @@ class SqlControls:
             "prompt": receipt_text(receipt),
             "accepted_at": receipt.accepted_at,
         }
-        await self._db.execute(_NEW_CONTROL, values)
+        await self._db.execute(insert(controls).values(values))
 
     async def receipt(self, receipt_id: str) -> Receipt | None:
         query = select(controls).where(controls.c.prompt_id == receipt_id)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import replace
 
 from turboserve import logs
 from turboserve.contracts.errors import TurboServeError, UnavailableError
@@ -14,64 +14,58 @@ from turboserve.contracts.workers import LoadReport, Renewal, WorkerPhase, Worke
 from turboserve.state_store.core import workers as rules
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork, unavailable
-from turboserve.state_store.ports.records import WorkerSessions
+from turboserve.state_store.service.renewal_queue import (
+    PendingRenewal,
+    QueuedRenewal,
+    RenewalQueue,
+    RenewedLease,
+)
 from turboserve.state_store.service.transactions import PostCommit
 from turboserve.tasks import BackgroundTasks
 
-INTERVAL_S = 0.02
+GATHER_S = 0.02
 """Time for which renewals gather after a transaction has begun, seconds. The lease lasts 100 times longer."""
-AT_ONCE = 2
-"""Transactions of several renewals at once: if one hangs until its deadline, others continue."""
-LIMIT = 64
+CONCURRENT_BATCHES = 2
+"""Shared transactions at once: if one hangs until its deadline, others continue."""
+BATCH_LIMIT = 64
 """Maximum number of renewals in one transaction."""
+CONCURRENT_REPEATS = 6
+"""Transactions at once that repeat renewals of batches one by one: half of the pool of connections."""
 
 log = logs.get("renewals")
-
-
-@dataclass(frozen=True)
-class PendingRenewal:
-    """A request to renew."""
-
-    load: LoadReport
-    held: frozenset[str]
-    """Sessions of which the worker holds state."""
-    now: float
-    """Time of the request's arrival, Unix seconds."""
-
-
-@dataclass(frozen=True)
-class RenewedLease:
-    """A renewal that is committed."""
-
-    record: WorkerRecord
-    joined: bool
-    """Whether the renewal has created the worker's row."""
-    sessions: WorkerSessions
-    shown: Sequence[SessionRecord] | None = None
-    """The sessions that the answer lists. None: a fence is not in the log yet, or no playhead was read."""
 
 
 class Renewals:
     """Renews leases.
 
-    A renewal begins its transaction at once if no other has begun one within `INTERVAL_S`. Otherwise it waits
+    A renewal begins its transaction at once if no other has begun one within `GATHER_S`. Otherwise it waits
     for the rest of this time, and all that wait share one transaction. Each is answered as if it were alone:
 
     - Its rules apply to its own row, and a refusal concerns only its worker.
     - The shared transaction waits for no lock of a row. A renewal whose row is locked, or does not exist yet,
       has a transaction of its own afterwards.
-    - If the shared transaction fails for another reason than an outage, each has one of its own.
+    - If the database refuses the shared transaction, each has one of its own. If the connection fails, each
+      is told that the database is unavailable.
+    - Each has one deadline, whatever it waits for. At the deadline it is told that the database is
+      unavailable.
     """
 
-    def __init__(self, database: Database, post_commit: PostCommit, playheads: Playheads) -> None:
+    def __init__(
+        self, database: Database, post_commit: PostCommit, playheads: Playheads, deadline_s: float
+    ) -> None:
+        """`deadline_s`: time from a request's arrival to its answer, as of a transaction, seconds."""
         self._database, self._post_commit, self._playheads = database, post_commit, playheads
+        self._deadline_s = deadline_s
         self._context = copy_context()
         """Context of the timer, so that shared work belongs to no request."""
-        self._waiting: list[tuple[PendingRenewal, asyncio.Future[RenewedLease | None]]] = []
+        self._queue = RenewalQueue()
         self._timer: asyncio.TimerHandle | None = None
         self._next_at = 0.0
         """Loop time before which no further transaction begins."""
         self._running = 0
+        self._limit = BATCH_LIMIT
+        """As the window of TCP: it halves with each transaction that fails, and grows with each other one."""
+        self._repeats = asyncio.Semaphore(CONCURRENT_REPEATS)
         self._tasks = BackgroundTasks()
 
     async def renew(self, load: LoadReport, now: float) -> Renewal:
@@ -80,90 +74,112 @@ class Renewals:
         Raises WorkerGoneError, InvalidInputError and UnavailableError.
         """
         # A worker also holds state that was copied to it for a migration, which may be committed by now.
-        sessions = {session.session for session in load.sessions}
-        sessions |= {migration.session for migration in load.migrations}
-        pending = PendingRenewal(load, frozenset(sessions), now)
-        found = await self._gathered(pending)
-        if found is None:
-            found = await self._alone(pending)
-        shown = found.shown
-        if shown is None:
-            settled = await self._post_commit.settled(found.sessions.assigned)
-            shown = await self._playheads.onto(_listed(settled, pending))
+        held = {session.session for session in load.sessions}
+        held |= {migration.session for migration in load.migrations}
+        deadline = asyncio.get_running_loop().time() + self._deadline_s
+        lease = await self._renewed(PendingRenewal(load, frozenset(held), now, deadline))
+        listed = lease.listed
+        if listed is None:
+            settled = await self._post_commit.settled(lease.sessions.assigned)
+            listed = await self._playheads.onto(_listed(settled, lease.renewal))
         return Renewal(
             worker=load.worker,
-            assigned=tuple(shown),
+            assigned=tuple(listed),
             incoming=tuple(
                 one.model_copy(update={"record": _without_notes(self._playheads.apply_to(one.record))})
-                for one in found.sessions.incoming
+                for one in lease.sessions.incoming
             ),
-            keys=tuple(found.sessions.keys),
-            drain=found.record.phase is WorkerPhase.DRAINING,
+            keys=tuple(lease.sessions.keys),
+            drain=lease.record.phase is WorkerPhase.DRAINING,
         )
 
-    async def _alone(self, pending: PendingRenewal) -> RenewedLease:
-        load = pending.load
+    async def _renewed(self, renewal: PendingRenewal) -> RenewedLease:
+        loop = asyncio.get_running_loop()
+        if not self._queue and loop.time() >= self._next_at:
+            self._next_at = loop.time() + GATHER_S
+            return await self._renew_one(renewal)
+        request = self._queue.add(renewal)
+        self._schedule()
+        try:
+            async with asyncio.timeout_at(renewal.deadline):
+                result = await request
+        except TimeoutError:
+            raise unavailable() from None
+        return result if isinstance(result, RenewedLease) else await self._repeat(result, renewal.deadline)
+
+    # Renewals with a transaction of their own
+
+    async def _repeat(self, renewal: PendingRenewal, deadline: float) -> RenewedLease:
+        """Renew after a shared transaction that left this renewal out."""
+        loop = asyncio.get_running_loop()
+
+        async def repeat() -> RenewedLease:
+            async with self._repeats:
+                if loop.time() >= deadline:
+                    raise unavailable()
+                return await self._renew_one(renewal)
+
+        # A canceled transaction would wait for its rollback.
+        task = self._tasks.create(repeat())
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        await asyncio.wait({task}, timeout=deadline - loop.time())
+        if not task.done():
+            raise unavailable()
+        return task.result()
+
+    async def _renew_one(self, renewal: PendingRenewal) -> RenewedLease:
+        load = renewal.load
         async with self._database.transaction(durable=False) as db:
             before = await db.workers.get(load.worker, lock=True)
-            record = rules.renewed(before, load, pending.now)
+            record = rules.renewed(before, load, renewal.now)
             if before is not None:
                 await _write(db, [(before, record)])
             elif await db.workers.insert(record):
                 await db.make_durable()
-                await db.outbox.add([rules.joined_event(record, pending.now)])
-            sessions = (await db.sessions.of_workers({load.worker: pending.held}))[load.worker]
+                await db.outbox.add([rules.joined_event(record, renewal.now)])
+            sessions = await db.sessions.of_workers({load.worker: renewal.held})
         if before is None:
             self._post_commit.events()
-        return RenewedLease(record, before is None, sessions)
+        return RenewedLease(renewal, record, sessions()[load.worker])
 
     # Renewals that share a transaction
 
-    async def _gathered(self, pending: PendingRenewal) -> RenewedLease | None:
-        """Renew with others. None: the renewal needs a transaction of its own."""
-        loop = asyncio.get_running_loop()
-        if not self._waiting and loop.time() >= self._next_at:
-            self._next_at = loop.time() + INTERVAL_S
-            return None
-        future: asyncio.Future[RenewedLease | None] = loop.create_future()
-        self._waiting.append((pending, future))
-        self._schedule()
-        return await future
-
     def _schedule(self) -> None:
-        if self._waiting and self._timer is None and self._running < AT_ONCE:
+        if self._queue and self._timer is None and self._running < CONCURRENT_BATCHES:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(self._next_at, self._begin, context=self._context)
 
     def _begin(self) -> None:
         self._timer = None
-        batch, self._waiting = self._waiting[:LIMIT], self._waiting[LIMIT:]
-        self._next_at = asyncio.get_running_loop().time() + INTERVAL_S
+        batch = self._queue.take(self._limit)
+        if not batch:
+            return
+        self._next_at = asyncio.get_running_loop().time() + GATHER_S
         self._running += 1
-        self._tasks.create(self._run(batch))
+        self._tasks.create(self._renew_batch(batch))
         self._schedule()
 
-    async def _run(self, batch: list[tuple[PendingRenewal, asyncio.Future[RenewedLease | None]]]) -> None:
-        outcomes: dict[str, RenewedLease | TurboServeError] = {}
+    async def _renew_batch(self, batch: Mapping[str, QueuedRenewal]) -> None:
+        outcomes: Mapping[str, RenewedLease | TurboServeError] = {}
         try:
-            # Of two requests of one worker, the second has a transaction of its own.
-            outcomes = await self._together({one.load.worker: one for one, _ in reversed(batch)})
-        except UnavailableError:
-            outcomes = {one.load.worker: unavailable() for one, _ in batch}
+            outcomes = await self._share_transaction({name: one.renewal for name, one in batch.items()})
+            self._limit = min(BATCH_LIMIT, self._limit + 1)
+        except UnavailableError as error:
+            # The transaction may have been too large for its deadline.
+            self._limit = max(1, self._limit // 2)
+            if not error.answered:
+                outcomes = {name: unavailable() for name in batch}
         except Exception:
             log.exception("renewals are repeated one by one", workers=len(batch))
         finally:
             self._running -= 1
             self._schedule()
-            for one, future in batch:
-                outcome = outcomes.pop(one.load.worker, None)
-                if future.done():
-                    continue
-                if isinstance(outcome, TurboServeError):
-                    future.set_exception(outcome)
-                else:
-                    future.set_result(outcome)
+            for name, one in batch.items():
+                one.resolve(outcomes.get(name))
 
-    async def _together(self, batch: dict[str, PendingRenewal]) -> dict[str, RenewedLease | TurboServeError]:
+    async def _share_transaction(
+        self, batch: Mapping[str, PendingRenewal]
+    ) -> Mapping[str, RenewedLease | TurboServeError]:
         """Renew the leases of these workers, except those whose rows are locked or do not exist."""
         outcomes: dict[str, RenewedLease | TurboServeError] = {}
         async with self._database.transaction(durable=False) as db:
@@ -178,25 +194,21 @@ class Renewals:
                     changes.append((before, record))
             await _write(db, changes)
             found = await db.sessions.of_workers({after.id: batch[after.id].held for _, after in changes})
-        leases = [RenewedLease(after, joined=False, sessions=found[after.id]) for _, after in changes]
-        outcomes |= {lease.record.id: lease for lease in await self._shown(leases, batch)}
-        return outcomes
+        sessions = found()
+        leases = [RenewedLease(batch[after.id], after, sessions[after.id]) for _, after in changes]
+        return outcomes | {lease.record.id: lease for lease in await self._with_playheads(leases)}
 
-    async def _shown(
-        self, leases: list[RenewedLease], batch: dict[str, PendingRenewal]
-    ) -> list[RenewedLease]:
+    async def _with_playheads(self, leases: Sequence[RenewedLease]) -> list[RenewedLease]:
         """Read the playheads of all sessions at once, except of workers that wait for a fence."""
         out, listed = [], []
         for lease in leases:
             if all(row.own_revision is not None or row.epoch == 0 for row in lease.sessions.assigned):
-                rows = _listed(lease.sessions.assigned, batch[lease.record.id])
-                listed.append((lease, rows))
+                listed.append((lease, _listed(lease.sessions.assigned, lease.renewal)))
             else:
                 out.append(lease)
         every = iter(await self._playheads.onto(row for _, rows in listed for row in rows))
         for lease, rows in listed:
-            shown = [next(every) for _ in rows]
-            out.append(RenewedLease(lease.record, lease.joined, lease.sessions, shown))
+            out.append(replace(lease, listed=[next(every) for _ in rows]))
         return out
 
 
@@ -212,12 +224,12 @@ async def _write(db: UnitOfWork, changes: Sequence[tuple[WorkerRecord, WorkerRec
         await db.workers.write_renewed_at(times)
 
 
-def _listed(rows: Sequence[SessionRecord], pending: PendingRenewal) -> list[SessionRecord]:
+def _listed(rows: Sequence[SessionRecord], renewal: PendingRenewal) -> list[SessionRecord]:
     """Return the rows that the answer lists, after their fences were written."""
     return [
         _without_notes(row)
         for row in rows
-        if row.worker == pending.load.worker and (row.own_revision is not None or row.id in pending.held)
+        if row.worker == renewal.load.worker and (row.own_revision is not None or row.id in renewal.held)
     ]
 
 

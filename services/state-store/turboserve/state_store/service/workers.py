@@ -45,13 +45,14 @@ class Workers:
         connection: Callable[[], int | None],
         poison: PoisonLimits,
         pricing: Pricing,
+        deadline_s: float,
     ) -> None:
-        """`connection`: as `Bus.connection`."""
+        """`connection`: as `Bus.connection`. `deadline_s`: of a transaction, seconds."""
         self._database, self._post_commit = database, post_commit
         self._playheads, self._clock = playheads, clock
         self._leases, self._connection = leases, connection
         self._poison, self._pricing = poison, pricing
-        self._renewals = Renewals(database, post_commit, playheads)
+        self._renewals = Renewals(database, post_commit, playheads, deadline_s)
 
     async def renew(self, request: Renew) -> Renewal:
         """Renew the worker's lease and return its sessions. Raises WorkerGoneError to a worker declared gone.

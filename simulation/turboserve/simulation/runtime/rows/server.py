@@ -258,7 +258,7 @@ class MemoryPostgres:
     def check_disk(self, *, inserts: bool) -> None:
         """Raise UnavailableError if the disk is full and the write needs room."""
         if self.disk_full and (inserts or self.behavior.refuses_update()):
-            raise unavailable()
+            raise unavailable(answered=True)
 
     # Silent sessions
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 
 from pydantic import SecretStr
 
 from turboserve.contracts.requests import CreateSession, ListSessions
-from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import SessionEntry
+from turboserve.state_store.core.sessions import listed_in_renewal
 from turboserve.state_store.ports.records import SessionRow, WorkerSessions
 
 
@@ -91,22 +92,18 @@ class MemorySessions:
 
         return await self._db.execute(run)
 
-    async def of_workers(self, held: Mapping[str, Collection[str]]) -> dict[str, WorkerSessions]:
-        return await self._db.execute(
+    async def of_workers(
+        self, held: Mapping[str, Collection[str]]
+    ) -> Callable[[], dict[str, WorkerSessions]]:
+        found = await self._db.execute(
             lambda: {worker: self._of_worker(worker, sessions) for worker, sessions in held.items()}
         )
+        return lambda: found
 
     def _of_worker(self, worker: str, held: Collection[str]) -> WorkerSessions:
-        owned = [
-            entry
-            for entry in by_number(self._find("worker", worker))
-            if entry.record.phase is not Phase.SUSPENDED
-            or entry.record.id in held
-            or entry.record.target is not None
-        ]
-        incoming = self._migrating_to(worker)
-        keys = self._keys(worker) if incoming or any(entry.record.target for entry in owned) else ()
-        return WorkerSessions([entry.record for entry in owned], incoming, list(keys))
+        owned = [entry.record for entry in by_number(self._find("worker", worker))]
+        assigned = [record for record in owned if listed_in_renewal(record, held)]
+        return WorkerSessions(assigned, self._migrating_to(worker), list(self._keys(worker)))
 
     async def migration_keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:
         return await self._db.execute(lambda: self._keys(worker, session))
