@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ from turboserve.scheduler.placement import (
     Weights,
     WorkerState,
 )
+from turboserve.scheduler.placement.links import LinkKind
 
 
 def refused(cluster: Cluster) -> list[Demand]:
@@ -48,6 +50,8 @@ def refused(cluster: Cluster) -> list[Demand]:
 
 
 targets_s = st.sampled_from((None, 0.25, 0.5))
+TIMES = (1.0, 1.0, 4.9, 5.0, 6.0, inf, 1.0)
+"""Before, at and after the end of some sessions' rests (`session_states`)."""
 
 
 @given(changes(), demands(), targets_s)
@@ -76,6 +80,24 @@ def test_deltas_lead_to_the_same_index_as_building_it_at_once(
         near = {key: ranking.items for key, ranking in one.near.items() if ranking.items}
         assert near == {key: ranking.items for key, ranking in two.near.items() if ranking.items}
     assert MinMaxRebalancer().propose(cluster, 1.0) == MinMaxRebalancer().propose(other, 1.0)
+
+
+@given(st.lists(changes(), max_size=3), st.booleans())
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_a_rebalancer_that_remembers_its_proposals_finds_those_of_a_new_one(
+    parts: list[list[tuple[str, object]]], measures: bool
+) -> None:
+    links = Links()
+    kept, cluster = MinMaxRebalancer(links=links), Cluster()
+    for number, deltas in enumerate(parts):
+        for name, argument in deltas:
+            getattr(cluster, name)(argument)
+        for now in TIMES:
+            if measures:
+                links.observe(LinkKind.ACROSS, GB, 0.1 * number)
+            expected = MinMaxRebalancer(links=links).propose(cluster, now)
+            event("migrates" if expected else "stays")
+            assert kept.propose(cluster, now) == expected
 
 
 @given(changes(), demands(), st.sampled_from(PLACEMENTS.names))

@@ -22,6 +22,8 @@ from turboserve.scheduler.placement import (
     WorkerState,
 )
 from turboserve.scheduler.placement.links import kind_between
+from turboserve.scheduler.placement.plan import Planner
+from turboserve.scheduler.placement.pool import Pool
 
 LINEAR = {n: 0.1 * n for n in range(1, 9)}
 
@@ -229,3 +231,29 @@ def test_a_new_session_leaves_the_near_slot_to_one_that_migrates() -> None:
     there.put_session(SessionState("new", "toy", reserved="c"))
     [migration] = rebalancer.propose(there, 0.0)
     assert (migration.source, migration.target) == ("a", "b")
+
+
+def test_without_a_change_nothing_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[float] = []
+
+    class CountedPlanner(Planner):
+        def __init__(self, of: Cluster, pool: Pool, links: Links, now: float, returns: bool = True) -> None:
+            planned.append(now)
+            super().__init__(of, pool, links, now, returns)
+
+    monkeypatch.setattr("turboserve.scheduler.placement.rebalance.Planner", CountedPlanner)
+    there, rebalancer = cluster({"a": 3, "b": 1}), MinMaxRebalancer()
+    for session in list(there.sessions.values()):
+        there.put_session(replace(session, rests_until=5.0))
+    assert rebalancer.propose(there, 1.0) == rebalancer.propose(there, 4.9) == []
+    assert planned == [1.0]
+    # The sessions have rested.
+    [migration] = rebalancer.propose(there, 5.0)
+    assert rebalancer.propose(there, 6.0) == [migration]
+    assert planned == [1.0, 5.0]
+    rebalancer.links.observe(LinkKind.ACROSS, 0, 60.0)
+    assert rebalancer.propose(there, 6.0) == []
+    assert planned == [1.0, 5.0, 6.0]
+    there.drop_session("b-0")
+    rebalancer.propose(there, 6.0)
+    assert planned == [1.0, 5.0, 6.0, 6.0]

@@ -35,6 +35,8 @@ class Cluster:
         self.entries: dict[str, PoolEntry] = {}
         """Workers that exist and workers that sessions name, by id."""
         self.pools: dict[PoolKey, Pool] = {}
+        self.changes = 0
+        """Number of changes of workers and sessions. Slacks and stamps of outside changes do not count."""
         self.urgency = Urgency()
         """Slacks of sessions, and the late chunks that workers expect."""
         self._keys: dict[str, list[PoolKey]] = {}
@@ -59,6 +61,7 @@ class Cluster:
             # No ranking depends on the stamp.
             entry.state = worker
             return
+        self.changes += 1
         self._leave(entry)
         entry.become(worker, self.target_chunk_s)
         pool = self.pool(worker.model, worker.weights_digest)
@@ -70,6 +73,7 @@ class Cluster:
         """Remove a worker. Its sessions remain until they are put or dropped."""
         entry = self.entries.get(worker)
         if entry is not None:
+            self.changes += 1
             self._leave(entry)
             entry.become(NO_WORKER, None)
             self._tidy(entry)
@@ -79,6 +83,7 @@ class Cluster:
         before = self.sessions.get(session.id)
         if before == session:
             return
+        self.changes += 1
         self.sessions[session.id] = session
         touched = self._unmark(before) if before is not None else {}
         touched.update(self._mark(session))
@@ -93,6 +98,7 @@ class Cluster:
         before = self.sessions.pop(session, None)
         self.urgency.slacks.pop(session, None)
         if before is not None:
+            self.changes += 1
             self.pool(before.model, before.weights_digest).migrating.discard(session)
             self._rank(self._unmark(before))
 
@@ -218,10 +224,7 @@ def _marks(session: SessionState) -> Iterator[tuple[str, str]]:
 
 
 class _Cursor:
-    """Read position in one ranking.
-
-    The heap holds the items read so far, with updated keys for workers that got sessions.
-    """
+    """Read position in one ranking. The heap holds the items read so far, with updated keys."""
 
     __slots__ = ("heap", "position")
 

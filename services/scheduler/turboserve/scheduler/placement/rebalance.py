@@ -5,15 +5,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from itertools import islice
-from math import nextafter
+from math import inf, nextafter
 
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.drain import drain_active, drain_suspended
 from turboserve.scheduler.placement.links import Links
 from turboserve.scheduler.placement.objective import Objective
-from turboserve.scheduler.placement.plan import Plan, Planner, Stage, Step, stages
+from turboserve.scheduler.placement.plan import Plan, Planner, Step
 from turboserve.scheduler.placement.pool import Item, Pool, PoolEntry
+from turboserve.scheduler.placement.proposals import Proposals, costs_of
 from turboserve.scheduler.placement.rescue import Rescuer, begun, migration_of
+from turboserve.scheduler.placement.stages import Stage, stages
 from turboserve.scheduler.placement.types import (
     SESSIONS_TRIED,
     Migration,
@@ -48,19 +50,32 @@ class MinMaxRebalancer:
     def __init__(self, weights: Weights | None = None, links: Links | None = None) -> None:
         self.weights = weights or Weights()
         self.links = links or Links()
+        self._last: Proposals | None = None
 
     def propose(self, cluster: Cluster, now: float) -> list[Migration]:
+        """See `Rebalancer.propose`. Without slack, proposals are found again only after a change."""
         found: list[Migration] = []
+        until = inf
         slacks = bool(self.weights.rescue_horizon_s and cluster.urgency.slacks)
         if slacks:
             cluster.urgency.refresh(
                 cluster.entries, cluster.pool, self.weights.rescue_horizon_s, self.weights.tier_alpha
             )
+        elif self._last is not None and self._last.hold(cluster, self.weights, self.links, now):
+            return list(self._last.migrations)
         for _, pool in sorted(cluster.pools.items(), key=lambda one: (one[0][0], one[0][1] or "")):
             if slacks and cluster.urgency.reported_in(pool):
                 found += self._with_slack(cluster, pool, now)
             else:
-                found += self._in_pool(cluster, Planner(cluster, pool, self.links, now), None)
+                planner = Planner(cluster, pool, self.links, now)
+                found += self._in_pool(cluster, planner, None)
+                until = min(until, planner.valid_until)
+        costs = costs_of(self.links)
+        self._last = (
+            None
+            if slacks
+            else Proposals(cluster, cluster.changes, self.weights, costs, now, until, tuple(found))
+        )
         return found
 
     def _with_slack(self, cluster: Cluster, pool: Pool, now: float) -> list[Migration]:
