@@ -30,7 +30,11 @@ def test_all_keys_are_there() -> None:
             assert 0 < found["p50"] <= found["p99"] <= found["max"]
             assert found["decisions"] == least
     assert sum(result["slack_moves"]["report"].values()) > 0
-    assert table(result).row_count == 2 + 2 + 9
+    pool = result["events"]["8, 64"]
+    assert pool["report"]["events"] == pool["decode"]["events"] == 16
+    assert pool["arrival"]["events"] == 16
+    assert pool["reports_per_cpu_s"] > 0
+    assert table(result).row_count == 2 + 2 + 1 + 9
 
 
 def test_a_rebalance_has_something_to_migrate() -> None:

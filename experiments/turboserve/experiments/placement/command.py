@@ -9,6 +9,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from turboserve.bench.load_reports import ReportingPool, measure_events
 from turboserve.bench.placement import LOAD, NOISE, SLOTS, Samples, measure
 from turboserve.bench.report import percentile
 from turboserve.bench.slack_decisions import measure_reports
@@ -28,6 +29,8 @@ EVENTS = ("arrival", "departure", "rebalance")
 STREAMS = (64, 128, 256, 512, 1024)
 SLACK_EVENTS = ("report", "tick")
 RESCUE_HORIZON_S = 6.0
+POOLS = ((8, 64), (40, 300), (200, 2_000))
+"""Workers and sessions of the pools whose load reports are measured."""
 
 
 def run(
@@ -47,6 +50,11 @@ def run(
     rebalancer = MinMaxRebalancer()
     samples = {n: measure(n, events, seed, MinMax(rebalancer), rebalancer) for n in WORKERS if n <= most}
     rescuer = MinMaxRebalancer(Weights(rescue_horizon_s=RESCUE_HORIZON_S))
+    pools = {
+        f"{workers}, {sessions}": by_event(measure_events(workers, sessions, max(2, events // 100), seed))
+        for workers, sessions in POOLS
+        if workers <= most
+    }
     reports = {n: measure_reports(n, events, seed, rescuer) for n in STREAMS if n <= most * 16}
     eta = rebalancer.weights.eta
     seeds = range(seed, seed + instances)
@@ -64,6 +72,10 @@ def run(
             "rebalance": "A worker joins or drains.",
             "report": "A tenth of the workers reports slacks; sessions are migrated to save late chunks.",
             "tick": "The same after reports of all workers, as SlackServe's tick.",
+            "events": "Processor time of the scheduler's whole core by event and size of the pool (workers, "
+            "sessions). decode: to read the message of a load report. arrival: from a session's event to the "
+            "command that places it.",
+            "reports_per_cpu_s": "Load reports that are read and handled in a second of processor time.",
             "oracle_gap_percent": f"L + {eta:g} * sum of migration costs, above the exhaustive oracle's.",
             "oracle_gap_objective_only_percent": "The same, without migrations that only spread sessions.",
         },
@@ -71,6 +83,7 @@ def run(
         "decision_s": {event: by_workers(samples, event, "cpu_s") for event in EVENTS},
         "decision_wall_s": {event: by_workers(samples, event, "wall_s") for event in EVENTS},
         "slack_decision_s": {event: by_workers(reports, event, "cpu_s") for event in SLACK_EVENTS},
+        "events": pools,
         "slack_moves": {e: {str(n): s.migrations[e] for n, s in reports.items()} for e in SLACK_EVENTS},
         "moves": {event: {str(n): s.migrations[event] for n, s in samples.items()} for event in EVENTS},
         "oracle_gap_percent": ours,
@@ -96,6 +109,24 @@ def by_workers(samples: Mapping[int, Samples], event: str, clock: str) -> dict[s
             "decisions": len(seconds),
         }
     return found
+
+
+def by_event(pool: ReportingPool) -> dict[str, Any]:
+    """Return the seconds by event, and the load reports per second of processor time."""
+    reports = pool.seconds["report"]
+    return {
+        "reports_per_cpu_s": len(reports) / (sum(reports) + sum(pool.seconds["decode"])),
+        "migrations": pool.migrations,
+        **{
+            event: {
+                "p50": percentile(of, 0.5),
+                "p99": percentile(of, 0.99),
+                "sum": sum(of),
+                "events": len(of),
+            }
+            for event, of in pool.seconds.items()
+        },
+    }
 
 
 def gap(seeds: range, assigner: Assigner, rebalancer: Rebalancer, eta: float) -> dict[str, float]:
@@ -124,6 +155,13 @@ def table(result: Mapping[str, Any]) -> Table:
             for event, c in (("report", of), ("tick", whole))
         )
         shown.add_row(f"{streams} streams", *cells, "")
+    shown.add_section()
+    for pool, of in result["events"].items():
+        times = (
+            f"{event}: {of[event]['p50'] * 1e3:.3f}, {of[event]['p99'] * 1e3:.3f}"
+            for event in ("report", "arrival")
+        )
+        shown.add_row(f"{pool} sessions", *times, f"{of['reports_per_cpu_s']:.0f} reports per s")
     shown.add_section()
     gaps = {"min-max": result["oracle_gap_percent"]}
     gaps |= {name: of["oracle_gap_percent"] for name, of in result["baselines"].items()}

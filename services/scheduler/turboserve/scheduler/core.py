@@ -17,6 +17,7 @@ from turboserve.scheduler import deciding, listings
 from turboserve.scheduler.class_views import choice_of_worker, classes_of, demand_with_entries, is_full
 from turboserve.scheduler.deciding import PendingQuery, note_refusals, settle_declaration, settle_session
 from turboserve.scheduler.hand_over import hand_over
+from turboserve.scheduler.load_feedback import Feedback
 from turboserve.scheduler.messages import (
     AllListed,
     Answered,
@@ -45,7 +46,7 @@ from turboserve.scheduler.migrations import Migrations
 from turboserve.scheduler.operator_requests import OperatorRequests, not_ready
 from turboserve.scheduler.placement import Cluster, Links, NeverMigrates, Placement, Rebalancer
 from turboserve.scheduler.policy import Policy
-from turboserve.scheduler.projections import ClusterProjection, Feedback
+from turboserve.scheduler.projections import ClusterProjection
 from turboserve.scheduler.session_view import SessionView, Share, Waiting
 from turboserve.scheduler.view import View
 from turboserve.scheduler.worker_view import ListeningTime
@@ -85,7 +86,7 @@ class Scheduler:
         self._look = PendingQuery(0.0)
         self._served: dict[Share, int] = {}
         """(Model, tenant) → number of the decision that last gave the tenant a slot of the model."""
-        self._feedback = Feedback(self.policy.feedback_s)
+        self._feedback = Feedback(self.view, self.projection, self.policy.feedback_s)
 
     @property
     def waiting(self) -> int:
@@ -140,9 +141,7 @@ class Scheduler:
                 # One worker alone has no target for a migration.
                 self._rebalance(now)
             quiet = not self._commands and isinstance(event, Tick | LoadReported)
-            self._commands += self._feedback.reports(
-                self.view, self._cluster(now), self.decisions, now, quiet
-            )
+            self._commands += self._feedback.reports(self._cluster(now), self.decisions, now, quiet)
         commands, self._commands = self._commands, []
         return commands
 

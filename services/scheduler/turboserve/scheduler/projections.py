@@ -1,19 +1,15 @@
-"""What placement, the autoscaler and operators see of the scheduler's view."""
+"""What placement and operators see of the scheduler's view."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-from cachetools import FIFOCache
-
-from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.sessions import Phase
-from turboserve.scheduler.class_views import ClassLoad, shared_workers, with_entries, worker_states
-from turboserve.scheduler.messages import SendFeedback
+from turboserve.scheduler.class_views import shared_workers, with_entries, worker_states
 from turboserve.scheduler.placement import Cluster, SessionState, WorkerState
 from turboserve.scheduler.session_view import SessionView
 from turboserve.scheduler.view import View
+from turboserve.scheduler.worker_classes import worker_of
 from turboserve.scheduler.worker_view import WorkerView
 
 LOOK_S = 0.2
@@ -42,7 +38,11 @@ class ClusterProjection:
         """Sessions whose state will change by time alone."""
         self._absorbing: set[str] = set()
         """Models whose workers may hold more than K sessions, by the cluster. That ends by time alone."""
+        self._suspects: set[str] = set()
+        """Workers that are suspect, by the cluster."""
         self._looked_at = float("-inf")
+        self.changed_loads: set[str] = set()
+        """Workers whose load or room may have changed since the load feedback last read this set."""
         self._sizes: dict[str, int] = {}
         """Model → bytes of a session's state, as last put into the cluster."""
 
@@ -50,9 +50,7 @@ class ClusterProjection:
         """Update and return the cluster (always the same object), including unconfirmed decisions."""
         view = self._view
         workers = view.changed_workers | self._timed_workers
-        if listened - self._looked_at >= LOOK_S:
-            self._looked_at = listened
-            workers |= view.workers.keys()
+        workers |= self._suspicion_changed(listened)
         if ended := {model for model in self._absorbing if not view.absorbs(model, listened)}:
             self._absorbing -= ended
             workers |= {name for name, worker in view.workers.items() if worker.model in ended}
@@ -80,19 +78,32 @@ class ClusterProjection:
         view.changed_slacks.clear()
         return self._cluster
 
+    def _suspicion_changed(self, listened: float) -> set[str]:
+        """Return the workers that have become suspect or ceased to be. Silence is checked at intervals."""
+        suspects, timeout_s = self._suspects, self._timeout_s
+        if listened - self._looked_at >= LOOK_S:
+            self._looked_at = listened
+            workers = self._view.workers.values()
+            return {one.id for one in workers if one.is_suspect(listened, timeout_s)} ^ suspects
+        heard = (self._view.workers.get(name) for name in suspects)
+        return {one.id for one in heard if one is not None and not one.is_suspect(listened, timeout_s)}
+
     def _put_worker(self, name: str, now: float, listened: float) -> None:
         worker = self._view.workers.get(name)
+        self.changed_loads.add(name)
         gave = self._provides.get(name)
         entries: dict[str, WorkerState] = {}
         if worker is None:
             self._provides.pop(name, None)
             self._timed_workers.discard(name)
+            self._suspects.discard(name)
         else:
             self._provides[name] = worker.provides_state
             (self._timed_workers.add if worker.full_until > now else self._timed_workers.discard)(name)
             if absorbs := self._view.absorbs(worker.model, listened):
                 self._absorbing.add(worker.model)
             state = worker_state(worker, now, listened, self._timeout_s, absorbs)
+            (self._suspects.add if state.suspect else self._suspects.discard)(name)
             entries = worker_states(self._view, worker, state)
         for former in self._entries.get(name, (name,)):
             if former not in entries:
@@ -111,7 +122,11 @@ class ClusterProjection:
                     self._view.changed_sessions.update(known.here, known.suspended)
 
     def _put_session(self, name: str, now: float) -> None:
-        session = self._view.sessions.get(name)
+        session, before = self._view.sessions.get(name), self._cluster.sessions.get(name)
+        if before is not None:
+            self.changed_loads |= {
+                worker_of(one or "") for one in (before.worker, before.target, before.reserved)
+            }
         if session is None:
             self._timed_sessions.discard(name)
             self._cluster.drop_session(name)
@@ -120,6 +135,7 @@ class ClusterProjection:
         timed = backs_off or session.refusals or session.migration_failures
         (self._timed_sessions.add if timed else self._timed_sessions.discard)(name)
         state = session_state(self._view, session, now, self._sizes)
+        self.changed_loads |= {state.worker or "", state.target or "", state.reserved or ""}
         self._cluster.put_session(with_entries(self._view, state))
 
 
@@ -183,118 +199,3 @@ def is_movable(view: View, session: SessionView, now: float) -> bool:
             or session.record.weights_digest in (None, digest)
         )
     )
-
-
-class Feedback:
-    """Decides when to send load feedback, by what was last sent and when."""
-
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
-        self._sent_at: float | None = None
-        self._sent: list[LoadFeedback] = []
-
-    def reports(
-        self, view: View, cluster: Cluster, decisions: int, now: float, quiet: bool
-    ) -> list[SendFeedback]:
-        """Return the load feedback to send now: if it has changed, or if `every_s` has passed.
-
-        `cluster` knows K and K_floor of the workers. `quiet`: nothing was decided, so the load is not
-        computed before `every_s` has passed.
-        """
-        due = self._sent_at is None or now >= self._sent_at + self._every_s
-        if quiet and not due:
-            return []
-        load = load_feedback(view, cluster, decisions)
-        if not due and load == self._sent:
-            return []
-        self._sent_at, self._sent = now, load
-        return [SendFeedback(one) for one in load]
-
-
-def load_feedback(view: View, cluster: Cluster, decisions: int) -> list[LoadFeedback]:
-    """Return one message per model that a worker serves or a session wants, ordered by name."""
-    shared = ClassLoad(view)
-    models = {worker.model for worker in view.workers.values()} | shared.models
-    required: Counter[str] = Counter()
-    waiting: Counter[str] = Counter()
-    homeless: Counter[str] = Counter()
-    """Sessions that need a worker and have no slot."""
-    for worker in view.workers.values():
-        if worker.classes is None:
-            required[worker.model] += len(worker.used)
-    for name in view.wanting:
-        session = view.sessions[name]
-        if view.kind(session) is not None:
-            waiting[session.record.model] += 1
-            # A session that its worker refused still holds that worker's slot, and is counted there.
-            owner = view.workers.get(session.record.worker or "")
-            homeless[session.record.model] += owner is None or name not in owner.used
-    return [
-        _of_model(
-            (view, cluster, shared),
-            model,
-            required[model] + homeless[model] + shared.required(model) + shared.of_others(model, homeless),
-            waiting[model] + shared.of_others(model, waiting),
-            decisions,
-        )
-        for model in sorted(models | required.keys() | homeless.keys())
-    ]
-
-
-def _of_model(
-    known: tuple[View, Cluster, ClassLoad], model: str, required: int, waiting: int, decisions: int
-) -> LoadFeedback:
-    view, cluster, shared = known
-    serving = [w for w in view.workers.values() if w.serves(model)]
-    accepting = [w for w in serving if w.ready]
-    ready = [(shared.load(w, model), k) for w in accepting if (k := shared.slots(cluster, w, model)) > 0]
-    lowers = any(w.floor_capacity for w in serving)
-    # Each playing session makes the same number of chunks in a minute, so sessions are the weights.
-    chunks, debt = 0, 0.0
-    for w in serving:
-        chunks += len(w.used)
-        debt += len(w.used) * w.quality_debt
-    debt = debt / chunks if chunks else 0.0
-    return LoadFeedback(
-        model=model,
-        rho_max=max((load / k for load, k in ready), default=0.0),
-        required=required,
-        waiting=waiting,
-        capacity=sum(k for _, k in ready),
-        workers=len(ready),
-        quality_debt=min(debt, 1.0),
-        deficit=sum([w.deficit for w in serving]),
-        floor_capacity=sum(cluster.floor_slots(w.id) for w in accepting) if lowers else None,
-        decisions=decisions,
-    )
-
-
-NOT_REPORTED = "not reported"
-REMEMBERED = 4_096
-"""Workers whose releases are kept, although no health check asks for them."""
-
-
-class WorkerReleases:
-    """The releases that workers report with their load."""
-
-    def __init__(self) -> None:
-        self._releases: FIFOCache[str, str | None] = FIFOCache(REMEMBERED)
-
-    def reported(self, worker: str, release: str | None) -> None:
-        """Note a worker's release. None: its schema version is below 1.1."""
-        self._releases[worker] = release
-
-    def mixed(self, workers: Collection[str]) -> str | None:
-        """Return how many of `workers` run which release, or None if all run the same one.
-
-        Other workers are forgotten.
-        """
-        for name in [name for name in self._releases if name not in workers]:
-            del self._releases[name]
-        counts = Counter(self._releases.values())
-        if len(counts) < 2:
-            return None
-        return ", ".join(
-            f"{NOT_REPORTED if release is None else release} ({counts[release]})"
-            for release in sorted(counts, key=lambda release: (release is None, release or ""))
-        )

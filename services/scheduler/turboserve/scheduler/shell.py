@@ -48,7 +48,7 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
 )
 from turboserve.scheduler.operator_endpoint import OperatorEndpoint
-from turboserve.scheduler.projections import WorkerReleases
+from turboserve.scheduler.worker_releases import WorkerReleases
 from turboserve.service import Runtime
 from turboserve.subject_types import Caller
 from turboserve.tasks import BackgroundTasks

@@ -129,9 +129,9 @@ class WorkerView(ChangeTracked):
     """One worker that is not gone."""
 
     TRACKED_FIELDS = frozenset(
-        {"capacity", "process", "heard_at", "declaration", "full_until"}
-        | {"host", "provides_state", "chunk_latency_s", "weights_digest"}
-        | {"floor_capacity", "floor_chunk_latency_s", "changed_outside", "classes"}
+        {"capacity", "process", "declaration", "full_until", "host", "provides_state", "chunk_latency_s"}
+        | {"weights_digest", "floor_capacity", "floor_chunk_latency_s", "changed_outside", "classes"}
+        | {"quality_debt", "deficit"}
     )
 
     id: str
@@ -184,6 +184,11 @@ class WorkerView(ChangeTracked):
     """Stamp of the last change of the worker or of its sessions that the rebalancer did not cause."""
     changed: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        # Each report repeats most fields.
+        if name not in self.TRACKED_FIELDS or name not in (known := self.__dict__) or known[name] != value:
+            super().__setattr__(name, value)
+
     @property
     def speed(self) -> tuple[WorkerProcess, int, Mapping[int, float], WorkerClasses | None]:
         """What decides how many sessions the worker can run."""
@@ -208,7 +213,7 @@ class WorkerView(ChangeTracked):
     def load(self) -> int:
         """Number of sessions that hold a slot, migrate to the worker or have a slot reserved."""
         if not self.reserved and not self.incoming:
-            # The usual case. Load feedback reads the load of all workers after every decision.
+            # The usual case.
             return len(self.used)
         return len(self.load_names)
 
@@ -240,9 +245,7 @@ class WorkerView(ChangeTracked):
 
     def reported_quality(self, report: LoadReport) -> None:
         """Apply what a load report says about lower fidelity."""
-        # No other field causes an update of the cluster: most reports have the same capacity.
-        if self.floor_capacity != (floor := report.floor_capacity or 0):
-            self.floor_capacity = floor
+        self.floor_capacity = report.floor_capacity or 0
         if profiles_differ(report.floor_chunk_latency_s, self.floor_chunk_latency_s):
             self.floor_chunk_latency_s = dict(report.floor_chunk_latency_s)
         self.quality_debt, self.deficit = report.quality_debt, report.deficit
@@ -251,8 +254,7 @@ class WorkerView(ChangeTracked):
         """Apply the phase of a report or a row. `started_at`: start of the process; 0.0 if not reported."""
         process = self.process
         if phase is process.phase is not WorkerPhase.DRAINING and started_at in (0.0, process.started_at):
-            # The usual case: nothing has changed.
-            return
+            return  # The usual case: nothing has changed.
         if started_at > process.started_at:
             drains = phase is WorkerPhase.DRAINING
         else:

@@ -1,0 +1,155 @@
+"""What the autoscaler sees of the scheduler's view: the load of each model's workers."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from turboserve.contracts.pool import LoadFeedback
+from turboserve.scheduler.class_views import ClassLoad
+from turboserve.scheduler.messages import SendFeedback
+from turboserve.scheduler.placement import Cluster
+from turboserve.scheduler.projections import ClusterProjection
+from turboserve.scheduler.view import View
+from turboserve.scheduler.worker_view import WorkerView
+
+
+class Feedback:
+    """Decides when to send load feedback, by what was last sent and when."""
+
+    def __init__(self, view: View, projection: ClusterProjection, every_s: float) -> None:
+        self._view, self._projection = view, projection
+        self._every_s = every_s
+        self._sent_at: float | None = None
+        self._sent: list[LoadFeedback] = []
+        self._loads = WorkerLoads(view)
+
+    def reports(self, cluster: Cluster, decisions: int, now: float, quiet: bool) -> list[SendFeedback]:
+        """Return the load feedback to send now: if it has changed, or if `every_s` has passed.
+
+        `cluster` knows K and K_floor of the workers. `quiet`: nothing was decided, so the load is not
+        computed before `every_s` has passed.
+        """
+        due = self._sent_at is None or now >= self._sent_at + self._every_s
+        if quiet and not due:
+            return []
+        self._loads.update(cluster, self._projection.changed_loads)
+        self._projection.changed_loads.clear()
+        load = load_feedback(self._view, self._loads, decisions)
+        if not due and load == self._sent:
+            return []
+        self._sent_at, self._sent = now, load
+        return [SendFeedback(one) for one in load]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRoom:
+    """Load and room of one worker for sessions of one class, in sessions of that class."""
+
+    model: str
+    load: int
+    """Sessions that hold a slot, migrate to the worker or have a slot reserved."""
+    used: int
+    """Sessions of all classes that hold a slot."""
+    required: int
+    """Slots in use, if the worker serves only this class. Otherwise 0: see `ClassLoad.required`."""
+    slots: int
+    """K, or 0 if the worker gets no sessions."""
+    floor_slots: int
+    """K_floor, or 0 if the worker gets no sessions."""
+    lowers: bool
+    """Whether the worker reports K_floor."""
+    debt: float
+    """The worker's quality debt, weighted with `used`."""
+    deficit: float
+
+
+class WorkerLoads:
+    """The `ClassRoom` of each worker, read again only where something has changed."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._rooms: dict[str, list[ClassRoom]] = {}
+
+    def update(self, cluster: Cluster, changed: Iterable[str]) -> None:
+        """Read the workers named `changed` again, or remove those that are gone."""
+        workers, shared = self._view.workers, ClassLoad(self._view)
+        for name in changed:
+            if (worker := workers.get(name)) is not None:
+                self._rooms[name] = list(_rooms(cluster, shared, worker))
+        # In the order of the view: sums of floats depend on the order.
+        self._rooms = {name: self._rooms[name] for name in workers}
+
+    def by_model(self) -> defaultdict[str, list[ClassRoom]]:
+        """Return the rooms of each model."""
+        found: defaultdict[str, list[ClassRoom]] = defaultdict(list)
+        for rooms in self._rooms.values():
+            for room in rooms:
+                found[room.model].append(room)
+        return found
+
+
+def _rooms(cluster: Cluster, shared: ClassLoad, worker: WorkerView) -> Iterator[ClassRoom]:
+    used, ready = len(worker.used), worker.ready
+    served = (worker.model,) if worker.classes is None else tuple(one.model for one in worker.classes.served)
+    for model in served:
+        yield ClassRoom(
+            model=model,
+            load=shared.load(worker, model),
+            used=used,
+            required=used if worker.classes is None else 0,
+            slots=max(shared.slots(cluster, worker, model), 0) if ready else 0,
+            floor_slots=cluster.floor_slots(worker.id) if ready else 0,
+            lowers=bool(worker.floor_capacity),
+            debt=used * worker.quality_debt,
+            deficit=worker.deficit,
+        )
+
+
+def load_feedback(view: View, loads: WorkerLoads, decisions: int) -> list[LoadFeedback]:
+    """Return one message per model that a worker serves or a session wants, ordered by name."""
+    shared = ClassLoad(view)
+    rooms = loads.by_model()
+    waiting: Counter[str] = Counter()
+    homeless: Counter[str] = Counter()
+    """Sessions that need a worker and have no slot."""
+    for name in view.wanting:
+        session = view.sessions[name]
+        if view.kind(session) is not None:
+            waiting[session.record.model] += 1
+            # A session that its worker refused still holds that worker's slot, and is counted there.
+            owner = view.workers.get(session.record.worker or "")
+            homeless[session.record.model] += owner is None or name not in owner.used
+    models = {worker.model for worker in view.workers.values()} | rooms.keys() | homeless.keys()
+    return [
+        _of_model(
+            model,
+            rooms[model],
+            homeless[model] + shared.required(model) + shared.of_others(model, homeless),
+            waiting[model] + shared.of_others(model, waiting),
+            decisions,
+        )
+        for model in sorted(models)
+    ]
+
+
+def _of_model(
+    model: str, rooms: list[ClassRoom], more_required: int, waiting: int, decisions: int
+) -> LoadFeedback:
+    # Each playing session makes the same number of chunks in a minute, so sessions are the weights.
+    chunks = sum([room.used for room in rooms])
+    debt = sum([room.debt for room in rooms]) / chunks if chunks else 0.0
+    lowers = any(room.lowers for room in rooms)
+    return LoadFeedback(
+        model=model,
+        rho_max=max([room.load / room.slots for room in rooms if room.slots], default=0.0),
+        required=sum([room.required for room in rooms]) + more_required,
+        waiting=waiting,
+        capacity=sum([room.slots for room in rooms]),
+        workers=sum([room.slots > 0 for room in rooms]),
+        quality_debt=min(debt, 1.0),
+        deficit=sum([room.deficit for room in rooms]),
+        floor_capacity=sum([room.floor_slots for room in rooms]) if lowers else None,
+        decisions=decisions,
+    )
