@@ -203,8 +203,9 @@ async def test_decisions_stay_open_while_new_ones_arrive(
     await asked.wait()
     # The button keeps the focus while the answer is missing.
     await focus_checked(page)
-    assert await page.evaluate("document.activeElement.id") == "decisions-earlier"
+    focused = await page.evaluate("document.activeElement.id")
     answer.set()
+    assert focused == "decisions-earlier"
     await until(page, "document.querySelectorAll('#decisions-list li').length === 130")
     opened = rows.filter(has_text="reason 77")
     await opened.locator("summary").click()
