@@ -8,6 +8,7 @@ from turboserve.contracts.errors import NoCapacityError
 from turboserve.contracts.pool import LoadFeedback, PoolStatus
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
+from turboserve.scheduler.absorption import POOL_SILENT_S
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import (
     AllListed,
@@ -28,7 +29,6 @@ from turboserve.scheduler.messages import (
 )
 from turboserve.scheduler.placement import MinMax, MinMaxRebalancer
 from turboserve.scheduler.policy import Policy
-from turboserve.scheduler.worker_view import POOL_SILENT_S
 
 MODEL = "m"
 

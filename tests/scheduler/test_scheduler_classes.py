@@ -16,6 +16,7 @@ from turboserve.contracts.sessions import Phase
 from turboserve.contracts.worker_offers import ServedClass
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.hand_over import hand_over
 from turboserve.scheduler.messages import (
     AllListed,
     BeginMigration,
@@ -25,12 +26,14 @@ from turboserve.scheduler.messages import (
     LoadReported,
     Place,
     SendFeedback,
+    SessionChanged,
     Tick,
     WorkerChanged,
     WorkersListed,
 )
 from turboserve.scheduler.placement import MinMax, MinMaxRebalancer
 from turboserve.scheduler.policy import Policy
+from turboserve.scheduler.view import View
 from turboserve.scheduler.worker_classes import WorkerClasses, newest_classes
 
 UNUSED = "a-class-without-sessions"
@@ -74,6 +77,7 @@ class DecidedWorld(World):
 
     def __init__(self, seed: int) -> None:
         self.decided: list[tuple[Any, ...]] = []
+        self.fed: tuple[Any, ...] = ()
         super().__init__(seed, MANY)
 
     def feed(self, event: Event, generation: int) -> None:
@@ -85,8 +89,11 @@ class DecidedWorld(World):
         if isinstance(command, Place | BeginMigration):
             self.decided.append((at, type(command).__name__, command.session, command.worker))
         elif isinstance(command, SendFeedback) and command.feedback.model != UNUSED:
-            fed = command.feedback.model_dump(exclude={"floor_capacity"})
-            self.decided.append((at, *fed.values()))
+            fed = tuple(command.feedback.model_dump(exclude={"floor_capacity"}).values())
+            # A change of another class's load repeats that of this one.
+            if fed != self.fed:
+                self.fed = fed
+                self.decided.append((at, *fed))
 
 
 class SeveralWorld(DecidedWorld):
@@ -176,10 +183,57 @@ def test_the_load_of_a_worker_counts_sessions_of_all_classes_in_those_of_the_fir
     bench.out.clear()
     bench.pass_time(10.0)
     newest = {one.feedback.model: one.feedback for one in bench.all(SendFeedback)}
-    # 1/2 + 1/6 of the worker: two of two large sessions, four of six small ones.
-    assert (newest["m"].required, newest["m"].capacity, newest["m"].rho_max) == (2, 2, 1.0)
+    # 1/2 + 1/6 of the worker: 4/3 of two large sessions, four of six small ones.
+    assert (newest["m"].required, newest["m"].capacity) == (2, 2)
+    assert newest["m"].rho_max == pytest.approx(2 / 3)
     assert (newest["n"].required, newest["n"].capacity) == (4, 6)
     assert newest["n"].rho_max == pytest.approx(4 / 6)
+
+
+def test_the_load_of_a_pool_is_rounded_up_once() -> None:
+    names = ("w1", "w2", "w3")
+    bench = Bench(*map(two_classes, names), *(running(f"n-{name}", "n", name) for name in names))
+    bench.out.clear()
+    bench.pass_time(10.0)
+    newest = {one.feedback.model: one.feedback for one in bench.all(SendFeedback)}
+    # 1/3 of a large session on each worker.
+    assert newest["m"].required == 1
+    assert newest["m"].rho_max == pytest.approx(1 / 6)
+    assert newest["n"].required == 3
+
+
+def test_counts_by_class_follow_the_sessions_of_a_worker() -> None:
+    bench = Bench(two_classes("w1"), running("m1", "m", "w1"), *(running(f"n{i}", "n", "w1") for i in "12"))
+    view = bench.core.view
+    assert view.workers["w1"].used_of == Counter(m=1, n=2)
+    bench.feed(SessionChanged(running("n1", "n", "w1").model_copy(update={"version": 9})))
+    assert view.workers["w1"].used_of == Counter(m=1, n=2)
+    ended = running("n1", "n", "w1").model_copy(update={"version": 10, "phase": Phase.TERMINATED})
+    bench.feed(SessionChanged(ended))
+    paused = running("m1", "m", "w1").model_copy(update={"version": 9, "phase": Phase.SUSPENDED})
+    bench.feed(SessionChanged(paused))
+    assert +view.workers["w1"].used_of == Counter(n=1)
+    # A worker that is added later counts the sessions that name it.
+    bench.feed(SessionChanged(running("m2", "m", "w2")))
+    bench.feed(WorkerChanged(two_classes("w2")))
+    assert view.workers["w2"].used_of == Counter(m=1)
+
+
+def test_sessions_that_are_handed_over_fit_the_room_of_all_classes() -> None:
+    draining = two_classes("w1").model_copy(update={"phase": WorkerPhase.DRAINING})
+    other = two_classes("w2")
+    assert other.classes is not None
+    weights = tuple(one.model_copy(update={"weights_digest": "3" * 32}) for one in other.classes)
+    small = [running(f"n{n}", "n", "w1") for n in range(6)]
+    view = View()
+    for row in (draining, other.model_copy(update={"classes": weights})):
+        view.put_worker(row, 0.0)
+    for row in (running("m1", "m", "w1"), *small):
+        view.put_session(row, 0.0)
+    assert not list(hand_over(view, 0.0, 10, lambda session: view.stamp()))
+    marked = {name for name, one in view.sessions.items() if one.leaves_epoch is not None}
+    # One of two large sessions, so three of six small ones.
+    assert marked == {"m1", "n0", "n1", "n2"}
 
 
 def test_a_draining_worker_hands_sessions_of_each_class_to_one_that_serves_it() -> None:

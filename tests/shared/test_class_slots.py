@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turboserve.allocation.slots import slots_used
+from turboserve.allocation.slots import SlotUnits, slots_used
 
 NAMES = ("a", "b", "c")
 SERVED = st.fixed_dictionaries({name: st.integers(1, 12) for name in NAMES})
@@ -46,3 +46,16 @@ def test_a_session_of_a_class_without_slots_takes_the_whole_worker() -> None:
     """The only small session was paused in its slab, which the worker has reported, and is resumed."""
     assert slots_used({"large": 2, "small": 0}, "large", {"small": 1}) == 2
     assert slots_used({"large": 2, "small": 0}, "large", {}) == 0
+
+
+@given(
+    st.fixed_dictionaries({name: st.integers(0, 12) for name in NAMES}),
+    st.dictionaries(st.sampled_from((*NAMES, "other")), st.integers(0, 12)),
+    st.sampled_from(NAMES),
+)
+def test_integer_units_count_the_same_slots(served: dict[str, int], counts: dict[str, int], one: str) -> None:
+    units = SlotUnits(served)
+    assert units.taken(one, counts) + counts.get(one, 0) == slots_used(served, one, counts)
+    costs = {name: Fraction(served[one], served[name] or 1) for name in NAMES if name != one}
+    exact = sum((count * costs.get(name, Fraction(1)) for name, count in counts.items()), Fraction())
+    assert Fraction(units.of(one, counts), units.whole) == exact

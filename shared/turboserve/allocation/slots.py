@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from math import ceil
+from math import ceil, lcm
 
 
 def slots_used(served: Mapping[str, int], one: str, counts: Mapping[str, int]) -> int:
@@ -27,6 +27,31 @@ def slots_used(served: Mapping[str, int], one: str, counts: Mapping[str, int]) -
         Fraction(0),
     )
     return whole + ceil(others)
+
+
+class SlotUnits:
+    """Slots of one worker in integers: it has lcm(n_j) units, and a session of class j takes lcm / n_j."""
+
+    def __init__(self, served: Mapping[str, int]) -> None:
+        """`served`: n_j by class."""
+        self._served = dict(served)
+        self.whole = lcm(*(alone for alone in served.values() if alone))
+        """Units of a slot, whatever its class: n_c sessions of class c take n_c slots."""
+        self._units = {name: self.whole // (alone or 1) for name, alone in served.items()}
+
+    def of(self, one: str, counts: Mapping[str, int]) -> int:
+        """Return the slots of the class `one` that all these sessions use, times `whole`. It is exact."""
+        alone, units = self._served.get(one, 0), 0
+        for name, count in counts.items():
+            if name == one or name not in self._units:
+                units += count * self.whole
+            else:
+                units += count * alone * self._units[name]
+        return units
+
+    def taken(self, one: str, counts: Mapping[str, int]) -> int:
+        """Return the slots of the class `one` that sessions of the others take, rounded up."""
+        return -(-self.of(one, counts) // self.whole) - counts.get(one, 0)
 
 
 def _slots_of(served: Mapping[str, int], one: str, other: str) -> Fraction:

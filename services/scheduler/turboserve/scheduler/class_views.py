@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 from math import ceil
 
 from turboserve.scheduler.placement import Choice, Cluster, Demand, Migration, SessionState, WorkerState
@@ -15,11 +16,18 @@ from turboserve.scheduler.worker_classes import WorkerClasses, beside, entry_nam
 from turboserve.scheduler.worker_view import WorkerView
 
 
-def models_on(view: View, worker: WorkerView, besides: str | None = None) -> Iterator[str]:
-    """Yield the class of each session that has a slot of the worker, or one reserved (`WorkerView.load`)."""
-    for name in worker.load_names:
-        if name != besides and (session := view.sessions.get(name)) is not None:
-            yield session.record.model
+def counts_on(view: View, worker: WorkerView, besides: str | None = None) -> Mapping[str, int]:
+    """Return how many sessions of each class `WorkerView.load` counts."""
+    if besides is None and not worker.reserved and not worker.incoming:
+        # The usual case. Load feedback reads the load of all workers after every decision.
+        return worker.used_of
+    counts = worker.used_of.copy()
+    for name in (worker.reserved | worker.incoming) - worker.used:
+        if name in view.sessions:
+            counts[view.sessions[name].record.model] += 1
+    if besides in view.sessions and besides in worker.load_names:
+        counts[view.sessions[besides].record.model] -= 1
+    return counts
 
 
 def is_full(view: View, worker: str, session: SessionView) -> bool:
@@ -40,8 +48,8 @@ def free_of(view: View, worker: WorkerView, model: str, besides: str | None = No
     one = worker.classes.of(model)
     if one is None:
         return 0
-    models = list(models_on(view, worker, besides))
-    return one.capacity - models.count(model) - worker.classes.taken(model, models)
+    counts = counts_on(view, worker, besides)
+    return one.capacity - counts.get(model, 0) - worker.classes.taken(model, counts)
 
 
 def with_entries(view: View, state: SessionState) -> SessionState:
@@ -109,17 +117,17 @@ def worker_states(view: View, worker: WorkerView, state: WorkerState) -> dict[st
     """Return the entries of a worker by name: `state` alone, or one for each of its classes."""
     if worker.classes is None:
         return {worker.id: state}
-    models = list(models_on(view, worker))
+    counts = counts_on(view, worker)
     return {
-        entry_name(worker.id, one.model): _entry(state, worker.classes, one.model, models)
+        entry_name(worker.id, one.model): _entry(state, worker.classes, one.model, counts)
         for one in worker.classes.served
     }
 
 
-def _entry(state: WorkerState, classes: WorkerClasses, model: str, models: list[str]) -> WorkerState:
+def _entry(state: WorkerState, classes: WorkerClasses, model: str, counts: Mapping[str, int]) -> WorkerState:
     one = classes.of(model)
     assert one is not None
-    taken = classes.taken(model, models)
+    taken = classes.taken(model, counts)
     return replace(
         state,
         id=entry_name(state.id, model),
@@ -134,58 +142,68 @@ def _entry(state: WorkerState, classes: WorkerClasses, model: str, models: list[
 class ClassLoad:
     """Numbers of sessions for the load feedback of a class, in sessions of that class.
 
-    Sessions of other classes count where workers serve both: n_c / n_j each.
+    Sessions of other classes count where workers serve both: n_c / n_j each. Sums over workers are exact.
     """
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._several = [worker for worker in view.workers.values() if worker.classes is not None]
 
-    @property
-    def models(self) -> set[str]:
-        """The classes of the workers that serve several."""
-        return {one.model for worker in self._several if worker.classes for one in worker.classes.served}
+    @cached_property
+    def _groups(self) -> list[tuple[WorkerClasses, Counter[str]]]:
+        """Classes and n_j of workers → sessions that hold a slot on them, by class."""
+        groups: dict[tuple[tuple[str, int], ...], tuple[WorkerClasses, Counter[str]]] = {}
+        for worker in self._view.workers.values():
+            if worker.classes is not None:
+                _, used = groups.setdefault(worker.classes.capacities, (worker.classes, Counter()))
+                used.update(worker.used_of)
+        return list(groups.values())
 
-    def required(self, model: str) -> int:
+    def required(self, model: str) -> Fraction:
         """Slots of a class that sessions on such workers use."""
-        return sum(self._on(worker, model, worker.used) for worker in self._several)
+        of_class = [group for group in self._groups if group[0].of(model) is not None]
+        return sum(
+            (Fraction(one.units.of(model, used), one.units.whole) for one, used in of_class), Fraction()
+        )
 
-    def load(self, worker: WorkerView, model: str) -> int:
-        """As `WorkerView.load`, in sessions of a class."""
+    def part(self, worker: WorkerView, model: str, slots: int) -> float:
+        """Part of these slots of a class that `WorkerView.load` takes."""
         if worker.classes is None:
-            return worker.load
-        return self._on(worker, model, worker.load_names)
+            return worker.load / slots
+        units = worker.classes.units
+        return units.of(model, counts_on(self._view, worker)) / (units.whole * slots)
 
     def slots(self, cluster: Cluster, worker: WorkerView, model: str) -> int:
         """Slots of a worker for sessions of a class, those in use included."""
         if worker.classes is None:
             return cluster.slots(worker.id)
-        return cluster.slots(entry_name(worker.id, model)) + (
-            worker.classes.taken(model, models_on(self._view, worker))
-        )
+        taken = worker.classes.taken(model, counts_on(self._view, worker))
+        return cluster.slots(entry_name(worker.id, model)) + taken
 
-    def of_others(self, model: str, counts: Mapping[str, int]) -> int:
-        """Slots of a class that sessions of other classes will take. `counts`: sessions by class."""
-        total = Fraction(0)
-        for name, count in counts.items():
-            costs = [
-                Fraction(mine.capacity, its.capacity)
-                for worker in self._several
-                if worker.classes is not None
-                and (mine := worker.classes.of(model)) is not None
-                and (its := worker.classes.of(name)) is not None
-                and its.capacity
-            ]
-            if name != model and costs:
-                total += count * max(costs)
-        return ceil(total)
+    def floor_slots(self, cluster: Cluster, worker: WorkerView, model: str) -> int:
+        """As `slots`, at the least fidelity. Workers of several classes lower none."""
+        if worker.classes is None:
+            return cluster.floor_slots(worker.id)
+        return self.slots(cluster, worker, model)
 
-    def _on(self, worker: WorkerView, model: str, names: set[str]) -> int:
-        if worker.classes is None or worker.classes.of(model) is None:
-            return 0
-        sessions = self._view.sessions
-        counts = Counter(sessions[name].record.model for name in names if name in sessions)
-        return counts[model] + worker.classes.taken(model, counts.elements())
+    def of_all(self, model: str, counts: Mapping[str, int]) -> Fraction:
+        """Slots of a class that these sessions will take, those of other classes included."""
+        groups = [one for one, _ in self._groups]
+        return sum((count * _most(groups, model, name) for name, count in counts.items()), Fraction())
+
+
+def _most(groups: Iterable[WorkerClasses], model: str, other: str) -> Fraction:
+    """Return the slots of a class that a session of another one takes where it takes most. 0: nowhere any."""
+    costs = [
+        Fraction(mine.capacity, its.capacity)
+        for one in groups
+        if (mine := one.of(model)) is not None and (its := one.of(other)) is not None and its.capacity
+    ]
+    return Fraction(1) if other == model else max(costs, default=Fraction())
+
+
+def most_slots(view: View, model: str, counts: Mapping[str, int]) -> int:
+    """Return how many slots of a class these sessions take at most."""
+    return ceil(ClassLoad(view).of_all(model, counts))
 
 
 def classes_of(worker: WorkerView) -> list[tuple[str, str | None]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from turboserve.contracts.sessions import Activity, Decision
-from turboserve.scheduler.class_views import classes_of, free_of
+from turboserve.scheduler.class_views import classes_of, free_of, most_slots
 from turboserve.scheduler.messages import Release
 from turboserve.scheduler.migrations import Take
 from turboserve.scheduler.session_view import SessionView
@@ -22,13 +23,21 @@ def hand_over(view: View, now: float, at_once: int, take: Take) -> Iterator[Rele
     for worker in view.workers.values():
         if not worker.draining:
             continue
-        for model, digest in classes_of(worker):
-            yield from _hand_over_class(view, worker, (model, digest), now, at_once, take)
+        marked: Counter[str] = Counter()
+        for of in classes_of(worker):
+            yield from _hand_over_class(view, worker, of, marked, now, at_once, take)
 
 
 def _hand_over_class(
-    view: View, worker: WorkerView, of: tuple[str, str | None], now: float, at_once: int, take: Take
+    view: View,
+    worker: WorkerView,
+    of: tuple[str, str | None],
+    marked: Counter[str],
+    now: float,
+    at_once: int,
+    take: Take,
 ) -> Iterator[Release]:
+    """`marked`: sessions of the worker that are marked, by class. This adds those of the class."""
     model, digest = of
     serving = [w for w in view.workers.values() if w.ready and w.serves(model)]
     if not serving:
@@ -36,7 +45,11 @@ def _hand_over_class(
     same = any(w.digest_of(model) == digest for w in serving)
     if not same:
         room = sum(max(0, free_of(view, w, model)) for w in serving)
-        _mark(view, _of_class(view, worker, worker.used, model), now, min(room, at_once))
+        if marked:
+            # Sessions of other classes take slots of the same workers.
+            room -= most_slots(view, model, marked)
+        room = min(room, at_once - marked.total())
+        marked[model] = _mark(view, _of_class(view, worker, worker.used, model), now, room)
     released = 0
     for session in _of_class(view, worker, worker.holding, model):
         if released < at_once and (not same or _is_stale(session, worker)) and _is_idle(session, now):
@@ -52,7 +65,9 @@ def _of_class(view: View, worker: WorkerView, names: set[str], model: str) -> It
             yield session
 
 
-def _mark(view: View, sessions: Iterator[SessionView], now: float, room: int) -> None:
+def _mark(view: View, sessions: Iterator[SessionView], now: float, room: int) -> int:
+    """Mark sessions within the room. Returns how many are marked, those of earlier calls included."""
+    before = room
     for session in sessions:
         if session.leaves_epoch == session.record.epoch:
             room -= 1
@@ -60,6 +75,7 @@ def _mark(view: View, sessions: Iterator[SessionView], now: float, room: int) ->
             session.leaves_epoch = session.record.epoch
             view.settle(session)
             room -= 1
+    return before - room
 
 
 def _can_leave(session: SessionView, now: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import ceil
 
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.scheduler.class_views import ClassLoad
@@ -48,8 +49,8 @@ class ClassRoom:
     """Load and room of one worker for sessions of one class, in sessions of that class."""
 
     model: str
-    load: int
-    """Sessions that hold a slot, migrate to the worker or have a slot reserved."""
+    rho: float
+    """Part of `slots` that sessions of all classes hold or reserve, also for migrations to the worker."""
     used: int
     """Sessions of all classes that hold a slot."""
     required: int
@@ -94,13 +95,14 @@ def _rooms(cluster: Cluster, shared: ClassLoad, worker: WorkerView) -> Iterator[
     used, ready = len(worker.used), worker.ready
     served = (worker.model,) if worker.classes is None else tuple(one.model for one in worker.classes.served)
     for model in served:
+        slots = max(shared.slots(cluster, worker, model), 0) if ready else 0
         yield ClassRoom(
             model=model,
-            load=shared.load(worker, model),
+            rho=shared.part(worker, model, slots) if slots else 0.0,
             used=used,
             required=used if worker.classes is None else 0,
-            slots=max(shared.slots(cluster, worker, model), 0) if ready else 0,
-            floor_slots=cluster.floor_slots(worker.id) if ready else 0,
+            slots=slots,
+            floor_slots=shared.floor_slots(cluster, worker, model) if ready else 0,
             lowers=bool(worker.floor_capacity),
             debt=used * worker.quality_debt,
             deficit=worker.deficit,
@@ -126,8 +128,8 @@ def load_feedback(view: View, loads: WorkerLoads, decisions: int) -> list[LoadFe
         _of_model(
             model,
             rooms[model],
-            homeless[model] + shared.required(model) + shared.of_others(model, homeless),
-            waiting[model] + shared.of_others(model, waiting),
+            ceil(shared.required(model) + shared.of_all(model, homeless)),
+            ceil(shared.of_all(model, waiting)),
             decisions,
         )
         for model in sorted(models)
@@ -143,7 +145,7 @@ def _of_model(
     lowers = any(room.lowers for room in rooms)
     return LoadFeedback(
         model=model,
-        rho_max=max([room.load / room.slots for room in rooms if room.slots], default=0.0),
+        rho_max=max([room.rho for room in rooms], default=0.0),
         required=sum([room.required for room in rooms]) + more_required,
         waiting=waiting,
         capacity=sum([room.slots for room in rooms]),

@@ -9,6 +9,7 @@ from cachetools import FIFOCache
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
+from turboserve.scheduler.absorption import Absorption
 from turboserve.scheduler.session_view import (
     Migrating,
     MigratingSuspended,
@@ -19,7 +20,7 @@ from turboserve.scheduler.session_view import (
     slack_reported,
     slot_on,
 )
-from turboserve.scheduler.worker_view import Absorption, Serving, WorkerView
+from turboserve.scheduler.worker_view import Serving, WorkerView
 
 REMEMBERED = 10_000
 """Number of ids of ended sessions, and of gone workers, that are kept against late messages."""
@@ -156,8 +157,7 @@ class View:
     def drop_worker(self, worker: str) -> None:
         """Remove a gone worker for good. Its sessions that need another worker join `wanting`."""
         self._gone[worker] = None
-        view = self.workers.pop(worker, None)
-        if view is None:
+        if (view := self.workers.pop(worker, None)) is None:
             return
         self.changed_workers.add(worker)
         for session in [*view.used, *view.holding, *view.reserved, *view.incoming]:
@@ -282,7 +282,7 @@ class View:
     def _count(self, record: SessionRecord) -> None:
         worker, target = (self.workers.get(name or "") for name in (record.worker, record.target))
         if worker is not None and record.phase.holds_slot:
-            worker.used.add(record.id)
+            worker.hold(record.id, record.model)
         elif worker is not None and record.phase is Phase.SUSPENDED:
             worker.holding.add(record.id)
         if target is not None and record.phase.holds_slot:
@@ -294,7 +294,7 @@ class View:
         for name in (record.worker, record.target):
             worker = self.workers.get(name or "")
             if worker is not None:
-                worker.used.discard(record.id)
+                worker.unhold(record.id, record.model)
                 worker.holding.discard(record.id)
                 worker.incoming.discard(record.id)
         self.migrating.discard(record.id)

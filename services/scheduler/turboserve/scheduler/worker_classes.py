@@ -8,11 +8,11 @@ then those about a worker that serves one class.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from turboserve.allocation.slots import slots_used
+from turboserve.allocation.slots import SlotUnits
 from turboserve.contracts.worker_offers import ServedClass
 from turboserve.scheduler.placement.pool import LatencyCurve
 from turboserve.scheduler.profiles import profiles_differ
@@ -24,19 +24,26 @@ class WorkerClasses:
 
     served: tuple[ServedClass, ...]
 
-    @property
-    def capacities(self) -> Mapping[str, int]:
-        """n_j by class."""
-        return {one.model: one.capacity for one in self.served}
+    @cached_property
+    def _by_model(self) -> dict[str, ServedClass]:
+        return {one.model: one for one in self.served}
+
+    @cached_property
+    def capacities(self) -> tuple[tuple[str, int], ...]:
+        """Class and n_j of each."""
+        return tuple((one.model, one.capacity) for one in self.served)
+
+    @cached_property
+    def units(self) -> SlotUnits:
+        return SlotUnits(dict(self.capacities))
 
     def of(self, model: str) -> ServedClass | None:
         """Return the class of this name. None: the worker does not serve it."""
-        return next((one for one in self.served if one.model == model), None)
+        return self._by_model.get(model)
 
-    def taken(self, model: str, models: Iterable[str]) -> int:
-        """Return the slots of a class that sessions of the others take. `models`: classes of all sessions."""
-        counts = Counter(name for name in models if name != model)
-        return slots_used(self.capacities, model, counts)
+    def taken(self, model: str, counts: Mapping[str, int]) -> int:
+        """Return the slots of a class that sessions of the others take. `counts`: all sessions by class."""
+        return self.units.taken(model, counts)
 
 
 def newest_classes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -56,29 +57,6 @@ class ChangeTracked:
         object.__setattr__(self, name, value)
         if name in self.TRACKED_FIELDS and (changed := self.__dict__.get("changed")) is not None:
             changed()
-
-
-POOL_SILENT_S = 5.0
-"""Listening time without a pool's report after which its workers take no more than K sessions. Autoscalers
-report every second."""
-
-
-class Absorption:
-    """Whether workers may hold more than K sessions, by the reports of the pools. A silent pool ends it."""
-
-    def __init__(self) -> None:
-        self._absorbing: dict[str, tuple[str, float]] = {}
-        """Pool → its model, and the listening time at which the pool last reported that it absorbs."""
-
-    def put(self, pool: str, model: str, absorbs: bool, listened: float) -> None:
-        if absorbs:
-            self._absorbing[pool] = model, listened
-        else:
-            self._absorbing.pop(pool, None)
-
-    def of(self, model: str, listened: float) -> bool:
-        """Whether workers of a model may hold more than K sessions."""
-        return any(its == model and listened - at <= POOL_SILENT_S for its, at in self._absorbing.values())
 
 
 _READY = WorkerPhase.READY
@@ -170,6 +148,8 @@ class WorkerView(ChangeTracked):
     """Number of late chunks that the worker expects."""
     used: set[str] = field(default_factory=set)
     """Sessions whose rows hold a slot on the worker."""
+    used_of: Counter[str] = field(default_factory=Counter)
+    """Class → number of sessions in `used`."""
     reserved: set[str] = field(default_factory=set)
     """Sessions with a slot reserved on the worker by a decision that is not confirmed yet."""
     incoming: set[str] = field(default_factory=set)
@@ -208,6 +188,18 @@ class WorkerView(ChangeTracked):
         self.weights_digest = weights_digest
         if (newest := newest_classes(classes, self.classes)) is not self.classes:
             self.classes = newest
+
+    def hold(self, session: str, model: str) -> None:
+        """Add a session to `used`."""
+        if session not in self.used:
+            self.used.add(session)
+            self.used_of[model] += 1
+
+    def unhold(self, session: str, model: str) -> None:
+        """Remove a session from `used`."""
+        if session in self.used:
+            self.used.remove(session)
+            self.used_of[model] -= 1
 
     @property
     def load(self) -> int:
