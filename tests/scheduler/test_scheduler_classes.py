@@ -246,6 +246,9 @@ def test_a_draining_worker_hands_sessions_of_each_class_to_one_that_serves_it() 
     bench.pass_time(3.0)
     targets = {one.session: one.worker for one in bench.all(BeginMigration)}
     assert targets.keys() == {"m1", "n1"}
+    # Reasons name workers, not the entries of their classes.
+    assert all("w1 is draining; " in one.decision.reason for one in bench.all(BeginMigration))
+    assert not any("/" in one.decision.reason for one in bench.all(BeginMigration))
     # The worker of small sessions alone does not get the large one.
     assert targets["m1"] == "w2"
 
@@ -266,3 +269,51 @@ def test_a_late_report_from_the_loading_phase_does_not_replace_classes() -> None
     assert newest_classes(loading, None) == WorkerClasses(loading)
     assert newest_classes(loaded, WorkerClasses(loading)) == WorkerClasses(loaded)
     assert newest_classes(loading, WorkerClasses(loaded)) == WorkerClasses(loaded)
+
+
+def report_of(row: WorkerRecord, **more: object) -> LoadReport:
+    fields: dict[str, object] = {"worker": row.id, "model": row.model, "capacity": row.capacity}
+    fields |= {"phase": WorkerPhase.READY, "started_at": row.started_at}
+    return LoadReport.model_validate({**fields, "classes": row.classes, **more})
+
+
+def test_only_an_early_or_late_report_without_classes_leaves_the_known_ones() -> None:
+    row = two_classes("w1").model_copy(update={"started_at": 5.0})
+    view = View()
+    view.put_worker(row, 0.0)
+
+    def classes_after(**more: object) -> bool:
+        view.put_report(report_of(row, classes=None, **more), 0.0, 0.0)
+        return view.workers["w1"].classes is not None
+
+    assert classes_after(phase=WorkerPhase.STARTING)
+    assert classes_after(started_at=4.0)
+    # The process was restarted, and loads one class.
+    assert classes_after(phase=WorkerPhase.STARTING, started_at=6.0)
+    assert not classes_after(started_at=6.0)
+    assert not view.workers["w1"].serves("n")
+
+
+def test_a_batch_size_on_the_known_curve_of_a_class_is_no_change_from_outside() -> None:
+    row = two_classes("w1")
+    view = View()
+    worker = view.put_worker(row, 0.0)
+    assert worker is not None
+    assert row.classes is not None
+    before = worker.changed_outside
+    small = row.classes[1].model_copy(update={"chunk_latency_s": {1: 0.1, 3: 0.3, 6: 0.6}})
+    view.put_report(report_of(row, classes=(row.classes[0], small)), 0.0, 0.0)
+    assert worker.classes is not None
+    assert worker.classes.served[1].chunk_latency_s.keys() == {1, 3, 6}
+    assert worker.changed_outside == before
+    slower = small.model_copy(update={"chunk_latency_s": {1: 0.1, 3: 0.4, 6: 0.6}})
+    view.put_report(report_of(row, classes=(row.classes[0], slower)), 0.0, 0.0)
+    assert worker.changed_outside > before
+
+
+def test_a_session_of_one_class_migrates_for_a_gain_that_each_class_has() -> None:
+    both = [running("m0", "m", "w1"), running("n1", "n", "w1")]
+    bench = MigratingBench(two_classes("w1"), two_classes("w2"), *both)
+    bench.pass_time(2.0)
+    [begin] = bench.all(BeginMigration)
+    assert begin.worker == "w2"

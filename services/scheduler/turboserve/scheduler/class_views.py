@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -90,6 +91,15 @@ def _entries(view: View, workers: Iterable[str | None], model: str) -> dict[str 
     }
 
 
+def several_of(view: View, workers: Iterable[str]) -> list[str]:
+    """Return those of the workers that serve several classes."""
+    return [
+        name
+        for name in workers
+        if (known := view.workers.get(name)) is not None and known.classes is not None
+    ]
+
+
 def shared_workers(cluster: Cluster, sessions: Iterable[str]) -> set[str]:
     """Return the workers of several classes on which these sessions count, by the cluster."""
     states = (state for name in sessions if (state := cluster.sessions.get(name)) is not None)
@@ -101,7 +111,8 @@ def choice_of_worker(choice: Choice) -> Choice:
     """Return the choice of an entry as that of its worker."""
     if choice.worker is None or "/" not in choice.worker:
         return choice
-    return replace(choice, worker=worker_of(choice.worker))
+    reason = _of_workers(choice.reason, choice.worker)
+    return replace(choice, worker=worker_of(choice.worker), reason=reason)
 
 
 def migration_of_workers(migration: Migration) -> Migration:
@@ -110,7 +121,14 @@ def migration_of_workers(migration: Migration) -> Migration:
     if "/" not in migration.source and "/" not in migration.target:
         return migration
     source, target = worker_of(migration.source), worker_of(migration.target)
-    return replace(migration, source=source, target=target)
+    reason = _of_workers(migration.reason, migration.source, migration.target)
+    return replace(migration, source=source, target=target, reason=reason)
+
+
+def _of_workers(reason: str, *entries: str) -> str:
+    """Return the reason with workers in the place of all entries of this class."""
+    model = next(one.partition("/")[2] for one in entries if "/" in one)
+    return re.sub(rf"/{re.escape(model)}(?![\w-])", "", reason)
 
 
 def worker_states(view: View, worker: WorkerView, state: WorkerState) -> dict[str, WorkerState]:

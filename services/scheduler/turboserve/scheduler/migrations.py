@@ -22,7 +22,7 @@ from typing import assert_never
 
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.contracts.workers import NO_STATE, MigrationReport, MigrationStage
-from turboserve.scheduler.class_views import is_full, migration_of_workers
+from turboserve.scheduler.class_views import is_full, migration_of_workers, several_of
 from turboserve.scheduler.messages import AbandonMigration, BeginMigration, CommitMigration
 from turboserve.scheduler.placement import Cluster, Links, Migration, MigrationKind, Rebalancer
 from turboserve.scheduler.placement.links import kind_between
@@ -179,20 +179,29 @@ class Migrations:
         room = self._policy.migrations_at_once - sum(ends.values()) // 2
         if room <= 0:
             return
+        balanced: dict[str, str] = {}
+        """Worker that serves several classes → the class of which a session migrates to or from it."""
         for migration in map(migration_of_workers, self._rebalancer.propose(cluster(), now)):
-            if migration.kind is not MigrationKind.DRAIN and (waiting or not self._policy.rebalance):
+            drains = migration.kind is MigrationKind.DRAIN
+            if not drains and (waiting or not self._policy.rebalance):
                 continue
+            session = view.sessions[migration.session]
+            model = session.record.model
             pair = (migration.source, migration.target)
             if room <= 0 or any(ends[name] >= self._policy.migrations_per_worker for name in pair):
                 continue
+            if session.record.phase.holds_slot and is_full(view, migration.target, session):
+                continue
+            # The classes of a worker are balanced apart, and each would count the whole gain for itself.
+            if not drains and any(balanced.get(name, model) != model for name in pair):
+                continue
+            if not drains:
+                balanced |= dict.fromkeys(several_of(view, pair), model)
             room -= 1
             ends.update(pair)
             numbers = {**migration.numbers, "gain_s": migration.gain_s, "cost_s": migration.cost_s}
-            session = view.sessions[migration.session]
-            if session.record.phase.holds_slot and is_full(view, migration.target, session):
-                continue
             begin = self.begin(view, session, migration.target, _reason(migration), numbers, take)
-            session.rebalanced_to = None if migration.kind is MigrationKind.DRAIN else migration.target
+            session.rebalanced_to = None if drains else migration.target
             yield begin
 
     @staticmethod

@@ -101,7 +101,7 @@ class View:
         worker.reported(record.phase, record.started_at)
         worker.capacity = record.capacity
         worker.host, worker.provides_state = record.host, bool(record.transfer)
-        worker.declares(record.weights_digest, record.classes)
+        worker.declares(record.weights_digest, record)
         worker.measured(record.chunk_latency_s)
         if worker.speed != speed:
             self.changed_outside(worker.id)
@@ -121,7 +121,7 @@ class View:
         worker.capacity = report.capacity
         worker.host, worker.provides_state = report.host, bool(report.transfer)
         # A late report from the loading phase has no digest and must not remove the known one.
-        worker.declares(report.weights_digest or worker.weights_digest, report.classes)
+        worker.declares(report.weights_digest or worker.weights_digest, report)
         worker.arrivals = {migration.session: migration for migration in report.migrations}
         worker.measured(report.chunk_latency_s)
         worker.reported_quality(report)

@@ -15,7 +15,7 @@ from functools import cached_property
 from turboserve.allocation.slots import SlotUnits
 from turboserve.contracts.worker_offers import ServedClass
 from turboserve.scheduler.placement.pool import LatencyCurve
-from turboserve.scheduler.profiles import profiles_differ
+from turboserve.scheduler.profiles import curves_differ, profiles_differ
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,14 @@ class WorkerClasses:
     """The classes of a worker that serves several."""
 
     served: tuple[ServedClass, ...]
+    known: tuple[Mapping[int, float], ...] = ()
+    """Profile of each class when the curve through it last changed by more than `NOISE`. Empty: those of
+    `served`."""
+
+    @cached_property
+    def speed(self) -> tuple[object, ...]:
+        """What decides how many sessions the worker can run."""
+        return self.capacities, self.known or tuple(one.chunk_latency_s for one in self.served)
 
     @cached_property
     def _by_model(self) -> dict[str, ServedClass]:
@@ -47,22 +55,30 @@ class WorkerClasses:
 
 
 def newest_classes(
-    reported: tuple[ServedClass, ...] | None, known: WorkerClasses | None
+    reported: tuple[ServedClass, ...] | None, known: WorkerClasses | None, *, late: bool = False
 ) -> WorkerClasses | None:
     """Return the classes after a report or a row. Profiles that differ by noise alone change nothing.
 
-    A late report from the loading phase has no classes, or names them alone, and does not replace known ones.
+    A report from the loading phase has no classes, or names them alone, and does not replace known ones.
+    `late`: the report is from that phase, or from an earlier process. Otherwise a worker without classes
+    serves one alone.
     """
     if reported is None:
-        return known
+        return known if late else None
     if known is not None and not any(one.capacity or one.weights_digest for one in reported):
         return known
     if known is None or [_identity(one) for one in reported] != [_identity(one) for one in known.served]:
         return WorkerClasses(reported)
     pairs = zip(reported, known.served, strict=True)
-    if any(profiles_differ(new.chunk_latency_s, old.chunk_latency_s) for new, old in pairs):
-        return WorkerClasses(reported)
-    return known
+    if not any(profiles_differ(new.chunk_latency_s, old.chunk_latency_s) for new, old in pairs):
+        return known
+    curves = known.known or tuple(old.chunk_latency_s for old in known.served)
+    return WorkerClasses(reported, tuple(map(_newest_curve, reported, curves)))
+
+
+def _newest_curve(one: ServedClass, known: Mapping[int, float]) -> Mapping[int, float]:
+    profile = one.chunk_latency_s
+    return profile if profile and curves_differ(profile, known) else known
 
 
 def _identity(one: ServedClass) -> tuple[str, int, str | None]:

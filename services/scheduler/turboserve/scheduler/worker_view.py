@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from turboserve.contracts.worker_offers import ServedClass
-from turboserve.contracts.workers import LoadReport, MigrationReport, WorkerPhase
+from turboserve.contracts.workers import LoadReport, MigrationReport, WorkerPhase, WorkerRecord
 from turboserve.scheduler.profiles import curves_differ, profiles_differ
 from turboserve.scheduler.worker_classes import WorkerClasses, newest_classes
 
@@ -170,9 +169,9 @@ class WorkerView(ChangeTracked):
             super().__setattr__(name, value)
 
     @property
-    def speed(self) -> tuple[WorkerProcess, int, Mapping[int, float], WorkerClasses | None]:
+    def speed(self) -> tuple[object, ...]:
         """What decides how many sessions the worker can run."""
-        return self.process, self.capacity, self.known_latency_s, self.classes
+        return self.process, self.capacity, self.known_latency_s, self.classes and self.classes.speed
 
     def serves(self, model: str) -> bool:
         """Whether the worker serves sessions of this class."""
@@ -183,10 +182,11 @@ class WorkerView(ChangeTracked):
         one = None if self.classes is None else self.classes.of(model)
         return self.weights_digest if one is None else one.weights_digest
 
-    def declares(self, weights_digest: str | None, classes: tuple[ServedClass, ...] | None) -> None:
-        """Apply the weights and the classes of a report or a row."""
+    def declares(self, weights_digest: str | None, of: LoadReport | WorkerRecord) -> None:
+        """Apply the weights and the classes of a report or a row, after its phase (`reported`)."""
         self.weights_digest = weights_digest
-        if (newest := newest_classes(classes, self.classes)) is not self.classes:
+        late = of.phase is WorkerPhase.STARTING or 0.0 < of.started_at < self.process.started_at
+        if (newest := newest_classes(of.classes, self.classes, late=late)) is not self.classes:
             self.classes = newest
 
     def hold(self, session: str, model: str) -> None:
