@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.state_store.conftest import StartStore
+from tests.state_store.database_servers import DatabaseServer
 from tests.state_store.state_store_harness import Harness
 from turboserve import subjects
 from turboserve.contracts.errors import InvalidInputError, NoCapacityError, UnknownModelError
 from turboserve.contracts.pool import PoolReport
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.contracts.workers import WorkerPhase
+from turboserve.contracts.worker_offers import ServedClass
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.core.class_room import SharedWorker, class_capacity
 
 LARGE, SMALL, THIRD = "room-large", "room-small", "room-third"
@@ -124,3 +126,57 @@ async def test_sessions_of_other_classes_that_wait_count_while_no_worker_runs(
     await api.create(small)
     with pytest.raises(NoCapacityError):
         await api.create(small)
+
+
+async def test_sessions_on_a_draining_worker_need_room_on_the_others(
+    api: Harness, start_store: StartStore
+) -> None:
+    await start_store()
+    large, small = "leaving-large", "leaving-small"
+    classes = ({"model": large, "capacity": 2}, {"model": small, "capacity": 6})
+    leaving = await api.worker(large, capacity=2, classes=classes)
+    await place(api, large, leaving)
+    await api.renew(leaving, large, capacity=2, classes=classes, phase=WorkerPhase.DRAINING)
+    await api.worker(large, capacity=2, classes=classes)
+    # The large session will take three of six small ones.
+    for _ in range(3):
+        await api.create(small)
+    with pytest.raises(NoCapacityError):
+        await api.create(small)
+
+
+async def test_workers_of_one_class_are_not_taken_for_free_places_of_a_pool(
+    api: Harness, start_store: StartStore
+) -> None:
+    await start_store()
+    large, small = "beside-large", "beside-small"
+    classes = ({"model": large, "capacity": 1}, {"model": small, "capacity": 2})
+    await api.worker(large, capacity=1, classes=classes)
+    await api.worker(large, capacity=1)
+    report = PoolReport(pool="beside", model=large, maximum=2, process="asc_1")
+    await api.bus.call(subjects.REPORT_POOL, report)
+    for _ in range(2):
+        await api.create(small)
+    with pytest.raises(NoCapacityError):
+        await api.create(small)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "memory"])
+async def test_the_forecast_counts_workers_that_a_pool_may_add_apart(postgres_url: str, kind: str) -> None:
+    classes = (ServedClass(model=LARGE, capacity=2), ServedClass(model=SMALL, capacity=6))
+    record = WorkerRecord(
+        id="wk_1",
+        model=LARGE,
+        phase=WorkerPhase.READY,
+        capacity=2,
+        classes=classes,
+        started_at=10.0,
+        renewed_at=10.0,
+    )
+    url = postgres_url if kind == "postgres" else None
+    async with DatabaseServer.running(kind, url) as server, server.connect().transaction() as db:
+        await db.workers.insert(record)
+        await db.pools.reported(PoolReport(pool="p", model=LARGE, maximum=3, process="asc_1"), 10.0)
+        for model, slots in ((LARGE, 2), (SMALL, 6)):
+            outlook = await db.admission.outlook(model, since=0.0, renewed_after=1.0)
+            assert (outlook.ready_slots, outlook.coming, outlook.slots) == (slots, 2, slots)

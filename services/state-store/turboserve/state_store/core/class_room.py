@@ -24,6 +24,22 @@ class SharedWorker:
     """Sessions that hold a slot, or reserve one by migrating, by class."""
 
 
+@dataclass(frozen=True)
+class SharedRoom:
+    """The slots for a class of workers that serve several."""
+
+    slots: int
+    """Slots of workers that run. It may be below 0 (`class_capacity`)."""
+    coming: int
+    """Number of workers that pools may add."""
+    largest: int
+    """Slots of one such worker."""
+
+    @property
+    def with_coming(self) -> int:
+        return self.slots + self.coming * self.largest
+
+
 NONE: Mapping[str, int] = {}
 
 

@@ -143,9 +143,10 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
     if record is None or record.controls != load.controls:
         with refused_as_input():
             check_declarations(load.controls)
-    if load.classes is not None and (record is None or record.classes != load.classes):
-        with refused_as_input():
-            for one in load.classes:
+    known = {} if record is None else {one.model: one.controls for one in record.classes or ()}
+    for one in load.classes or ():
+        if known.get(one.model) != one.controls:
+            with refused_as_input():
                 check_declarations(one.controls)
     if record is not None:
         # Readers recognize a renewal by its increased time, also after the wall clock was set back.

@@ -32,7 +32,7 @@ from turboserve.state_store.core.tenants import Tenant, TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.ports.records import AdmissionCounts
 from turboserve.state_store.repository.sessions import LIVE
-from turboserve.state_store.repository.shared_workers import declares, shared_capacity
+from turboserve.state_store.repository.shared_workers import declares, shared_room, slots_query
 from turboserve.state_store.tables import pools, rentals, sessions, tenants, workers
 
 LOCK = 0x7475_7262_0003
@@ -149,6 +149,8 @@ _SLOTS_USED = select(func.count()).where(
     _HOLDS,
     sessions.c.id != bindparam("besides"),
 )
+_SLOTS_BY_CLASS = _SLOTS_USED.add_columns(sessions.c.model).group_by(sessions.c.model)
+_SLOTS_TAKEN = slots_query(_HOLDS, WAITS)
 _TENANT_LOCKED = select(tenants).where(tenants.c.id == bindparam("tenant")).with_for_update()
 _WRITE_TENANT = (
     update(tenants)
@@ -180,25 +182,26 @@ class SqlAdmission:
         row = (await self._db.execute(_CENSUS, parameters)).one()
         taken, known, places, shared, known_tenant, others, *_ = row
         if shared:
-            places += await shared_capacity(self._db, model, renewed_after, _TAKES, _HOLDS, WAITS)
-            places = max(0, places)
+            room = await shared_room(self._db, model, renewed_after, _TAKES, _SLOTS_TAKEN)
+            places = max(0, places + room.with_coming)
         use = TenantUse(row.ours, row.suspended, row.slots, row.model_slots, known_tenant, others)
         return AdmissionCounts(taken, row.live, ModelCapacity(model, known, places, row.demand), use)
 
     async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
         parameters = {"model": model, "since": since, "renewed_after": renewed_after}
         row = (await self._db.execute(_OUTLOOK, parameters)).one()
-        ready_slots = row.ready_slots
+        ready_slots, coming, slots = row.ready_slots, row.coming, row.slots
         if row.shared:
             now = (WorkerPhase.READY.value,)
-            ready_slots += await shared_capacity(self._db, model, renewed_after, now, _HOLDS, WAITS)
-            ready_slots = max(0, ready_slots)
+            room = await shared_room(self._db, model, renewed_after, now, _SLOTS_TAKEN)
+            ready_slots = max(0, ready_slots + room.slots)
+            coming, slots = coming + room.coming, max(slots, room.largest)
         return Outlook(
             left=row.ended + row.suspended,
             ready_slots=ready_slots,
             starting=tuple(row.starting),
-            coming=row.coming,
-            slots=row.slots,
+            coming=coming,
+            slots=slots,
             start_up_s=row.start_up_s,
         )
 
@@ -207,10 +210,8 @@ class SqlAdmission:
         return int(found.scalar_one())
 
     async def slots_by_class(self, worker: str, *, besides: str) -> dict[str, int]:
-        here = or_(sessions.c.worker == worker, sessions.c.target == worker)
-        query = select(sessions.c.model, func.count()).where(here, LIVE, _HOLDS, sessions.c.id != besides)
-        rows = (await self._db.execute(query.group_by(sessions.c.model))).all()
-        return {model: int(count) for model, count in rows}
+        rows = (await self._db.execute(_SLOTS_BY_CLASS, {"worker": worker, "besides": besides})).all()
+        return {model: int(count) for count, model in rows}
 
 
 class SqlTenants:

@@ -7,7 +7,7 @@ from collections import Counter
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.simulation.runtime.rows.session import Session
-from turboserve.simulation.runtime.rows.shared_workers import declaring, shared_capacity
+from turboserve.simulation.runtime.rows.shared_workers import declaring, shared_room
 from turboserve.simulation.runtime.rows.tables import SessionEntry
 from turboserve.state_store.core.forecast import Outlook
 from turboserve.state_store.core.tenants import TenantUse
@@ -70,8 +70,8 @@ class MemoryAdmission:
             places = sum(held) + coming * largest
             several = declaring(db, model)
             if several:
-                places += shared_capacity(db, model, renewed_after, _TAKES, waits)
-                places = max(0, places)
+                room = shared_room(db, model, renewed_after, _TAKES, waits)
+                places = max(0, places + room.with_coming)
             known = bool(pools) or any(worker.renewed_at > known_after for worker in (*workers, *several))
             demand = sum(takes_slot(entry.record) for _, entry in db.find(tables.sessions, "live", model))
             if tables.sessions in db.writes:
@@ -122,12 +122,15 @@ class MemoryAdmission:
             ]
             alone = [worker for worker in ready if worker.classes is None]
             ready_slots = sum(worker.most_sessions if absorbs else worker.capacity for worker in alone)
+            coming = max(sum(pool.maximum for pool in pools) - len(ready), 0)
+            slots = max(1, max((worker.capacity for worker in workers), default=1))
             now = (WorkerPhase.READY,)
             if any(
                 worker.phase in now and worker.renewed_at > renewed_after for worker in declaring(db, model)
             ):
-                ready_slots += shared_capacity(db, model, renewed_after, now, waits)
-                ready_slots = max(0, ready_slots)
+                room = shared_room(db, model, renewed_after, now, waits)
+                ready_slots = max(0, ready_slots + room.slots)
+                coming, slots = coming + room.coming, max(slots, room.largest)
             starting = [worker.started_at for worker in live if worker.phase is WorkerPhase.STARTING]
             return Outlook(
                 left=sum(
@@ -135,8 +138,8 @@ class MemoryAdmission:
                 ),
                 ready_slots=ready_slots,
                 starting=tuple(sorted(starting)),
-                coming=max(sum(pool.maximum for pool in pools) - len(ready), 0),
-                slots=max(1, max((worker.capacity for worker in workers), default=1)),
+                coming=coming,
+                slots=slots,
                 start_up_s=sum(known) / len(known) if known else None,
             )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.simulation.runtime.rows.session import Session
-from turboserve.state_store.core.class_room import SharedWorker, class_capacity
+from turboserve.state_store.core.class_room import SharedRoom, SharedWorker, class_capacity
 
 
 def declaring(db: Session, model: str) -> list[WorkerRecord]:
@@ -17,13 +17,13 @@ def declaring(db: Session, model: str) -> list[WorkerRecord]:
     return [record for record in found if model in _served(record)]
 
 
-def shared_capacity(
+def shared_room(
     db: Session,
     model: str,
     renewed_after: float,
     takes: Collection[WorkerPhase],
     waits: Callable[[SessionRecord], bool],
-) -> int:
+) -> SharedRoom:
     """As the function of this name over Postgres."""
     workers = [entry.record for _, entry in db.all(db.tables.workers)]
     live = {
@@ -31,6 +31,7 @@ def shared_capacity(
         for worker in workers
         if worker.phase is not WorkerPhase.GONE and worker.renewed_at > renewed_after
     }
+    taking = {worker.id for worker in live.values() if worker.phase in takes}
     held: defaultdict[str, Counter[str]] = defaultdict(Counter)
     waiting: Counter[str] = Counter()
     for _, entry in db.all(db.tables.sessions):
@@ -38,7 +39,7 @@ def shared_capacity(
         holds = record.phase.holds_slot
         if entry.ended_at is not None or not (holds or waits(record)):
             continue
-        here = {record.worker, record.target} & live.keys() if holds else set()
+        here = {record.worker, record.target} & taking if holds else set()
         for name in here:
             held[str(name)][record.model] += 1
         if not here:
@@ -50,9 +51,9 @@ def shared_capacity(
     for worker in declaring(db, model):
         first.add(worker.model)
         largest |= Counter(_served(worker))
-    ready = [worker for worker in shared if worker.phase is WorkerPhase.READY]
+    ready = [worker for worker in live.values() if worker.phase is WorkerPhase.READY]
     coming = _coming(db, first - {model}, ready, renewed_after)
-    return class_capacity(model, serving, waiting, largest) + coming * largest[model]
+    return SharedRoom(class_capacity(model, serving, waiting, largest), coming, largest[model])
 
 
 def _coming(db: Session, first: set[str], ready: list[WorkerRecord], renewed_after: float) -> int:
