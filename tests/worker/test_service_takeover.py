@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -120,6 +122,32 @@ async def test_behind_the_newest_they_are_those_that_it_names_also_then(
 ) -> None:
     kept.keep(7, 4, 7, before=0)
     assert await found(kept, tiny_config, 8, 0) == ([407], 100)
+
+
+async def test_latents_are_numbered_by_the_class_of_their_chunk(tiny_config: ModelConfig) -> None:
+    """Its session may have left the worker meanwhile, which then knows its class no more."""
+    sent: list[LatentsHeader] = []
+
+    class FakeBus:
+        async def publish(self, subject: object, worker: str, header: LatentsHeader, data: bytes) -> None:
+            sent.append(header)
+
+    one_frame = replace(tiny_config, frames_per_chunk=1)
+    configs = {"": tiny_config, "live": one_frame}
+    bus: Any = FakeBus()
+    wire = Wire(bus, SystemClock(), "wrk_1", tiny_config, 60, lambda _: tiny_config, configs.__getitem__)
+    for model in configs:
+        chunk: Any = SimpleNamespace(
+            session=SESSION,
+            index=5,
+            model=model,
+            latents=b"",
+            latents_dtype="float32",
+            latents_shape=(1,),
+            fidelity=None,
+        )
+        await wire.send_latents(chunk, 1, 0, 0)
+    assert [header.first_latent for header in sent] == [5 * tiny_config.frames_per_chunk, 5]
 
 
 async def test_latents_of_a_configuration_that_the_model_lacks_are_not_used(

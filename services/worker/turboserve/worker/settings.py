@@ -191,8 +191,10 @@ class Settings(Shared):
         return tuple(self.model.split(","))
 
     def by_class(self) -> tuple[Settings, ...]:
-        """Return the settings of each class alone, with its part of the memory."""
+        """Return the settings of each class alone, with its part of the host memory. `memory_bytes` stays
+        that of all: their models are not alike."""
         count = len(self.models)
         host_bytes = None if self.host_memory_bytes is None else self.host_memory_bytes // count
-        part = {"memory_bytes": self.memory_bytes // count, "host_memory_bytes": host_bytes}
-        return tuple(self.model_copy(update={"model": name, **part}) for name in self.models)
+        return tuple(
+            self.model_copy(update={"model": name, "host_memory_bytes": host_bytes}) for name in self.models
+        )

@@ -54,9 +54,7 @@ class ForwardStage(Stage[Session, Session, Tensor]):
 
     def gather(self, waiting: list[Session], now: float) -> list[Session]:
         """See `Stage.gather`."""
-        # No viewer watches a session that is suspended, so some policies would never finish its chunk. Its
-        # slot, or the target of its migration, waits for the boundary.
-        waiting = [session for session in waiting if _leaves(session, now)] or waiting
+        waiting = self.leaving(waiting, now) or waiting
         if len(waiting) <= 1:
             # A policy has nothing to choose.
             batch = waiting
@@ -69,6 +67,14 @@ class ForwardStage(Stage[Session, Session, Tensor]):
             if session.task is not None and session.task.started_at_s is None:
                 session.task.started_at_s = now
         return batch
+
+    def leaving(self, waiting: Iterable[Session], now: float) -> list[Session]:
+        """The sessions that leave their slots and come first.
+
+        No viewer watches a session that is suspended, so some policies would never finish its chunk. Its
+        slot, or the target of its migration, waits for the boundary.
+        """
+        return [session for session in waiting if _leaves(session, now)]
 
     def choose(
         self,

@@ -162,12 +162,14 @@ class Pipeline:
             for session in self._table.sessions.values()
         )
 
-    def forward_candidates(self, now: float) -> list[Candidate]:
-        """The sessions that wait for a forward which may begin now, for a gather policy."""
+    def forward_candidates(self, now: float) -> tuple[list[Candidate], bool]:
+        """The sessions that wait for a forward which may begin now, for a gather policy, and whether they
+        come first because they leave their slots."""
         if self._held_back(now):
-            return []
+            return [], False
         waiting = self.forward.waiting(self._table.sessions.values())
-        return [self.pacing.candidate(session, now) for session in waiting]
+        leaving = self.forward.leaving(waiting, now)
+        return [self.pacing.candidate(session, now) for session in leaving or waiting], bool(leaving)
 
     @property
     def computing(self) -> tuple[str, ...]:

@@ -6,12 +6,13 @@ after the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.gather import GatherPolicy, LatencyProfile
+from turboserve.worker.engine.gather import Candidate, GatherPolicy, LatencyProfile
 from turboserve.worker.engine.interface import Event
 from turboserve.worker.service import commands
 from turboserve.worker.service.engine_commands import AdmitRequest, EngineCall, EngineCommand
@@ -43,6 +44,8 @@ class ClassDrivers:
         }
         self._slack: dict[str, SlackMeasured] = {}
         """The newest measurement of each class."""
+        self._ran_at = dict.fromkeys(engines, -math.inf)
+        """When the engine of each class ended its last step."""
         self._last = 0
         """Position of the class whose work before a forward was done last."""
 
@@ -67,29 +70,41 @@ class ClassDrivers:
     def step(self) -> list[Event]:
         """See `EngineDriver.step`. As in one engine, everything else comes before a forward."""
         now, drivers = self._now(), list(self._drivers.values())
+        for driver in drivers:
+            if driver.generating:
+                # Also one without work: what is known of its sessions is true of those that have left.
+                driver.measure(now)
         for offset in range(1, len(drivers) + 1):
             turn = (self._last + offset) % len(drivers)
             if drivers[turn].generating and drivers[turn].engine.precedes_forward(now):
                 self._last = turn
-                return drivers[turn].step(forward=False)
+                return self._stepped(drivers[turn], forward=False)
         chosen = self._next_forward(now)
-        return [] if chosen is None else chosen.step()
+        return [] if chosen is None else self._stepped(chosen, forward=True)
+
+    def _stepped(self, driver: EngineDriver, *, forward: bool) -> list[Event]:
+        events = driver.step(forward=forward)
+        self._ran_at |= {name: self._now() for name, one in self._drivers.items() if one is driver}
+        return events
 
     def _next_forward(self, now: float) -> EngineDriver | None:
-        """The driver whose engine computes next: that of the session which the policy puts first."""
-        driver_of: dict[str, EngineDriver] = {}
-        candidates = []
-        for driver in self._drivers.values():
-            if driver.generating:
-                for candidate in driver.engine.forward_candidates(now):
-                    driver_of[candidate.session] = driver
-                    candidates.append(candidate)
-        waiting = list(dict.fromkeys(driver_of.values()))
+        """The driver whose engine computes next: that of the session which the policy puts first. Sessions
+        that leave their slots come before all others, as in one engine."""
+        found = [
+            (one, *one.engine.forward_candidates(now)) for one in self._drivers.values() if one.generating
+        ]
+        leave = any(leaving for _, _, leaving in found)
+        waiting = {one: candidates for one, candidates, leaving in found if candidates and leaving == leave}
         if len(waiting) <= 1:
-            return waiting[0] if waiting else None
+            return next(iter(waiting), None)
         # The class is chosen by its first row alone. How many rows pay is the engine's question.
-        slowest = LatencyProfile({1: max(one.engine.forward.profile(1) for one in waiting)})
-        first = self._policy.gather(candidates, slowest, 1)
+        slowest_s = max(one.engine.forward.profile(1) for one in waiting)
+        driver_of: dict[str, EngineDriver] = {}
+        candidates: list[Candidate] = []
+        for one, own in waiting.items():
+            driver_of |= dict.fromkeys([candidate.session for candidate in own], one)
+            candidates += [in_time_of(each, one.engine.forward.profile(1), slowest_s) for each in own]
+        first = self._policy.gather(candidates, LatencyProfile({1: slowest_s}), 1)
         return driver_of[first[0].session] if first else None
 
     def idle_s(self, *, rested: bool = False) -> float:
@@ -121,12 +136,12 @@ class ClassDrivers:
     def _delivered(self, model: str, item: FromEngine) -> None:
         if isinstance(item, GeneratedChunk):
             # L(b) of a class is the time of its own batches: a chunk does not refine it whose time contains
-            # those of other classes.
+            # those of other classes, also of sessions that have their chunks or are gone.
             alone = not any(
-                held.work is not None or held.undecoded
+                self._ran_at[name] > item.ready.timings.started_s
+                or any(held.work is not None or held.undecoded for held in driver.engine.sessions.values())
                 for name, driver in self._drivers.items()
                 if name != model
-                for held in driver.engine.sessions.values()
             )
             item = replace(item, model=model, reference=item.reference and alone)
         elif isinstance(item, SlackMeasured):
@@ -134,12 +149,24 @@ class ClassDrivers:
         self._deliver(item)
 
     def _together(self, model: str, measured: SlackMeasured) -> SlackMeasured:
-        """The measurement of one class with the newest ones of the others."""
+        """The measurement of one class with the newest ones of the others, without what has left since."""
         self._slack[model] = measured
         sessions = {
             name: (run, playout.after(max(0.0, measured.at_s - one.at_s)))
-            for one in self._slack.values()
+            for of, one in self._slack.items()
             for name, (run, playout) in one.sessions.items()
+            if (held := self._drivers[of].runs.get(name)) is not None and held.run == run
         }
         late = sum(one.late for one in self._slack.values())
         return SlackMeasured(measured.at_s, sessions, measured.tiers_changed, late)
+
+
+def in_time_of(candidate: Candidate, own_s: float, other_s: float) -> Candidate:
+    """Return the candidate as if each forward of the chunk that it has begun took `other_s` instead of
+    `own_s`.
+
+    A policy adds these forwards to the credit, in one time for all, so that a begun chunk keeps its turn.
+    """
+    if not candidate.step:
+        return candidate
+    return replace(candidate, credit_s=candidate.credit_s + candidate.steps_left * (own_s - other_s))

@@ -20,6 +20,8 @@ class ClassSlots:
     def __init__(self, served: Mapping[str, int]) -> None:
         """`served`: n_j by class."""
         self.served = served
+        self.names = ", ".join(served)
+        """The classes, for reasons."""
         self._entries: Mapping[str, SessionEntry] = {}
         self._incoming: IncomingMigrations | None = None
 
@@ -27,12 +29,26 @@ class ClassSlots:
         """Set the sessions that are counted: those of the table, and those that arrive."""
         self._entries, self._incoming = entries, incoming
 
+    def offered(self) -> dict[str, int]:
+        """n_j by class, less the slabs of its sessions that should be on the host but do not fit there. The
+        worker reports these, and counts by them, as the other services do."""
+        paused = Counter(entry.record.model for entry in self._entries.values() if entry.paused_in_slab)
+        return {name: max(0, most - paused[name]) for name, most in self.served.items()}
+
     def free(self, model: str) -> int:
         """Number of further sessions of a class that fit. Not above 0: none."""
-        held = Counter(entry.record.model for entry in self._entries.values() if entry.takes_slot)
+        held = Counter(
+            entry.record.model
+            for entry in self._entries.values()
+            if entry.takes_slot and not entry.paused_in_slab
+        )
         held.update(arrival.record.model for arrival in self._incoming or () if arrival.takes_slot)
-        return self.served.get(model, 0) - slots_used(self.served, model, held)
+        offered = self.offered()
+        return offered.get(model, 0) - slots_used(offered, model, held)
 
-    def paused(self, model: str) -> int:
-        """Number of sessions of a class that should be on the host but do not fit there."""
-        return sum(entry.paused_in_slab for entry in self._entries.values() if entry.record.model == model)
+
+def refusal_of(classes: ClassSlots | None, capacity: int, model: str) -> str:
+    """Return why no further session of a class fits. `capacity`: K of a worker that serves one class."""
+    if classes is None:
+        return f"slots: all {capacity} are in use"
+    return f"slots: all are in use on this worker, which serves {classes.offered()[model]} of {model} alone"

@@ -90,16 +90,15 @@ class EngineDriver:
         now = self._now()
         if now >= self.generate_until:
             return []
-        if self._slack.may_measure(now):
-            measured = self._slack.measure(now, self._reported_runs)
-            if measured is not None:
-                self._deliver(measured)
+        self.measure(now)
         return self.engine.step(now, forward=forward)
 
-    @property
-    def _reported_runs(self) -> dict[str, int]:
-        """The run of each session whose chunks are delivered."""
-        return {name: one.run for name, one in self.runs.items() if one.warming is None}
+    def measure(self, now: float) -> None:
+        """Measure and deliver the slack of the sessions whose chunks are delivered, if that is due."""
+        if self._slack.may_measure(now):
+            runs = {name: one.run for name, one in self.runs.items() if one.warming is None}
+            if (measured := self._slack.measure(now, runs)) is not None:
+                self._deliver(measured)
 
     def idle_s(self, *, rested: bool = False) -> float:
         """Seconds for which there is nothing to do unless a command comes; 0: a step may begin.

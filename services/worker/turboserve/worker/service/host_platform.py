@@ -27,7 +27,7 @@ from turboserve.worker.sequence_parallel.peers import HostDirectory
 from turboserve.worker.service.class_drivers import ClassDrivers
 from turboserve.worker.service.engine_commands import EngineCall, EngineCommand
 from turboserve.worker.service.engine_driver import EngineDriver
-from turboserve.worker.service.models import MemoryPart, UsedFiller, choose_device, load_filled, make_engine
+from turboserve.worker.service.models import UsedFiller, choose_device, load_filled, make_engine, memory_parts
 from turboserve.worker.service.packager import (
     ChunkEncoder,
     ChunkPackager,
@@ -251,8 +251,9 @@ class HostPlatform:
         models = [self._load(one) for one in each]
         weights_s = time.monotonic() - began
         classes: dict[str, LoadedClass] = {}
-        for number, (one, replica) in enumerate(zip(each, models, strict=True)):
-            engine = make_engine(replica, one, MemoryPart(number, len(each)))
+        parts = memory_parts(models, self._settings)
+        for one, replica, part in zip(each, models, parts, strict=True):
+            engine = make_engine(replica, one, part)
             switch_prompts(engine)
             classes[one.model] = LoadedClass(engine, measure(engine))
         warm_up_s = time.monotonic() - began - weights_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -122,23 +122,35 @@ def model_options(settings: Settings, device: torch.device) -> ModelOptions:
 class MemoryPart:
     """The part of a worker's memory that the engine of one of its classes gets."""
 
+    device_bytes: int
+    """Device memory beside the weights: for workspace and sessions. Below 0: the weights alone exceed what is
+    configured."""
     number: int = 0
     """Number of the engines that were made before it."""
     classes: int = 1
 
 
-WHOLE_MEMORY = MemoryPart()
+def memory_parts(models: Sequence[Models], settings: Settings) -> tuple[MemoryPart, ...]:
+    """Divide the device memory that the weights of all classes leave equally among the classes.
+
+    The models are on the device, and no engine is made yet. `settings`: of all classes or of any.
+    """
+    left = settings.memory_bytes - sum(one.weight_bytes for one in models)
+    if not settings.memory_bytes:
+        left = _free_bytes(models[0].transformer.patch_embedding.weight.device)
+    count = len(models)
+    return tuple(MemoryPart(left // count, number, count) for number in range(count))
 
 
-def make_engine(models: Models, settings: Settings, part: MemoryPart = WHOLE_MEMORY) -> Engine:
-    """Create an engine with as many slabs as are wanted and fit. `part`: of the free memory.
+def make_engine(models: Models, settings: Settings, part: MemoryPart | None = None) -> Engine:
+    """Create an engine with as many slabs as are wanted and fit. `part`: of the memory. None: all of it.
 
     Raises `BudgetTooSmallError` if no slab fits, `HostMemoryUnavailableError`, `AttentionUnavailableError`,
     `SequenceParallelUnavailableError`, `HostSessionsError` and `InvalidProfileError`.
     """
     weight = models.transformer.patch_embedding.weight
-    model_bytes = models.weight_bytes
-    total_bytes = settings.memory_bytes or _free_bytes(weight.device, part) + model_bytes
+    part = part or memory_parts((models,), settings)[0]
+    total_bytes = part.device_bytes + models.weight_bytes
     decode_batch = decodes_at_once(models, settings, total_bytes)
     lent = 0
     if settings.sequence_parallel_directory is not None:
@@ -249,9 +261,8 @@ def fidelity_ladder(models: Models, settings: Settings, device: torch.device) ->
     return FidelityLadder.of_profile(profile, config, settings.fidelity_floor)
 
 
-def _free_bytes(device: torch.device, part: MemoryPart) -> int:
+def _free_bytes(device: torch.device) -> int:
     if device.type != "cuda":
-        return CPU_BYTES // part.classes
+        return CPU_BYTES
     free, _ = torch.cuda.mem_get_info(device)
-    # What is free now is for this engine and those that follow.
-    return round(_FREE_SHARE * free) // (part.classes - part.number)
+    return round(_FREE_SHARE * free)

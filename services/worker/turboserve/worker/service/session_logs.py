@@ -50,12 +50,14 @@ class SessionLogs:
         deliver: Callable[[events.Input], None],
         check_connection: Callable[[], None],
         config_of: ConfigOf | None = None,
+        config_of_class: ConfigOf | None = None,
     ) -> None:
-        """`config`, `config_of`: see `Wire`. `send_latents`: see `Settings`. `deliver` takes the outcomes.
-        `check_connection` is called before an answer that may have come over a new connection."""
+        """`config`, `config_of`, `config_of_class`: see `Wire`. `send_latents`: see `Settings`. `deliver`
+        takes the outcomes. `check_connection` is called before an answer that may have come over a new
+        connection."""
         self._worker, self._bus, self._clock, self._table = worker, bus, clock, table
         self._deliver, self._check_connection = deliver, check_connection
-        self._wire = Wire(bus, clock, worker, config, chunk_ttl_s, config_of)
+        self._wire = Wire(bus, clock, worker, config, chunk_ttl_s, config_of, config_of_class)
         self._sends_latents = send_latents
         self._takeover = Takeover(self._wire, config, clock, config_of)
         self.chunks: dict[tuple[str, int, int], PackagedChunk] = {}

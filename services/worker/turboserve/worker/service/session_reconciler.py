@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from turboserve.worker.service import commands
-from turboserve.worker.service.class_slots import ClassSlots
+from turboserve.worker.service.class_slots import ClassSlots, refusal_of
 from turboserve.worker.service.session_entry import (
     Absent,
     DesiredState,
@@ -50,7 +50,8 @@ class SessionReconciler:
     ) -> None:
         """`capacity`: most sessions that may hold a slot. `reserved`: slots that are kept for arriving
         sessions. `classes`: the slots of a worker that serves several classes."""
-        self.model = model
+        self._model = model
+        self.models = model if classes is None else classes.names
         self.capacity = capacity
         self._classes = classes
         self.out = out
@@ -67,7 +68,7 @@ class SessionReconciler:
 
     def serves(self, model: str) -> bool:
         """Whether the worker serves sessions of this class."""
-        return model == self.model if self._classes is None else model in self._classes.served
+        return model == self._model if self._classes is None else model in self._classes.served
 
     def free(self, model: str) -> int:
         """Number of further sessions of this class that may hold a slot. Not above 0: none."""
@@ -129,8 +130,8 @@ class SessionReconciler:
             self.out.append(commands.Report())
         entry.refusal, entry.refused_until = reason, until
 
-    def make_room_on_host(self) -> bool:
-        """Release the oldest state on the host. Returns whether there was one.
+    def make_room_on_host(self, model: str) -> bool:
+        """Release the oldest state in the host pool of this class. Returns whether there was one.
 
         Its session is rebuilt from its latents when it is wanted again. Without this limit, the states of
         viewers who never returned would fill the host, and then one slab after the other.
@@ -139,6 +140,7 @@ class SessionReconciler:
             entry.state.order: entry
             for entry in self._entries.values()
             if isinstance(entry.state, OnHost) and entry.wanted is DesiredState.HOST
+            if entry.record.model == model
         }
         if not suspended:
             return False
@@ -183,11 +185,11 @@ class SessionReconciler:
     def _find_slot(self, entry: SessionEntry, now: float) -> None:
         if not isinstance(entry.state, FetchingLatents) and now >= entry.refused_until:
             if not self.serves(entry.record.model):
-                self.refuse(entry, f"model: this worker serves {self.model}, not {entry.record.model}")
+                self.refuse(entry, f"model: this worker serves {self.models}, not {entry.record.model}")
             elif entry.takes_slot or self.free(entry.record.model) > 0:
                 self._take_slot(entry, now)
             elif not any(isinstance(other.state, LeavingSlab) for other in self._entries.values()):
-                self.refuse(entry, f"slots: all {self.capacity} are in use")
+                self.refuse(entry, refusal_of(self._classes, self.capacity, entry.record.model))
 
     def _take_slot(self, entry: SessionEntry, now: float) -> None:
         if isinstance(entry.state, OnHost):

@@ -62,7 +62,7 @@ class Table:
         self.generating = False
         self._generates_until = -math.inf
         out: list[commands.Command] = []
-        self.incoming = IncomingMigrations(worker, model, out)
+        self.incoming = IncomingMigrations(worker, model if classes is None else classes.names, out)
         self._reconciler = SessionReconciler(
             model, max(capacity, floor_capacity or 0), self.entries, out, lambda: self.incoming.slots, classes
         )
@@ -236,7 +236,7 @@ class Table:
             case events.SuspendFailed():
                 if isinstance(entry.state, LeavingSlab):
                     entry.state = InSlab(entry.state.paused, entry.state.quiesced)
-                    if not self._reconciler.make_room_on_host():
+                    if not self._reconciler.make_room_on_host(entry.record.model):
                         self._reconciler.refuse(entry, message.reason, now + REFUSAL_S)
             case events.AdmissionRefused():
                 if isinstance(entry.state, InSlab):

@@ -81,8 +81,9 @@ class IncomingMigrations:
     or is dropped.
     """
 
-    def __init__(self, worker: str, model: str, out: list[commands.Command]) -> None:
-        self._worker, self._model, self._out = worker, model, out
+    def __init__(self, worker: str, models: str, out: list[commands.Command]) -> None:
+        """`models`: the classes that the worker serves, for reasons."""
+        self._worker, self._models, self._out = worker, models, out
         self._all: dict[str, IncomingMigration] = {}
 
     def __iter__(self) -> Iterator[IncomingMigration]:
@@ -116,7 +117,7 @@ class IncomingMigrations:
         self._all[record.id] = arrival
         self._out.append(commands.Report())
         if not serves:
-            self._fail(arrival, f"model: this worker serves {self._model}, not {record.model}")
+            self._fail(arrival, f"model: this worker serves {self._models}, not {record.model}")
         elif arrival.takes_slot and free_slots < 1:
             self._fail(arrival, "slots: all are in use or reserved")
         else:

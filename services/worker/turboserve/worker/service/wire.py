@@ -69,9 +69,12 @@ class Wire:
         config: ModelConfig,
         chunk_ttl_s: int,
         config_of: ConfigOf | None = None,
+        config_of_class: ConfigOf | None = None,
     ) -> None:
-        """`config_of`: session → its model, where the worker serves several. None: `config` for all."""
+        """`config_of`: session → its model, where the worker serves several. None: `config` for all.
+        `config_of_class`: the same by the name of a class. A session that has left has no model here."""
         self._bus, self._clock, self._worker = bus, clock, worker
+        self._config_of_class = config_of_class or (lambda _: config)
         self._config_of, self._chunk_ttl_s = config_of or (lambda _: config), chunk_ttl_s
         self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1))
         self._secret = bytes.fromhex(random_token(32))
@@ -152,7 +155,7 @@ class Wire:
             before=before,
             dtype=chunk.latents_dtype,
             shape=chunk.latents_shape,
-            first_latent=chunk.index * self._config_of(chunk.session).frames_per_chunk,
+            first_latent=chunk.index * self._config_of_class(chunk.model).frames_per_chunk,
             fidelity=chunk.fidelity,
         )
         try:

@@ -84,6 +84,7 @@ class Worker:
             self.handle,
             self._check_connection,
             lambda session: classes.config_of(self.migrations.class_of(session)),
+            classes.config_of,
         )
         self.heartbeat = Heartbeat(bus, clock, settings, self.load, self.handle, platform.leave)
         self._audiences = AudienceFollower(bus, clock.monotonic, self._audience_changed)

@@ -68,13 +68,14 @@ class WorkerClasses:
         slots = self.slots
         if slots is None:
             return None
-        return tuple(self._reported(name, one.engine, slots) for name, one in self._classes.items())
+        offered = slots.offered()
+        return tuple(self._reported(name, one.engine, offered[name]) for name, one in self._classes.items())
 
-    def _reported(self, name: str, engine: Engine, slots: ClassSlots) -> ServedClass:
+    def _reported(self, name: str, engine: Engine, capacity: int) -> ServedClass:
         width, height = engine.config.frame_size
         return ServedClass(
             model=name,
-            capacity=max(0, slots.served[name] - slots.paused(name)),
+            capacity=capacity,
             weights_digest=engine.fingerprint,
             controls=engine.declarations,
             frame=FrameSize(width=width, height=height),
