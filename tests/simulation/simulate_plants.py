@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,18 @@ from turboserve.simulation.scenario import run_scenario
 from turboserve.simulation.settings import Scale
 
 SHORT_S = 10.0
+
+
+class StaleSeedWarning(UserWarning):
+    """A seed does not find its planted fault any more: the test searches others, which takes long."""
+
+
+def warn_if_stale(finds: int | None, seed: int) -> None:
+    """Warn if `seed` found what `finds` should have found: pytest lists warnings after a run."""
+    if finds not in (None, seed):
+        warnings.warn(f"finds={finds} is stale: seed {seed} finds the fault", StaleSeedWarning, stacklevel=3)
+
+
 BUSY = Faults(crash={"worker": 0.05}, cut={"worker": 0.1}, freeze={"worker": 0.1}, late_request=0.1)
 
 
@@ -33,6 +46,7 @@ def violations(
     for seed in seeds if finds is None else (finds, *seeds):
         outcome = run_scenario(seed, seconds=seconds, faults=faults, scale=scale)
         if outcome.violations:
+            warn_if_stale(finds, seed)
             return set(outcome.violations)
     return set()
 
@@ -67,6 +81,7 @@ def is_found(
                 if not stopped:
                     raise
                 stopped[0].close()
+                warn_if_stale(finds, seed)
                 return True
             if outcome.violations:
                 return wanted in outcome.violations

@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.simulation.simulate_plants import SHORT_S, without_fence
+from tests.simulation.simulate_plants import SHORT_S, warn_if_stale, without_fence
 from turboserve.cli.main import app
 from turboserve.scheduler.placement.pool import LatencyCurve
 from turboserve.simulation import command
@@ -132,6 +132,7 @@ def test_a_failing_seed_prints_how_to_replay_it(monkeypatch: pytest.MonkeyPatch)
     # First a seed that finds the fault today: the code under test may change what a seed does.
     seeds = (33, *range(60))
     failed = next(o for o in (run_scenario(seed, seconds=SHORT_S) for seed in seeds) if o.violations)
+    warn_if_stale(seeds[0], failed.seed)
     [found] = command.run(seed=failed.seed, seconds=SHORT_S)["failing"]
     assert found["replay"] == f"turboserve bench simulate --seed {failed.seed} --seconds 10 --trace"
     assert tuple(found["messages"]) == failed.messages
