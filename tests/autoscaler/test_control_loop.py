@@ -26,17 +26,17 @@ ORDERS = PoolOrders(pool="p")
 class LoopHarness:
     """A loop for one to four workers, with the sizes that it sent to the pool."""
 
-    def __init__(self, override: int | None = None, **policy: object) -> None:
+    def __init__(self, override: int | None = None, others: tuple[str, ...] = (), **policy: object) -> None:
         self.sizes: list[int] = []
         values = {"least": 1, "most": 4, "in_window_s": 5.0, "in_cooldown_s": 5.0, **policy}
         controller = Controller(ControlPolicy(**values), default_table(), 1)  # type: ignore[arg-type]
         self.loop = ControlLoop(
-            controller, "toy", default_table(), override, lambda size, _: self.sizes.append(size)
+            controller, "toy", default_table(), override, lambda size, _: self.sizes.append(size), others
         )
 
 
 def load(required: int, workers: int, at: float, model: str = "toy") -> LoadFeedback:
-    rho = min(required / (2 * workers), 1.0)
+    rho = min(required / (2 * workers), 1.0) if workers else 0.0
     waiting = max(required - 2 * workers, 0)
     return LoadFeedback(
         model=model,
@@ -257,6 +257,30 @@ def test_the_first_session_wakes_a_pool_at_zero() -> None:
     assert harness.loop.controller.advisor.feedback_monitor.refused["unreadable_event"] == 2
     harness.loop.on_event(event(), 3.0)
     assert harness.sizes == [0, 1]
+
+
+@pytest.mark.parametrize("reported", ["event", "feedback"])
+def test_a_session_of_any_of_its_models_wakes_a_pool_at_zero(reported: str) -> None:
+    harness = LoopHarness(others=("small",), least=0, scale_to_zero=True)
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 0}), 0.0)
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 2}), 1.0)
+    assert harness.sizes == [0]
+    for model in ("other", "small"):
+        assert harness.sizes == [0]
+        if reported == "event":
+            harness.loop.on_event(event(model), 2.0)
+        else:
+            harness.loop.on_feedback(load(3, 0, 2.0, model), 2.0)
+            harness.loop.tick([], 2.5)
+    assert harness.sizes == [0, 1]
+
+
+def test_the_load_of_another_model_of_a_pool_with_workers_is_not_counted_twice() -> None:
+    harness = LoopHarness(others=("small",))
+    harness.loop.ordered(ORDERS, 0.0)
+    harness.loop.on_feedback(load(6, 1, 1.0, model="small"), 10.0)
+    harness.loop.tick([], 20.0)
+    assert harness.sizes == []
 
 
 def test_a_pool_at_zero_does_not_go_while_state_sleeps_in_it() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 
 from opentelemetry.trace import Span
@@ -56,8 +56,11 @@ class ControlLoop:
         shipped: ProfileTable,
         override: int | None,
         resize: Callable[[int, str], None],
+        others: Collection[str] = (),
     ) -> None:
+        """`others`: further models that each worker of the pool serves."""
         self.controller, self.model = controller, model
+        self._others = frozenset(others)
         self._shipped, self._override, self._dry_run = shipped, override, controller.dry_run
         self._resize = resize
         self.orders: PoolOrders | None = None
@@ -104,7 +107,15 @@ class ControlLoop:
         self.on_feedback(feedback, now)
 
     def on_feedback(self, feedback: LoadFeedback, now: float) -> None:
-        """Feed the scheduler's load feedback. Feedback about another model is ignored."""
+        """Feed the scheduler's load feedback. Feedback about another model is ignored.
+
+        The load of the pool's first model counts the sessions of all, if a worker runs. If none does, the
+        scheduler does not know which models share workers. Then sessions of the others that wait count as
+        one.
+        """
+        if feedback.model in self._others and feedback.waiting and not feedback.workers:
+            one = {"model": self.model, "required": 1, "waiting": 1}
+            feedback = feedback.model_copy(update=one)
         if feedback.model == self.model:
             self._handle(events.FeedbackReceived(feedback), now)
 
@@ -120,7 +131,7 @@ class ControlLoop:
             log.warning("unreadable event", error=str(error))
             return
         kind = _HAPPENINGS.get(type(event))
-        if kind is not None and event.record.model == self.model:  # type: ignore[union-attr]
+        if kind is not None and event.record.model in (self.model, *self._others):  # type: ignore[union-attr]
             if traceparent is not None and kind in (SessionChange.ARRIVAL, SessionChange.ACTIVATION):
                 self._arrivals.append((now, traceparent))
             self._handle(events.SessionChanged(kind), now)

@@ -149,9 +149,10 @@ class AutoscalerSettings(LeaderSettings):
         return least, most
 
     @property
-    def model(self) -> str:
-        """Model that the pool's workers serve. Of several, the first: its load counts the sessions of all."""
-        return (self.pool_model or os.environ.get("TURBOSERVE_MODEL") or "toyworld").partition(",")[0]
+    def models(self) -> tuple[str, ...]:
+        """Models that each of the pool's workers serves. The load of the first counts the sessions of all."""
+        named = self.pool_model or os.environ.get("TURBOSERVE_MODEL") or "toyworld"
+        return tuple(one.strip() for one in named.split(","))
 
     @model_validator(mode="after")
     def _limits_go_up(self) -> Self:

@@ -121,11 +121,10 @@ class Shell:
         self._spawn(self._ticks(), "ticks")
         if self._control is not None:
             # Subscribe to the raw messages, so that unreadable ones are counted.
-            feedback = subjects.FEEDBACK.of(self._control.model)
-            self._subscriptions.append(await bus.client.subscribe(feedback, cb=self._on_feedback))
             # Live events are enough, since volatility depends only on a short recent window.
-            events = subjects.EVENT.live("*")
-            self._subscriptions.append(await bus.client.subscribe(events, cb=self._on_event))
+            raw = [(subjects.FEEDBACK.of(model), self._on_feedback) for model in self._settings.models]
+            for subject, callback in (*raw, (subjects.EVENT.live("*"), self._on_event)):
+                self._subscriptions.append(await bus.client.subscribe(subject, cb=callback))
             self._link = StoreLink(
                 bus, self._runtime.clock, self.pool, self._usage, self._control, self._term
             )
@@ -160,10 +159,11 @@ class Shell:
         shipped = default_table()
         return ControlLoop(
             Controller(self._settings.control_policy(shipped), shipped, size),
-            self._settings.model,
+            self._settings.models[0],
             shipped,
             self._settings.pool_override,
             lambda target, reason: self.feed(SizeWanted(target, reason)),
+            self._settings.models[1:],
         )
 
     def feed(self, event: Event) -> None:

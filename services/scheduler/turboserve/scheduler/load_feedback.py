@@ -143,11 +143,13 @@ def _of_model(
     chunks = sum([room.used for room in rooms])
     debt = sum([room.debt for room in rooms]) / chunks if chunks else 0.0
     lowers = any(room.lowers for room in rooms)
+    required = sum([room.required for room in rooms]) + more_required
     return LoadFeedback(
         model=model,
         rho_max=max([room.rho for room in rooms], default=0.0),
-        required=sum([room.required for room in rooms]) + more_required,
-        waiting=waiting,
+        required=required,
+        # A session of another class may hold a slot of a worker where it takes less than on others.
+        waiting=min(waiting, required),
         capacity=sum([room.slots for room in rooms]),
         workers=sum([room.slots > 0 for room in rooms]),
         quality_debt=min(debt, 1.0),

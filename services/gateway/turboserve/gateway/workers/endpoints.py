@@ -43,22 +43,26 @@ async def list_models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gatew
             classes.setdefault(worker.model, []).append(worker)
     default = gateway.settings.default_model
     guides = gateway.prompt_guides
-    models = [_model(name, of, default, guides.get(name)) for name, of in sorted(serving.items())]
+    models = [describe_model(name, of, default, guides.get(name)) for name, of in sorted(serving.items())]
     return ModelList(models=models)
 
 
-def _model(
+def describe_model(
     name: str, classes: Mapping[str, Sequence[WorkerRecord]], default: str, guide: PromptGuide | None
 ) -> Model:
     """Describe a model. `classes`: its ready workers by the class that they serve."""
     workers = [worker for of_class in classes.values() for worker in of_class]
+    # A worker may serve the model at several sizes. It holds as many sessions as of one of them.
+    capacities: dict[str, int] = {}
+    for worker in workers:
+        capacities[worker.id] = max(worker.capacity, capacities.get(worker.id, 0))
     is_default = SessionClass.of_name(default).model == name
     usual = default if is_default else name
     return Model(
         id=name,
         default=is_default,
-        workers=len(workers),
-        capacity=sum(worker.capacity for worker in workers),
+        workers=len(capacities),
+        capacity=sum(capacities.values()),
         sessions=sum(worker.sessions for worker in workers),
         prompt_limit=PROMPT_LIMIT,
         prompt_guide=guide,
