@@ -254,6 +254,8 @@ def test_sessions_that_are_paused_in_their_slabs_count_as_the_other_services_cou
         assert offered == {"toyworld": 2, "toyworld-small": 6 - paused}
         for model, most in offered.items():
             assert slots.free(model) == most - slots_used(offered, model, held)
+    # The metric is that of the first class.
+    assert bench.table.capacity == 2
     # The state store sees that the small model needs no time, and so does the worker.
     admitted(bench, row("l2"))
     assert bench.table.entries["l2"].takes_slot

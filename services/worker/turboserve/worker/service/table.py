@@ -68,7 +68,7 @@ class Table:
         )
         if classes is not None:
             classes.counts(self.entries, self.incoming)
-        self._capacity = capacity
+        self._model, self._capacity = model, capacity
         self._lease = Lease(lease_s)
         self._assignments = Assignments(worker, self.entries, self.incoming, self._reconciler)
 
@@ -155,7 +155,7 @@ class Table:
 
     @property
     def _paused(self) -> int:
-        return sum(entry.paused_in_slab for entry in self.entries.values())
+        return sum(one.paused_in_slab and one.record.model == self._model for one in self.entries.values())
 
     @property
     def watched(self) -> set[str]:
