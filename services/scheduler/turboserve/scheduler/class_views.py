@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -167,21 +166,10 @@ class ClassLoad:
         self._view = view
 
     @cached_property
-    def _groups(self) -> list[tuple[WorkerClasses, Counter[str]]]:
-        """Classes and n_j of workers → sessions that hold a slot on them, by class."""
-        groups: dict[tuple[tuple[str, int], ...], tuple[WorkerClasses, Counter[str]]] = {}
-        for worker in self._view.workers.values():
-            if worker.classes is not None:
-                _, used = groups.setdefault(worker.classes.capacities, (worker.classes, Counter()))
-                used.update(worker.used_of)
-        return list(groups.values())
-
-    def required(self, model: str) -> Fraction:
-        """Slots of a class that sessions on such workers use."""
-        of_class = [group for group in self._groups if group[0].of(model) is not None]
-        return sum(
-            (Fraction(one.units.of(model, used), one.units.whole) for one, used in of_class), Fraction()
-        )
+    def _kinds(self) -> list[WorkerClasses]:
+        """The workers' classes, once for each set of n_j."""
+        several = (worker.classes for worker in self._view.workers.values() if worker.classes is not None)
+        return list({classes.capacities: classes for classes in several}.values())
 
     def part(self, worker: WorkerView, model: str, slots: int) -> float:
         """Part of these slots of a class that `WorkerView.load` takes."""
@@ -205,15 +193,15 @@ class ClassLoad:
 
     def of_all(self, model: str, counts: Mapping[str, int]) -> Fraction:
         """Slots of a class that these sessions will take, those of other classes included."""
-        groups = [one for one, _ in self._groups]
-        return sum((count * _most(groups, model, name) for name, count in counts.items()), Fraction())
+        wanted = ((name, count) for name, count in counts.items() if count)
+        return sum((count * _most(self._kinds, model, name) for name, count in wanted), Fraction())
 
 
-def _most(groups: Iterable[WorkerClasses], model: str, other: str) -> Fraction:
+def _most(kinds: Iterable[WorkerClasses], model: str, other: str) -> Fraction:
     """Return the slots of a class that a session of another one takes where it takes most. 0: nowhere any."""
     costs = [
         Fraction(mine.capacity, its.capacity)
-        for one in groups
+        for one in kinds
         if (mine := one.of(model)) is not None and (its := one.of(other)) is not None and its.capacity
     ]
     return Fraction(1) if other == model else max(costs, default=Fraction())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
 
 from turboserve.contracts.pool import LoadFeedback
@@ -54,7 +55,9 @@ class ClassRoom:
     used: int
     """Sessions of all classes that hold a slot."""
     required: int
-    """Slots in use, if the worker serves only this class. Otherwise 0: see `ClassLoad.required`."""
+    """Slots in use, times `whole`."""
+    whole: int
+    """1, or `SlotUnits.whole` of a worker that serves several classes."""
     slots: int
     """K, or 0 if the worker gets no sessions."""
     floor_slots: int
@@ -100,7 +103,8 @@ def _rooms(cluster: Cluster, shared: ClassLoad, worker: WorkerView) -> Iterator[
             model=model,
             rho=shared.part(worker, model, slots) if slots else 0.0,
             used=used,
-            required=used if worker.classes is None else 0,
+            required=used if worker.classes is None else worker.classes.units.of(model, worker.used_of),
+            whole=1 if worker.classes is None else worker.classes.units.whole,
             slots=slots,
             floor_slots=shared.floor_slots(cluster, worker, model) if ready else 0,
             lowers=bool(worker.floor_capacity),
@@ -128,7 +132,7 @@ def load_feedback(view: View, loads: WorkerLoads, decisions: int) -> list[LoadFe
         _of_model(
             model,
             rooms[model],
-            ceil(shared.required(model) + shared.of_all(model, homeless)),
+            shared.of_all(model, homeless),
             ceil(shared.of_all(model, waiting)),
             decisions,
         )
@@ -137,13 +141,17 @@ def load_feedback(view: View, loads: WorkerLoads, decisions: int) -> list[LoadFe
 
 
 def _of_model(
-    model: str, rooms: list[ClassRoom], more_required: int, waiting: int, decisions: int
+    model: str, rooms: list[ClassRoom], homeless: Fraction, waiting: int, decisions: int
 ) -> LoadFeedback:
     # Each playing session makes the same number of chunks in a minute, so sessions are the weights.
     chunks = sum([room.used for room in rooms])
     debt = sum([room.debt for room in rooms]) / chunks if chunks else 0.0
     lowers = any(room.lowers for room in rooms)
-    required = sum([room.required for room in rooms]) + more_required
+    parts = (
+        Fraction(sum([room.required for room in rooms if room.whole == whole]), whole)
+        for whole in {room.whole for room in rooms}
+    )
+    required = ceil(sum(parts, homeless))
     return LoadFeedback(
         model=model,
         rho_max=max([room.rho for room in rooms], default=0.0),
