@@ -230,7 +230,7 @@ def test_an_autoscaler_that_decides_after_its_term_is_found(monkeypatch: pytest.
     monkeypatch.setattr(autoscaler_app, "PoolTerm", always)
     pair = Scale(workers=1, most_workers=2).with_failover()
     faults = Faults(freeze={"autoscaler": 0.3})
-    assert is_found("one_leader", range(40), faults, scale=pair, finds=4)
+    assert is_found("one_leader", range(40), faults, scale=pair, finds=24)
 
 
 def test_a_core_that_decides_by_more_than_its_input_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

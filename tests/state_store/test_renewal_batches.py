@@ -25,7 +25,13 @@ from turboserve.state_store.service.renewal_queue import (
     RenewalQueue,
     RenewedLease,
 )
-from turboserve.state_store.service.renewals import BATCH_LIMIT, CONCURRENT_BATCHES, GATHER_S, Renewals
+from turboserve.state_store.service.renewals import (
+    BATCH_LIMIT,
+    CONCURRENT_BATCHES,
+    CONCURRENT_SINGLES,
+    GATHER_S,
+    Renewals,
+)
 from turboserve.state_store.service.transactions import PostCommit
 
 DEADLINE_S = 2.5
@@ -49,11 +55,15 @@ class Scene:
         )
         self.database = MemoryDatabase(self.postgres, deadline_s=DEADLINE_S)
         playheads = Playheads(HotStoreGuard(MemoryHotStore(MemoryRedis(loop=loop)), clock), clock)
-        # No session has an owner without a fence, and no worker joins.
+        # No session has an owner without a fence.
         unused: Any = None
-        self.renewals = Renewals(
-            self.database, PostCommit(unused, unused, unused, playheads), playheads, DEADLINE_S
-        )
+        monkeypatch.setattr(PostCommit, "events", lambda _: None)
+        post_commit = PostCommit(unused, unused, unused, playheads)
+        self.renewals = Renewals(self.database, post_commit, playheads, DEADLINE_S)
+        self.others = Renewals(self.database, post_commit, playheads, DEADLINE_S)
+        """Those of another instance."""
+        self.singles = 0
+        self.most_singles = 0
         self.batches: list[list[str]] = []
         """Workers of each shared transaction."""
         self.running = 0
@@ -81,6 +91,17 @@ class Scene:
                 self.running -= 1
 
         monkeypatch.setattr(Renewals, "_share_transaction", counted)
+        single = Renewals._renew_one
+
+        async def counted_single(renewals: Renewals, renewal: PendingRenewal) -> RenewedLease:
+            self.singles += 1
+            self.most_singles = max(self.most_singles, self.singles)
+            try:
+                return await single(renewals, renewal)
+            finally:
+                self.singles -= 1
+
+        monkeypatch.setattr(Renewals, "_renew_one", counted_single)
 
     async def join(self, count: int, started_at: float = 1.0) -> list[str]:
         """Write rows of workers, and return their names. The first is for `gathering`."""
@@ -175,6 +196,71 @@ def test_while_postgres_hangs_each_is_answered_in_time_and_each_lease_holds(scen
         assert most_waiting <= len(workers)
         for worker in workers:
             assert (await scene.row(worker)).renewed_at > 1_000.0 + 36.0
+
+    scene(work)
+
+
+def test_a_deadline_before_the_transactions_is_kept_while_postgres_hangs(scene: Run) -> None:
+    """With short times of failure detection, a worker waits for less time than a transaction may take."""
+
+    async def work(scene: Scene) -> None:
+        deadline_s = scene.renewals._deadline_s = DEADLINE_S / 5
+        workers = await scene.join(20)
+        scene.postgres.freeze(20.0)
+        for _ in range(3):
+            began = scene.loop.time()
+            found = await asyncio.gather(
+                *(scene.renew(report(worker)) for worker in workers), return_exceptions=True
+            )
+            assert {type(one) for one in found} == {UnavailableError}
+            assert scene.loop.time() - began <= deadline_s + GATHER_S
+
+    scene(work)
+
+
+def test_locked_rows_delay_their_own_workers_alone_and_leave_connections_to_others(scene: Run) -> None:
+    async def work(scene: Scene) -> None:
+        *locked, free = await scene.join(4 * CONCURRENT_SINGLES)
+        is_locked, release = asyncio.Event(), asyncio.Event()
+
+        async def lock() -> None:
+            async with scene.database.transaction() as db:
+                for worker in locked:
+                    await db.workers.get(worker, lock=True)
+                is_locked.set()
+                await release.wait()
+
+        holder = asyncio.ensure_future(lock())
+        await is_locked.wait()
+        waiting = [scene.renew(report(worker)) for worker in locked]
+        for _ in range(10):
+            await asyncio.sleep(2 * GATHER_S)
+            began = scene.loop.time()
+            assert (await scene.renew(report(free))).worker == free
+            assert scene.loop.time() - began < 5 * GATHER_S
+        assert not any(task.done() for task in waiting)
+        assert scene.most_singles == CONCURRENT_SINGLES
+        release.set()
+        await holder
+        assert {type(one) for one in await asyncio.gather(*waiting)} == {Renewal}
+
+    scene(work)
+
+
+def test_of_two_processes_that_join_at_once_the_newer_has_the_row(scene: Run) -> None:
+    """Each finds no row. One inserts it, and the other applies its rules to what was inserted."""
+
+    async def work(scene: Scene) -> None:
+        for worker, (first, second) in {"wk_a": (10.0, 20.0), "wk_b": (20.0, 10.0)}.items():
+            found = await asyncio.gather(
+                scene.renewals.renew(report(worker, started_at=first), 1_000.0),
+                scene.others.renew(report(worker, started_at=second), 1_000.0),
+                return_exceptions=True,
+            )
+            assert (await scene.row(worker)).started_at == 20.0
+            assert Renewal in {type(one) for one in found}
+            assert {type(one) for one in found} <= {Renewal, WorkerGoneError}
+            await asyncio.sleep(2 * GATHER_S)
 
     scene(work)
 

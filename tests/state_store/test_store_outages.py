@@ -151,9 +151,9 @@ async def test_one_transaction_fails_when_the_server_has_left_all_connections(
         database = PostgresDatabase(settings)
         await eventually(lambda: migrated(database))
         left = await backends(database, 4)
-        for pid in left:
-            os.kill(pid, signal.SIGSTOP)
         try:
+            for pid in left:
+                os.kill(pid, signal.SIGSTOP)
             with monkeypatch.context() as patch:
                 patch.setattr(database, "_deadline_s", 1.0)
                 with pytest.raises(UnavailableError):

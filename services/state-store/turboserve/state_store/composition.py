@@ -62,6 +62,10 @@ COUNTING_LOCK = 0x7475_7262_0004
 """Number of the lock of the instance that counts chunks and cost."""
 
 
+ANSWERED = 0.8
+"""Time within which a renewal is answered, as a share of the time for which a worker waits."""
+
+
 async def compose(runtime: Runtime, settings: Settings, database: Database, hot_store: HotStore) -> None:
     """Build the service on these ports and start it. Returns once it answers every endpoint."""
     bus, clock = runtime.bus, runtime.clock
@@ -152,7 +156,8 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
             partial(getattr, bus, "connection"),
             settings.poison,
             Pricing(settings.prices, settings.currency),
-            settings.transaction_deadline_s,
+            # A worker waits a third of its lease for the answer, and only an answer excuses it.
+            min(settings.transaction_deadline_s, ANSWERED * settings.lease_s / 3),
         ),
         Leaders(database),
     )

@@ -13,7 +13,13 @@ from sqlalchemy import exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turboserve.contracts.errors import ConflictError, UnavailableError
-from turboserve.state_store.database_errors import DRIVER_ERRORS, NOT_SET_UP, DatabaseErrors, sql_state
+from turboserve.state_store.database_errors import (
+    DRIVER_ERRORS,
+    NOT_SET_UP,
+    DatabaseErrors,
+    concerns_statement,
+    sql_state,
+)
 from turboserve.state_store.kept_connections import KeptConnections
 from turboserve.state_store.migrate import migrate
 from turboserve.state_store.repository.admission import SqlAdmission, SqlTenants
@@ -45,6 +51,9 @@ _PROBE = text("""
     insert into cursors (name, sequence) select 'write-probe', count(*) from spilled
     on conflict (name) do update set sequence = cursors.sequence + 1
 """)
+
+STATEMENT_SHARE = 0.8
+"""Longest time of a statement and of its wait for a lock at the server, as a share of the transaction's."""
 
 _trace = tracer("state_store")
 _ATTRIBUTES = {"db.system.name": "postgresql", "db.operation.name": "TRANSACTION"}
@@ -122,6 +131,8 @@ class PostgresDatabase:
     def __init__(self, settings: Settings) -> None:
         self._deadline_s = settings.transaction_deadline_s
         self._limit_ms = limit_ms = str(int(settings.transaction_deadline_s * 1000))
+        # A server that works answers before the transaction's deadline, which ends the connection.
+        statement_ms = str(int(STATEMENT_SHARE * settings.transaction_deadline_s * 1000))
         self.engine: AsyncEngine = create_async_engine(
             settings.sqlalchemy_url,
             pool_size=settings.postgres_pool,
@@ -131,8 +142,8 @@ class PostgresDatabase:
                 "timeout": settings.transaction_deadline_s,
                 "server_settings": {
                     "application_name": "turboserve-state-store",
-                    "statement_timeout": limit_ms,
-                    "lock_timeout": limit_ms,
+                    "statement_timeout": statement_ms,
+                    "lock_timeout": statement_ms,
                     # A stopped process that holds a lock must not block the other processes forever.
                     "idle_in_transaction_session_timeout": limit_ms,
                     # Nor must a machine that vanishes while it holds a lock.
@@ -159,7 +170,8 @@ class PostgresDatabase:
                     await driver.execute("commit")
                 except BaseException as error:
                     await _roll_back(driver)
-                    if isinstance(error, DRIVER_ERRORS) and driver.is_closed():
+                    failed = isinstance(error, DRIVER_ERRORS) and not concerns_statement(error)
+                    if failed and driver.is_closed():
                         self._connections.disconnect_idle()
                     raise
         except BaseException as error:

@@ -29,8 +29,8 @@ CONCURRENT_BATCHES = 2
 """Shared transactions at once: if one hangs until its deadline, others continue."""
 BATCH_LIMIT = 64
 """Maximum number of renewals in one transaction."""
-CONCURRENT_REPEATS = 6
-"""Transactions at once that repeat renewals of batches one by one: half of the pool of connections."""
+CONCURRENT_SINGLES = 6
+"""Transactions at once that renew one lease each: half of the pool of connections."""
 
 log = logs.get("renewals")
 
@@ -38,8 +38,9 @@ log = logs.get("renewals")
 class Renewals:
     """Renews leases.
 
-    A renewal begins its transaction at once if no other has begun one within `GATHER_S`. Otherwise it waits
-    for the rest of this time, and all that wait share one transaction. Each is answered as if it were alone:
+    A renewal begins its transaction at once if no other has begun one within `GATHER_S`, and fewer than
+    `CONCURRENT_SINGLES` have one of their own. Otherwise it waits for the rest of this time, and all that
+    wait share one transaction. Each is answered as if it were alone:
 
     - Its rules apply to its own row, and a refusal concerns only its worker.
     - The shared transaction waits for no lock of a row. A renewal whose row is locked, or does not exist yet,
@@ -47,13 +48,13 @@ class Renewals:
     - If the database refuses the shared transaction, each has one of its own. If the connection fails, each
       is told that the database is unavailable.
     - Each has one deadline, whatever it waits for. At the deadline it is told that the database is
-      unavailable.
+      unavailable. After the commit, the answer leaves out sessions whose fences are not written by then.
     """
 
     def __init__(
         self, database: Database, post_commit: PostCommit, playheads: Playheads, deadline_s: float
     ) -> None:
-        """`deadline_s`: time from a request's arrival to its answer, as of a transaction, seconds."""
+        """`deadline_s`: time from a request's arrival to its answer, seconds."""
         self._database, self._post_commit, self._playheads = database, post_commit, playheads
         self._deadline_s = deadline_s
         self._context = copy_context()
@@ -65,7 +66,7 @@ class Renewals:
         self._running = 0
         self._limit = BATCH_LIMIT
         """As the window of TCP: it halves with each transaction that fails, and grows with each other one."""
-        self._repeats = asyncio.Semaphore(CONCURRENT_REPEATS)
+        self._singles = asyncio.Semaphore(CONCURRENT_SINGLES)
         self._tasks = BackgroundTasks()
 
     async def renew(self, load: LoadReport, now: float) -> Renewal:
@@ -80,7 +81,8 @@ class Renewals:
         lease = await self._renewed(PendingRenewal(load, frozenset(held), now, deadline))
         listed = lease.listed
         if listed is None:
-            settled = await self._post_commit.settled(lease.sessions.assigned)
+            left_s = deadline - asyncio.get_running_loop().time()
+            settled = await self._post_commit.settled(lease.sessions.assigned, left_s)
             listed = await self._playheads.onto(_listed(settled, lease.renewal))
         return Renewal(
             worker=load.worker,
@@ -95,9 +97,9 @@ class Renewals:
 
     async def _renewed(self, renewal: PendingRenewal) -> RenewedLease:
         loop = asyncio.get_running_loop()
-        if not self._queue and loop.time() >= self._next_at:
+        if not self._queue and loop.time() >= self._next_at and not self._singles.locked():
             self._next_at = loop.time() + GATHER_S
-            return await self._renew_one(renewal)
+            return await self._renew_by_itself(renewal, renewal.deadline)
         request = self._queue.add(renewal)
         self._schedule()
         try:
@@ -105,22 +107,25 @@ class Renewals:
                 result = await request
         except TimeoutError:
             raise unavailable() from None
-        return result if isinstance(result, RenewedLease) else await self._repeat(result, renewal.deadline)
+        if isinstance(result, RenewedLease):
+            return result
+        # A shared transaction has left this renewal out.
+        return await self._renew_by_itself(result, renewal.deadline)
 
     # Renewals with a transaction of their own
 
-    async def _repeat(self, renewal: PendingRenewal, deadline: float) -> RenewedLease:
-        """Renew after a shared transaction that left this renewal out."""
+    async def _renew_by_itself(self, renewal: PendingRenewal, deadline: float) -> RenewedLease:
+        """Renew by `deadline`, on the clock of the loop. Raises as `renew`."""
         loop = asyncio.get_running_loop()
 
-        async def repeat() -> RenewedLease:
-            async with self._repeats:
+        async def single() -> RenewedLease:
+            async with self._singles:
                 if loop.time() >= deadline:
                     raise unavailable()
                 return await self._renew_one(renewal)
 
         # A canceled transaction would wait for its rollback.
-        task = self._tasks.create(repeat())
+        task = self._tasks.create(single())
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         await asyncio.wait({task}, timeout=deadline - loop.time())
         if not task.done():
@@ -132,13 +137,20 @@ class Renewals:
         async with self._database.transaction(durable=False) as db:
             before = await db.workers.get(load.worker, lock=True)
             record = rules.renewed(before, load, renewal.now)
-            if before is not None:
-                await _write(db, [(before, record)])
-            elif await db.workers.insert(record):
+            joined = before is None and await db.workers.insert(record)
+            if joined:
                 await db.make_durable()
                 await db.outbox.add([rules.joined_event(record, renewal.now)])
+            else:
+                if before is None:
+                    # Another transaction has inserted the row meanwhile.
+                    before = await db.workers.get(load.worker, lock=True)
+                    record = rules.renewed(before, load, renewal.now)
+                if before is None:
+                    raise unavailable()
+                await _write(db, [(before, record)])
             sessions = await db.sessions.of_workers({load.worker: renewal.held})
-        if before is None:
+        if joined:
             self._post_commit.events()
         return RenewedLease(renewal, record, sessions()[load.worker])
 

@@ -6,6 +6,7 @@ The rules of admission are in `core.workers` and `core.tenants`. They are applie
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 from turboserve import logs
@@ -257,22 +258,28 @@ class PostCommit:
         return await self._fenced(record, SessionRow(record, fence_revision), *named)
 
     async def _fenced(
-        self, record: SessionRecord, known: SessionRow | None, *named: str | None
+        self,
+        record: SessionRecord,
+        known: SessionRow | None,
+        *named: str | None,
+        within_s: float = math.inf,
     ) -> SessionRecord:
         task = self._tasks.create(self._settle(record.id, known, *named))
-        await asyncio.wait({task}, timeout=FENCE_TIMEOUT_S)
+        await asyncio.wait({task}, timeout=min(FENCE_TIMEOUT_S, within_s))
         settled = task.result() if task.done() else None
         same = settled is not None and settled.epoch == record.epoch
         return self._playheads.apply_to(settled if settled is not None and same else record)
 
-    async def settled(self, records: list[SessionRecord]) -> list[SessionRecord]:
-        """Write missing fences of `records` if possible now. Returns the records."""
+    async def settled(self, records: list[SessionRecord], within_s: float) -> list[SessionRecord]:
+        """Write missing fences of `records` if possible within `within_s` seconds. Returns the records."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within_s
         out: list[SessionRecord] = []
         for record in records:
-            if record.own_revision is None and record.epoch > 0:
-                out.append(await self._fenced(record, None))
-            else:
-                out.append(record)
+            left_s = until - loop.time()
+            if record.own_revision is None and record.epoch > 0 and left_s > 0:
+                record = await self._fenced(record, None, within_s=left_s)
+            out.append(record)
         return out
 
     async def fresh(self, record: SessionRecord) -> SessionRecord:
