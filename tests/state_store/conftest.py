@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import turboserve.bus.log
+import turboserve.state_store.composition
 from tests.state_store.database_servers import KINDS, DatabaseServer
 from tests.state_store.state_store_harness import LIMIT_S, MEMORY_URL, PATIENT, Harness, Store
 from turboserve.bus import Bus, append
@@ -60,6 +61,8 @@ def settings(servers: dict[str, Any]) -> Settings:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the bus's default deadlines to those of `PATIENT`."""
     monkeypatch.setattr(turboserve.bus.log, "DIRECT_GET_S", LIMIT_S)
+    # A renewal is answered within this share of a third of the lease.
+    monkeypatch.setattr(turboserve.state_store.composition, "ANSWERED", LIMIT_S)
     monkeypatch.setattr(Bus.jetstream, "__defaults__", (LIMIT_S,))
     defaults = append.__kwdefaults__
     assert defaults is not None

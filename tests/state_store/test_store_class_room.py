@@ -145,6 +145,24 @@ async def test_sessions_on_a_draining_worker_need_room_on_the_others(
         await api.create(small)
 
 
+async def test_a_pool_that_was_split_by_class_has_no_room_of_its_former_workers(
+    api: Harness, start_store: StartStore
+) -> None:
+    await start_store()
+    large, small = "split-large", "split-small"
+    classes = ({"model": large, "capacity": 2}, {"model": small, "capacity": 4})
+    await api.gone(await api.worker(large, capacity=2, classes=classes))
+    for model, capacity, maximum in ((large, 2, 3), (small, 4, 1)):
+        await api.worker(model, capacity=capacity)
+        report = PoolReport(pool=model, model=model, maximum=maximum, process="asc_1")
+        await api.bus.call(subjects.REPORT_POOL, report)
+    for model, room in ((small, 4), (large, 6)):
+        for _ in range(room):
+            await api.create(model)
+        with pytest.raises(NoCapacityError):
+            await api.create(model)
+
+
 async def test_workers_of_one_class_are_not_taken_for_free_places_of_a_pool(
     api: Harness, start_store: StartStore
 ) -> None:

@@ -118,7 +118,7 @@ async def test_a_server_that_waits_for_its_clients_to_disconnect_ends(
     server = PostgresServer(
         layout.server("leaving-postgres"), ports.get("leaving"), "admin", "secret", WITHOUT_DISK
     )
-    settings = Settings(postgres_url=SecretStr(server.url()), postgres_pool=4, transaction_deadline_s=1.5)
+    settings = Settings(postgres_url=SecretStr(server.url()), postgres_pool=4, transaction_deadline_s=5.0)
     async with machine(server, tmp_path) as postgres:
         database = PostgresDatabase(settings)
         await eventually(lambda: migrated(database))

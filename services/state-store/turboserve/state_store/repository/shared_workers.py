@@ -12,10 +12,13 @@ from sqlalchemy import (
     Integer,
     Select,
     Text,
+    and_,
     any_,
     bindparam,
     cast,
+    exists,
     func,
+    not_,
     or_,
     select,
 )
@@ -63,9 +66,11 @@ async def shared_room(
         SharedWorker(served[name], held[name]) for name in taking & served.keys() if model in served[name]
     ]
     # A worker that a pool may still start will have no sessions, and the largest n of those that are known.
-    # Gone ones count, since a pool may have no other at the moment.
+    # Gone ones count, since a pool may have no other at the moment. If all workers that it has now serve one
+    # class, it was configured anew.
     first, largest = set[str](), dict[str, int]()
-    for of, name, capacity in (await db.execute(_DECLARED, {"model": model})).all():
+    values = {"model": model, "renewed_after": renewed_after}
+    for of, name, capacity in (await db.execute(_DECLARED, values)).all():
         first.add(of)
         largest[name] = max(largest.get(name, 0), capacity)
     # Pools do not report whether their workers serve several classes. So those of one count, too.
@@ -92,13 +97,22 @@ _MAXIMUM = select(func.coalesce(func.sum(pools.c.maximum), 0)).where(
 _CLASS = func.jsonb_array_elements(workers.c.classes, type_=JSONB).column_valued(
     "class", joins_implicitly=True
 )
+_OTHERS = workers.alias("others")
+_RUNS = and_(
+    _OTHERS.c.model == workers.c.model,
+    _OTHERS.c.phase != WorkerPhase.GONE.value,
+    _OTHERS.c.renewed_at > _RENEWED_AFTER,
+)
 _DECLARED = (
     select(
         workers.c.model,
         _CLASS["model"].astext.label("name"),
         func.max(cast(_CLASS["capacity"].astext, Integer)),
     )
-    .where(declares(bindparam("model", type_=Text)))
+    .where(
+        declares(bindparam("model", type_=Text)),
+        or_(not_(exists().where(_RUNS)), exists().where(_RUNS, _OTHERS.c.classes.is_not(None))),
+    )
     .group_by(workers.c.model, "name")
 )
 

@@ -49,6 +49,9 @@ def shared_room(
     largest: Counter[str] = Counter()
     first: set[str] = set()
     for worker in declaring(db, model):
+        runs = [other.classes for other in live.values() if other.model == worker.model]
+        if runs and not any(classes is not None for classes in runs):
+            continue
         first.add(worker.model)
         largest |= Counter(_served(worker))
     ready = [worker for worker in live.values() if worker.phase is WorkerPhase.READY]
