@@ -118,7 +118,8 @@ async def test_a_server_that_waits_for_its_clients_to_disconnect_ends(
     server = PostgresServer(
         layout.server("leaving-postgres"), ports.get("leaving"), "admin", "secret", WITHOUT_DISK
     )
-    settings = Settings(postgres_url=SecretStr(server.url()), postgres_pool=4, transaction_deadline_s=5.0)
+    deadlines: dict[str, Any] = {"transaction_deadline_s": 5.0, "request_deadline_s": 8.0}
+    settings = Settings(postgres_url=SecretStr(server.url()), postgres_pool=4, **deadlines)
     async with machine(server, tmp_path) as postgres:
         database = PostgresDatabase(settings)
         await eventually(lambda: migrated(database))
