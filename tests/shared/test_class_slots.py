@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import ceil
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,3 +60,4 @@ def test_integer_units_count_the_same_slots(served: dict[str, int], counts: dict
     costs = {name: Fraction(served[one], served[name] or 1) for name in NAMES if name != one}
     exact = sum((count * costs.get(name, Fraction(1)) for name, count in counts.items()), Fraction())
     assert Fraction(units.of(one, counts), units.whole) == exact
+    assert slots_used(served, one, counts) == ceil(exact)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import typer
 
 from tests.simulation.simulate_plants import SHORT_S, is_found
 from tests.simulation.simulate_scene import scene
-from turboserve.allocation import slots
+from turboserve.allocation.slots import SlotUnits
 from turboserve.simulation import command
 from turboserve.simulation.command import SimulationMode
 from turboserve.simulation.faults import CALM
@@ -53,10 +53,15 @@ def test_seeds_draw_orders_numbers_of_sessions_and_workers_outside_the_pool() ->
     assert (mixed.fidelity, mixed.quality_debt_limit) == ("best", 0.0)
 
 
+def one_slot_each(units: SlotUnits, _: str, counts: Mapping[str, int]) -> int:
+    """In the place of `SlotUnits.of`: a session of any class counts as one slot."""
+    return units.whole * sum(counts.values())
+
+
 def test_a_session_that_counts_as_one_slot_of_another_class_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slots, "_slots_of", lambda *_: Fraction(1))
+    monkeypatch.setattr(SlotUnits, "of", one_slot_each)
     assert is_found("capacity", range(20), CALM, scale=scale({LARGE: 4, SMALL: 2}))
 
 
@@ -93,7 +98,7 @@ def test_options_that_need_one_model_are_refused() -> None:
 
 
 def test_a_failing_seed_is_replayed_with_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_slots_of", lambda *_: Fraction(1))
+    monkeypatch.setattr(SlotUnits, "of", one_slot_each)
     # First a seed that finds the fault today.
     for seed in (10, *range(40)):
         result = command.run(seed=seed, seconds=SHORT_S, models=2)

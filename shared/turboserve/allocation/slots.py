@@ -7,8 +7,7 @@ n_c / n_j slots of class c. All sums are exact. With one class, slots are number
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
-from math import ceil, lcm
+from math import lcm
 
 
 def slots_used(served: Mapping[str, int], one: str, counts: Mapping[str, int]) -> int:
@@ -19,14 +18,7 @@ def slots_used(served: Mapping[str, int], one: str, counts: Mapping[str, int]) -
     slot. One of a class with n_j = 0 takes all slots: the worker reports n_j without the sessions that are
     paused in their slabs, and one of these has been resumed.
     """
-    whole = counts.get(one, 0)
-    if len(counts) == (one in counts):
-        return whole
-    others = sum(
-        (count * _slots_of(served, one, other) for other, count in counts.items() if other != one),
-        Fraction(0),
-    )
-    return whole + ceil(others)
+    return SlotUnits(served).used(one, counts)
 
 
 class SlotUnits:
@@ -49,12 +41,10 @@ class SlotUnits:
                 units += count * alone * self._units[name]
         return units
 
+    def used(self, one: str, counts: Mapping[str, int]) -> int:
+        """Return the slots of the class `one` that all these sessions use, rounded up."""
+        return -(-self.of(one, counts) // self.whole)
+
     def taken(self, one: str, counts: Mapping[str, int]) -> int:
         """Return the slots of the class `one` that sessions of the others take, rounded up."""
-        return -(-self.of(one, counts) // self.whole) - counts.get(one, 0)
-
-
-def _slots_of(served: Mapping[str, int], one: str, other: str) -> Fraction:
-    if other not in served:
-        return Fraction(1)
-    return Fraction(served.get(one, 0), served[other] or 1)
+        return self.used(one, counts) - counts.get(one, 0)

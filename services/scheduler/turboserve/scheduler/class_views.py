@@ -83,11 +83,7 @@ def demand_with_entries(view: View, demand: Demand) -> Demand:
 
 def _entries(view: View, workers: Iterable[str | None], model: str) -> dict[str | None, str]:
     """Return the entry of each of these workers that serves several classes, for a session of `model`."""
-    return {
-        name: entry_name(name, model)
-        for name in workers
-        if name is not None and (known := view.workers.get(name)) is not None and known.classes is not None
-    }
+    return {name: entry_name(name, model) for name in several_of(view, filter(None, workers))}
 
 
 def several_of(view: View, workers: Iterable[str]) -> list[str]:

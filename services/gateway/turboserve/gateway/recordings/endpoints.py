@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from turboserve.contracts.base import NUMBER_LIMIT, Id
+from turboserve.contracts.base import Id
 from turboserve.contracts.errors import NotFoundError, SessionNotFoundError
 from turboserve.contracts.keys import Scope
 from turboserve.contracts.links import Role
@@ -16,6 +16,7 @@ from turboserve.contracts.recordings import RecordingRecord
 from turboserve.gateway.audit.recorder import AuditedRoute
 from turboserve.gateway.auth.middleware import Caller, Tenant, needs
 from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.paging import AfterNumber
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.recordings.response import item_response
 from turboserve.gateway.recordings.schemas import Recording, RecordingList
@@ -123,10 +124,7 @@ async def list_recordings(
     limit: Annotated[
         int, Query(ge=1, le=200, description="Maximum number of recordings on the page.", examples=[100])
     ] = 100,
-    after: Annotated[
-        int | None,
-        Query(ge=0, le=NUMBER_LIMIT, description="The `next` of the page before.", examples=[17]),
-    ] = None,
+    after: AfterNumber = None,
 ) -> RecordingList:
     if caller.grant is not None:
         if session not in (None, caller.grant.session):

@@ -44,8 +44,8 @@ class ClassDrivers:
         }
         self._slack: dict[str, SlackMeasured] = {}
         """The newest measurement of each class."""
-        self._ran_at = dict.fromkeys(engines, -math.inf)
-        """When the engine of each class ended its last step."""
+        self._ran_at = dict.fromkeys(self._drivers.values(), -math.inf)
+        """When the engine of each driver ended its last step."""
         self._last = 0
         """Position of the class whose work before a forward was done last."""
 
@@ -84,7 +84,7 @@ class ClassDrivers:
 
     def _stepped(self, driver: EngineDriver, *, forward: bool) -> list[Event]:
         events = driver.step(forward=forward)
-        self._ran_at |= {name: self._now() for name, one in self._drivers.items() if one is driver}
+        self._ran_at[driver] = self._now()
         return events
 
     def _next_forward(self, now: float) -> EngineDriver | None:
@@ -138,7 +138,7 @@ class ClassDrivers:
             # L(b) of a class is the time of its own batches: a chunk does not refine it whose time contains
             # those of other classes, also of sessions that have their chunks or are gone.
             alone = not any(
-                self._ran_at[name] > item.ready.timings.started_s
+                self._ran_at[driver] > item.ready.timings.started_s
                 or any(held.work is not None or held.undecoded for held in driver.engine.sessions.values())
                 for name, driver in self._drivers.items()
                 if name != model
