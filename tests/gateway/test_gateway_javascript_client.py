@@ -244,12 +244,13 @@ ELEMENT = """async ([url, attributes]) => {
   await import("/page/client/player.js");
   const player = document.createElement("turboserve-player");
   window.player = player;
-  window.events = [];
+  // An earlier element of the page still plays. Its events are not this one's.
+  const events = window.events = [];
   for (const type of ["hello", "format", "chunk", "promptapplied", "promptshown", "controlshown", "quality",
                       "stall", "skip", "statechange", "reconnecting", "end", "error"]) {
     player.addEventListener(type, ({ detail }) => {
       const { error } = detail;
-      window.events.push([type, error ? { name: error.name, isFinal: detail.isFinal } : detail]);
+      events.push([type, error ? { name: error.name, isFinal: detail.isFinal } : detail]);
     });
   }
   for (const [name, value] of Object.entries(attributes)) player.setAttribute(name, value);
