@@ -85,7 +85,7 @@ def setup(service: str, settings: Settings) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level)
-    for noisy in ("nats", "httpx", "uvicorn.access", "asyncio"):
+    for noisy in ("nats", "httpx", "uvicorn.access", "asyncio", "aioice", "aiortc"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
