@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from turboserve.gateway.serving.guard import Deadlines, FrameBudget, Overdue, Progress, Stage
 
-DEADLINES = Deadlines(head_s=10, body_s=20, write_s=30, close_s=2)
+DEADLINES = Deadlines(head_s=10, body_s=20, write_s=30, idle_s=75, close_s=2)
 
 
 def test_each_part_of_a_request_has_its_own_time() -> None:
@@ -22,6 +22,18 @@ def test_each_part_of_a_request_has_its_own_time() -> None:
     assert progress.overdue(DEADLINES, 1e9) is None  # The application may take its time.
     assert progress.enter(Stage.HEAD, 1e9)
     assert progress.overdue(DEADLINES, 1e9 + 10.1) is Overdue.HEAD
+
+
+def test_an_answered_connection_may_wait_longer_than_a_head_may_take() -> None:
+    progress = Progress(0.0)
+    progress.enter(Stage.ANSWER, 0.0)
+    progress.enter(Stage.IDLE, 1.0)
+    assert progress.overdue(DEADLINES, 76.0) is None
+    assert progress.overdue(DEADLINES, 76.1) is Overdue.IDLE
+    # The first byte of the next request begins the time for its head.
+    assert progress.enter(Stage.HEAD, 70.0)
+    assert progress.overdue(DEADLINES, 80.0) is None
+    assert progress.overdue(DEADLINES, 80.1) is Overdue.HEAD
 
 
 def test_who_takes_nothing_is_overdue_from_the_first_moment_on() -> None:

@@ -10,8 +10,8 @@ from turboserve.bench.streaming.problems import ProblemError, json_of
 
 REQUEST_S = 10.0
 LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=2.0)
-"""A connection that is idle for longer is not used again. The gateway closes it after 5 s by default, which
-is httpx's own limit, too: a request in that moment would end with ReadError."""
+"""A connection that is idle for longer is not used again. A gateway with a short `TURBOSERVE_KEEP_ALIVE_S`
+closes it: a request in that moment would end with ReadError."""
 
 
 async def request(api: httpx.AsyncClient, method: str, path: str, **more: Any) -> dict[str, Any]:

@@ -232,7 +232,12 @@ class Server(uvicorn.Server):
             settings.header_limit_bytes,
             settings.header_limit_count,
             settings.frame_rate_limit,
-            Deadlines(settings.header_timeout_s, settings.body_timeout_s, settings.write_timeout_s),
+            Deadlines(
+                settings.header_timeout_s,
+                settings.body_timeout_s,
+                settings.write_timeout_s,
+                settings.keep_alive_s,
+            ),
         )
         self.servers = []
         self._acceptor = Acceptor(

@@ -18,8 +18,10 @@ READ_BYTES = 16_384
 class Stage(StrEnum):
     """What the server waits for."""
 
+    IDLE = "idle"
+    """The first byte of the next request."""
     HEAD = "head"
-    """The first or next request's head, or the end of a WebSocket handshake."""
+    """The rest of a request's head, the whole head of the first one, or the end of a WebSocket handshake."""
     BODY = "body"
     """The rest of the request's body."""
     ANSWER = "answer"
@@ -29,6 +31,7 @@ class Stage(StrEnum):
 class Overdue(StrEnum):
     """Why a connection is closed before its normal end."""
 
+    IDLE = "idle"
     HEAD = "head"
     BODY = "body"
     UNREAD = "unread"
@@ -44,6 +47,7 @@ class Deadlines:
     head_s: float
     body_s: float
     write_s: float
+    idle_s: float
     close_s: float = CLOSE_S
 
 
@@ -83,6 +87,8 @@ class Progress:
             return Overdue.CLOSING if now - self._closing_since > deadlines.close_s else None
         if self._unread_since is not None and now - self._unread_since > deadlines.write_s:
             return Overdue.UNREAD
+        if self.stage is Stage.IDLE and now - self._since > deadlines.idle_s:
+            return Overdue.IDLE
         if self.stage is Stage.HEAD and now - self._since > deadlines.head_s:
             return Overdue.HEAD
         if self.stage is Stage.BODY and now - self._since > deadlines.body_s:
@@ -168,6 +174,8 @@ class Guard:
         reason = self._progress.overdue(self.limits.deadlines, now)
         if reason in (Overdue.HEAD, Overdue.BODY) and self.timed_out is not None:
             self.timed_out(reason)
+            self.transport.close()
+        elif reason is Overdue.IDLE:
             self.transport.close()
         elif reason is not None:
             # Bytes that the client has not read would keep a closed connection open.

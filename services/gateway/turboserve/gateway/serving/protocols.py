@@ -145,7 +145,8 @@ class GuardedHttp(GuardedProtocol, H11Protocol):  # type: ignore[misc]
             return  # The connection is a WebSocket now.
         answered = self.cycle is None or self.cycle.response_complete
         if answered and self.conn.their_state is not h11.SEND_BODY:
-            self.guard.enter(Stage.HEAD)
+            between = self.cycle is not None and not self.conn.trailing_data[0]
+            self.guard.enter(Stage.IDLE if between else Stage.HEAD)
         elif answered or self.cycle.more_body:
             self.guard.enter(Stage.BODY)
         else:

@@ -14,6 +14,10 @@ from turboserve.connections import Network
 
 LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 LEAST_HEADER_BYTES = 2_048
+# A request on a connection that is being closed fails at the client. So the client should be the one that
+# closes, and the gateway waits longer than clients do by default: httpx 5 s, aiohttp 15 s, nginx 60 s. Idle
+# connections are the first to go when the server is full, so they keep nobody out.
+KEEP_ALIVE_S = 75.0
 
 
 class ServerSettings(Settings):
@@ -40,8 +44,9 @@ class ServerSettings(Settings):
     """A connection that has not sent the whole head of a request after this long is closed."""
     body_timeout_s: Seconds = 20.0
     """A request whose body is not complete after this long is answered 408."""
-    keep_alive_s: Seconds = 5.0
-    """An answered connection that sends nothing for this long is closed."""
+    keep_alive_s: Seconds = KEEP_ALIVE_S
+    """An answered connection that sends nothing for this long is closed. Clients and proxies should give up
+    idle connections sooner."""
     write_timeout_s: Seconds = 30.0
     """A connection whose client has not read the waiting bytes after this long is closed."""
     frame_rate_limit: float = Field(default=100.0, ge=10)
