@@ -283,6 +283,43 @@ def test_the_load_of_another_model_of_a_pool_with_workers_is_not_counted_twice()
     assert harness.sizes == []
 
 
+@pytest.mark.parametrize("order", [("toy", "small"), ("small", "toy")])
+def test_one_waiting_session_of_another_model_hides_no_load_of_the_first(order: tuple[str, str]) -> None:
+    harness = LoopHarness(others=("small",), least=0, scale_to_zero=True)
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 0}), 0.0)
+    harness.loop.ordered(ORDERS.model_copy(update={"version": 2}), 1.0)
+    for model in order:
+        harness.loop.on_feedback(load(6 if model == "toy" else 1, 0, 2.0, model), 2.0)
+    known = harness.loop.controller.advisor.feedback_monitor.feedback
+    assert known is not None
+    assert (known.required, known.waiting) == (6, 6)
+
+
+@pytest.mark.parametrize("order", [("toy", "small"), ("small", "toy")])
+def test_feedback_of_the_first_model_hides_no_waiting_session_of_another(order: tuple[str, str]) -> None:
+    harness = LoopHarness(others=("small",))
+    harness.loop.ordered(ORDERS, 0.0)
+    monitor = harness.loop.controller.advisor.feedback_monitor
+
+    def required() -> int | None:
+        return None if monitor.feedback is None else monitor.feedback.required
+
+    for at in (1.0, 2.0):
+        for model in order:
+            harness.loop.on_feedback(load(0 if model == "toy" else 3, 0, at, model), at)
+        assert required() == 1
+    # The others' sessions have ended, or a worker serves them.
+    harness.loop.on_feedback(load(0, 0, 3.0, "small"), 3.0)
+    harness.loop.on_feedback(load(0, 0, 3.0), 3.0)
+    assert required() == 0
+    # The last word of a model that is no longer reported is forgotten.
+    harness.loop.on_feedback(load(3, 0, 4.0, "small"), 4.0)
+    assert required() == 1
+    late = 5.0 + harness.loop.controller.policy.stale_s
+    harness.loop.on_feedback(load(0, 0, late), late)
+    assert required() == 0
+
+
 def test_a_pool_at_zero_does_not_go_while_state_sleeps_in_it() -> None:
     harness = LoopHarness(least=0, scale_to_zero=True, zero_after_s=1.0)
     harness.loop.ordered(ORDERS, 0.0)

@@ -1,4 +1,4 @@
-"""What /v1/models counts of workers that serve one model at several sizes."""
+"""What /v1/models and /v1/workers say of workers that serve one model at several sizes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from turboserve.contracts.worker_offers import FrameSize, ServedClass
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.gateway.model_offers import by_class
 from turboserve.gateway.workers.endpoints import describe_model
+from turboserve.gateway.workers.schemas import Worker
 
 
 def worker(name: str) -> WorkerRecord:
@@ -28,3 +29,13 @@ def test_a_worker_that_serves_a_model_at_two_sizes_counts_once() -> None:
     model = describe_model("toy", classes, "toy", None)
     assert (model.workers, model.capacity, model.sessions) == (2, 12, 6)
     assert [(size.workers, size.capacity) for size in model.sizes] == [(2, 4), (2, 12)]
+
+
+def test_a_worker_is_listed_with_all_its_classes() -> None:
+    listed = Worker.of(worker("w1"))
+    assert (listed.model, listed.capacity) == ("toy", 2)
+    classes = [(one.model, one.width, one.capacity, one.sessions) for one in listed.classes]
+    assert classes == [("toy", 96, 2, 1), ("toy", 64, 6, 2)]
+    alone = worker("w2").model_copy(update={"classes": None, "sessions": 1, "chunk_latency_s": {1: 0.1}})
+    [only] = Worker.of(alone).classes
+    assert (only.model, only.capacity, only.sessions, only.chunk_latency_s) == ("toy", 2, 1, {1: 0.1})

@@ -54,6 +54,8 @@ class World(RowsWorld):
 
     reports_slack = False
     """Whether workers report a slack for each session that they run."""
+    reports_quality = False
+    """Whether workers report a quality debt, a deficit and K_floor."""
 
     def __init__(self, seed: int, faults: Faults, workers: int = 3, policy: Policy | None = None) -> None:
         super().__init__(seed, faults)
@@ -208,6 +210,8 @@ class World(RowsWorld):
         nothing = (MigrationStage.COPYING, 0)
         copies = {r.id: self.copies.get((r.id, r.migration or 0), nothing) for r in coming}
         report = worker.load(
+            None,
+            **(self._quality(worker) if self.reports_quality else {}),
             sessions=tuple(self._held(r) for r in mine) if self.reports_slack else (),
             chunk_latency_s={1: 0.3, 2: 0.6} if self.reports_slack else {},
             migrations=tuple(
@@ -228,6 +232,15 @@ class World(RowsWorld):
             ),
         )
         return lambda: self.feed(LoadReported(report), self.generation)
+
+    def _quality(self, worker: Worker) -> dict[str, object]:
+        """Draw what a report says of lower fidelity. The draws are independent of all others of the seed."""
+        chance = Random(f"{worker.id} {self.now}")
+        return {
+            "floor_capacity": chance.choice((None, worker.capacity, 2 * worker.capacity)),
+            "quality_debt": chance.choice((0.0, 0.1, 0.25, 1.0)),
+            "deficit": chance.choice((0.0, 0.5, 3.0)),
+        }
 
     def _held(self, row: SessionRecord) -> HeldSession:
         chance = Random(f"{row.id} {self.now}")

@@ -236,6 +236,55 @@ def test_sessions_that_are_handed_over_fit_the_room_of_all_classes() -> None:
     assert marked == {"m1", "n0", "n1", "n2"}
 
 
+def test_marked_sessions_that_lost_their_room_hold_no_other_class_back() -> None:
+    draining = two_classes("w1").model_copy(update={"phase": WorkerPhase.DRAINING})
+    other = two_classes("w2")
+    assert other.classes is not None
+    weights = tuple(one.model_copy(update={"weights_digest": "3" * 32}) for one in other.classes)
+    view = View()
+    for row in (draining, other.model_copy(update={"classes": weights})):
+        view.put_worker(row, 0.0)
+    for row in (running("m1", "m", "w1"), running("m2", "m", "w1")):
+        view.put_session(row, 0.0)
+    assert not list(hand_over(view, 0.0, 2, lambda session: view.stamp()))
+    assert view.wanting == {"m1", "m2"}
+    # Others come first: of the target, one sixth is left.
+    for row in (running("m9", "m", "w2"), running("n8", "n", "w2"), running("n9", "n", "w2")):
+        view.put_session(row, 0.0)
+    view.put_session(running("n1", "n", "w1"), 0.0)
+    assert not list(hand_over(view, 0.0, 2, lambda session: view.stamp()))
+    assert view.wanting == {"m1", "m2", "n1"}
+
+
+def test_a_session_whose_class_has_only_paused_slabs_asks_for_a_worker() -> None:
+    row = two_classes("w1")
+    assert row.classes is not None
+    paused = row.classes[0], row.classes[1].model_copy(update={"capacity": 0})
+    waiting = [session(f"new{n}", model="n") for n in range(2)]
+    bench = Bench(row.model_copy(update={"classes": paused}), *waiting)
+    bench.out.clear()
+    bench.pass_time(10.0)
+    newest = {one.feedback.model: one.feedback for one in bench.all(SendFeedback)}
+    # A whole worker more than the one that is there, which has no session.
+    assert (newest["m"].required, newest["m"].waiting, newest["m"].capacity) == (2, 2, 2)
+    bench.feed(SessionChanged(running("m1", "m", "w1")))
+    bench.pass_time(2.0)
+    newest = {one.feedback.model: one.feedback for one in bench.all(SendFeedback)}
+    assert newest["m"].required == 3
+
+
+def test_a_worker_of_several_classes_leaves_no_entry_behind() -> None:
+    asleep = running("n1", "n", "w1").model_copy(update={"phase": Phase.SUSPENDED})
+    bench = Bench(two_classes("w1"), running("m1", "m", "w1"), asleep)
+    bench.pass_time(1.0)
+    assert {"w1/m", "w1/n"} <= bench.core.projection.cluster(bench.now, 0.0).entries.keys()
+    bench.feed(WorkerChanged(two_classes("w1").model_copy(update={"phase": WorkerPhase.GONE})))
+    bench.pass_time(1.0)
+    cluster = bench.core.projection.cluster(bench.now, 0.0)
+    assert not any(name.startswith("w1/") for name in cluster.entries)
+    assert {cluster.sessions[name].worker for name in ("m1", "n1")} == {"w1"}
+
+
 def test_a_draining_worker_hands_sessions_of_each_class_to_one_that_serves_it() -> None:
     draining = two_classes("w1").model_copy(update={"phase": WorkerPhase.DRAINING})
     only_small = worker("w3", capacity=6, weights="2" * 32).model_copy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -59,7 +60,9 @@ def feedback_of_all(core: Scheduler, now: float) -> dict[str, LoadFeedback]:
 @pytest.mark.parametrize("seed", range(4))
 def test_feedback_is_that_of_all_workers(seed: int) -> None:
     class FedBackWorld(World):
+        reports_quality = True
         compared = 0
+        drawn: Counter[str] = Counter()
 
         def __init__(self, seed: int) -> None:
             self.newest: dict[str, LoadFeedback] = {}
@@ -75,8 +78,15 @@ def test_feedback_is_that_of_all_workers(seed: int) -> None:
             quiet = isinstance(event, Tick | LoadReported | ViewersReported | MigrationRequested)
             handled = generation == self.generation and self.now >= self.paused_until
             if handled and self.core.synced and not quiet:
-                assert feedback_of_all(self.core, self.now) == self.newest
+                expected = feedback_of_all(self.core, self.now)
+                assert expected == self.newest
                 self.compared += 1
+                for one in expected.values():
+                    self.drawn["debt"] += 0.0 < one.quality_debt < 1.0
+                    self.drawn["deficit"] += one.deficit > 0.0
+                    self.drawn["floor"] += (
+                        one.floor_capacity is not None and one.floor_capacity > one.capacity
+                    )
 
     world = FedBackWorld(seed)
     for _ in range(60):
@@ -84,6 +94,7 @@ def test_feedback_is_that_of_all_workers(seed: int) -> None:
             world.fiddle()
         world.run(0.5)
     assert world.compared > 50
+    assert min(world.drawn[of] for of in ("debt", "deficit", "floor")) > 10
 
 
 def test_a_report_without_news_changes_no_worker() -> None:

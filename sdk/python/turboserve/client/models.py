@@ -237,8 +237,19 @@ class Model(_Answer):
     """The frame sizes that a session may ask for, the default first."""
 
 
+class WorkerClass(_Answer):
+    """What a worker serves of one model at one frame size."""
+
+    model: str
+    width: int | None = None
+    height: int | None = None
+    capacity: int
+    """Number of these sessions that the worker holds at once without others."""
+    sessions: int
+
+
 class Worker(_Answer):
-    """One worker of the deployment."""
+    """One worker of the deployment. `model`, its size and `capacity` are those of its first class."""
 
     id: str
     model: str
@@ -251,6 +262,8 @@ class Worker(_Answer):
     device: str
     host: str
     reason: str | None
+    classes: tuple[WorkerClass, ...] = ()
+    """The models and frame sizes that the worker serves. Empty: a gateway of an earlier release."""
 
 
 class Event(BaseModel):

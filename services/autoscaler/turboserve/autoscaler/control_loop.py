@@ -66,6 +66,10 @@ class ControlLoop:
         self.orders: PoolOrders | None = None
         """The orders in force; None: not known yet."""
         self._last_target = controller.target
+        self._own: tuple[LoadFeedback, float] | None = None
+        """The last feedback about `model`, and when it came."""
+        self._waiting: dict[str, float] = {}
+        """Further model → when feedback last said that its sessions wait, and that no worker serves it."""
         self._arrivals: deque[tuple[float, str]] = deque(maxlen=ARRIVALS)
         """When sessions became active since the last change of size, and their trace contexts."""
 
@@ -111,13 +115,26 @@ class ControlLoop:
 
         The load of the pool's first model counts the sessions of all, if a worker runs. If none does, the
         scheduler does not know which models share workers. Then sessions of the others that wait count as
-        one.
+        one, unless sessions of the first model wait, too: these already ask for workers.
         """
-        if feedback.model in self._others and feedback.waiting and not feedback.workers:
-            one = {"model": self.model, "required": 1, "waiting": 1}
-            feedback = feedback.model_copy(update=one)
-        if feedback.model == self.model:
-            self._handle(events.FeedbackReceived(feedback), now)
+        if feedback.model in self._others:
+            if not feedback.waiting or feedback.workers:
+                self._waiting.pop(feedback.model, None)
+                return
+            self._waiting[feedback.model] = now
+            if self._own is not None and self._is_fresh(self._own[1], now):
+                feedback = self._own[0].model_copy(update={"at": feedback.at})
+        elif feedback.model == self.model:
+            self._own = feedback, now
+        else:
+            return
+        others_wait = any(self._is_fresh(at, now) for at in self._waiting.values())
+        if others_wait and not feedback.workers and (feedback.model != self.model or not feedback.required):
+            feedback = feedback.model_copy(update={"model": self.model, "required": 1, "waiting": 1})
+        self._handle(events.FeedbackReceived(feedback), now)
+
+    def _is_fresh(self, heard_at: float, now: float) -> bool:
+        return now - heard_at <= self.controller.policy.stale_s
 
     def on_event(self, body: bytes, now: float, traceparent: str | None = None) -> None:
         """Feed a session event, as published. Events of other models are ignored.

@@ -40,6 +40,7 @@ def _rows(worker: WorkerRecord) -> Iterable[WorkerRecord]:
                 "sessions": one.sessions,
                 "controls": one.controls,
                 "frame": one.frame,
+                "chunk_latency_s": one.chunk_latency_s,
                 "classes": None,
             }
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
 
+from turboserve.contracts.worker_offers import ServedClass
 from turboserve.scheduler.placement import Choice, Cluster, Demand, Migration, SessionState, WorkerState
 from turboserve.scheduler.session_view import SessionView
 from turboserve.scheduler.view import View
@@ -190,17 +191,31 @@ class ClassLoad:
     def of_all(self, model: str, counts: Mapping[str, int]) -> Fraction:
         """Slots of a class that these sessions will take, those of other classes included."""
         wanted = ((name, count) for name, count in counts.items() if count)
-        return sum((count * _most(self._kinds, model, name) for name, count in wanted), Fraction())
+        return sum((_wanted(self._kinds, model, name, count) for name, count in wanted), Fraction())
 
 
-def _most(kinds: Iterable[WorkerClasses], model: str, other: str) -> Fraction:
-    """Return the slots of a class that a session of another one takes where it takes most. 0: nowhere any."""
-    costs = [
-        Fraction(mine.capacity, its.capacity)
-        for one in kinds
-        if (mine := one.of(model)) is not None and (its := one.of(other)) is not None and its.capacity
-    ]
-    return Fraction(1) if other == model else max(costs, default=Fraction())
+def _wanted(kinds: Iterable[WorkerClasses], model: str, other: str, count: int) -> Fraction:
+    """Return the slots of a class that sessions of another one take where they take most. 0: nowhere any.
+
+    If all workers that serve both classes have n_j = 0 of the other, as where its slabs hold paused sessions,
+    its sessions take a whole worker together: none of these workers takes one, and a new worker will say how
+    many it takes.
+    """
+    if other == model:
+        return Fraction(count)
+    both = [(mine.capacity, its.capacity) for mine, its in _pairs(kinds, model, other)]
+    costs = [Fraction(mine, its) for mine, its in both if its]
+    return count * max(costs) if costs else Fraction(max((mine for mine, _ in both), default=0))
+
+
+def _pairs(
+    kinds: Iterable[WorkerClasses], model: str, other: str
+) -> Iterator[tuple[ServedClass, ServedClass]]:
+    """Yield two classes of each worker that serves both."""
+    for one in kinds:
+        mine, its = one.of(model), one.of(other)
+        if mine is not None and its is not None:
+            yield mine, its
 
 
 def most_slots(view: View, model: str, counts: Mapping[str, int]) -> int:

@@ -17,8 +17,8 @@ from turboserve.scheduler.worker_view import WorkerView
 def hand_over(view: View, now: float, at_once: int, take: Take) -> Iterator[Release]:
     """Mark running sessions for another placement, and release suspended ones.
 
-    For each worker, at most `at_once` running sessions are marked, within the free slots of other workers,
-    and at most `at_once` suspended ones are released.
+    For each class of a worker, at most `at_once` running sessions are marked, within the free slots of other
+    workers, and at most `at_once` suspended ones are released.
     """
     for worker in view.workers.values():
         if not worker.draining:
@@ -37,7 +37,7 @@ def _hand_over_class(
     at_once: int,
     take: Take,
 ) -> Iterator[Release]:
-    """`marked`: sessions of the worker that are marked, by class. This adds those of the class."""
+    """`marked`: marked sessions of the worker for which there is room, by class. This adds the class's."""
     model, digest = of
     serving = [w for w in view.workers.values() if w.ready and w.serves(model)]
     if not serving:
@@ -48,8 +48,9 @@ def _hand_over_class(
         if marked:
             # Sessions of other classes take slots of the same workers.
             room -= most_slots(view, model, marked)
-        room = min(room, at_once - marked.total())
-        marked[model] = _mark(view, _of_class(view, worker, worker.used, model), now, room)
+        count = _mark(view, _of_class(view, worker, worker.used, model), now, min(room, at_once))
+        # Marked sessions may have lost their room. They wait, and keep no slots from other classes.
+        marked[model] = min(count, max(0, room))
     released = 0
     for session in _of_class(view, worker, worker.holding, model):
         if released < at_once and (not same or _is_stale(session, worker)) and _is_idle(session, now):

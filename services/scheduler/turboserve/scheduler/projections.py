@@ -107,6 +107,9 @@ class ClusterProjection:
             entries = worker_states(self._view, worker, state)
         for former in self._entries.get(name, (name,)):
             if former not in entries:
+                if "/" in former and (known := self._cluster.entries.get(former)) is not None:
+                    # Its sessions name the worker from now on.
+                    self._view.changed_sessions |= known.here | known.coming | known.suspended
                 self._cluster.drop_worker(former)
                 if worker is not None:
                     self._view.changed_sessions |= worker.used | worker.holding | worker.load_names

@@ -7,8 +7,9 @@ from typing import Self
 
 from pydantic import Field
 
+from turboserve.allocation.classes import SessionClass
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
-from turboserve.gateway.model_offers import size_of
+from turboserve.gateway.model_offers import by_class, size_of
 from turboserve.gateway.prompt_guides import PromptGuide
 from turboserve.gateway.public import ModelName, PublicOutput, Timestamp
 from turboserve.gateway.sessions.control_schemas import ModelControl
@@ -116,8 +117,36 @@ class ModelList(PublicOutput):
     models: list[Model] = Field(description="The models, by id.")
 
 
+class WorkerClass(PublicOutput):
+    """What a worker serves of one model at one frame size."""
+
+    model: ModelName = Field(description="The model.", examples=["toyworld"])
+    width: int | None = Field(description="Width of a frame, pixels. `null`: not known.", examples=[128])
+    height: int | None = Field(description="Height of a frame, pixels: see `width`.", examples=[128])
+    capacity: int = Field(
+        description="Number of these sessions that the worker holds at once without others.", examples=[5]
+    )
+    sessions: int = Field(description="Number of these sessions that hold a slot.", examples=[3])
+    chunk_latency_s: dict[int, float] = Field(
+        description="Measured latency of a chunk by batch size, seconds.", examples=[{"1": 0.13, "2": 0.21}]
+    )
+
+    @classmethod
+    def of(cls, row: WorkerRecord) -> Self:
+        """`row`: that of a worker which serves this class alone."""
+        width, height = size_of(row) or (None, None)
+        return cls(
+            model=SessionClass.of_name(row.model).model,
+            width=width,
+            height=height,
+            capacity=row.capacity,
+            sessions=row.sessions,
+            chunk_latency_s=row.chunk_latency_s,
+        )
+
+
 class Worker(PublicOutput):
-    """One worker."""
+    """One worker. `model`, size, `capacity` and `chunk_latency_s` are those of its first class."""
 
     id: str = Field(description="Id of the worker.", examples=["wk_5f3a9c"])
     model: ModelName = Field(description="Model that the worker serves.", examples=["toyworld"])
@@ -148,11 +177,16 @@ class Worker(PublicOutput):
     started_at: Timestamp = Field(description="When the worker started.")
     renewed_at: Timestamp = Field(description="When the worker last renewed its registration.")
     reason: str | None = Field(description="Why the worker is in this phase, if known.", examples=[None])
+    classes: list[WorkerClass] = Field(
+        description="The models and frame sizes that the worker serves, the first one first. A session takes "
+        "1 / `capacity` of the worker, by its class."
+    )
 
     @classmethod
     def of(cls, record: WorkerRecord) -> Self:
         width, height = size_of(record) or (None, None)
-        more = {"floor_capacity": record.most_sessions, "width": width, "height": height}
+        classes = [WorkerClass.of(row) for row in by_class([record])]
+        more = {"floor_capacity": record.most_sessions, "width": width, "height": height, "classes": classes}
         return cls.model_validate(record.model_dump() | more)
 
 
