@@ -21,7 +21,9 @@ logs.get("turboserve.gateway").info("an event")
 
 def test_libraries_write_warnings_only() -> None:
     """A WebRTC viewer's library writes dozens of lines with the viewer's address at INFO."""
-    written = subprocess.run([sys.executable, "-c", WRITES], capture_output=True, text=True, check=True).stderr
+    written = subprocess.run(
+        [sys.executable, "-c", WRITES], capture_output=True, text=True, check=True
+    ).stderr
     assert [name for name in LIBRARIES if f"a library's warning, {name}" in written] == [*LIBRARIES]
     assert "a request's step" not in written
     assert "an event" in written
