@@ -33,6 +33,7 @@ from select import select
 from typing import Any
 
 from tests.helpers import shown_process
+from tests.helpers.forked_end import run_to_end
 from tests.helpers.forked_launches import Launcher
 
 HIGHEST_DESCRIPTOR = 4096
@@ -121,8 +122,7 @@ class Job:
             job = ForkServer(there, give_away=True).serve()
             if job is None:
                 os._exit(0)
-            job.run()
-            sys.exit()
+            run_to_end(job.run)
         there.close()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         return Launcher(here)
@@ -277,5 +277,6 @@ def _write(pipe: int, number: int) -> None:
 if __name__ == "__main__":
     gc.disable()
     work = ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
-    if work is not None:
-        work.run()
+    if work is None:
+        os._exit(0)
+    run_to_end(work.run)

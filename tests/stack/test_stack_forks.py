@@ -81,6 +81,46 @@ def test_what_a_fork_starts_is_its_child_as_if_it_had_been_a_new_interpreter(tmp
     assert json.loads((tmp_path / "out.statuses").read_text()) == [7, -15, "5\n"]
 
 
+ENDS = """
+import atexit, os, signal, sys, threading, time
+
+def later():
+    time.sleep(0.2)
+    print("the thread has ended")
+
+atexit.register(print, "the first function", end="")
+atexit.register(print, "the second function")
+threading.Thread(target=later).start()
+print("not flushed", end=" ")
+{last}
+"""
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "",
+        "sys.exit()",
+        "sys.exit(7)",
+        "sys.exit(259)",
+        "sys.exit('refused')",
+        "raise ValueError('wrong')",
+        "sys.excepthook = lambda *_: print('its own hook', file=sys.stderr); raise ValueError('wrong')",
+        "raise KeyboardInterrupt",
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "os.close(1); sys.stdout.write('nowhere')",
+    ],
+)
+def test_a_fork_ends_as_an_interpreter_does(tmp_path: Path, last: str) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS.format(last=last))
+    forked = forked_process.run([str(script)])
+    fresh = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert (forked.returncode, forked.stdout) == (fresh.returncode, fresh.stdout)
+    # A traceback has other lines before its last one.
+    assert forked.stderr.splitlines()[-1:] == fresh.stderr.splitlines()[-1:]
+
+
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Server]:
     """A server with the imports of a stack, for further servers."""
