@@ -201,6 +201,8 @@ class SessionTable:
     @property
     def first_layers(self) -> list[Transfer]:
         """Transfers whose first layer has arrived, and whose sessions do not compute yet."""
+        if not self.transfers.load:
+            return []
         return [
             session.activity.transfer
             for session in self.sessions.values()

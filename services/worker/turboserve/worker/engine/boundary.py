@@ -87,14 +87,15 @@ class Boundary:
 
     def pending(self, session: Session, now: float) -> bool:
         """Whether `cross` would do something."""
+        if session.task is not None:
+            # Only a session that may compute has work.
+            return not session.forwarding and session.may_compute
         if _is_settled(session):
             return self._due(session, now)
         if isinstance(session.activity, Offloaded):
             return self._stops_outside(session, session.activity, now)
         if not session.may_compute:
             return False
-        if session.task is not None:
-            return not session.forwarding
         if session.arriving is not None and self._needs_all_layers(session):
             return False
         if session.controls and all(pending.ready for pending in session.controls):

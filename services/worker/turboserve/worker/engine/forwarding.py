@@ -50,7 +50,7 @@ class ForwardStage(Stage[Session, Session, Tensor]):
 
     def waiting(self, sessions: Iterable[Session]) -> list[Session]:
         """See `Stage.waiting`."""
-        return [session for session in sessions if session.forwarding]
+        return [session for session in sessions if session.task is not None and session.forwarding]
 
     def gather(self, waiting: list[Session], now: float) -> list[Session]:
         """See `Stage.gather`."""
@@ -174,8 +174,9 @@ def record_steps(batch: Sequence[Session], began_s: float, ended_s: float) -> No
 
 
 def _leaves(session: Session, now: float) -> bool:
-    leaving = session.suspending or session.quiesce_request is not None
-    return leaving and session.task is not None and now - session.task.due_at_s > LEAVING_S
+    if not session.suspending and session.quiesce_request is None:
+        return False
+    return session.task is not None and now - session.task.due_at_s > LEAVING_S
 
 
 class Forecaster:

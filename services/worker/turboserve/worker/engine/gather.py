@@ -191,6 +191,8 @@ class LeastCreditFirst:
         if not ready:
             return []
         alone = profile(1)
+        if limit == 1:
+            return [min(ready, key=lambda c: (self._turn(c, alone), -c.step))]
         pool = alike(sorted(ready, key=lambda c: (self._turn(c, alone), -c.step)))
         size = profile.best_batch(min(limit, len(pool)), gain_of(len(pool)))
         if size == 1 or _in_time(pool[:size], profile(size)) == _in_time(pool[:size], alone):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from torch import Tensor
@@ -202,7 +202,7 @@ class ChunkTimings:
 
     def decoded(self, ready_s: float, decode_s: float) -> ChunkTimings:
         """Return the same with the end and the duration of its decoding."""
-        return replace(self, ready_s=ready_s, decode_s=decode_s)
+        return ChunkTimings(self.due_s, self.started_s, self.denoised_s, ready_s, decode_s, self.steps)
 
 
 @statically_frozen(eq=False)

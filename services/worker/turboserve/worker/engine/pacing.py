@@ -81,11 +81,14 @@ class Pacing:
         if session.state.next_chunk < session.unpaced_until:
             return True
         playhead = session.playhead
+        position_s, shown_from_s = playhead.position_s, playhead.shown_from_s
         start = self._config.media_start(session.state.next_chunk) - session.max_lead_s
         # The viewer is at least at the known position, and at most as much further as time has passed.
-        if start < playhead.known_s:
+        if start < position_s or start < shown_from_s:
             return True
-        if not playhead.advancing or start - playhead.position_s >= now - playhead.reported_at_s:
+        if not playhead.playing or position_s < shown_from_s:
+            return False
+        if start - position_s >= now - playhead.reported_at_s:
             return False
         return start < self.playhead(session, now)
 

@@ -143,7 +143,7 @@ class Pipeline:
                 events += self._cross(session, now)
         events += self._collect()
         self._step_of = ()
-        if any(isinstance(event, SessionQuiesced) for event in events):
+        if events and any(isinstance(event, SessionQuiesced) for event in events):
             return events
         for run in (self._run_decode, self._run_text, self._run_forward)[: 2 + forward]:
             ran = run(now)
@@ -215,22 +215,25 @@ class Pipeline:
         sessions = self._table.sessions
         if session is not None:
             return self.pacing.due_at(sessions[session], now) if session in sessions else None
-        times = [self.pacing.due_at(each, now) for each in sessions.values()]
+        # A session in the middle of a chunk becomes due by no time.
+        times = [self.pacing.due_at(each, now) for each in sessions.values() if each.task is None]
         times.append(self.residency.next_at(now) if self._exchanges else None)
         return min((t for t in times if t is not None), default=None)
 
     def _held_back(self, now: float) -> bool:
         """Whether the decode executor must become empty first: an isolated session waits, or is in it."""
-        return bool(self._decodes.load) and any(
-            session.isolated and (session.waits or self._boundary.pending(session, now))
-            for session in self._table.sessions.values()
-        )
+        if not self._decodes.load:
+            return False
+        # Each step asks: nearly always, no session is isolated.
+        here = self._table.sessions.values()
+        isolated = [session for session in here if session.delivered < session.isolated_until]
+        return any(session.waits or self._boundary.pending(session, now) for session in isolated)
 
     def _waits(self, session: Session, now: float) -> bool:
         return (
-            session.forwarding
-            or (session.decodable and self._decodes.load < DECODE_EXECUTOR_DEPTH)
-            or session.encoding
+            (session.task is not None and session.forwarding)
+            or (bool(session.undecoded) and session.decodable and self._decodes.load < DECODE_EXECUTOR_DEPTH)
+            or (bool(session.controls) and session.encoding)
             or self._boundary.pending(session, now)
         )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
+from turboserve.static_frozen import statically_frozen
 from turboserve.worker.engine.activity import (
     STARTING,
     Activity,
@@ -32,7 +33,7 @@ MAX_UNDECODED = 2
 """Undecoded chunks at which a session begins no other: one is decoded while the next is denoised."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Playhead:
     """A viewer's position in the video: as last reported, and extrapolated since."""
 
@@ -54,13 +55,11 @@ class Playhead:
 
     def at(self, now: float, generated_s: float, trust_s: float) -> float:
         """Seconds of video played by `now`: at most what is generated, and `trust_s` past the observation."""
-        if not self.advancing:
-            return self.known_s
-        # Each gather asks this of each session: min and max would take most of the time.
+        # Each gather asks this of each session: min, max and properties would take most of the time.
         position_s, moved_s = self.position_s, now - self.reported_at_s
+        if not self.playing or position_s < self.shown_from_s:
+            return self.known_s
         moved_s = trust_s if moved_s > trust_s else moved_s
-        if moved_s <= 0.0:
-            return position_s
         reached_s = min(position_s + moved_s, generated_s)
         return reached_s if reached_s > position_s else position_s
 
@@ -96,7 +95,7 @@ class PendingControl:
         return self.control.prompt is not None or self.control.values is not None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@statically_frozen(eq=False)
 class UndecodedChunk:
     """Clean latents of a chunk that wait for the session's decoder, or are in it."""
 
@@ -225,8 +224,7 @@ class Session:
     @property
     def complete(self) -> bool:
         """Whether the session's whole state is in a slab."""
-        elsewhere = isinstance(self.activity, _ELSEWHERE)
-        return not elsewhere and self.arriving is None
+        return self.arriving is None and not isinstance(self.activity, _ELSEWHERE)
 
     def conditions(self, pending: PendingControl) -> tuple[str, Mapping[str, JsonValue]]:
         """Prompt and values of controls from `pending` on, which is one of `controls`."""
@@ -264,9 +262,8 @@ class Session:
     @property
     def encoding(self) -> bool:
         """Whether a control waits for its embedding, and the session's state is not being transferred."""
-        if not self.controls or isinstance(self.activity, _ELSEWHERE):
-            return False
-        return any(not pending.ready for pending in self.controls)
+        waits = any(not pending.ready for pending in self.controls)
+        return waits and not isinstance(self.activity, _ELSEWHERE)
 
     @property
     def isolated(self) -> bool:
@@ -297,4 +294,6 @@ class Session:
     @property
     def held_up(self) -> bool:
         """Whether the next chunk must wait: for a stream executor, or because the session is quiesced."""
-        return not self.may_compute or self.warming or len(self.undecoded) >= MAX_UNDECODED
+        if self.undecoded and (self.warming or len(self.undecoded) >= MAX_UNDECODED):
+            return True
+        return not isinstance(self.activity, _COMPUTING)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import inf
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from turboserve.static_frozen import statically_frozen
 from turboserve.worker.engine.backend import Backend, Decoded, Decoding
 from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.gather import GatherPolicy, LatencyProfile
@@ -31,7 +31,7 @@ Fail = Callable[[Session, "Exception | None"], Event]
 """Ends a session that raised an error. Returns the event."""
 
 
-@dataclass(frozen=True, eq=False)
+@statically_frozen(eq=False)
 class StageOutcome(Generic[Item, Result]):
     """A stage's result for one item, or the error that this item alone raises."""
 
@@ -104,7 +104,7 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
         self.profile.observe(len(batch), seconds)
 
 
-@dataclass(frozen=True, eq=False)
+@statically_frozen(eq=False)
 class Prompted:
     """A control that waits for its embedding."""
 
@@ -133,7 +133,7 @@ class TextStage(Stage[Prompted, Prompted, Tensor]):
         return [
             Prompted(session, pending)
             for session in sessions
-            if session.encoding
+            if session.controls and session.encoding
             for pending in session.controls
             if not pending.ready
         ]
@@ -214,7 +214,7 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
 
     def waiting(self, sessions: Iterable[Session]) -> list[Session]:
         """See `Stage.waiting`."""
-        return [session for session in sessions if session.decodable]
+        return [session for session in sessions if session.undecoded and session.decodable]
 
     def gather(self, waiting: list[Session], now: float) -> list[Decoding]:
         """See `Stage.gather`. The gathered sessions count as being in the decode executor from then on."""

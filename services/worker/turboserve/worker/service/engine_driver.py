@@ -155,6 +155,8 @@ class EngineDriver:
     def _apply(self, command: EngineCommand) -> None:
         now = self._now()
         match command:
+            case commands.SetPlayhead(session=session, playhead_s=seconds, playing=playing, observed_at=at):
+                self.engine.playhead(session, seconds, now=now if at is None else at, playing=playing)
             case commands.Evict(session=session):
                 del self.runs[session]
                 self._evict(session)
@@ -184,8 +186,6 @@ class EngineDriver:
                 self.engine.control(session, limited)
             case commands.DropBuffer(session=session, control_seq=seq, waiting_s=waiting_s):
                 self.engine.control(session, Control(seq, drops_buffer_since_s=now - waiting_s))
-            case commands.SetPlayhead(session=session, playhead_s=seconds, playing=playing, observed_at=at):
-                self.engine.playhead(session, seconds, now=now if at is None else at, playing=playing)
             case commands.GenerateNext(session=session):
                 self.engine.generate_next(session)
 
@@ -260,7 +260,7 @@ class EngineDriver:
                 others = [
                     held.state.fidelity
                     for held in self.engine.sessions.values()
-                    if held.name != session and (held.work is not None or bool(held.undecoded))
+                    if held.name != session and (held.task is not None or bool(held.undecoded))
                 ]
                 traced = engine_run.trace is not None and self.engine.records_steps
                 origin = engine_run.origin(event, self.runs) if traced else NO_ORIGIN

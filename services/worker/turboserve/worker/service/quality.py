@@ -26,6 +26,8 @@ MEASURE_S = 0.5
 """Longest time between two measurements, seconds."""
 WINDOW_S = 60.0
 """Time over which a worker reports the quality of its chunks, seconds."""
+TIERS: Mapping[TierName, Tier] = {"urgent": Tier.URGENT, "normal": Tier.NORMAL, "relaxed": Tier.RELAXED}
+"""Tiers as reports and headers carry them."""
 
 
 def chunk_fidelity(fidelity: Fidelity | None, ladder: FidelityLadder) -> ChunkFidelity | None:
@@ -225,7 +227,7 @@ def session_slack(playout: Playout) -> SessionSlack:
     return SessionSlack(
         slack_s=bounded(playout.slack_s),
         credit_s=bounded(playout.credit_s),
-        tier=Tier(playout.tier),
+        tier=TIERS[playout.tier],
         lateness_s=max(0.0, bounded(playout.lateness_s)),
         playing=playout.playing,
     )

@@ -86,11 +86,12 @@ class SessionReconciler:
         """Bring the session closer to what its row wants. Repeating it right away does nothing."""
         if isinstance(entry.state, Failed):
             return
-        self.outgoing.settle(entry, now)
+        if entry.outgoing_migration is not None:
+            self.outgoing.settle(entry, now)
         wanted = entry.wanted
         if wanted is _WAIT:
             return
-        if entry.is_fenced:
+        if entry.fenced is not None and entry.is_fenced:
             self._pause(entry)
             return
         if entry.log_doubted and entry.session not in self.in_flight:
@@ -261,7 +262,7 @@ class SessionReconciler:
             self.out.append(commands.PauseGeneration(entry.session, entry.run, entry.control_sent))
 
     def _publish(self, entry: SessionEntry, now: float) -> None:
-        if entry.session in self.in_flight or now < entry.retry_at:
+        if now < entry.retry_at or entry.session in self.in_flight:
             return
         if entry.attempts and now - entry.tried_at >= RECHECK_S:
             entry.checked = None

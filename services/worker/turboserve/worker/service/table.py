@@ -37,6 +37,7 @@ from turboserve.worker.service.table_migrations import IncomingMigrations
 
 _LOCAL = (events.ChunkPackaged, events.ControlTookEffect, events.PlayheadMoved, events.Published)
 """Events that affect only their session, unless its location or slot changes."""
+_IN_SLAB = (InSlab, LeavingSlab)
 
 
 class Table:
@@ -191,8 +192,7 @@ class Table:
         if isinstance(message, events.Published):
             self._reconciler.in_flight.discard(message.session)
         entry = self.entries.get(message.session)
-        arrival = self.incoming.get(message.session)
-        if arrival is not None and isinstance(message, events.PlayheadMoved):
+        if isinstance(message, events.PlayheadMoved) and (arrival := self.incoming.get(message.session)):
             arrival.playhead_s, arrival.playing = message.playhead_s, message.playing
             arrival.playhead_at = now if message.observed_at is None else message.observed_at
         run = getattr(message, "run", None)
@@ -206,19 +206,19 @@ class Table:
                 self._packaged(entry, message)
             case events.Published():
                 self._published(entry, message, now)
+            case events.PlayheadMoved():
+                entry.playhead_s = message.playhead_s
+                if isinstance(entry.state, _IN_SLAB):
+                    at = now if message.observed_at is None else message.observed_at
+                    self._say(
+                        commands.SetPlayhead(
+                            message.session, entry.run, message.playhead_s, message.playing, at
+                        )
+                    )
             case (
                 events.QuiesceRequested() | events.Quiesced() | events.ManifestSent() | events.TransferEnded()
             ):
                 self._reconciler.outgoing.handle(entry, message, now)
-            case events.PlayheadMoved():
-                entry.playhead_s = message.playhead_s
-                if isinstance(entry.state, InSlab | LeavingSlab):
-                    at = now if message.observed_at is None else message.observed_at
-                    self._say(
-                        commands.SetPlayhead(
-                            entry.session, entry.run, message.playhead_s, message.playing, at
-                        )
-                    )
             case events.LogEndRead():
                 if message.query == entry.log_end_query:
                     self._log_end_read(entry, message)

@@ -17,7 +17,6 @@ from turboserve.bus import Bus, Owners, append, next_entry
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader, ChunkStages, LatentsHeader
 from turboserve.contracts.errors import FencedError, TurboServeError, UnavailableError
-from turboserve.contracts.fidelity import Tier
 from turboserve.contracts.requests import GetLatents
 from turboserve.ids import random_token
 from turboserve.subjects import CHUNK, CHUNKS, GET_LATENTS, LATENTS, OWN
@@ -26,7 +25,7 @@ from turboserve.worker.engine.errors import InvalidFidelityError
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.events import LogPlace, Ownership, PublishOutcome
 from turboserve.worker.service.packager import PackagedChunk
-from turboserve.worker.service.quality import bounded, fidelity_from
+from turboserve.worker.service.quality import TIERS, bounded, fidelity_from
 
 RETRY_S = 0.2
 
@@ -119,7 +118,7 @@ class Wire:
             fidelity=chunk.fidelity,
             slack_s=None if left is None else bounded(left.slack_s),
             credit_s=None if left is None else bounded(left.credit_s),
-            tier=None if left is None else Tier(left.tier),
+            tier=None if left is None else TIERS[left.tier],
             published_at=self._clock.wall(),
             stages=stages_of(chunk, now),
         )

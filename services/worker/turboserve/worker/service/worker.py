@@ -208,8 +208,10 @@ class Worker:
     # Events
 
     def handle(self, message: events.Input) -> None:
-        self.migrations.keys.learn(message, self._clock.monotonic())
-        for command in self.table.handle(message, self._clock.monotonic()):
+        now = self._clock.monotonic()
+        if isinstance(message, _ASSIGNING):
+            self.migrations.keys.learn(message, now)
+        for command in self.table.handle(message, now):
             self._carry_out(command)
         if isinstance(message, _ASSIGNING):
             if tracing():
@@ -253,6 +255,8 @@ class Worker:
         match command:
             case commands.PublishChunk():
                 self.logs.publish(command)
+            case commands.ForgetChunk():
+                self.logs.forget(command.session, command.run, command.index)
             case commands.ReadLogEnd() | commands.FetchLatents() | commands.FailSession():
                 self._spawn(self.logs.carry_out(command))
             case commands.Admit():
@@ -261,8 +265,6 @@ class Worker:
                     self._admissions.admitted(command.session, command.next_chunk)
                 log.info("session starts", session=command.session, chunk=command.next_chunk)
                 self._engine.submit(AdmitRequest(command, kept))
-            case commands.ForgetChunk():
-                self.logs.forget(command.session, command.run, command.index)
             case commands.Report():
                 self.heartbeat.soon()
             case commands.Evict():
