@@ -67,6 +67,10 @@ class Audience:
         observed_at = now - report.age_s
         latest = _GatewayReport(report.playhead_s, observed_at, report.viewers, report.live, now)
         self._gateways[report.gateway] = latest
+        if latest.viewers and len(self._gateways) == 1:
+            # As nearly always: the session's viewers are at one gateway.
+            self.aggregate = AggregatedPlayhead(latest.playhead_s, latest.viewers, observed_at)
+            return self.aggregate
         self._gateways = {
             gateway: last
             for gateway, last in self._gateways.items()

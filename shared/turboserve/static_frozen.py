@@ -16,6 +16,8 @@ def statically_frozen(*, eq: bool = True) -> Callable[[type[T]], type[T]]:
     At runtime nothing refuses it. The constructor of `dataclass(frozen=True)` takes five times as long, 0.3
     µs for each field, and a chunk causes about 250 such assignments on its way to the viewer.
 
+    Objects have slots: one piece of memory instead of two.
+
     `eq`: whether objects with equal fields are equal and hashable, as with `dataclass(frozen=True)`.
     """
-    return dataclass(eq=eq, unsafe_hash=eq)
+    return dataclass(eq=eq, unsafe_hash=eq, slots=True)

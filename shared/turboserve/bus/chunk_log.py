@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-
-from cachetools import FIFOCache
 
 from turboserve.bus.client import Bus
 from turboserve.bus.follower import follow
@@ -80,7 +79,8 @@ class ChunkLog:
         """`on_foreign` is called for each entry that is ignored, with the reason: `owner` or `order`."""
         self._bus, self._on_foreign = bus, on_foreign
         self._owners = Owners(bus, lambda: on_foreign("owner"))
-        self._sequences: FIFOCache[tuple[str, int], int] = FIFOCache(REMEMBERED)
+        self._sequences: OrderedDict[tuple[str, int], int] = OrderedDict()
+        """(session, index) → sequence of the newest `REMEMBERED` chunks."""
 
     async def listen(self) -> None:
         """Subscribe to changes of owners. Call this once."""
@@ -282,6 +282,8 @@ class ChunkLog:
 
     def _remember(self, header: ChunkHeader, entry: Entry) -> Chunk:
         self._sequences[header.session, header.index] = entry.sequence
+        if len(self._sequences) > REMEMBERED:
+            self._sequences.popitem(last=False)
         return Chunk(header, entry.sequence, entry.data, entry.headers.get("traceparent"))
 
 

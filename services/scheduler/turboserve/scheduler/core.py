@@ -98,6 +98,11 @@ class Scheduler:
         self._commands = []
         self.listening.advance(now, event.connected if isinstance(event, Tick) else None)
         match event:
+            case ViewersReported(session, viewers):
+                if viewers > 0 and session in self.view.sessions:
+                    self.view.sessions[session].watched_at = self.listening.now
+                # Only the next tick uses this. Return early, since this is the most frequent event.
+                return []
             case Tick():
                 self._tick(now)
             case SessionChanged(record):
@@ -109,11 +114,6 @@ class Scheduler:
             case PoolReported(status):
                 if status.model is not None:
                     self.view.put_pool(status.pool, status.model, status.absorbs, self.listening.now)
-            case ViewersReported(session, viewers):
-                if viewers > 0 and session in self.view.sessions:
-                    self.view.sessions[session].watched_at = self.listening.now
-                # Only the next tick uses this. Return early, since this is the most frequent event.
-                return []
             case WorkersListed(ticket, workers):
                 if (asked_at := self._answer(self._look, ticket)) is not None:
                     listings.apply_workers(self.view, ticket, asked_at, workers, self.listening.now)

@@ -31,6 +31,7 @@ WAKE_AGAIN_S = 8.0
 """Seconds between later attempts to resume an idle session, while the viewer stays: only viewers do it."""
 
 log = logs.get("stream")
+_NO_SPAN = nullcontext(INVALID_SPAN)
 
 
 async def until_decided(
@@ -64,7 +65,7 @@ class DeliverySpans:
         if self._first is None:
             self._first = chunk.header.index, chunk.traceparent, time.time_ns()
         if not is_sampled(chunk.traceparent):
-            return nullcontext(INVALID_SPAN)
+            return _NO_SPAN
         return _trace.start_as_current_span(
             "deliver chunk",
             context=context_from(chunk.traceparent),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 
 import nats.errors
-from cachetools import FIFOCache
 
 from turboserve import logs
 from turboserve.bus import Bus
@@ -35,8 +35,8 @@ class TimelineService:
         self._gateway = gateway
         self._interval_s = interval_s
         self._timeline = Timeline(interval_s, timeout_s)
-        self._first_sent: FIFOCache[tuple[str, int], float] = FIFOCache(REMEMBERED)
-        self._first_shown: FIFOCache[tuple[str, int], float] = FIFOCache(REMEMBERED)
+        self._first_sent: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._first_shown: OrderedDict[tuple[str, int], float] = OrderedDict()
         """(session, chunk) → when a viewer here was first sent, and first showed, the chunk, Unix seconds."""
         self._watched: dict[str, tuple[float, int]] = {}
         """Session → when it was last published, monotonic, and the number of its viewers then."""
@@ -74,17 +74,17 @@ class TimelineService:
     async def delivered(self, viewer: str, header: ChunkHeader, size: int) -> None:
         """Note that a viewer was sent a chunk, `size` bytes."""
         self._delivered[header.session] = self._delivered.get(header.session, 0) + size
-        self._first_sent.setdefault((header.session, header.index), self._clock.wall())
-        await self._do(
-            self._timeline.delivered(
-                header.session,
-                viewer,
-                header.end_s,
-                header.compute_s,
-                self._clock.monotonic(),
-                (header.credit_s, header.tier),
-            )
+        _remember(self._first_sent, header.session, header.index, self._clock.wall())
+        commands = self._timeline.delivered(
+            header.session,
+            viewer,
+            header.end_s,
+            header.compute_s,
+            self._clock.monotonic(),
+            (header.credit_s, header.tier),
         )
+        if commands:
+            await self._do(commands)
 
     async def skipped(self, session: str, viewer: str, start_s: float) -> None:
         await self._do(self._timeline.skipped(session, viewer, start_s, self._clock.monotonic()))
@@ -96,7 +96,7 @@ class TimelineService:
 
     def shown(self, session: str, index: int) -> None:
         """Note that a viewer shows the first frame of its first chunk, `index`."""
-        self._first_shown.setdefault((session, index), self._clock.wall())
+        _remember(self._first_shown, session, index, self._clock.wall())
 
     def first_viewer(self, session: str, index: int) -> tuple[float | None, float | None]:
         """Return when a viewer here was first sent a chunk, and first showed it, Unix seconds, or None."""
@@ -151,3 +151,10 @@ class TimelineService:
                     log.info("viewer stalled", session=session)
                 case Recovered(_, seconds):
                     metrics.stall_duration.record(seconds)
+
+
+def _remember(times: OrderedDict[tuple[str, int], float], session: str, index: int, at: float) -> None:
+    """Keep the first time of a chunk, of the newest `REMEMBERED` chunks."""
+    times.setdefault((session, index), at)
+    if len(times) > REMEMBERED:
+        times.popitem(last=False)

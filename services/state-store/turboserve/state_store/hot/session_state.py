@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from turboserve import logs
@@ -19,6 +19,7 @@ from turboserve.contracts.versions import SchemaVersionError
 from turboserve.contracts.workers import Playhead
 from turboserve.state_store import metrics
 from turboserve.state_store.ports.hot import HotRefusedError, HotStore, HotUnavailableError
+from turboserve.static_frozen import statically_frozen
 from turboserve.subjects import LATENTS
 
 ATTEMPT_S = 0.5
@@ -83,7 +84,7 @@ MEMORY = 20_000
 """Number of sessions in memory, for use while Redis is down. Those reported longest ago are dropped first."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class PlayheadSample:
     """The last report of a session. `watched_at` is the store's wall clock at the last one with a viewer."""
 
@@ -190,7 +191,7 @@ class Playheads:
             stored = PlayheadSample(playhead or 0.0, watched or 0.0, at or 0.0)
             newest = stored if mine is None or stored.at > mine.at else mine
             watched_at = max(stored.watched_at, mine.watched_at if mine else 0.0)
-            found[session] = replace(newest, watched_at=watched_at)
+            found[session] = PlayheadSample(newest.playhead_s, watched_at, newest.at)
         return found
 
     async def onto(self, records: Iterable[SessionRecord], wall: float | None = None) -> list[SessionRecord]:
