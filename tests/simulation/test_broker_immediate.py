@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
 from nats.aio.msg import Msg
 
 from tests.helpers.broker_scene import Scene
@@ -51,6 +52,80 @@ def test_a_frozen_process_reads_an_immediate_message_when_it_continues() -> None
     assert not read_at
     scene.run("autoscaler", asyncio.sleep(5.0))
     assert read_at == [frozen_at + 3.0]
+    scene.close()
+
+
+@pytest.mark.parametrize("immediate", [False, True])
+def test_a_handler_that_waits_or_fails_delays_later_messages_and_loses_none(immediate: bool) -> None:
+    scene = Scene(Network(immediate=immediate))
+    scene.connect("autoscaler")
+    client = scene.connect("gateway").client
+    log: list[str] = []
+
+    async def receive(message: Msg) -> None:
+        body = message.data.decode()
+        log.append(f"{body} begins")
+        if body == "slow":
+            # Needs a task, as each wait with a limit does.
+            async with asyncio.timeout(5.0):
+                await asyncio.sleep(1.0)
+        if body == "wrong":
+            await asyncio.sleep(0.0)
+            raise ValueError(body)
+        if body == "bad":
+            raise ValueError(body)
+        if body == "late":
+            try:
+                async with asyncio.timeout(0.5):
+                    await asyncio.sleep(9.0)
+            except TimeoutError:
+                log.append("late gives up")
+        log.append(f"{body} ends")
+
+    async def note(error: Exception) -> None:
+        log.append(f"error {error}")
+
+    async def subscribe() -> None:
+        client._error_cb = note  # type: ignore[attr-defined]
+        await client.subscribe("news", cb=receive)
+        await client.flush()
+
+    scene.run("gateway", subscribe())
+    scene.publish("autoscaler", "news", b"first", b"slow", b"bad", b"wrong", b"late", b"last")
+    scene.loop.advance(5.0)
+    waits = ["slow begins", "slow ends", "bad begins", "error bad", "wrong begins", "error wrong"]
+    gives_up = ["late begins", "late gives up", "late ends"]
+    assert log == ["first begins", "first ends", *waits, *gives_up, "last begins", "last ends"]
+    scene.close()
+
+
+@pytest.mark.parametrize("immediate", [False, True])
+def test_a_subscription_that_has_ended_handles_no_message_and_a_drained_one_all(immediate: bool) -> None:
+    scene = Scene(Network(immediate=immediate))
+    scene.connect("autoscaler")
+    client = scene.connect("gateway").client
+    handled: list[str] = []
+
+    async def receive(message: Msg) -> None:
+        await asyncio.sleep(1.0)
+        handled.append(f"{message.subject} {message.data.decode()}")
+
+    async def subscribe() -> None:
+        ended = await client.subscribe("ended", cb=receive)
+        drained = await client.subscribe("drained", cb=receive)
+        await client.flush()
+        for subject in ("ended", "drained"):
+            for body in (b"1", b"2"):
+                await client.publish(subject, body)
+        await client.flush()
+        await asyncio.sleep(1.5)
+        await ended.unsubscribe()
+        await drained.drain()  # type: ignore[no-untyped-call]
+        assert handled == ["ended 1", "drained 1", "drained 2"]
+
+    scene.run("gateway", subscribe())
+    scene.loop.advance(5.0)
+    assert len(handled) == 3
     scene.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 from turboserve.contracts.chunks import HEADER, ChunkHeader, Ownership
@@ -16,6 +17,7 @@ from turboserve.subjects import CANARY_EVENTS, CHUNK, EVENTS, OWN
 
 CHUNKS_KEPT = 500
 """More newest chunks of a session than the log keeps."""
+SUBJECTS_KEPT = 10_000
 
 
 @dataclass(slots=True)
@@ -74,6 +76,9 @@ class SimulatedViewer:
     """Called with each chunk: its index, and the media time at which it ends."""
     player: Player | None = None
     """Plays what `on_chunk` gives it. None: the viewer plays from its first report on."""
+
+
+_subject_of = lru_cache(SUBJECTS_KEPT)(CHUNK.by)
 
 
 class LogReports(Protocol):
@@ -165,7 +170,7 @@ class LogChecks:
         )
         self._reports.result(stored.subject, stored.headers[HEADER].encode(), header.index)
         owner = log.owner
-        wrote = header.epoch, header.worker, CHUNK.by(session, header.worker)
+        wrote = header.epoch, header.worker, _subject_of(session, header.worker)
         if owner is None or (owner.epoch, owner.worker, stored.subject) != wrote:
             self._reports.fail(
                 "one_executor",

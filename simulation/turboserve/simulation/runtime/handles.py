@@ -61,6 +61,8 @@ class VirtualTimer(asyncio.TimerHandle):
 class VirtualTask(asyncio.Task[Any]):
     """A task whose hash is its number, so that sets of tasks have the same order in every run."""
 
+    __slots__ = ("number",)
+
     def __init__(
         self,
         number: int,

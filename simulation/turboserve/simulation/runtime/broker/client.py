@@ -24,8 +24,10 @@ from nats.errors import StaleConnectionError, UnexpectedEOF
 from nats.js.api import Header
 
 from turboserve.simulation.runtime.broker.formats import as_received
+from turboserve.simulation.runtime.broker.handlers import HandlerQueue
 from turboserve.simulation.runtime.broker.link import Link
 from turboserve.simulation.runtime.broker.messages import Message
+from turboserve.simulation.runtime.broker.network import Network
 from turboserve.simulation.runtime.broker.receiver import MemoryJetStream, MessageQueue, Receiver
 from turboserve.simulation.runtime.process import Process, enter
 
@@ -41,6 +43,7 @@ class ListeningBroker(Protocol):
     """The broker as its clients know it."""
 
     random: Random
+    network: Network
     loop: asyncio.AbstractEventLoop
     max_payload: int
 
@@ -61,7 +64,6 @@ class MemoryClient(Receiver):
         super().__init__(broker.random)
         self.process = process
         self._broker = broker
-        self._link: Link | None = None
         self._buffer: list[Message] = []
         """Messages published while there was no connection."""
         self._known_subjects: set[str] = set()
@@ -190,23 +192,31 @@ class MemoryClient(Receiver):
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        self._check_alive()
+        if reply and not reply.startswith(self._response_prefix or "\0"):
+            self._check_alive()
+            _validate_subject(reply)
+        self._send(subject, payload, reply, headers)
+
+    def _send(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None) -> None:
+        process = self.process
+        if process is not None and not process.alive:
+            process.check_alive()
         if subject not in self._known_subjects:
             self._check_subject(subject)
-        if reply and not reply.startswith(self._response_prefix or "\0"):
-            _validate_subject(reply)
-        if self.is_closed:
-            raise nats.errors.ConnectionClosedError
-        if self.is_draining_pubs:
-            raise nats.errors.ConnectionDrainingError
         size = len(payload)
-        if not self.is_connected and size + self._pending_data_size > self._max_pending_size:
-            raise nats.errors.OutboundBufferLimitError
+        if self._status != Client.CONNECTED:
+            if self.is_closed:
+                raise nats.errors.ConnectionClosedError
+            if self.is_draining_pubs:
+                raise nats.errors.ConnectionDrainingError
+            if not self.is_connected and size + self._pending_data_size > self._max_pending_size:
+                raise nats.errors.OutboundBufferLimitError
         if size > self._max_payload:
             raise nats.errors.MaxPayloadError
         message = Message(subject, bytes(payload), reply, as_received(headers) if headers else None)
-        self.stats["out_msgs"] += 1
-        self.stats["out_bytes"] += size
+        stats = self.stats
+        stats["out_msgs"] += 1
+        stats["out_bytes"] += size
         if self._link is not None:
             self._link.publish(message)
         else:
@@ -250,7 +260,10 @@ class MemoryClient(Receiver):
         return await super().subscribe(subject, *args, **options)
 
     async def _send_subscribe(self, sub: Subscription) -> None:
-        sub._pending_queue = MessageQueue(sub._pending_queue.maxsize)
+        if sub._cb is not None and self._broker.network.at_once:
+            sub._pending_queue = HandlerQueue(sub, self._error_cb)
+        else:
+            sub._pending_queue = MessageQueue(sub._pending_queue.maxsize)
         if self._link is not None:
             self._link.subscribe(sub._id, sub.subject, sub.queue)
 
@@ -307,11 +320,6 @@ class MemoryClient(Receiver):
 
     def on_message(self, delivery: tuple[Link, int, Message]) -> None:
         self.take(*delivery)
-
-    def take(self, link: Link, sid: int, message: Message) -> None:
-        """Handle a message for a subscription, if the connection is still in use."""
-        if link is self._link:
-            self._take(sid, message)
 
     def on_pong(self, link: Link) -> None:
         if link is not self._link or not self._pongs:

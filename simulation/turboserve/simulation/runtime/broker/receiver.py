@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import NO_RESPONDERS_STATUS, Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
@@ -18,18 +18,23 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError
 from pydantic_core import from_json
 
+from turboserve.simulation.runtime.broker.link import Link
 from turboserve.simulation.runtime.broker.messages import Message
+
+STATUS = "Status"
+"""Header of the broker's own answers."""
 
 
 class Receiver(Client):
     """nats-py's client with cheaper requests.
 
-    Requests do without nats-py's copies of subjects and its task for each timeout. `_take` does what nats-py
+    Requests do without nats-py's copies of subjects and its task for each timeout. `take` does what nats-py
     does with each message that it has read.
     """
 
     def __init__(self, generator: random.Random) -> None:
         super().__init__()
+        self._link: Link | None = None
         self._nuid = _Nuid(generator)  # type: ignore[assignment]
         self._response_sid = 0
         self._responses: dict[str, Msg | asyncio.Future[Msg] | None] = {}
@@ -49,15 +54,13 @@ class Receiver(Client):
         timeout: float = 1,
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        if self.is_draining_pubs:
-            raise nats.errors.ConnectionDrainingError
         if not self._resp_sub_prefix:
             await self._init_request_sub()
         token = self._nuid.text()  # type: ignore[attr-defined]
         responses = self._responses
         responses[token] = None
         try:
-            await self.publish(subject, payload, f"{self._response_prefix}{token}", headers)
+            self._send(subject, payload, f"{self._response_prefix}{token}", headers)
             if isinstance(answer := responses[token], Msg):
                 return answer
             loop = asyncio.get_running_loop()
@@ -71,23 +74,24 @@ class Receiver(Client):
         finally:
             del responses[token]
 
+    def _send(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None) -> None:
+        """Publish a message. `reply`: empty, or a valid subject. Raises nats-py's errors."""
+        raise NotImplementedError
+
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` as a task of the client's process, whichever process runs now."""
         raise NotImplementedError
 
-    def _take(self, sid: int, message: Message) -> None:
-        """Handle a message for a subscription."""
+    def take(self, link: Link, sid: int, message: Message) -> None:
+        """Handle a message for a subscription, if the connection is still in use."""
         subscription = self._subs.get(sid)
-        if subscription is None:
+        if subscription is None or link is not self._link:
             return
         data = message.data
         size = len(data)
         stats = self.stats
         stats["in_msgs"] += 1
         stats["in_bytes"] += size
-        subscription._received += 1
-        if 0 < subscription._max_msgs <= subscription._received:
-            self._subs.pop(sid, None)
         headers = dict(message.headers) if message.headers else None
         # By position: metadata, acknowledged, subscription.
         received = Msg(self, message.subject, message.reply, data, headers, None, False, sid)
@@ -99,6 +103,9 @@ class Receiver(Client):
             elif isinstance(waiting, asyncio.Future) and not waiting.done():
                 waiting.set_result(received)
             return
+        subscription._received += 1
+        if 0 < subscription._max_msgs <= subscription._received:
+            self._subs.pop(sid, None)
         if subscription._future is not None:
             if not subscription._future.done():
                 subscription._future.set_result(received)
@@ -125,20 +132,37 @@ class Receiver(Client):
 class MessageQueue(asyncio.Queue[Msg]):
     """The queue of a subscription: asyncio's, with less work for a message."""
 
+    _joined = False
+    """Whether `join` waits."""
+
     def put_nowait(self, item: Msg) -> None:
         queue: deque[Msg] = self._queue  # type: ignore[attr-defined]
         if 0 < self.maxsize <= len(queue):
             raise asyncio.QueueFull
         queue.append(item)
         self._unfinished_tasks: int = self._unfinished_tasks + 1
-        if self._unfinished_tasks == 1:
-            self._finished.clear()  # type: ignore[attr-defined]
         getters: deque[asyncio.Future[None]] = self._getters  # type: ignore[attr-defined]
         while getters:
             getter = getters.popleft()
             if not getter.done():
                 getter.set_result(None)
                 break
+
+    def task_done(self) -> None:
+        if self._unfinished_tasks <= 0:
+            raise ValueError("task_done() called too many times")
+        self._unfinished_tasks -= 1
+        if not self._unfinished_tasks and self._joined:
+            self._joined = False
+            self._finished.set()  # type: ignore[attr-defined]
+
+    async def join(self) -> None:
+        if self._unfinished_tasks > 0:
+            # Each message would set and reset the event. Only a wait needs it.
+            self._joined = True
+            finished: asyncio.Event = self._finished  # type: ignore[attr-defined]
+            finished.clear()
+            await finished.wait()
 
     async def get(self) -> Msg:
         queue: deque[Msg] = self._queue  # type: ignore[attr-defined]
@@ -179,12 +203,13 @@ class MemoryJetStream(JetStreamContext):
     ) -> PubAck:
         if stream is not None or msg_ttl is not None:
             return await super().publish(subject, payload, timeout, stream, headers, msg_ttl)
-        try:
-            answer = await self._nc.request(
-                subject, payload, timeout=self._timeout if timeout is None else timeout, headers=headers
-            )
-        except nats.errors.NoRespondersError:
-            raise NoStreamResponseError from None
+        client = self._nc
+        assert isinstance(client, Receiver)
+        answer = await client._request_new_style(
+            subject, payload, self._timeout if timeout is None else timeout, headers
+        )
+        if answer.headers and answer.headers.get(STATUS) == NO_RESPONDERS_STATUS:
+            raise NoStreamResponseError
         body = from_json(answer.data)
         if "error" in body:
             raise APIError.from_error(body["error"])

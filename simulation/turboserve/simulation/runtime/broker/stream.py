@@ -117,8 +117,8 @@ class Stream:
 
         Raises ApiError if a condition of the headers does not hold, or a limit refuses the message.
         """
-        self.expire()
         now = self._now()
+        self._expire(now)
         ttl_s = 0.0
         message_id = ""
         if headers:
@@ -339,9 +339,10 @@ class Stream:
 
     def expire(self) -> None:
         """Remove the messages whose age or time to live is exceeded."""
-        if not self._expiring and self._max_age_s <= 0.0:
-            return
-        now = self._now()
+        if self._expiring or self._max_age_s > 0.0:
+            self._expire(self._now())
+
+    def _expire(self, now: float) -> None:
         while self._expiring and self._expiring[0][0] <= now:
             self.remove(heapq.heappop(self._expiring)[1])
         if self._max_age_s > 0.0:
