@@ -27,6 +27,7 @@ from turboserve.scheduler.messages import (
     Place,
     SendFeedback,
     SessionChanged,
+    SolveShares,
     Tick,
     WorkerChanged,
     WorkersListed,
@@ -85,6 +86,7 @@ class DecidedWorld(World):
 
     def check(self, command: Command) -> None:
         super().check(command)
+        assert not isinstance(command, SolveShares), "one class alone has sessions"
         at = round(self.now, 6)
         if isinstance(command, Place | BeginMigration):
             self.decided.append((at, type(command).__name__, command.session, command.worker))

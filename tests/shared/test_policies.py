@@ -106,6 +106,7 @@ def test_the_baselines_are_installed() -> None:
     [
         ("scheduler", "TURBOSERVE_PLACEMENT", PLACEMENTS.names),
         ("scheduler", "TURBOSERVE_REBALANCER", REBALANCERS.names),
+        ("scheduler", "TURBOSERVE_SHARES", SHARES.names),
         ("worker", "TURBOSERVE_GATHER_POLICY", GATHER_POLICIES.names),
     ],
 )

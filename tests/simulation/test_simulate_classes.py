@@ -40,6 +40,7 @@ def test_both_classes_run_and_migrate() -> None:
     outcome = run_scenario(3, faults=CALM, scale=scale({SMALL: 3, LARGE: 2}, (LARGE,), workers=2))
     assert outcome.violations == {}
     assert outcome.counts["moves"] > 0
+    assert outcome.counts["by_quota"] > 0
     assert outcome.settled_s is not None
 
 

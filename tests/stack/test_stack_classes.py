@@ -62,6 +62,7 @@ async def test_sessions_of_two_models_share_workers_migrate_and_outlive_one(tmp_
             await one_of_each_on_both(api, viewers, workers)
             models = {one["id"]: one for one in (await api.get("/v1/models")).json()["models"]}
             assert [models[name]["sessions"] for name in (LARGE, SMALL)] == [2, 2]
+            await placed_by_shares(api, workers)
 
             # Each migrates to the other worker, live.
             for viewer in (viewers[0], viewers[2]):
@@ -90,6 +91,26 @@ async def test_sessions_of_two_models_share_workers_migrate_and_outlive_one(tmp_
         width, height = SIZES[model]
         assert video.frames.shape[1:3] == (height, width)
         assert video.gaps() == []
+
+
+async def placed_by_shares(api: httpx.AsyncClient, workers: set[str]) -> None:
+    """Create sessions, one at a time, until one is placed by the shares of the two models. Ends each."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while True:
+        # The first shares are solved after the solver has been imported.
+        viewer = await Viewer.create(api, "a blue square moving right", model=SMALL, seed=9)
+        while (await viewer.get())["worker"] is None:
+            assert time.monotonic() < deadline_s, "a session beside four is not placed"
+            await asyncio.sleep(0.1)
+        listed = (await api.get(f"/v1/sessions/{viewer.session}/decisions")).json()["decisions"]
+        await viewer.delete()
+        decision = [one for one in listed if one["kind"] == "place"][-1]
+        if "its quota has room" in decision["reason"]:
+            assert decision["worker"] in workers
+            assert 1 <= decision["numbers"]["quota"] <= 4
+            return
+        assert time.monotonic() < deadline_s, f"no session is placed by shares: {decision}"
+        await asyncio.sleep(0.5)
 
 
 async def dead(api: httpx.AsyncClient, workers: set[str], deadline_s: float) -> str:

@@ -15,6 +15,7 @@ from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import BeginMigration, CommitMigration, Place, SendFeedback
 from turboserve.scheduler.messages import Command as SchedulerCommand
 from turboserve.scheduler.placement import MigrationKind
+from turboserve.scheduler.placement.minmax import WITHIN_QUOTA
 from turboserve.simulation.class_checks import ClassChecks
 from turboserve.simulation.names import brief
 from turboserve.simulation.runtime.loop import VirtualLoop
@@ -56,6 +57,8 @@ class DecisionChecks:
     ) -> None:
         self._reports, self._deployment, self._classes = reports, deployment, classes
         self.drains = self.resizes = 0
+        self.by_quota = 0
+        """Number of placements that prefer a worker with fewer sessions of the class than its quota."""
         self.absorbed = self.rescues = 0
         """Number of placements beyond K, and of migrations that save late chunks."""
         self._pool_term = 0
@@ -79,6 +82,8 @@ class DecisionChecks:
                 self._reports.note(name, brief(command))
             if isinstance(command, Place | BeginMigration):
                 self._assigned(core, command)
+            if isinstance(command, Place):
+                self.by_quota += WITHIN_QUOTA in command.decision.reason
             if isinstance(command, BeginMigration):
                 self._begins(core, command)
             elif isinstance(command, CommitMigration):

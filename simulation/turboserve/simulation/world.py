@@ -348,6 +348,7 @@ class World(Servers):
             "lowered": self.checker.log.lowered,
             "absorbed": self.checker.decisions.absorbed,
             "rescues": self.checker.decisions.rescues,
+            "by_quota": self.checker.decisions.by_quota,
             "placements": self.checker.placements,
             "moves": self.checker.migrations,
             "loans": sum(worker.loans for worker in self.workers.values()),

@@ -23,7 +23,9 @@ from turboserve.scheduler.placement import (
     MinMaxRebalancer,
     Placement,
     Rebalancer,
+    Solve,
     Weights,
+    solve_shares,
 )
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.scheduler.shell import Shell
@@ -37,10 +39,15 @@ class Lead(TermLeader[Shell]):
     """The leadership of this process, and the scheduler that runs while this process leads."""
 
     def __init__(
-        self, runtime: Runtime, lease: Lease, make_core: Callable[[], Scheduler], tick_s: float
+        self,
+        runtime: Runtime,
+        lease: Lease,
+        make_core: Callable[[], Scheduler],
+        tick_s: float,
+        solve: Solve = solve_shares,
     ) -> None:
         super().__init__(runtime, NAME, Leadership(new_id("sch"), lease))
-        self._make_core, self._tick_s = make_core, tick_s
+        self._make_core, self._tick_s, self._solve = make_core, tick_s, solve
 
     @property
     def shell(self) -> Shell | None:
@@ -64,15 +71,22 @@ class Lead(TermLeader[Shell]):
             term,
             partial(self.leadership.leads_in, term),
             partial(self.on_leadership_lost, term),
+            self._solve,
         )
 
 
-async def serve(runtime: Runtime, lease: Lease, make_core: Callable[[], Scheduler], tick_s: float) -> Lead:
+async def serve(
+    runtime: Runtime,
+    lease: Lease,
+    make_core: Callable[[], Scheduler],
+    tick_s: float,
+    solve: Solve = solve_shares,
+) -> Lead:
     """Start this process as one of the schedulers.
 
     It is ready once it leads with a filled view, or has seen another leader renew.
     """
-    lead = Lead(runtime, lease, make_core, tick_s)
+    lead = Lead(runtime, lease, make_core, tick_s, solve)
     runtime.check("view", lambda: lead.useful)
     runtime.role = lambda: lead.role
     metrics.leads.add(lead, lambda lead: int(lead.role == "leader"))
@@ -129,4 +143,5 @@ async def start(
     that cannot be imported ends the process before it becomes the leader.
     """
     make_core(settings)
-    return await serve(runtime, settings.leadership(), lambda: make_core(settings), settings.tick_s)
+    lease, solve = settings.leadership(), settings.solve()
+    return await serve(runtime, lease, lambda: make_core(settings), settings.tick_s, solve)

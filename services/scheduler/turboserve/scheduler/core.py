@@ -17,6 +17,7 @@ from turboserve.scheduler import deciding, listings
 from turboserve.scheduler.class_views import choice_of_worker, classes_of, demand_with_entries, is_full
 from turboserve.scheduler.deciding import PendingQuery, note_refusals, settle_declaration, settle_session
 from turboserve.scheduler.hand_over import hand_over
+from turboserve.scheduler.live_shares import LiveShares
 from turboserve.scheduler.load_feedback import Feedback
 from turboserve.scheduler.messages import (
     AllListed,
@@ -37,6 +38,7 @@ from turboserve.scheduler.messages import (
     Reply,
     SendFeedback,
     SessionChanged,
+    SharesSolved,
     Tick,
     ViewersReported,
     WorkerChanged,
@@ -74,6 +76,7 @@ class Scheduler:
         self.projection = ClusterProjection(
             self.view, self.policy.worker_timeout_s, self.policy.target_chunk_s
         )
+        self.shares = LiveShares(self.view, self.policy.worker_timeout_s, self.policy.target_chunk_s)
         self.listening = ListeningTime()
         self.decisions = 0
         self.synced = False
@@ -127,6 +130,9 @@ class Scheduler:
                 there = self._cluster(now).candidates()
                 for answer in self._operators.ask(event, self.view, self.placement, there, now, self._take):
                     self._begin(answer)
+            case SharesSolved():
+                self._under_way.pop(event.ticket, None)
+                self.shares.solved(event, self._cluster(now))
             case Answered():
                 self._answered(event, now)
         if self._listing.due(now):
@@ -137,6 +143,9 @@ class Scheduler:
                 for step in self.migrations.drive(self.view, now, self.listening.now, self._take):
                     self._send(step)
             self._decide(now)
+            if self.policy.shares and self.projection.several:
+                for solve in self.shares.update(self._cluster(now), now, self.listening.now):
+                    self._send(solve)
             if len(self.view.workers) > 1:
                 # One worker alone has no target for a migration.
                 self._rebalance(now)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import nats.errors
@@ -46,9 +48,13 @@ from turboserve.scheduler.messages import (
     Refused,
     Release,
     SendFeedback,
+    SharesSolved,
+    SolveShares,
     SuspendIdle,
     WorkersListed,
 )
+from turboserve.scheduler.placement import Solve, solve_shares
+from turboserve.scheduler.placement.share_keeper import quotas_of_problems
 from turboserve.subject_types import Endpoint
 
 Req = TypeVar("Req", bound=Contract)
@@ -64,12 +70,19 @@ class Executor:
     """Runs one command and returns one event. Errors of the broker and the store become events."""
 
     def __init__(
-        self, bus: Bus, clock: Clock, term: int = 0, on_leadership_lost: Callable[[], None] = lambda: None
+        self,
+        bus: Bus,
+        clock: Clock,
+        term: int = 0,
+        on_leadership_lost: Callable[[], None] = lambda: None,
+        solve: Solve = solve_shares,
     ) -> None:
         """Requests that only a leader may send carry `term`.
 
-        The executor calls `on_leadership_lost` when the store reports that the term is over.
+        The executor calls `on_leadership_lost` when the store reports that the term is over. `solve` decides
+        the shares of classes.
         """
+        self._solve = solve
         self._bus, self._clock = bus, clock
         self._term, self._on_leadership_lost = term, on_leadership_lost
 
@@ -154,6 +167,8 @@ class Executor:
                 # List sessions first: an owner that is missing from the later list of workers is gone.
                 sessions = await self._sessions()
                 return AllListed(ticket, await self._workers(), sessions)
+            case SolveShares():
+                return await self._shares(command)
             case RecordDecision(decision):
                 stamped = decision.model_copy(update={"at": self._clock.wall()})
                 await call(subjects.NOTE_DECISION, requests.NoteDecision(decision=stamped))
@@ -161,6 +176,17 @@ class Executor:
                 stamped_feedback = feedback.model_copy(update={"at": self._clock.wall()})
                 await self._bus.publish(subjects.FEEDBACK, feedback.model, stamped_feedback)
         return None
+
+    async def _shares(self, command: SolveShares) -> SharesSolved:
+        """Solve in a thread: a program takes milliseconds, and more the more kinds of workers there are."""
+        solve = partial(quotas_of_problems, self._solve, command.problems)
+        try:
+            quotas = await asyncio.get_running_loop().run_in_executor(None, solve)
+        except Exception as error:
+            # A policy may be anybody's. Without its shares, placement is min-max alone.
+            log.warning("shares not solved", error=repr(error))
+            return SharesSolved(command.ticket, error=str(error) or repr(error))
+        return SharesSolved(command.ticket, quotas)
 
     async def _call(self, endpoint: Endpoint[Req, Resp], request: Req) -> Resp:
         """Send a request to the store, with this scheduler's term if the request needs one."""

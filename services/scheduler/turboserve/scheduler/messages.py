@@ -9,6 +9,8 @@ from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.pool import LoadFeedback, PoolStatus
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
+from turboserve.scheduler.placement.quotas import Quotas
+from turboserve.scheduler.placement.share_keeper import ShareProblem
 
 # Events
 
@@ -110,6 +112,17 @@ class Answered:
     refused: Refused | None = None
 
 
+@dataclass(frozen=True)
+class SharesSolved:
+    """The outcome of `SolveShares`."""
+
+    ticket: int
+    quotas: Quotas | None = None
+    """None: they were not found."""
+    error: str | None = None
+    """Why they were not found."""
+
+
 Event = (
     Tick
     | SessionChanged
@@ -120,6 +133,7 @@ Event = (
     | MigrationRequested
     | WorkersListed
     | AllListed
+    | SharesSolved
     | Answered
 )
 
@@ -242,6 +256,14 @@ class ListAll:
 
 
 @dataclass(frozen=True)
+class SolveShares:
+    """Solve the shares of classes, beside the event loop. `SharesSolved` answers it."""
+
+    ticket: int
+    problems: tuple[ShareProblem, ...]
+
+
+@dataclass(frozen=True)
 class RecordDecision:
     """Store a decision that changes no row. It has no answer."""
 
@@ -267,4 +289,6 @@ class Reply:
 
 OfSession = Place | BeginMigration | CommitMigration | AbandonMigration | Release | SuspendIdle | ReadSession
 """Commands about one session. At most one per session is under way."""
-Command = OfSession | DeclareGone | ListWorkers | ListAll | RecordDecision | SendFeedback | Reply
+Command = (
+    OfSession | DeclareGone | ListWorkers | ListAll | SolveShares | RecordDecision | SendFeedback | Reply
+)

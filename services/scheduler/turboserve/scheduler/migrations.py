@@ -26,6 +26,7 @@ from turboserve.scheduler.class_views import is_full, migration_of_workers, seve
 from turboserve.scheduler.messages import AbandonMigration, BeginMigration, CommitMigration
 from turboserve.scheduler.placement import Cluster, Links, Migration, MigrationKind, Rebalancer
 from turboserve.scheduler.placement.links import kind_between
+from turboserve.scheduler.placement.quota_preference import QuotaGuard
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.session_view import (
     AwaitingLimit,
@@ -181,7 +182,10 @@ class Migrations:
             return
         balanced: dict[str, str] = {}
         """Worker that serves several classes → the class of which a session migrates to or from it."""
-        for migration in map(migration_of_workers, self._rebalancer.propose(cluster(), now)):
+        there = cluster()
+        guard = QuotaGuard(there)
+        for proposed in self._rebalancer.propose(there, now):
+            migration = migration_of_workers(proposed)
             drains = migration.kind is MigrationKind.DRAIN
             if not drains and (waiting or not self._policy.rebalance):
                 continue
@@ -195,6 +199,9 @@ class Migrations:
             # The classes of a worker are balanced apart, and each would count the whole gain for itself.
             if not drains and any(balanced.get(name, model) != model for name in pair):
                 continue
+            if not drains and guard.refuses(proposed):
+                continue
+            guard.begun(proposed)
             if not drains:
                 balanced |= dict.fromkeys(several_of(view, pair), model)
             room -= 1

@@ -43,6 +43,8 @@ class Policy:
     target_chunk_s: float | None = None
     """A worker gets only as many sessions as keep its chunk latency within this limit. None: as many as its
     own capacity."""
+    shares: bool = True
+    """Whether placement follows quotas of classes where workers serve several."""
     rebalance: bool = True
     """Whether live sessions migrate to lower the chunk latency. Drains and operators migrate in any case."""
     rebalance_s: float = 1.0

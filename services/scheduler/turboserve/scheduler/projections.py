@@ -28,7 +28,7 @@ class ClusterProjection:
         self._cluster = Cluster(target_chunk_s=target_chunk_s)
         self._entries: dict[str, tuple[str, ...]] = {}
         """Worker → names of its entries in the cluster."""
-        self._several = False
+        self.several = False
         """Whether a worker has ever had several."""
         self._provides: dict[str, bool] = {}
         """Worker → whether it provides state to others. The `movable` of its sessions depends on this."""
@@ -65,10 +65,10 @@ class ClusterProjection:
                 view.changed_sessions.update(s.id for s in view.sessions.values() if s.record.model == model)
         sessions = view.changed_sessions | self._timed_sessions
         view.changed_sessions.clear()
-        shared = shared_workers(self._cluster, sessions) if self._several else set()
+        shared = shared_workers(self._cluster, sessions) if self.several else set()
         for name in sessions:
             self._put_session(name, now)
-        if self._several:
+        if self.several:
             # Sessions of one class take slots of the others.
             for name in shared | shared_workers(self._cluster, sessions):
                 self._put_worker(name, now, listened)
@@ -113,7 +113,7 @@ class ClusterProjection:
                 self._cluster.drop_worker(former)
                 if worker is not None:
                     self._view.changed_sessions |= worker.used | worker.holding | worker.load_names
-                    self._several = True
+                    self.several = True
         self._entries[name] = tuple(entries)
         if not entries:
             del self._entries[name]

@@ -9,8 +9,14 @@ from pydantic import AfterValidator, Field
 from turboserve.config import Seconds
 from turboserve.contracts.fidelity import TIER_ALPHA, TierAlpha
 from turboserve.leader_settings import LeaderSettings
-from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
+from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS, SHARES, Solve
 from turboserve.scheduler.policy import Policy
+
+NO_SHARES = "off"
+
+
+def _check_shares(name: str) -> str:
+    return name if name == NO_SHARES else SHARES.check(name)
 
 
 class SchedulerSettings(LeaderSettings):
@@ -31,6 +37,10 @@ class SchedulerSettings(LeaderSettings):
     rebalancer: Annotated[str, AfterValidator(REBALANCERS.check)] = "min-max"
     """Policy that proposes migrations: `min-max`, or an installed one. `turboserve-baselines` installs
     `algorithm-1`, the re-homing of SlackServe."""
+    shares: Annotated[str, AfterValidator(_check_shares)] = "exact"
+    """Policy that decides how many sessions of each class each worker should have, if workers serve several
+    classes: `exact`, an installed one, or `off`. The placement `min-max` prefers workers that have fewer.
+    `turboserve-baselines` installs `oserve` and `most-sessions`."""
     rescue_horizon_s: float = Field(default=0.0, ge=0, le=60)
     """The rebalancer `min-max` also migrates sessions to save chunks that are expected to be late within this
     time, seconds, and makes no migration that causes such chunks. It needs workers that report slack. 0: the
@@ -57,6 +67,10 @@ class SchedulerSettings(LeaderSettings):
     """A session is not migrated for balance or to save chunks for this long after a migration that succeeded
     or failed. Each further failure in a row doubles the time, at most three times."""
 
+    def solve(self) -> Solve:
+        """Return the policy that decides shares. Raises what making it raises."""
+        return SHARES.make("exact" if self.shares == NO_SHARES else self.shares)
+
     def policy(self) -> Policy:
         return Policy(
             worker_timeout_s=self.worker_timeout_s,
@@ -65,6 +79,7 @@ class SchedulerSettings(LeaderSettings):
             resync_s=self.resync_s,
             target_chunk_s=self.target_chunk_s,
             weights_wait_s=self.weights_wait_s,
+            shares=self.shares != NO_SHARES and self.placement == "min-max",
             rebalance=self.rebalance and (self.placement == "min-max" or self.rebalancer != "min-max"),
             migrations_at_once=self.migrations_at_once,
             migrations_per_worker=self.migrations_per_worker,

@@ -48,6 +48,7 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
 )
 from turboserve.scheduler.operator_endpoint import OperatorEndpoint
+from turboserve.scheduler.placement import Solve, solve_shares
 from turboserve.scheduler.worker_releases import WorkerReleases
 from turboserve.service import Runtime
 from turboserve.subject_types import Caller
@@ -75,10 +76,12 @@ class Shell:
         term: int = 0,
         leads: Callable[[float], bool] = lambda now: True,
         on_leadership_lost: Callable[[], None] = lambda: None,
+        solve: Solve = solve_shares,
     ) -> None:
         """`leads` returns whether this process may still decide in `term`, at a monotonic time in seconds.
 
-        The shell calls `on_leadership_lost` when the store reports that `term` is over.
+        The shell calls `on_leadership_lost` when the store reports that `term` is over. `solve` decides the
+        shares of classes.
         """
         self.core = core
         self.term = term
@@ -86,7 +89,7 @@ class Shell:
         self._runtime = runtime
         self._bus = runtime.bus
         self._tick_s = tick_s
-        self._executor = Executor(runtime.bus, runtime.clock, term, on_leadership_lost)
+        self._executor = Executor(runtime.bus, runtime.clock, term, on_leadership_lost, solve)
         self._operator_endpoint = OperatorEndpoint(runtime.bus, self.feed, self._leads)
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._synced = asyncio.Event()
@@ -96,6 +99,7 @@ class Shell:
         self.lag = Lag()
         """Of the events that this process follows."""
         runtime.warn("worker_releases", self._mixed_releases)
+        runtime.warn("shares", lambda: core.shares.failed if self._leads() else None)
         runtime.warn("events", lambda: self.lag.warning(runtime.clock.monotonic()))
         self._listed_up_to = 0
         """Stream sequence up to which events were committed before the newest listing. They are skipped."""

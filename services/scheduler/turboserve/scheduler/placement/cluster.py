@@ -1,13 +1,11 @@
-"""The workers and sessions that placement decides on, and decisions tried out on them."""
+"""The workers and sessions that placement decides on."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from math import inf
 
-from turboserve.scheduler.placement.pool import NO_WORKER, Item, Pool, PoolEntry, Ranking
+from turboserve.scheduler.placement.pool import NO_WORKER, Pool, PoolEntry
 from turboserve.scheduler.placement.types import Candidate, SessionState, WorkerState, class_counts
 from turboserve.scheduler.placement.urgency import ReportedSlack, Urgency
 
@@ -36,9 +34,12 @@ class Cluster:
         """Workers that exist and workers that sessions name, by id."""
         self.pools: dict[PoolKey, Pool] = {}
         self.changes = 0
-        """Number of changes of workers and sessions. Slacks and stamps of outside changes do not count."""
+        """Number of changes of workers, sessions and quotas. Changes of slacks and stamps
+        of outside changes do not count."""
         self.urgency = Urgency()
         """Slacks of sessions, and the late chunks that workers expect."""
+        self.quotas: Mapping[str, Mapping[str, int]] = {}
+        """Class → worker → sessions of it that the worker should have. A class without quotas is missing."""
         self._keys: dict[str, list[PoolKey]] = {}
         """Model → keys of its pools."""
         for worker in workers:
@@ -113,6 +114,12 @@ class Cluster:
             slacks[session] = slack
         for worker, _ in _marks(state):
             self.urgency.changed.add(worker)
+
+    def put_quotas(self, quotas: Mapping[str, Mapping[str, int]]) -> None:
+        """Replace the quotas of all classes."""
+        if quotas != self.quotas:
+            self.changes += 1
+            self.quotas = quotas
 
     def pool(self, model: str, weights_digest: str | None = None) -> Pool:
         """Return the pool of the workers with this model and these weights; makes it if there is none."""
@@ -221,80 +228,3 @@ def _marks(session: SessionState) -> Iterator[tuple[str, str]]:
             yield target, "coming"
     if reserved is not None and (session.suspended or reserved not in (worker, target)):
         yield reserved, "coming"
-
-
-class _Cursor:
-    """Read position in one ranking. The heap holds the items read so far, with updated keys."""
-
-    __slots__ = ("heap", "position")
-
-    def __init__(self) -> None:
-        self.position = 0
-        self.heap: list[Item] = []
-
-
-class TentativeAssignment:
-    """Counts sessions added to workers, and finds the next best target.
-
-    Rankings are read from their best item on and only as far as needed, so n additions take O(n log n) for
-    any number of workers. The cluster must not change meanwhile.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._entries = cluster.entries
-        self._cursors: dict[int, _Cursor] = {}
-        self.added: dict[str, int] = {}
-        """Worker → sessions added to it."""
-
-    def add(self, worker: str) -> None:
-        self.added[worker] = self.added.get(worker, 0) + 1
-
-    def level_s(self, entry: PoolEntry) -> float:
-        """Return a worker's chunk latency in seconds, with the added sessions and all migrations done."""
-        return entry.curve(entry.staying + self.added.get(entry.id, 0))
-
-    def best(
-        self,
-        ranking: Ranking,
-        limit_s: float = inf,
-        excluded: Collection[str] = (),
-        last_resort: bool = False,
-    ) -> PoolEntry | None:
-        """Return the best worker of `ranking`, with the added sessions counted; None if there is none.
-
-        The worker has room, is not in `excluded`, and its chunk latency with one more session is at most
-        `limit_s`. `last_resort`: workers that hold more than K sessions at lower fidelity may be chosen, and
-        after them suspect workers; `limit_s` must then be inf.
-        """
-        cursor = self._cursors.setdefault(id(ranking), _Cursor())
-        aside: list[Item] = []
-        found: PoolEntry | None = None
-        while (item := self._first(cursor, ranking)) is not None:
-            last, latency_s, name = bool(item[0]), float(item[1]), str(item[-1])
-            if latency_s > limit_s or (last and not last_resort):
-                break
-            if name not in excluded:
-                found = self._entries[name]
-                break
-            aside.append(heapq.heappop(cursor.heap))
-        for item in aside:
-            heapq.heappush(cursor.heap, item)
-        return found
-
-    def _first(self, cursor: _Cursor, ranking: Ranking) -> Item | None:
-        """Return the smallest item after updates; it is then the head of the heap. None if none is left."""
-        heap, items = cursor.heap, ranking.items
-        while True:
-            while heap and (count := self.added.get(str(heap[0][-1]))) is not None:
-                true = self._entries[str(heap[0][-1])].target_item(count)
-                if true == heap[0]:
-                    break
-                # Added sessions only raise the key, so the updated item ranks further back.
-                heapq.heappop(heap)
-                if true is not None:
-                    heapq.heappush(heap, true)
-            if cursor.position < len(items) and (not heap or items[cursor.position] < heap[0]):
-                heapq.heappush(heap, items[cursor.position])
-                cursor.position += 1
-                continue
-            return heap[0] if heap else None

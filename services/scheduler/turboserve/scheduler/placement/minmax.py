@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from turboserve.scheduler.placement.cluster import Cluster, TentativeAssignment
+from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.interface import Placement, Rebalancer, serving_by_kind, why_not
 from turboserve.scheduler.placement.links import LinkKind, kind_between
 from turboserve.scheduler.placement.pool import Item, LatencyCurve, PoolEntry
+from turboserve.scheduler.placement.quota_preference import best_within
+from turboserve.scheduler.placement.tentative import TentativeAssignment
 from turboserve.scheduler.placement.types import Candidate, Choice, Demand, Migration, SessionState
 
 HELD = "it holds the session's state"
 LEAST = "the bottleneck latency grows least"
+WITHIN_QUOTA = "its quota has room, and the bottleneck latency grows least"
 LOWERED = "no slot is free, so chunks get lower fidelity; the bottleneck latency grows least"
 
 
@@ -23,10 +26,11 @@ class MinMax(Placement):
     Ties go to the worker with the lowest own chunk latency with the session, then to the lower load, then to
     the lower id. A resumed session returns to the worker that holds its state if there is room. If no slot is
     free, a worker that absorbs takes more than K sessions, up to K_floor; suspect workers come after those.
+    If the cluster has quotas of the session's class, workers whose quota is not used up come first.
 
     Since max(L, a) ≤ max(L, b) whenever a ≤ b, this is the order of the own latency alone. So one ranking
-    serves every L, and `assign` finds the worker in logarithmic time. `place` computes every maximum; a test
-    checks that both make the same choices.
+    serves every L, and `assign` finds the worker in logarithmic time. `place` computes every maximum, without
+    quotas; a test checks that both make the same choices then.
     """
 
     def __init__(self, rebalancer: Rebalancer | None = None) -> None:
@@ -51,6 +55,8 @@ class MinMax(Placement):
         ready = sum(pool.ready for pool in pools)
         entry = self._held(cluster, tentative, demand)
         reason = HELD if entry is not None else LEAST
+        if entry is None and (entry := best_within(cluster, tentative, demand)) is not None:
+            reason = WITHIN_QUOTA
         if entry is None:
             entry = self._best(cluster, tentative, demand)
         if entry is None:
@@ -71,7 +77,8 @@ class MinMax(Placement):
         bottlenecks[own] = max(bottlenecks[own], level_s)
         latency_s = entry.curve(others + 1)
         load = (others, entry.slots, entry.limit)
-        return _choice(demand, entry.id, reason, latency_s, (bottleneck_s, after_s), load, ready)
+        choice = _choice(demand, entry.id, reason, latency_s, (bottleneck_s, after_s), load, ready)
+        return _with_quota(cluster, demand.model, choice)
 
     @staticmethod
     def _held(cluster: Cluster, tentative: TentativeAssignment, demand: Demand) -> PoolEntry | None:
@@ -177,6 +184,14 @@ def _choice(
     return Choice(demand.session, worker, reason, numbers)
 
 
+def _with_quota(cluster: Cluster, model: str, choice: Choice) -> Choice:
+    """Return the choice with the worker's quota of the class, if the class has quotas."""
+    quotas = cluster.quotas.get(model)
+    if quotas is None:
+        return choice
+    return replace(choice, numbers={**choice.numbers, "quota": quotas.get(str(choice.worker), 0)})
+
+
 _NEARNESS = list(LinkKind)
 
 
@@ -269,4 +284,4 @@ def _at(cluster: Cluster, choice: Choice, migration: Migration) -> Choice:
         "capacity": entry.slots,
     }
     reason = f"{choice.reason}, with {choice.worker} left to a session of {migration.source}, which is nearer"
-    return Choice(choice.session, migration.target, reason, numbers)
+    return _with_quota(cluster, entry.state.model, Choice(choice.session, entry.id, reason, numbers))

@@ -10,13 +10,11 @@ from typing import NamedTuple
 from turboserve.allocation.classes import ROUNDING, Capability, SessionClass
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.interface import Placement, Rebalancer, why_not
-from turboserve.scheduler.placement.minmax import HELD, LEAST, MinMax
+from turboserve.scheduler.placement.minmax import HELD, LEAST, WITHIN_QUOTA, MinMax
 from turboserve.scheduler.placement.pool import CHUNK_S, LatencyCurve
 from turboserve.scheduler.placement.quotas import Quotas
 from turboserve.scheduler.placement.share_keeper import ShareKeeper
 from turboserve.scheduler.placement.types import Candidate, Choice, Demand
-
-WITHIN_QUOTA = "its quota has room, and the bottleneck latency grows least"
 
 
 class MixedLatency:

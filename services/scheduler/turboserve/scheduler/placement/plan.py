@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 
-from turboserve.scheduler.placement.cluster import Cluster, TentativeAssignment
+from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.links import LinkKind, Links, kind_between
 from turboserve.scheduler.placement.pool import Pool, PoolEntry
+from turboserve.scheduler.placement.quota_preference import used_up
+from turboserve.scheduler.placement.tentative import TentativeAssignment
 from turboserve.scheduler.placement.types import SESSIONS_TRIED, SessionState
 
 
@@ -74,6 +76,8 @@ class Planner:
         self._links = links
         self._now = now
         self._movable: dict[str, list[SessionState]] = {}
+        self._full: dict[str, frozenset[str]] = {}
+        """Source → workers whose quota is used up, for its sessions."""
         self.valid_until = inf
         """Time at which the first session that was passed over has rested. Until then, plans are the same."""
 
@@ -99,14 +103,24 @@ class Planner:
         Beside those that it is excluded from, these are the workers that it left by such a migration, until
         they or its present worker change from outside. Slacks rise and fall by themselves, so without this
         rule the same session would be worth a migration in both directions, again and again.
+
+        A session within its worker's quota does not leave for a worker whose quota is used up.
         """
+        excluded = session.excluded
+        if self._cluster.quotas and session.worker is not None:
+            excluded |= self._used_up(session.model, session.worker)
         if self._returns or not session.left:
-            return session.excluded
+            return excluded
         here = self._changed_outside(session.worker or "")
         left = session.left.items()
-        return session.excluded.union(
-            name for name, at in left if at > max(here, self._changed_outside(name))
-        )
+        return excluded.union(name for name, at in left if at > max(here, self._changed_outside(name)))
+
+    def _used_up(self, model: str, source: str) -> frozenset[str]:
+        """See `used_up`."""
+        known = self._full.get(source)
+        if known is None:
+            known = self._full[source] = used_up(self._cluster, self.pool, model, source)
+        return known
 
     def _changed_outside(self, worker: str) -> int:
         entry = self._cluster.entries.get(worker)

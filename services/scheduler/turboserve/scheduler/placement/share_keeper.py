@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -57,7 +57,7 @@ class ShareKeeper:
             return
         self._at = now
         try:
-            self.shares, self._quotas = self._solved(workers, more)
+            self.shares, self._quotas = solve_quotas(self.solve, workers, more)
         except SolverError as error:
             self.failed = str(error)
             return
@@ -70,21 +70,43 @@ class ShareKeeper:
             return {}
         return self._quotas
 
-    def _solved(self, workers: Sequence[Worker], more: Counter[SessionClass]) -> tuple[Shares, Quotas]:
-        by_kind = kinds_of(workers)
-        kinds = [Kind(name, len(of_kind), of_kind[0].capability) for name, of_kind in by_kind.items()]
-        placed: Counter[tuple[str, SessionClass]] = Counter()
-        demand = more.copy()
-        for kind, of_kind in by_kind.items():
-            for worker in of_kind:
-                demand.update(worker.counts)
-                for one, count in worker.counts.items():
-                    placed[kind, one] += count
-        shares = self.solve(kinds, demand, placed)
-        if len(demand) < 2:
-            # Min-max is the optimum of one class.
-            return shares, {}
-        return shares, quotas_of(by_kind, kinds, shares, demand)
+
+@dataclass(frozen=True)
+class ShareProblem:
+    """Workers and sessions for which shares are wanted."""
+
+    workers: tuple[Worker, ...]
+    """Workers that may get sessions, with those that they have."""
+    waiting: Mapping[SessionClass, int]
+    """Further sessions by class."""
+
+
+def quotas_of_problems(solve: Solve, problems: Iterable[ShareProblem]) -> Quotas:
+    """Return the quotas of all workers. The problems have different workers. Raises SolverError."""
+    quotas: Quotas = {}
+    for problem in problems:
+        quotas |= solve_quotas(solve, problem.workers, problem.waiting)[1]
+    return quotas
+
+
+def solve_quotas(
+    solve: Solve, workers: Sequence[Worker], waiting: Mapping[SessionClass, int]
+) -> tuple[Shares, Quotas]:
+    """Return the shares and the quotas. With one class there are no quotas. Raises SolverError."""
+    by_kind = kinds_of(workers)
+    kinds = [Kind(name, len(of_kind), of_kind[0].capability) for name, of_kind in by_kind.items()]
+    placed: Counter[tuple[str, SessionClass]] = Counter()
+    demand = Counter(waiting)
+    for kind, of_kind in by_kind.items():
+        for worker in of_kind:
+            demand.update(worker.counts)
+            for one, count in worker.counts.items():
+                placed[kind, one] += count
+    shares = solve(kinds, demand, placed)
+    if len(demand) < 2:
+        # Min-max is the optimum of one class.
+        return shares, {}
+    return shares, quotas_of(by_kind, kinds, shares, demand)
 
 
 def kinds_of(workers: Iterable[Worker]) -> dict[str, list[Worker]]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import nextafter
 
-from turboserve.scheduler.placement.cluster import Cluster, TentativeAssignment
+from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.plan import Planner
+from turboserve.scheduler.placement.tentative import TentativeAssignment
 
 
 @dataclass(frozen=True)
