@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
+import errno
 from pathlib import Path
 
 from turboserve.cli.embedded.layout import read_json, write_private_json
-from turboserve.free_ports import HIGHEST, LOWEST, is_free
+from turboserve.free_ports import LOWEST, any_free, is_free
 
 HOST = "127.0.0.1"
 
@@ -52,10 +52,9 @@ class Ports:
         return port
 
     def _choose(self) -> int:
-        taken = set(self._ports.values())
-        generator = random.SystemRandom()
-        for _ in range(1000):
-            port = generator.randrange(LOWEST, HIGHEST)
-            if port not in taken and is_free(port):
-                return port
-        raise PortTakenError(LOWEST)
+        try:
+            return any_free(HOST, self._ports.values())
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise PortTakenError(LOWEST) from None
