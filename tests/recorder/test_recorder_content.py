@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from obstore.store import LocalStore, MemoryStore
 from pydantic import SecretStr, ValidationError
 
+from tests.helpers.ports import free_ports
 from tests.recorder.conftest import FPS, FRAMES, Encoder, shade
 from turboserve.clock import SystemClock
 from turboserve.contracts.errors import ConflictError, NotFoundError
@@ -35,9 +35,7 @@ LIMITS = SegmentLimits(seconds=1.5, bytes=2**20, age_s=10.0)
 @pytest.fixture(scope="module")
 def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that speaks S3."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     log = (tmp_path_factory.mktemp("s3") / "log").open("wb")
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     environment = {**os.environ, "MOTO_CALL_RESET_API": "false"}

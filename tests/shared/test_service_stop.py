@@ -34,7 +34,7 @@ async def test_a_closer_that_exceeds_its_deadline_is_a_warning(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that does not answer, or a process that was stopped meanwhile: no fault of the code."""
-    monkeypatch.setattr(service, "CLOSE_S", 0.05)
+    monkeypatch.setattr(service, "CLOSE_S", 0.5)
     called: list[str] = []
 
     async def first() -> None:

@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,8 @@ from turboserve import subjects
 from turboserve.bus.log import Entry
 from turboserve.bus.owners import Owners
 from turboserve.contracts.chunks import ChunkHeader
+from turboserve.contracts.errors import UnavailableError
+from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.usage import ListUsage
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.ids import new_id
@@ -196,8 +198,17 @@ async def test_sigstop_of_each_store_in_turn_counts_every_chunk_once(settings: S
         stack.push_async_callback(database.close)
         processes = [await stack.enter_async_context(Process.running(short)) for _ in range(2)]
         api = await stack.enter_async_context(Harness.connected(settings))
-        worker = await api.worker(model)
-        record = await api.place(await api.create(model, tenant=tenant), worker)
+        made: list[SessionRecord] = []
+
+        async def placed() -> bool:
+            """Try until a busy machine has time for each step within the short deadlines."""
+            with suppress(UnavailableError):
+                worker = await api.worker(model)
+                made.append(await api.place(await api.create(model, tenant=tenant), worker))
+            return bool(made)
+
+        await eventually(placed)
+        [record] = made
         sent = 0
 
         async def send(count: int) -> None:

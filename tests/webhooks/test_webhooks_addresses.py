@@ -21,6 +21,7 @@ from turboserve.contracts.errors import InvalidInputError
 from turboserve.webhooks.client import BlockedAddressError, SendError, WebhookClient
 from turboserve.webhooks.core.addresses import AddressRules, Target, is_public
 
+PATIENCE_S = 60.0
 STRICT = AddressRules()
 LOCAL = AddressRules(http_to_loopback=True)
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -139,7 +140,9 @@ Client = Callable[..., WebhookClient]
 async def client() -> AsyncIterator[Client]:
     made: list[WebhookClient] = []
 
-    def make(rules: AddressRules, timeout_s: float = 5.0, ca_file: Path | None = None) -> WebhookClient:
+    def make(
+        rules: AddressRules, timeout_s: float = PATIENCE_S, ca_file: Path | None = None
+    ) -> WebhookClient:
         made.append(WebhookClient(rules, timeout_s, 4, ca_file))
         return made[-1]
 
@@ -199,11 +202,11 @@ async def test_answers_are_bounded_in_size_and_time(receiver: Receiver, client: 
         b"x" * 10_000_000 if one.path == "/big" else b"",
         never if one.path == "/slow" else None,
     )
-    sender = client(LOCAL, timeout_s=1.0)
+    sender = client(LOCAL)
     answer = await sender.post(receiver.url("/big"), {}, b"{}")
     assert (answer.status, answer.retry_after_s) == (200, 17.0)
     with pytest.raises(SendError, match="within 1 s"):
-        await sender.post(receiver.url("/slow"), {}, b"{}")
+        await client(LOCAL, timeout_s=1.0).post(receiver.url("/slow"), {}, b"{}")
     # The connection of the large answer was not kept with its rest.
     assert (await sender.post(receiver.url("/small"), {}, b"{}")).status == 200
     never.set()
