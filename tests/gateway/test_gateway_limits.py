@@ -90,6 +90,8 @@ async def test_chunks_and_their_session_carry_its_slack(
     path = session["links"]["self"]
     assert (await api.get(path)).json()["playout"] is None
     viewer = await watch(session["id"])
+    # It plays nothing: a viewer that plays has less left by the time at which the session is read.
+    viewer.reports = False
     chunks = await viewer.chunks(4)
     for chunk in chunks:
         assert chunk["credit_s"] < chunk["slack_s"]

@@ -34,7 +34,9 @@ async def lines(pool: Pool, request_id: str) -> list[dict[str, Any]]:
     """Return the lines of the access log about one request, once there is one."""
     async with asyncio.timeout(30):
         while True:
-            every = [json.loads(line) for line in pool.log(NAME).splitlines() if line.startswith("{")]
+            # What follows the last newline is a line that is being written.
+            whole = pool.log(NAME).rpartition("\n")[0]
+            every = [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
             found = [
                 line for line in every if line["event"] == "request" and line["request_id"] == request_id
             ]
@@ -92,7 +94,7 @@ async def test_a_problem_names_the_request_wherever_it_arises(pool: Pool, url: s
 async def test_a_stream_has_its_line_when_it_ends_and_probes_have_none(pool: Pool, url: str) -> None:
     address = url.replace("http", "ws", 1) + f"/v1/sessions/ses_absent/stream?ticket={SECRET}"
     headers = {"X-Request-Id": "stream-1", "Authorization": f"Bearer {KEY}"}
-    async with websockets.connect(address, additional_headers=headers) as socket:
+    async with websockets.connect(address, additional_headers=headers, open_timeout=60) as socket:
         assert socket.response is not None
         assert socket.response.headers["x-request-id"] == "stream-1"
         with suppress(websockets.ConnectionClosed):

@@ -17,13 +17,16 @@ from tests.gateway.conftest import StartSession
 from tests.helpers.pool_harness import Pool
 from tests.helpers.problem import problem
 from tests.helpers.whep_client import SDP, WhepViewer, digest, offer_of
+from turboserve.gateway.whep.incoming import EARLY_S, SILENT_S
 
 RTP_CLOCK = 90_000
+LIMIT_S = 60.0
+"""Longer than anything takes on a busy machine, and shorter than a viewer's reports may be missing."""
 
 
-async def until_watched(api: httpx.AsyncClient, session: str, watched: bool, within_s: float = 30.0) -> None:
+async def until_watched(api: httpx.AsyncClient, session: str, watched: bool) -> None:
     """Wait until the gateway counts a viewer of the session, or none."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(LIMIT_S):
         while ((await api.get(f"/v1/sessions/{session}")).json()["playout"] is not None) != watched:
             await asyncio.sleep(0.1)
 
@@ -107,11 +110,14 @@ async def test_the_gateway_reports_the_playhead_of_what_it_has_sent(
     start: StartSession, api: httpx.AsyncClient
 ) -> None:
     session = await start(max_lead_s=1.0)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     async with WhepViewer(api, session["id"]) as viewer:
         # Nothing but playheads lets the worker go on: its lead is one second.
         chunk = await viewer.until("chunk", index=6)
         now = (await api.get(f"/v1/sessions/{session['id']}")).json()
-        assert chunk["start_s"] - 1.0 < now["playhead_s"] < chunk["start_s"] + 3.0
+        # Frames are sent at the rate of the video, however late this test reads how far they are.
+        assert chunk["start_s"] - 1.0 < now["playhead_s"] < loop.time() - began
 
 
 @pytest.mark.parametrize("way", ["delete", "close"])
@@ -124,14 +130,12 @@ async def test_a_viewer_that_leaves_is_no_viewer_any_more(
         await until_watched(api, session["id"], True)
         if way == "delete":
             assert (await api.delete(viewer.location)).status_code == 204
-            await viewer.closed(within_s=10)
+            await viewer.closed(LIMIT_S)
     await until_watched(api, session["id"], False)
     problem(await api.delete(viewer.location), 404, "peer_not_found", "peer")
 
 
-async def test_a_viewer_that_vanishes_is_found_within_seconds(
-    start: StartSession, api: httpx.AsyncClient
-) -> None:
+async def test_a_viewer_that_vanishes_is_found(start: StartSession, api: httpx.AsyncClient) -> None:
     session = await start()
     async with WhepViewer(api, session["id"]) as viewer:
         await viewer.decoded(1)
@@ -140,7 +144,7 @@ async def test_a_viewer_that_vanishes_is_found_within_seconds(
         [transport] = {one.sender.transport.transport for one in viewer.connection.getTransceivers()}
         for protocol in transport._connection._protocols:
             protocol.transport.abort()
-        await until_watched(api, session["id"], False, within_s=20)
+        await until_watched(api, session["id"], False)
 
 
 async def test_a_viewer_that_reports_is_not_asked_whether_it_is_there(
@@ -160,7 +164,22 @@ async def test_a_viewer_that_reports_is_not_asked_whether_it_is_there(
             answer(*args)
 
         connection.request_received = count  # type: ignore[method-assign, assignment]
-        await asyncio.sleep(5.0)
+        send, loop = transceiver.receiver._send_rtcp, asyncio.get_running_loop()
+        reported: list[float] = []
+
+        async def noted(*args: Any) -> None:
+            reported.append(loop.time())
+            await send(*args)
+
+        transceiver.receiver._send_rtcp = noted  # type: ignore[method-assign, assignment]
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                reported[:], checks = [loop.time()], 0
+                await asyncio.sleep(5.0)
+                gaps = [after - before for before, after in itertools.pairwise([*reported, loop.time()])]
+                # On a busy machine the viewer itself may be late with a report, and is asked then.
+                if len(reported) > 3 and max(gaps) < SILENT_S - 2 * EARLY_S:
+                    break
         assert checks == 0
 
         # Its reports stop, but it answers: it stays a viewer.
@@ -169,7 +188,7 @@ async def test_a_viewer_that_reports_is_not_asked_whether_it_is_there(
 
         transceiver.receiver._send_rtcp = silent  # type: ignore[method-assign, assignment]
         viewer.messages.clear()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             while checks < 3:
                 await asyncio.sleep(0.1)
         frames = len(viewer.frames)
@@ -185,7 +204,7 @@ async def test_the_stream_ends_with_its_session(start: StartSession, api: httpx.
         assert end["phase"] == "terminated"
         chunks = [message["index"] for message in viewer.messages if message["type"] == "chunk"]
         assert chunks[-1] == end["last"]
-        await viewer.closed(within_s=10)
+        await viewer.closed(LIMIT_S)
 
 
 async def test_a_second_viewer_begins_at_the_playhead_with_a_key_frame(
@@ -195,7 +214,7 @@ async def test_a_second_viewer_begins_at_the_playhead_with_a_key_frame(
     async with WhepViewer(api, session["id"]) as first:
         third = (await first.until("chunk", index=3))["start_s"]
         # Chunks are announced ahead of the playhead.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             while (await api.get(f"/v1/sessions/{session['id']}")).json()["playhead_s"] < third:
                 await asyncio.sleep(0.05)
         async with WhepViewer(api, session["id"]) as second:
@@ -297,7 +316,7 @@ async def test_a_links_holder_watches_and_does_not_control_and_ends_with_the_lin
                 revoked = await owner.delete(f"/v1/sessions/{session}/links/{link['id']}")
                 assert revoked.status_code == 200
                 assert (await viewer.until("error", status=401))["code"] == "unauthorized"
-                await viewer.closed(within_s=10)
+                await viewer.closed(LIMIT_S)
             await owner.delete(f"/v1/sessions/{session}")
     finally:
         pool.stop("gateway_whep_keyed")
