@@ -329,16 +329,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _new_task(self, work: Coroutine[Any, Any, Any], context: Context) -> asyncio.Task[Any]:
         process = context.get(CURRENT) or self.world
-        task = VirtualTask(next(self._order), work, self, context)
+        number = next(self._order)
+        task = VirtualTask(number, work, self, context)
         if not process.alive:
             # The task was created while a killed process unwinds. It never runs.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             work.close()
             return task
         tasks = process.tasks
-        tasks[task] = context
+        tasks[number] = task, context
         if len(tasks) > process.tasks_limit:
-            for ended in [each for each in tasks if each.done()]:
+            for ended in [each for each, (known, _) in tasks.items() if known.done()]:
                 del tasks[ended]
             process.tasks_limit = 2 * len(tasks) + TASKS_KEPT
         if process not in self._processes:
@@ -368,7 +369,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """
         while self._doomed:
             process = self._doomed.pop()
-            for task, context in process.tasks.items():
+            for task, context in process.tasks.values():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 context.run(unwind, task.get_coro(), process)
             process.tasks.clear()

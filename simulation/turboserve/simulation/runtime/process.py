@@ -34,8 +34,8 @@ class Process:
         """Virtual time, in seconds, before which none of the process's callbacks runs."""
         self.ready: deque[asyncio.Handle] = deque()
         """Callbacks that may run now, in the order of `call_soon`, as in a process of its own."""
-        self.tasks: dict[asyncio.Task[object], Context] = {}
-        """All tasks that have not ended and some that have, each with the context in which it runs."""
+        self.tasks: dict[int, tuple[asyncio.Task[object], Context]] = {}
+        """By number: all tasks that have not ended and some that have, each with its context."""
         self.tasks_limit = 32
         """Number of tasks above which ended tasks are discarded."""
 

@@ -70,14 +70,14 @@ class LatencyProfile:
         """Add a sample, unless it is one of a size's first samples or an outlier."""
         self._samples += 1
         self._seen_at[batch] = self._samples
-        self._seen[batch] = self._seen.get(batch, 0) + 1
-        if self._seen[batch] <= _WARM_UP:
+        self._seen[batch] = seen = self._seen.get(batch, 0) + 1
+        if seen <= _WARM_UP:
             return
         known = self._seconds.get(batch)
         if known is None:
             self._set(batch, seconds)
         elif known / _OUTLIER <= seconds <= known * _OUTLIER:
-            self._set(batch, known + _WEIGHT * (seconds - known))
+            self._seconds[batch] = known + _WEIGHT * (seconds - known)
             self._outliers[batch] = 0
         else:
             self._outliers[batch] = self._outliers.get(batch, 0) + 1

@@ -133,7 +133,7 @@ class Pacing:
         else:
             ready_s = self._config.media_start(delivered)
         buffered_s = ready_s - session.playhead.at(now, generated_s, self._options.playhead_trust_s)
-        dropped_at = session.dropped_at
+        dropped_at = session.dropped_at if session.controls else None
         first = session.first
         if dropped_at is None:
             if first is None or delivered > first.index:

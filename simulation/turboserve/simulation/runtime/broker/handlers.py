@@ -79,9 +79,15 @@ class HandlerQueue(MessageQueue):
 
     def _run(self) -> None:
         """Handle the messages, up to one whose handler waits."""
+        queue: deque[Msg] = self._queue  # type: ignore[attr-defined]
+        subscription = self._subscription
         _enter_task(self._events, self._task)
         try:
-            while (work := self._next()) is not None:
+            while queue and not self._stopped:
+                # As `_next`, whose call would cost as much.
+                message = queue.popleft()
+                subscription._pending_size -= len(message.data)
+                work: Work = subscription._cb(message)  # type: ignore[misc,assignment]
                 try:
                     self._begun = work, work.send(None)
                 except StopIteration:

@@ -98,7 +98,7 @@ class VirtualStreamExecutor(Generic[J]):
         """See `JobExecutor.collect`."""
         if self._failure is not None:
             raise RuntimeError("a stream executor has failed") from self._failure
-        done = []
+        done: list[J] = []
         while self._jobs and self._jobs[0][0] <= self._clock.now:
             done.append(self._jobs.popleft()[1])
         return done
