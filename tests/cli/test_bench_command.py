@@ -43,6 +43,7 @@ NAMES = (
     "paper",
     "placement",
     "report",
+    "roles",
     "scale",
     "sequence-parallel",
     "simulate",

@@ -39,6 +39,14 @@ def up(
     autoscalers: Annotated[
         int, typer.Option(min=1, max=8, help="Number of autoscalers. One leads, the others stand by.")
     ] = 1,
+    decode_workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=8,
+            help="Number of decode workers, which decode what the workers denoise. 0: each worker does both.",
+        ),
+    ] = 0,
     auth: Annotated[
         bool,
         typer.Option(
@@ -78,6 +86,7 @@ def up(
             state_stores,
             nats,
             autoscalers,
+            decode_workers=decode_workers,
             auth=auth,
             webhooks=webhooks,
             model=model,

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from turboserve.cli.stack.decode_pool import DECODE_WORKER
 from turboserve.plugins import NotInstalledError
 from turboserve.worker.replicas.models import InvalidModelError, check_models
 
@@ -88,6 +89,8 @@ class Options:
     """Number of autoscalers. One of them leads, and the others stand by."""
     auth: bool = False
     """Whether clients need API keys, which are in the database."""
+    decode_workers: int = 0
+    """Number of decode workers, which decode what the workers denoise. 0: each worker does both."""
     webhooks: bool = False
     """Whether events are sent to webhooks."""
     model: str | None = None
@@ -112,6 +115,7 @@ class Options:
         """Return the settings by which `--model` reaches a service."""
         # The autoscaler passes its own on to the workers.
         settings = {"gateway": "TURBOSERVE_DEFAULT_MODEL", "autoscaler": "TURBOSERVE_MODEL"}
+        settings[DECODE_WORKER] = settings["autoscaler"]
         if self.model is None or service not in settings:
             return {}
         return {settings[service]: self.model.partition(",")[0] if service == "gateway" else self.model}

@@ -22,8 +22,9 @@ from turboserve.cli.embedded import (
     RedisServer,
 )
 from turboserve.cli.embedded.ports import HOST, next_free
-from turboserve.cli.settings import names
 from turboserve.cli.stack.brokers import nats_servers
+from turboserve.cli.stack.decode_pool import DECODE, DECODE_WORKER, DecodePool
+from turboserve.cli.stack.inherited import inherited
 from turboserve.cli.stack.options import DEFAULT_PORT, WEBHOOKS, Options
 from turboserve.cli.supervisor.core import Member
 from turboserve.cli.supervisor.probe import healthz, readyz
@@ -39,8 +40,6 @@ SERVER_SILENT_LIMIT = 4
 """The same for servers. Lower, since all services wait for servers: a hung one is replaced in 20 to 25 s."""
 SERVER_FAILING_LIMIT = 3
 SERVER_ASK_EVERY_S = 1.5
-PER_WORKER = frozenset({"TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_MEMBER"})
-"""Settings that the autoscaler sets for each worker."""
 MANUAL = "manual"
 """Identity of a worker that is started by hand. The autoscaler does not have its password."""
 RECORDINGS_URL = "TURBOSERVE_RECORDINGS_URL"
@@ -51,6 +50,7 @@ STOP_ORDER = (
     "gateway",
     "autoscaler",
     "workers",
+    DECODE_WORKER,
     "scheduler",
     "recorder",
     "webhooks",
@@ -105,7 +105,8 @@ class Plan:
         """The embedded NATS servers; none if the broker is external."""
         if self.options.external.nats_url is not None:
             return []
-        return nats_servers(self.options, self.layout, self._ports, (*self.identities, MANUAL))
+        identities = (*self.identities, *self.decode_pool.identities, MANUAL)
+        return nats_servers(self.options, self.layout, self._ports, identities)
 
     @property
     def nats(self) -> NatsServer | None:
@@ -164,6 +165,7 @@ class Plan:
 
     def processes(self) -> list[ProcessSpec]:
         modules = self.options.modules | (WEBHOOKS if self.options.webhooks else {})
+        modules |= DECODE if self.options.decode_workers else {}
         servers = [server for server in (*self.nats_servers, self.redis, self.postgres) if server is not None]
         return [
             *(self._server(server) for server in servers),
@@ -182,8 +184,14 @@ class Plan:
             "gateway": options.gateways,
             "state-store": options.state_stores,
             "autoscaler": options.autoscalers,
+            DECODE_WORKER: options.decode_workers,
         }
         return [service, *(f"{service}-{number}" for number in range(2, counts.get(service, 1) + 1))]
+
+    @cached_property
+    def decode_pool(self) -> DecodePool:
+        """The decode workers."""
+        return DecodePool(self._instances(DECODE_WORKER)[: self.options.decode_workers], self._ports)
 
     @cached_property
     def _ports(self) -> Ports:
@@ -229,7 +237,7 @@ class Plan:
             alive=healthz(health_port),
             environment={
                 **inherited(name),
-                **self._common(name),
+                **self._common(self.decode_pool.users.get(instance, name)),
                 **self.options.model_settings(name),
                 **self._own(name, instance),
                 "TURBOSERVE_HEALTH_PORT": str(health_port),
@@ -281,20 +289,12 @@ class Plan:
                 "TURBOSERVE_POOL_MAX": str(workers.high),
                 "TURBOSERVE_POOL_SHARED": str(int(self.options.autoscalers > 1)),
             }
+            if self.options.decode_workers:
+                own |= self.decode_pool.worker_settings(self.layout.secret("decode"))
             if self.nats is not None:
                 passwords = {name: self.nats.passwords[worker_user(name)] for name in self.identities}
                 own["TURBOSERVE_WORKER_IDENTITIES"] = json.dumps(passwords)
             return own
+        if name == DECODE_WORKER:
+            return self.decode_pool.settings(instance, self.layout.secret("decode"))
         return {}
-
-
-def inherited(service: str) -> dict[str, str]:
-    """Return what `service` gets of this process's environment: a base, and the settings that it declares."""
-    base: tuple[str, ...] = environment.SERVICE
-    settings = names(service)
-    if service == "autoscaler":
-        # The autoscaler passes the workers' part on to them.
-        further = environment.listed(os.environ.get("TURBOSERVE_POOL_WORKER_VARIABLES", ""))
-        base = (*base, *environment.DEVICE, *environment.CLUSTER, *further)
-        settings |= environment.WORKER_SETTINGS - PER_WORKER
-    return environment.child(os.environ, base, settings)

@@ -54,11 +54,13 @@ class StackRecord:
         return int(pid)
 
     def worker_pids(self) -> list[int]:
-        """Return the process ids of all workers below the supervisor, lowest first."""
+        """Return the process ids of all workers below the supervisor, lowest first. Decode workers, which are
+        processes of the supervisor itself, are not among them."""
         found = []
+        own = {process.get("pid") for process in self.processes.values()}
         for process in psutil.Process(self.supervisor_pid).children(recursive=True):
             try:
-                if "turboserve.worker" in process.cmdline():
+                if process.pid not in own and "turboserve.worker" in process.cmdline():
                     found.append(process.pid)
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue

@@ -81,6 +81,27 @@ loans = _worker.counter(
 loans_broken = _worker.counter(
     "turboserve.worker.loans.broken", "{loan}", "Loans whose other worker did not take part in a forward."
 )
+decode_workers = _worker.gauge(
+    "turboserve.worker.decode.workers", "{worker}", "Decode workers to which the worker is connected."
+)
+decoded_here = _worker.counter(
+    "turboserve.worker.decode.own",
+    "{chunk}",
+    "Chunks that a worker of the role `denoise` decoded itself, because no decode worker has.",
+)
+decode_duration = _worker.histogram(
+    "turboserve.worker.decode.duration", "s", "Time of a chunk in a decode worker.", buckets=_COMPUTE_S
+)
+decoder_caches_rebuilt = _worker.counter(
+    "turboserve.worker.decode.rebuilt",
+    "{cache}",
+    "Decoders' caches that a decode worker has rebuilt from latents.",
+)
+decodes_refused = _worker.counter(
+    "turboserve.worker.decode.refused",
+    "{chunk}",
+    "Chunks for whose session a decode worker had no room.",
+)
 failures = _worker.counter("turboserve.worker.sessions.failed", "{session}", "Sessions that failed.")
 
 SLACK_BUCKETS_S = (0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)

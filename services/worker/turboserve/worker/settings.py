@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from turboserve.allocation.classes import SessionClass
 from turboserve.config import Seconds
@@ -17,7 +18,7 @@ from turboserve.worker.replicas.models import check_models
 
 ONE_MODEL_ONLY = (
     *("weights", "profile", "fidelity", "fidelity_profile", "host_sessions"),
-    "sequence_parallel_directory",
+    *("sequence_parallel_directory", "roles"),
 )
 """Settings that a worker of several models does not take."""
 FILES_OF_A_MODEL = (
@@ -26,6 +27,15 @@ FILES_OF_A_MODEL = (
 """Settings that a worker of several models takes only if these differ in nothing but the size of frames."""
 AUTO_SESSIONS = 16
 """Largest number of slabs where no limit is set."""
+
+
+def check_addresses(text: str) -> str:
+    """Return addresses with commas between them. Raises `ValueError` for one that is not `tcp://HOST:PORT`."""
+    for address in filter(None, text.split(",")):
+        parts = urlsplit(address)
+        if parts.scheme != "tcp" or not parts.hostname or not parts.port:
+            raise ValueError(f"{address} is not tcp://HOST:PORT")
+    return text
 
 
 class Settings(Shared):
@@ -119,6 +129,19 @@ class Settings(Shared):
     """Largest number of sessions whose chunks are decoded together; measured latencies choose the number.
     None: on a GPU, as many as a twentieth of its memory decodes. On a CPU, one: that is as fast there, and a
     session's frames do not depend on the other sessions, bit for bit."""
+    roles: Literal["denoise,decode", "denoise", "decode"] = "denoise,decode"
+    """What the worker computes. `denoise`: it owns its sessions and publishes their chunks, and has them
+    decoded by the decode workers of `decode_workers`. Sessions take less memory then. `decode`: it owns no
+    session, and decodes the chunks of such workers, at `transfer_host` and `transfer_port`."""
+    decode_workers: Annotated[str, AfterValidator(check_addresses)] = ""
+    """Addresses of the decode workers, with commas between them: `tcp://10.0.0.7:7500`. For `roles=denoise`.
+    A chunk that none of them decodes in time is decoded by the worker itself."""
+    decode_key: Annotated[SecretStr, Field(min_length=32)] | None = None
+    """Key that workers and decode workers prove to each other: at least 32 random characters, such as those
+    of `openssl rand -hex 32`. Needed unless the worker has both roles."""
+    decode_timeout_s: Seconds = 1.0
+    """Longest time in which a decode worker decodes a chunk, seconds. After it, another worker does. A chunk
+    asks two decode workers at most, so that its viewer needs a lead of more than twice that."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Decode and suspend on separate threads during denoising. `auto`: on a GPU, and on a CPU with more than
     one core."""
@@ -173,6 +196,14 @@ class Settings(Shared):
     def _peers_need_a_digest(self) -> Settings:
         if self.weights == "peers" and self.weights_digest is None:
             raise ValueError("weights_digest: weights=peers needs the digest of the weights")
+        return self
+
+    @model_validator(mode="after")
+    def _roles_need_a_key(self) -> Settings:
+        if self.roles != "denoise,decode" and self.decode_key is None:
+            raise ValueError(f"decode_key: roles={self.roles} needs one")
+        if self.roles == "denoise" and not self.decode_workers:
+            raise ValueError("decode_workers: roles=denoise needs the address of one")
         return self
 
     @model_validator(mode="after")

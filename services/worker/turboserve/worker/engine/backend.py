@@ -17,10 +17,11 @@ from torch import Tensor
 from turboserve.static_frozen import statically_frozen
 from turboserve.worker.engine.context_forwards import ReplayPart
 from turboserve.worker.engine.control_encoder import ControlEncoder
+from turboserve.worker.engine.decode_jobs import CacheApart
 from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabPool
 from turboserve.worker.engine.parallel_forward import ForwardLoans
-from turboserve.worker.engine.session import Session, Undecoded
+from turboserve.worker.engine.session import Session, Undecoded, UndecodedChunk
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.state_pages import Page
@@ -122,9 +123,22 @@ class Decoding:
     """The first of the session's undecoded latents."""
     cache: dict[str, Tensor] | None
     """The session's cache before these latents; it is not changed."""
+    context: tuple[Tensor, ...] = ()
+    """Clean latents of the chunks before, the oldest first, where `cache` is a `CacheApart`."""
     ready_s: float = 0.0
     seconds: float = 0.0
     """Duration of the decode. 0: it raised an error, and the item was decoded alone."""
+
+
+def next_decoding(session: Session) -> Decoding:
+    """The decoding of the first of the session's undecoded latents."""
+    item, cache = session.undecoded[0], session.state.decoder_cache
+    context: tuple[Tensor, ...] = ()
+    if isinstance(cache, CacheApart) and isinstance(item, UndecodedChunk):
+        # The state may have the latents of this chunk already, and of the next one.
+        recent = session.state.recent
+        context = tuple(recent[: max(0, item.index - session.state.next_chunk + len(recent))])
+    return Decoding(session, item, cache, context)
 
 
 class Backend(Protocol):

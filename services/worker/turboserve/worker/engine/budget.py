@@ -53,9 +53,14 @@ class MemoryBudget:
         return count
 
 
-def plan(models: Models, total_bytes: int, decode_batch: int = 1) -> MemoryBudget:
-    """The budget of an engine with one row per session in a forward and `decode_batch` sessions in a
-    decode."""
+def plan(
+    models: Models, total_bytes: int, decode_batch: int = 1, *, decode_apart: bool = False
+) -> MemoryBudget:
+    """The budget of an engine with one row per session in a forward and `decode_batch` sessions in a decode.
+
+    `decode_apart`: see `EngineOptions.decode_apart`. The caches of `decoding_apart.OWN_CACHES` sessions then
+    take the place of those that are sent.
+    """
     config = models.transformer.config
     dtype = models.transformer.patch_embedding.weight.dtype
     layout = SlabLayout.of(config, dtype)
@@ -77,7 +82,7 @@ def plan(models: Models, total_bytes: int, decode_batch: int = 1) -> MemoryBudge
         + ROTATIONS * rotation_bytes(config, config.frames_per_chunk)
         + config.chunk_forwards * modulation_bytes(config, dtype),
         slab_bytes=layout.total_bytes,
-        decode_cache_bytes=decoder.cache_bytes,
+        decode_cache_bytes=0 if decode_apart else decoder.cache_bytes,
         state_bytes=state_bytes(config, dtype),
         row_bytes=row,
     )

@@ -158,9 +158,10 @@ class EngineOptions:
     """Gather policy: one of `gather.GATHER_POLICIES`."""
     fidelity: str = "best"
     """Policy of configurations: one of `fidelity_policy.FIDELITY_POLICIES`."""
+    decode_apart: bool = False
+    """Whether sessions' states have no decoder's caches: other workers decode (`decoding_apart`)."""
     overlap: bool = False
-    """Decode, and transfer state to the host and back, on separate threads while others compute. If off, all
-    of it happens in `step`."""
+    """Decode and copy states on separate threads while others compute. If off, it happens in `step`."""
     attention: Literal["rows", "flash", "cudnn", "varlen"] = "rows"
     """See `tensor_backend.KINDS`."""
     compile: bool = False

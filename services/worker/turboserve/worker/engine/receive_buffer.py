@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turboserve.worker.engine.decode_jobs import CacheApart
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import ALIGNMENT, Extent, HostPool, Slab, SlabLayout, aligned, size_of
 from turboserve.worker.engine.snapshot import (
     DECODER,
-    VERSION,
     Snapshot,
     fidelity_of,
     fixed_of,
     floor_of,
+    is_apart,
     pinned_of,
     values_of,
 )
@@ -185,9 +186,9 @@ class PagedReceiveBuffer:
         Pages that are not among `names` are dropped. Raises `SnapshotRejectedError`.
         """
         names = set(names)
-        for field, wanted in (("version", VERSION), ("model", self._model)):
-            if header.get(field) != wanted:
-                raise SnapshotRejectedError(field, header.get(field), wanted)
+        is_apart(header)
+        if header.get("model") != self._model:
+            raise SnapshotRejectedError("model", header.get("model"), self._model)
         fidelity_of(header, self._config)
         fixed_of(header)
         floor_of(header)
@@ -235,7 +236,9 @@ class PagedReceiveBuffer:
             next_chunk=int(header["next_chunk"]),
             recent=self._recent(),
         )
-        if header["decoding"]:
+        if is_apart(header):
+            state.decoder_cache = CacheApart()
+        elif header["decoding"]:
             state.decoder_cache = {
                 name.removeprefix(DECODER): t for name, t in self._own.items() if name.startswith(DECODER)
             }

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turboserve.worker.engine.decode_jobs import CacheApart
 from turboserve.worker.engine.errors import InvalidFidelityError, SnapshotRejectedError
 from turboserve.worker.engine.fidelity import Fidelity, check_floor
 from turboserve.worker.engine.kv_ring import KVRing
@@ -20,6 +21,9 @@ from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation
 
 VERSION = 1
+APART_VERSION = 2
+"""Version of a state without its decoder's cache (`CacheApart`), which earlier releases refuse."""
+VERSIONS = (VERSION, APART_VERSION)
 DECODER = "decoder."
 """Prefix of the names of the decoder cache's tensors."""
 
@@ -88,7 +92,7 @@ def parts(state: SessionState, model: str) -> tuple[dict[str, Any], dict[str, Te
 def header_of(state: SessionState, model: str) -> dict[str, Any]:
     """A snapshot's header without the window. `model`: see `parts`."""
     return {
-        "version": VERSION,
+        "version": APART_VERSION if isinstance(state.decoder_cache, CacheApart) else VERSION,
         "model": model,
         "session": state.session,
         "seed": state.seed,
@@ -121,7 +125,7 @@ def prepare(
     another version, or its tensors do not fit.
     """
     header, tensors = snapshot.header, snapshot.tensors
-    _require("version", header.get("version"), VERSION)
+    apart = is_apart(header)
     _require("model", header.get("model"), model)
     ring = KVRing(slab, config, rotation)
     marks = header["ring"]
@@ -157,7 +161,7 @@ def prepare(
         control_seq=int(header["control_seq"]),
         next_chunk=snapshot.next_chunk,
         recent=[] if recent is None else list(torch.split(recent, config.frames_per_chunk)),
-        decoder_cache=decoder if header["decoding"] else None,
+        decoder_cache=CacheApart() if apart else decoder if header["decoding"] else None,
     )
     return state, targets
 
@@ -168,6 +172,14 @@ def outline(state: SessionState, header: Mapping[str, Any], config: ModelConfig)
     state.floor, state.pinned = floor_of(header), pinned_of(header)
     state.values = values_of(header)
     state.control_seq, state.next_chunk = int(header["control_seq"]), int(header["next_chunk"])
+
+
+def is_apart(header: Mapping[str, Any]) -> bool:
+    """Whether the state of a snapshot's header lacks its decoder's cache. Raises `SnapshotRejectedError`."""
+    version = header.get("version")
+    if version not in VERSIONS:
+        raise SnapshotRejectedError("version", version, f"one of {VERSIONS}")
+    return bool(version == APART_VERSION)
 
 
 def fidelity_of(header: Mapping[str, Any], config: ModelConfig) -> Fidelity | None:

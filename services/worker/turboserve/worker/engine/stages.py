@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from turboserve.static_frozen import statically_frozen
-from turboserve.worker.engine.backend import Backend, Decoded, Decoding
+from turboserve.worker.engine.backend import Backend, Decoded, Decoding, next_decoding
 from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.gather import GatherPolicy, LatencyProfile
 from turboserve.worker.engine.interface import ChunkReady, ChunkTimings, Event, TextEncoder
@@ -227,7 +227,7 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
         batch = []
         for session in chosen:
             session.in_decode_executor = True
-            batch.append(Decoding(session, session.undecoded[0], session.state.decoder_cache))
+            batch.append(next_decoding(session))
         return batch
 
     def compute(self, batch: list[Decoding]) -> list[Decoded]:

@@ -15,6 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from turboserve.worker.engine.backend import Decoded, Decoding
 from turboserve.worker.engine.context_forwards import RecacheWork, ReplayPart, ReplayWork
 from turboserve.worker.engine.control_encoder import ControlEncoder
+from turboserve.worker.engine.decode_jobs import CacheApart, rebuilt_cache
+from turboserve.worker.engine.decoding_apart import DecodingApart
 from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.interface import Decoder, EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.kv_ring import KVRing
@@ -108,7 +110,9 @@ class TensorBackend:
         weight = model.patch_embedding.weight
         self.config, self.fingerprint = model.config, fingerprint
         self.device, self.text, self.decoder, self.controls = weight.device, text, decoder, controls
-        self._own_bytes = own_limit(model.config, decoder.cache_bytes)
+        self.apart = DecodingApart(decoder, weight.device, weight.dtype) if options.decode_apart else None
+        """Decodes the chunks if the sessions' states have no decoder's caches."""
+        self._own_bytes = own_limit(model.config, 0 if options.decode_apart else decoder.cache_bytes)
         layout = SlabLayout.of(model.config, weight.dtype)
         self.state_host_bytes = host_bytes(layout, self._own_bytes)
         self.pool = SlabPool(layout, options.slab_bytes, self.device)
@@ -241,13 +245,22 @@ class TensorBackend:
     @torch.inference_mode()
     def decode(self, batch: Sequence[Decoding]) -> list[Decoded]:
         """See `Backend.decode`."""
-        caches = [each.cache for each in batch if each.cache is not None]
+        if self.apart is not None:
+            return self.apart(batch)
+        caches = [self._cache(each) for each in batch if each.cache is not None]
         latents = torch.stack([each.item.latents for each in batch])
         frames, after = self.decoder.decode(latents, caches or None)
         return [
             Decoded(to_host(shown), to_host(each.item.latents), cache)
             for each, shown, cache in zip(batch, frames, after, strict=True)
         ]
+
+    def _cache(self, each: Decoding) -> dict[str, Tensor]:
+        """The cache of a session that has one. It is rebuilt for a session of a worker that kept none."""
+        assert each.cache is not None
+        if not isinstance(each.cache, CacheApart):
+            return each.cache
+        return rebuilt_cache(self.decoder, each.context, self.device)
 
     # Migration
 

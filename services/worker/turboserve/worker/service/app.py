@@ -17,6 +17,7 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.models import Models
 from turboserve.worker.sequence_parallel.peers import Identity
 from turboserve.worker.sequence_parallel.service import LoanService
+from turboserve.worker.service.decode_roles import decode_elsewhere, start_decode_worker
 from turboserve.worker.service.heartbeat import announced, starting
 from turboserve.worker.service.host_platform import HostPlatform
 from turboserve.worker.service.models import load_models
@@ -35,6 +36,9 @@ async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_mode
     """Compose the worker on this machine and export its gauges. `load`: brings the models to the device."""
     settings = runtime.settings
     assert isinstance(settings, Settings)
+    if settings.roles == "decode":
+        await start_decode_worker(runtime, settings, load, worker_id(settings, runtime.bus.user))
+        return
     await start_on(runtime, HostPlatform(settings, runtime.clock, load))
 
 
@@ -82,6 +86,8 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
     if loaded.weights is not None:
         # First: the state store sends keys as soon as it knows that the worker is ready.
         await send_weights(worker, loaded.weights, runtime.bus, runtime.clock.monotonic)
+    if settings.roles == "denoise":
+        decode_elsewhere(worker.id, engine, settings, runtime.spawn)
     await worker.start(runtime.spawn)
     if settings.sequence_parallel_directory is not None:
         limit_s = settings.sequence_parallel_timeout_s

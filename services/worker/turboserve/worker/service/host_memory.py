@@ -32,11 +32,14 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def state_host_bytes(models: Models) -> int:
-    """Largest host memory that one suspended session takes, including one that arrives by migration."""
+def state_host_bytes(models: Models, *, decode_apart: bool = False) -> int:
+    """Largest host memory that one suspended session takes, including one that arrives by migration.
+
+    `decode_apart`: see `EngineOptions.decode_apart`.
+    """
     config = models.transformer.config
     layout = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype)
-    return host_bytes(layout, own_limit(config, models.decoder.cache_bytes))
+    return host_bytes(layout, own_limit(config, 0 if decode_apart else models.decoder.cache_bytes))
 
 
 def default_host_bytes(state_bytes: int, slabs: int, free_bytes: int) -> int:

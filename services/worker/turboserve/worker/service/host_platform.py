@@ -25,6 +25,7 @@ from turboserve.worker.model.weights import named_weights
 from turboserve.worker.replicas.weight_filler import WeightFiller
 from turboserve.worker.sequence_parallel.peers import HostDirectory
 from turboserve.worker.service.class_drivers import ClassDrivers
+from turboserve.worker.service.decode_roles import without_decoding
 from turboserve.worker.service.engine_commands import EngineCall, EngineCommand
 from turboserve.worker.service.engine_driver import EngineDriver
 from turboserve.worker.service.models import UsedFiller, choose_device, load_filled, make_engine, memory_parts
@@ -272,7 +273,8 @@ class HostPlatform:
         weights_s = time.monotonic() - began
         engine = make_engine(models, self._settings)
         switch_prompts(engine)
-        seconds = measure(engine)
+        with without_decoding(engine):
+            seconds = measure(engine)
         warm_up_s = time.monotonic() - began - weights_s
         start = StartTimes(self._import_s, weights_s, warm_up_s, models.weights, from_peers)
         if self._settings.weights == "disk" or models.manifest is None:

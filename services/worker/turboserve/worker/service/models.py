@@ -137,7 +137,7 @@ def memory_parts(models: Sequence[Models], settings: Settings) -> tuple[MemoryPa
     """
     left = settings.memory_bytes - sum(one.weight_bytes for one in models)
     if not settings.memory_bytes:
-        left = _free_bytes(models[0].transformer.patch_embedding.weight.device)
+        left = free_bytes(models[0].transformer.patch_embedding.weight.device)
     count = len(models)
     return tuple(MemoryPart(left // count, number, count) for number in range(count))
 
@@ -155,7 +155,8 @@ def make_engine(models: Models, settings: Settings, part: MemoryPart | None = No
     lent = 0
     if settings.sequence_parallel_directory is not None:
         lent = lent_bytes(models.transformer.config, weight.dtype)
-    budget = plan(models, total_bytes - lent, decode_batch)
+    apart = settings.roles == "denoise"
+    budget = plan(models, total_bytes - lent, 1 if apart else decode_batch, decode_apart=apart)
     slabs = min(settings.worker_max_sessions or AUTO_SESSIONS, budget.sessions())
     options = EngineOptions(
         slab_bytes=slabs * budget.slab_bytes,
@@ -169,11 +170,12 @@ def make_engine(models: Models, settings: Settings, part: MemoryPart | None = No
         fidelity=settings.fidelity,
         attention=settings.attention,
         compile=settings.compile,
+        decode_apart=apart,
         overlap=overlaps(settings, weight.device),
     )
     profiles = _profiles(models, settings, weight.device)
     ladder = fidelity_ladder(models, settings, weight.device)
-    state_bytes = state_host_bytes(models)
+    state_bytes = state_host_bytes(models, decode_apart=apart)
     check_host_sessions(
         settings.host_sessions, state_bytes, free_host_bytes(), settings.host_memory_bytes or 0
     )
@@ -222,6 +224,9 @@ def decodes_at_once(models: Models, settings: Settings, total_bytes: int) -> int
     differently.
     """
     limit = settings.worker_max_sessions or AUTO_SESSIONS
+    if settings.roles == "denoise":
+        # Each of them decodes another chunk at the same time.
+        return min(limit, len(settings.decode_workers.split(",")))
     if settings.decode_batch is not None:
         return min(limit, settings.decode_batch)
     if models.transformer.patch_embedding.weight.device.type == "cpu":
@@ -261,7 +266,7 @@ def fidelity_ladder(models: Models, settings: Settings, device: torch.device) ->
     return FidelityLadder.of_profile(profile, config, settings.fidelity_floor)
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return CPU_BYTES
     free, _ = torch.cuda.mem_get_info(device)

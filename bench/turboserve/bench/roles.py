@@ -1,0 +1,135 @@
+"""Modules apart: memory of a session with and without its decoder's cache, and workers by role.
+
+- `models.MODEL.session`: bytes of one more session on a worker that decodes, by part, as in its budget.
+- `models.MODEL.sessions`: sessions that fit in the given memory, beside weights and workspace; `denoise`: on
+  a worker of that role.
+- `models.MODEL.state`: bytes that a migration copies at most, and without the cache.
+- `split`: with `--profile`, the split of the workers that carries the most sessions.
+
+Sizes are computed by formula, on tensors without memory. Nothing is measured, and the text encoder's weights
+do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from turboserve.bench.report import BenchError
+
+GB = 1e9
+PUBLIC = ("self-forcing-1-3b", "longlive-1-3b")
+
+
+def run(
+    memory_gb: Annotated[float, typer.Option(min=1, help="Device memory of a worker, GB.")] = 80.0,
+    workers: Annotated[int, typer.Option(min=2, max=1_024, help="Workers that are divided.")] = 8,
+    model: Annotated[str, typer.Option(help="Public model of the split.")] = PUBLIC[0],
+    decoder: Annotated[str, typer.Option(help="wan or taehv.")] = "wan",
+    profile: Annotated[
+        Path | None, typer.Option(help="Stage latencies, from `turboserve profile engine`.")
+    ] = None,
+) -> dict[str, Any]:
+    """Show what a worker without decoders' caches saves, and how to divide workers into roles."""
+    from turboserve.bench.engine.models import PUBLIC_DECODERS
+
+    if model not in PUBLIC:
+        raise BenchError(f"--model: {model!r} is not one of {', '.join(PUBLIC)}")
+    if decoder not in PUBLIC_DECODERS:
+        raise BenchError(f"--decoder: {decoder!r} is not one of {', '.join(PUBLIC_DECODERS)}")
+    result: dict[str, Any] = {
+        "memory_gb": memory_gb,
+        "decoder": decoder,
+        "models": {name: _memory(name, decoder, round(memory_gb * GB)) for name in PUBLIC},
+    }
+    if profile is not None:
+        result["split"] = _split(model, result["models"][model], workers, profile)
+    return result
+
+
+def _memory(name: str, decoder: str, total_bytes: int) -> dict[str, Any]:
+    import torch
+
+    from turboserve.bench.engine.models import PUBLIC_DECODERS, random_models
+    from turboserve.worker.engine.budget import decode_bytes, plan
+    from turboserve.worker.model.presets import preset
+
+    models = random_models(preset(name), PUBLIC_DECODERS[decoder], torch.device("meta"), torch.bfloat16)
+    both, denoise = (plan(models, total_bytes, decode_apart=apart) for apart in (False, True))
+    parts = {
+        "slab": both.slab_bytes,
+        "decoder_cache": both.decode_cache_bytes,
+        "latents": both.state_bytes,
+        "row": both.row_bytes,
+    }
+    own = models.decoder.weight_bytes + decode_bytes(models)
+    state = both.slab_bytes + both.state_bytes
+    return {
+        "session": {**parts, "all": both.session_bytes, "without_cache": denoise.session_bytes},
+        "sessions": {
+            "both": both.sessions(),
+            "denoise": denoise.sessions(),
+            "decode": (total_bytes - own) // models.decoder.cache_bytes,
+        },
+        "state": {"both": state + both.decode_cache_bytes, "denoise": state},
+    }
+
+
+def _split(name: str, memory: Mapping[str, Any], workers: int, profile: Path) -> dict[str, Any]:
+    from turboserve.allocation.roles import RoleCapacity, best_split, chunks_per_s, in_turns
+    from turboserve.worker.engine.profile_file import InvalidProfileError, ProfileFile
+    from turboserve.worker.engine.snapshot import fingerprint
+    from turboserve.worker.model.presets import preset
+
+    config = preset(name)
+    try:
+        stages = ProfileFile.read(profile, model=fingerprint(config), device="cuda").stages
+        rates = {
+            "denoise": chunks_per_s(stages["forward"], config.chunk_forwards),
+            "decode": chunks_per_s(stages["decode"]),
+        }
+    except (InvalidProfileError, KeyError) as error:
+        raise BenchError(f"--profile: {error}") from error
+    rates["both"] = in_turns(rates["denoise"], rates["decode"])
+    roles = {role: RoleCapacity(rates[role], memory["sessions"][role]) for role in rates}
+    best = best_split(workers, roles["denoise"], roles["decode"], roles["both"], config.chunk_media_s)
+    return {
+        "model": name,
+        "workers": workers,
+        "chunks_per_s": rates,
+        "all_do_both": roles["both"].of(workers, config.chunk_media_s),
+        "best": vars(best),
+    }
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Format the result of `run`."""
+    shown = Table(
+        "model",
+        "session, GB",
+        "of it decoder's cache",
+        "without it",
+        f"sessions in {result['memory_gb']:g} GB",
+        "without it",
+        title=f"Memory, decoder {result['decoder']}",
+        title_justify="left",
+        box=box.SIMPLE,
+    )
+    for name, one in result["models"].items():
+        session, sessions = one["session"], one["sessions"]
+        sizes = (session[key] / GB for key in ("all", "decoder_cache", "without_cache"))
+        counts = (str(sessions[key]) for key in ("both", "denoise"))
+        shown.add_row(name, *(f"{size:.2f}" for size in sizes), *counts)
+    if (split := result.get("split")) is not None:
+        best = split["best"]
+        shown.caption = (
+            f"{split['workers']} workers of {split['model']}: {best['denoise']} that denoise and "
+            f"{best['decode']} that decode carry {best['sessions']} sessions; "
+            f"if all do both, {split['all_do_both']}"
+        )
+    return shown

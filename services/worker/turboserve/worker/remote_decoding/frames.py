@@ -1,0 +1,187 @@
+"""The frames between a worker and a decode worker: JSON and payloads, all with MACs."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from torch import Tensor
+
+from turboserve.contracts.base import Id
+from turboserve.worker.transfer.channel import MAC_BYTES, Channel
+from turboserve.worker.transfer.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    PeerLostError,
+    TransferError,
+    TransferProtocolError,
+    error_of,
+)
+from turboserve.worker.transfer.frames import Challenge, Denied, Open, Proof, Refuse
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "uint8")}
+_NUMBER = struct.Struct(">Q")
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Sizes = Annotated[tuple[Annotated[int, Field(ge=0, le=1 << 20)], ...], Field(max_length=5)]
+
+
+class _DecodeFrame(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class TensorSpec(_DecodeFrame):
+    """A tensor whose elements follow the frame as a payload."""
+
+    dtype: str = Field(max_length=16)
+    shape: Sizes
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        """The frame's part for a tensor."""
+        return cls(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+
+
+class DecodeHello(_DecodeFrame):
+    """worker → decode worker, the first frame after authentication."""
+
+    type: Literal["decode_hello"] = "decode_hello"
+    model: str = Field(max_length=64)
+    """`state_fingerprint` of the worker's model: both must have the same weights."""
+
+
+class DecodeWelcome(_DecodeFrame):
+    """decode worker → worker: chunks may follow."""
+
+    type: Literal["decode_welcome"] = "decode_welcome"
+    worker: Id
+    """Id of the decode worker."""
+
+
+class DecodeChunk(_DecodeFrame):
+    """worker → decode worker: decode these latents. Their payload follows, then that of the context."""
+
+    type: Literal["decode_chunk"] = "decode_chunk"
+    number: int = Field(ge=0, lt=1 << 63)
+    """Number of the question within its connection."""
+    session: Id
+    index: int = Field(ge=0)
+    base: Digest | None
+    """See `DecodeJob.base`."""
+    digest: Digest
+    """See `DecodeJob.digest`."""
+    latents: TensorSpec
+    context: TensorSpec | None = None
+    """Latents of the chunks before, [chunks, F, C, h, w]. None: they do not come along."""
+
+
+class ChunkFrames(_DecodeFrame):
+    """decode worker → worker: the frames follow as a payload."""
+
+    type: Literal["chunk_frames"] = "chunk_frames"
+    number: int
+    frames: TensorSpec
+
+
+class NoCache(_DecodeFrame):
+    """decode worker → worker: the session's cache is not here. Ask again with the context."""
+
+    type: Literal["no_cache"] = "no_cache"
+    number: int
+
+
+class NoRoom(_DecodeFrame):
+    """decode worker → worker: there is no room for the session's cache."""
+
+    type: Literal["no_room"] = "no_room"
+    number: int
+
+
+DecodeFrame = Annotated[
+    Open
+    | Challenge
+    | Proof
+    | Denied
+    | Refuse
+    | DecodeHello
+    | DecodeWelcome
+    | DecodeChunk
+    | ChunkFrames
+    | NoCache
+    | NoRoom,
+    Field(discriminator="type"),
+]
+
+
+class DecodeChannel(Channel):
+    """A connection between a worker and a decode worker: frames, and payloads between them."""
+
+    frames: ClassVar[TypeAdapter[Any]] = TypeAdapter(DecodeFrame)
+
+    async def post(self, frame: DecodeFrame, payloads: tuple[Tensor, ...], seconds: float) -> None:
+        """Send one frame and its payloads. Raises the errors of `Channel.send`."""
+        async with _limited(seconds):
+            await self._send(frame, seconds)
+            for tensor in payloads:
+                self._writer.write(self._sealed(_bytes_of(tensor)))
+                await self._writer.drain()
+
+    async def next(self, seconds: float) -> DecodeFrame:
+        """Receive the next frame. Raises the errors of `Channel.receive`."""
+        return cast(DecodeFrame, await self.receive(seconds))
+
+    async def payload(self, spec: TensorSpec, shape: tuple[int, ...], seconds: float) -> Tensor:
+        """Receive the payload of `spec`, which must have this shape. Raises the errors of `receive`."""
+        if spec.shape != shape or spec.dtype not in DTYPES:
+            raise TransferProtocolError(f"payload: {spec.dtype} {spec.shape}, need {shape}")
+        dtype = DTYPES[spec.dtype]
+        size = torch.Size(shape).numel() * dtype.itemsize
+        async with _limited(seconds):
+            data = await self._reader.readexactly(size)
+            mac = await self._reader.readexactly(MAC_BYTES)
+        assert self._receive_key is not None
+        if not hmac.compare_digest(mac, _mac(self._receive_key, self._received, data)):
+            raise AuthenticationError(f"payload: number {self._received} fails its MAC")
+        self._received += 1
+        return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+
+    def _sealed(self, data: bytes) -> bytes:
+        assert self._send_key is not None
+        mac = _mac(self._send_key, self._sent, data)
+        self._sent += 1
+        return data + mac
+
+
+@asynccontextmanager
+async def _limited(seconds: float) -> AsyncIterator[None]:
+    """Limit the body's time, and give its errors the names of a channel's."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise DeadlineExceededError(f"payload: not within {seconds:.3g} s") from None
+    except (OSError, asyncio.IncompleteReadError) as error:
+        raise PeerLostError("the peer closed the connection") from error
+
+
+def out_of_turn(frame: DecodeFrame) -> TransferError:
+    """The error of a frame that must not come now: the peer's own reason if it refuses."""
+    if isinstance(frame, Refuse):
+        return error_of(frame.code, frame.detail)
+    return TransferProtocolError(f"{frame.type}: not now")
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _mac(key: bytes, number: int, data: bytes) -> bytes:
+    hasher = hmac.new(key, _NUMBER.pack(number), "sha256")
+    hasher.update(data)
+    return hasher.digest()

@@ -1,0 +1,189 @@
+"""Which decode worker decodes a chunk, without I/O: events in, commands out.
+
+    ChunkWaits       → AskWorker (the one that has the session's cache, else the one with the fewest sessions)
+    CacheMissed      → AskWorker (the same one, with the latents from which it rebuilds the cache)
+    RoomRefused      → AskWorker (another one)
+    AskFailed        → AskWorker (another one)
+    none is left     → DecodeHere
+
+A chunk asks at most `WORKERS_PER_CHUNK` workers, each within a deadline. A decode worker owns nothing: any of
+them, and the worker of the session itself, decodes any chunk from the latents before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+WORKERS_PER_CHUNK = 2
+"""A chunk whose second worker fails as well is decoded here: its viewer has waited for two deadlines."""
+FULL_S = 5.0
+"""Time for which a worker without room gets no further session, seconds."""
+SESSION_S = 30.0
+"""Time after which a session without a chunk counts no more as one of its decode worker, seconds."""
+
+
+# Events
+
+
+@dataclass(frozen=True)
+class DecoderConnected:
+    """The connection to a decode worker is ready."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class DecoderDisconnected:
+    """The connection to a decode worker is closed."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class ChunkWaits:
+    """A chunk waits for its decoding."""
+
+    job: int
+    session: str
+
+
+@dataclass(frozen=True)
+class CacheMissed:
+    """The worker lacks the session's cache."""
+
+    job: int
+
+
+@dataclass(frozen=True)
+class RoomRefused:
+    """The worker has no room for the session's cache."""
+
+    job: int
+
+
+@dataclass(frozen=True)
+class AskFailed:
+    """The worker has not answered in time, or its connection is closed."""
+
+    job: int
+
+
+@dataclass(frozen=True)
+class ChunkDecoded:
+    """The frames are here."""
+
+    job: int
+
+
+RoutingEvent = (
+    DecoderConnected | DecoderDisconnected | ChunkWaits | CacheMissed | RoomRefused | AskFailed | ChunkDecoded
+)
+
+
+# Commands
+
+
+@dataclass(frozen=True)
+class AskWorker:
+    """Send the chunk to a decode worker."""
+
+    job: int
+    worker: str
+    with_context: bool = False
+    """Whether the latents of the chunks before go along."""
+
+
+@dataclass(frozen=True)
+class DecodeHere:
+    """Decode the chunk on this worker."""
+
+    job: int
+
+
+RoutingCommand = AskWorker | DecodeHere
+
+
+@dataclass(frozen=True)
+class _Asked:
+    session: str
+    worker: str
+    """The one that is asked now."""
+    tried: frozenset[str]
+    """The ones that have failed or refused."""
+    with_context: bool = False
+
+
+class DecodeRouter:
+    """The routes of one worker's chunks. Pure: time is an argument."""
+
+    def __init__(self) -> None:
+        self._full_until: dict[str, float] = {}
+        """Connected workers, and the time until which each takes no further session."""
+        self._sessions: dict[str, tuple[str, float]] = {}
+        """The worker that decoded each session's last chunk, and when it was asked."""
+        self._jobs: dict[int, _Asked] = {}
+
+    @property
+    def workers(self) -> int:
+        """Number of connected workers."""
+        return len(self._full_until)
+
+    def handle(self, event: RoutingEvent, now: float) -> RoutingCommand | None:
+        """Take one event. Returns the command that follows from it."""
+        match event:
+            case DecoderConnected(worker=worker):
+                self._full_until[worker] = now
+            case DecoderDisconnected(worker=worker):
+                self._full_until.pop(worker, None)
+            case ChunkWaits(job=job, session=session):
+                self._forget_idle(now)
+                return self._route(job, session, frozenset(), now)
+            case CacheMissed(job=job):
+                asked = self._jobs[job]
+                if asked.with_context:
+                    # It has what it needs: such a worker is no use.
+                    return self._elsewhere(job, now)
+                self._jobs[job] = replace(asked, with_context=True)
+                return AskWorker(job, asked.worker, with_context=True)
+            case RoomRefused(job=job):
+                worker = self._jobs[job].worker
+                if worker in self._full_until:
+                    self._full_until[worker] = now + FULL_S
+                return self._elsewhere(job, now)
+            case AskFailed(job=job):
+                return self._elsewhere(job, now)
+            case ChunkDecoded(job=job):
+                asked = self._jobs.pop(job)
+                self._sessions[asked.session] = asked.worker, now
+            case _:
+                assert_never(event)
+        return None
+
+    def _elsewhere(self, job: int, now: float) -> RoutingCommand:
+        asked = self._jobs.pop(job)
+        self._sessions.pop(asked.session, None)
+        return self._route(job, asked.session, asked.tried | {asked.worker}, now)
+
+    def _route(self, job: int, session: str, tried: frozenset[str], now: float) -> RoutingCommand:
+        worker = self._worker_for(session, tried, now) if len(tried) < WORKERS_PER_CHUNK else None
+        if worker is None:
+            return DecodeHere(job)
+        self._sessions[session] = worker, now
+        self._jobs[job] = _Asked(session, worker, tried)
+        return AskWorker(job, worker)
+
+    def _worker_for(self, session: str, tried: frozenset[str], now: float) -> str | None:
+        before, _ = self._sessions.get(session, (None, 0.0))
+        if before is not None and before in self._full_until and before not in tried:
+            return before
+        usable = [each for each, until in self._full_until.items() if until <= now and each not in tried]
+        return min(usable, key=lambda each: (self._load(each), each), default=None)
+
+    def _load(self, worker: str) -> int:
+        return sum(each == worker for each, _ in self._sessions.values())
+
+    def _forget_idle(self, now: float) -> None:
+        idle = [name for name, (_, asked_s) in self._sessions.items() if now - asked_s > SESSION_S]
+        for name in idle:
+            del self._sessions[name]

@@ -1,0 +1,172 @@
+"""A decode worker: decodes the chunks of other workers' sessions, and keeps their decoders' caches.
+
+It owns no session and publishes nothing. A cache belongs to a part of a video, not to an owner: the digest of
+the last chunk that it has seen names it. A question for another one gets `NoCache`, whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from turboserve import logs
+from turboserve.telemetry import tracer
+from turboserve.telemetry_names import CHUNK_INDEX, PERIODIC, SESSION
+from turboserve.worker import metrics
+from turboserve.worker.engine.decode_jobs import CachedDecoder, DecodeJob
+from turboserve.worker.engine.streams import DEVICE_LOST
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.remote_decoding.client import PURPOSE
+from turboserve.worker.remote_decoding.frames import (
+    ChunkFrames,
+    DecodeChannel,
+    DecodeChunk,
+    DecodeHello,
+    DecodeWelcome,
+    NoCache,
+    NoRoom,
+    TensorSpec,
+    out_of_turn,
+)
+from turboserve.worker.transfer import handshake
+from turboserve.worker.transfer.channel import ByteReader, ByteWriter, refuse
+from turboserve.worker.transfer.errors import (
+    LayoutMismatchError,
+    TransferError,
+    TransferProtocolError,
+)
+from turboserve.worker.transfer.half_open_connections import HalfOpenConnections
+
+ADMIT_S = 3.0
+"""Longest time until a peer has proved the key, seconds."""
+ANSWER_S = 5.0
+"""Longest time in which a worker takes its frames, seconds."""
+QUIET_S = 86_400.0
+"""Longest time without a chunk. A frozen worker sends none, and costs a connection."""
+
+log = logs.get("decoding")
+_trace = tracer("worker")
+
+
+class DecodeServer:
+    """Serves all connections of one decode worker. It decodes one chunk at a time, in order of arrival."""
+
+    def __init__(
+        self,
+        worker: str,
+        model: str,
+        config: ModelConfig,
+        decoder: CachedDecoder,
+        key: bytes,
+        now: Callable[[], float],
+    ) -> None:
+        """`model`: `state_fingerprint` of the weights. `key`: that the workers must prove."""
+        self._worker, self._model, self._config = worker, model, config
+        self._decoder, self._key, self._now = decoder, key, now
+        self._context_limit = -(-config.window_frames // config.frames_per_chunk)
+        self._half_open = HalfOpenConnections(now=now)
+        self._serving: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+        # The first call of a thread sets its number of threads to the process's.
+        self._thread = ThreadPoolExecutor(1, "decode", torch.get_num_threads)
+        self._device_lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.decoded = 0
+
+    async def run(self) -> None:
+        """Wait until canceled. Raises the error of a failed device: the process has to end."""
+        try:
+            await self._device_lost
+        finally:
+            for task in [*self._serving]:
+                task.cancel()
+            self._thread.shutdown(wait=False)
+
+    async def serve(self, reader: ByteReader, writer: ByteWriter) -> None:
+        """Serve one connection until its end."""
+        channel = DecodeChannel(reader, writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            await self._serve(channel)
+        finally:
+            self._serving.discard(task)
+            await channel.close()
+
+    async def _serve(self, channel: DecodeChannel) -> None:
+        try:
+            with self._half_open.held(channel.peer, channel.abort):
+                async with asyncio.timeout(ADMIT_S):
+                    opened, _ = await handshake.admit(channel, self._key_of, ADMIT_S)
+        except (TransferError, TimeoutError) as error:
+            self._half_open.refused(channel.peer, error)
+            return
+        try:
+            await self._welcome(channel)
+            log.info("worker decodes here", worker=opened.worker)
+            while True:
+                question = await channel.next(QUIET_S)
+                if not isinstance(question, DecodeChunk):
+                    raise out_of_turn(question)
+                await self._answer(channel, question)
+        except TransferError as error:
+            log.info("worker left", worker=opened.worker, error=str(error))
+            await refuse(channel, error.code, str(error))
+        except DEVICE_LOST as error:
+            if not self._device_lost.done():
+                self._device_lost.set_exception(error)
+        except Exception as error:
+            # What one chunk raises ends its connection: the worker itself decodes it, and learns why.
+            log.exception("chunk not decoded", worker=opened.worker)
+            await refuse(channel, TransferError.code, repr(error))
+
+    def _key_of(self, purpose: str, number: int) -> bytes | None:
+        return self._key if (purpose, number) == (PURPOSE, 0) else None
+
+    async def _welcome(self, channel: DecodeChannel) -> None:
+        hello = await channel.next(ADMIT_S)
+        if not isinstance(hello, DecodeHello):
+            raise out_of_turn(hello)
+        if hello.model != self._model:
+            raise LayoutMismatchError(f"model: {hello.model}, {self._model} is decoded here")
+        await channel.post(DecodeWelcome(worker=self._worker), (), ADMIT_S)
+
+    async def _answer(self, channel: DecodeChannel, question: DecodeChunk) -> None:
+        shape = self._config.latent_shape
+        latents = await channel.payload(question.latents, shape, ANSWER_S)
+        context: tuple[Tensor, ...] = ()
+        if question.context is not None:
+            count = question.context.shape[0] if question.context.shape else 0
+            if not 1 <= count <= self._context_limit:
+                raise TransferProtocolError(f"context: {count} chunks, at most {self._context_limit}")
+            context = (await channel.payload(question.context, (count, *shape), ANSWER_S)).unbind(0)
+        job = DecodeJob(question.session, question.index, latents, question.base, question.digest, context)
+        found = await self._decoded(job)
+        if isinstance(found, Tensor):
+            answer = ChunkFrames(number=question.number, frames=TensorSpec.of(found))
+            await channel.post(answer, (found,), ANSWER_S)
+        else:
+            await channel.post(found(number=question.number), (), ANSWER_S)
+
+    async def _decoded(self, job: DecodeJob) -> Tensor | type[NoCache] | type[NoRoom]:
+        """The chunk's frames, or what is missing."""
+        async with self._turn:
+            rebuilds = not self._decoder.has_cache(job)
+            if rebuilds and not job.context:
+                return NoCache
+            if not self._decoder.caches.admits(job.session, self._now()):
+                metrics.decodes_refused.add(1)
+                return NoRoom
+            attributes: dict[str, str | int | bool] = {SESSION: job.session, CHUNK_INDEX: job.index}
+            with _trace.start_as_current_span("decode chunk", attributes={**attributes, PERIODIC: True}):
+                began = self._now()
+                loop = asyncio.get_running_loop()
+                frames = await loop.run_in_executor(self._thread, self._decoder.decode, job)
+            metrics.decode_duration.record(self._now() - began)
+            metrics.decoder_caches_rebuilt.add(rebuilds)
+            self.decoded += 1
+            return frames

@@ -1,0 +1,158 @@
+"""The roles of a worker: who decodes the chunks that it denoises, and a worker that only decodes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turboserve import logs
+from turboserve.service import Runtime
+from turboserve.worker.engine.budget import decode_bytes
+from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable, DecodeJob
+from turboserve.worker.engine.decoding_apart import DecodingApart
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.errors import BudgetTooSmallError
+from turboserve.worker.engine.interface import Decoder
+from turboserve.worker.engine.models import Models
+from turboserve.worker.engine.tensor_backend import TensorBackend
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.remote_decoding.client import DecodeClient
+from turboserve.worker.remote_decoding.server import DecodeServer
+from turboserve.worker.service.models import free_bytes
+from turboserve.worker.settings import Settings
+from turboserve.worker.transfer.interface import find_interface
+from turboserve.worker.transfer.network import listen
+
+KEEP_S = 30.0
+"""Time for which a decode worker keeps an unused cache, although another session has no room, seconds."""
+MOST_CACHES = 1_024
+
+log = logs.get("decoding")
+Spawn = Callable[[Coroutine[Any, Any, Any], str], object]
+
+
+def decoding_apart(engine: Engine) -> DecodingApart | None:
+    """How an engine of the role `denoise` decodes. None: it has the role `decode` as well."""
+    backend = engine.backend
+    return backend.apart if isinstance(backend, TensorBackend) else None
+
+
+def decode_elsewhere(worker: str, engine: Engine, settings: Settings, spawn: Spawn) -> None:
+    """Have the engine's chunks decoded by the configured decode workers, as soon as each is reached."""
+    apart = decoding_apart(engine)
+    assert apart is not None
+    client = DecodeClient(
+        worker,
+        engine.fingerprint,
+        engine.config,
+        settings.decode_workers.split(","),
+        key_of(settings),
+        settings.decode_timeout_s,
+    )
+    apart.remote = client
+    spawn(client.run(), "decode workers")
+
+
+def key_of(settings: Settings) -> bytes:
+    """The key of the decode workers, 32 bytes."""
+    assert settings.decode_key is not None
+    return hashlib.sha256(settings.decode_key.get_secret_value().encode()).digest()
+
+
+class _NoFrames:
+    """See `RemoteDecoder`. Decodes nothing, in no time."""
+
+    def decode(self, jobs: Sequence[DecodeJob]) -> list[Tensor | None]:
+        return [torch.empty(0, dtype=torch.uint8) for _ in jobs]
+
+
+@contextmanager
+def without_decoding(engine: Engine) -> Iterator[None]:
+    """Leave out the decoding of an engine of the role `denoise` while its chunks are measured."""
+    apart = decoding_apart(engine)
+    if apart is None:
+        yield
+        return
+    before, apart.remote = apart.remote, _NoFrames()
+    try:
+        yield
+    finally:
+        apart.remote = before
+
+
+@dataclass(frozen=True)
+class LoadedDecoder:
+    """A decoder without the networks beside it."""
+
+    decoder: Decoder
+    config: ModelConfig
+    fingerprint: str
+    device: torch.device
+    room: int
+    """Number of caches that the device memory holds."""
+
+
+def load_decoder(settings: Settings, load: Callable[[Settings], Models]) -> LoadedDecoder:
+    """Load the model, and keep its decoder. Raises `BudgetTooSmallError` and the errors of `load`."""
+    models = load(settings)
+    device = models.transformer.patch_embedding.weight.device
+    decoder, config, fingerprint, working = (
+        models.decoder,
+        models.transformer.config,
+        models.fingerprint,
+        decode_bytes(models),
+    )
+    del models
+    gc.collect()
+    room = caches_that_fit(decoder, working, memory_bytes(settings, device, decoder))
+    return LoadedDecoder(decoder, config, fingerprint, device, room)
+
+
+def memory_bytes(settings: Settings, device: torch.device, decoder: Decoder) -> int:
+    """Device memory for the decoder and its caches, as `TURBOSERVE_MEMORY_BYTES` says."""
+    return settings.memory_bytes or free_bytes(device) + decoder.weight_bytes
+
+
+def caches_that_fit(decoder: Decoder, working_bytes: int, total_bytes: int) -> int:
+    """Number of caches that fit beside the decoder. Raises `BudgetTooSmallError` if none does."""
+    taken = decoder.weight_bytes + working_bytes
+    room = (total_bytes - taken) // max(1, decoder.cache_bytes)
+    if room < 1:
+        raise BudgetTooSmallError(taken + decoder.cache_bytes, total_bytes)
+    return min(room, MOST_CACHES)
+
+
+async def start_decode_worker(
+    runtime: Runtime, settings: Settings, load: Callable[[Settings], Models], name: str
+) -> None:
+    """Load the decoder and serve the workers that prove the key. `name`: the worker's id.
+
+    Raises the errors of `load_decoder`, `InterfaceError` and `OSError`.
+    """
+    interface = find_interface(settings.transfer_host)
+    loaded = await asyncio.to_thread(load_decoder, settings, load)
+    now = runtime.clock.monotonic
+    decoder = CachedDecoder(loaded.decoder, loaded.device, CacheTable(loaded.room, KEEP_S), now)
+    served = DecodeServer(name, loaded.fingerprint, loaded.config, decoder, key_of(settings), now)
+    listener, port = await listen(served.serve, interface.address, settings.transfer_port)
+
+    async def close() -> None:
+        listener.close()
+
+    runtime.on_stop(close)
+    runtime.spawn(served.run(), "decode server")
+    log.info(
+        "decode worker serves",
+        worker=name,
+        address=f"tcp://{interface.address}:{port}",
+        device=str(loaded.device),
+        caches=loaded.room,
+    )

@@ -1,0 +1,51 @@
+"""`turboserve bench roles`: what a session's state takes with and without its decoder's cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from turboserve.bench import roles
+from turboserve.bench.report import BenchError
+from turboserve.worker.engine.profile_file import ProfileFile
+from turboserve.worker.engine.snapshot import fingerprint
+from turboserve.worker.model.presets import preset
+
+MODEL = "self-forcing-1-3b"
+
+
+def test_the_parts_of_a_session_and_how_many_fit(tmp_path: Path) -> None:
+    result = roles.run()
+    assert json.loads(json.dumps(result)) == result
+    for one in result["models"].values():
+        session, state = one["session"], one["state"]
+        parts = ("slab", "decoder_cache", "latents", "row")
+        assert sum(session[part] for part in parts) == session["all"]
+        assert session["without_cache"] == session["all"] - session["decoder_cache"]
+        assert state["both"] - state["denoise"] == session["decoder_cache"]
+        assert one["sessions"]["denoise"] > one["sessions"]["both"] > 0
+        # The decoder's cache is a large part of a state of a 1.3 B model.
+        assert session["decoder_cache"] > 0.2 * state["both"]
+    assert "without it" in [column.header for column in roles.table(result).columns]
+
+
+def test_a_profile_gives_the_split(tmp_path: Path) -> None:
+    config, file = preset(MODEL), tmp_path / "profile.json"
+    stages = {"forward": {1: 0.01, 4: 0.02}, "decode": {1: 0.01}}
+    ProfileFile(fingerprint(config), "cuda", stages).write(file)
+    split = roles.run(profile=file, memory_gb=30.0)["split"]
+    best = split["best"]
+    assert best["denoise"] + best["decode"] == split["workers"]
+    assert best["sessions"] >= split["all_do_both"]
+    assert split["chunks_per_s"]["denoise"] == pytest.approx(4 / 0.02 / config.chunk_forwards)
+
+
+def test_what_cannot_be_computed_says_why(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="--model"):
+        roles.run(model="toyworld")
+    with pytest.raises(BenchError, match="--decoder"):
+        roles.run(decoder="none")
+    with pytest.raises(BenchError, match="--profile"):
+        roles.run(profile=tmp_path / "none.json")

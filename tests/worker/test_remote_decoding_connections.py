@@ -1,0 +1,303 @@
+"""A worker and decode workers over real connections: who is admitted, and what a broken one costs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from turboserve.tasks import stop
+from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable, DecodeJob, digest_of_latents
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld
+from turboserve.worker.remote_decoding.client import PURPOSE, DecodeClient
+from turboserve.worker.remote_decoding.frames import (
+    DecodeChannel,
+    DecodeChunk,
+    DecodeHello,
+    DecodeWelcome,
+    TensorSpec,
+)
+from turboserve.worker.remote_decoding.server import DecodeServer
+from turboserve.worker.transfer import handshake
+from turboserve.worker.transfer.errors import AuthenticationError, TransferError, error_of
+from turboserve.worker.transfer.frames import Open, Refuse
+from turboserve.worker.transfer.network import listen
+
+CPU = torch.device("cpu")
+KEY, OTHER_KEY = b"k" * 32, b"o" * 32
+MODEL = "m" * 32
+HOST = "127.0.0.1"
+LIMIT_S = 60.0
+CHUNKS = 5
+
+
+class Place:
+    """A decode worker's address. The worker may be replaced."""
+
+    def __init__(self, decoder: ToyDecoder, config: ModelConfig, name: str, room: int = 8) -> None:
+        self.decoder, self.config, self.name, self.room = decoder, config, name, room
+        self.server: DecodeServer | None = None
+        self.port = 0
+        self._listener: asyncio.Server | None = None
+        self._run: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"tcp://{HOST}:{self.port}"
+
+    async def start(self) -> None:
+        cached = CachedDecoder(self.decoder, CPU, CacheTable(self.room, 1e9))
+        self.server = DecodeServer(self.name, MODEL, self.config, cached, KEY, time.monotonic)
+        self._run = asyncio.create_task(self.server.run())
+        self._listener, self.port = await listen(self.server.serve, HOST, self.port)
+
+    async def end(self) -> None:
+        """End as a killed process does: all connections close."""
+        if self._listener is not None and self._run is not None:
+            self._listener.close()
+            await stop(self._run)
+            self._listener = self._run = None
+
+
+class Scene:
+    def __init__(self, decoder: ToyDecoder, config: ModelConfig) -> None:
+        self.decoder, self.config = decoder, config
+        self.open = AsyncExitStack()
+        self.expected: list[Tensor] = []
+        torch.manual_seed(3)
+        self.latents = [torch.randn(config.latent_shape) for _ in range(CHUNKS)]
+        reference = CachedDecoder(decoder, CPU, CacheTable(1))
+        self.expected = [reference.decode(self.job(index)) for index in range(CHUNKS)]
+
+    def job(self, index: int, session: str = "ses_a") -> DecodeJob:
+        digests = [digest_of_latents(number, latents) for number, latents in enumerate(self.latents)]
+        base = digests[index - 1] if index else None
+        context = tuple(self.latents[max(0, index - 3) : index])
+        return DecodeJob(session, index, self.latents[index], base, digests[index], context)
+
+    async def place(self, name: str = "dec_1", **options: Any) -> Place:
+        place = Place(self.decoder, self.config, name, **options)
+        await place.start()
+        self.open.push_async_callback(place.end)
+        return place
+
+    async def client(
+        self, *places: Place, key: bytes = KEY, model: str = MODEL, timeout_s: float = LIMIT_S
+    ) -> DecodeClient:
+        addresses = [place.address for place in places]
+        client = DecodeClient("wrk_1", model, self.config, addresses, key, timeout_s)
+        running = asyncio.create_task(client.run())
+        self.open.push_async_callback(stop, running)
+        return client
+
+    async def connected(self, client: DecodeClient, count: int) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while client.router.workers != count:
+                await asyncio.sleep(0.01)
+
+    async def decode(self, client: DecodeClient, *jobs: DecodeJob) -> list[Tensor | None]:
+        return await asyncio.to_thread(client.decode, jobs)
+
+    async def plays(self, client: DecodeClient, index: int, session: str = "ses_a") -> None:
+        [frames] = await self.decode(client, self.job(index, session))
+        assert frames is not None
+        assert torch.equal(frames, self.expected[index])
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    world = read_toyworld()
+    scene = Scene(ToyDecoder(world.vae, world.config), world.config)
+    async with scene.open:
+        yield scene
+
+
+async def test_frames_come_back_bit_for_bit_and_the_cache_stays_there(scene: Scene) -> None:
+    place = await scene.place()
+    client = await scene.client(place)
+    await scene.connected(client, 1)
+    for index in range(CHUNKS):
+        await scene.plays(client, index)
+    assert place.server is not None
+    assert place.server.decoded == CHUNKS
+    # Two sessions at once, of which one has its cache there.
+    found = await scene.decode(client, scene.job(3, "ses_b"), scene.job(4, "ses_c"))
+    for frames, index in zip(found, (3, 4), strict=True):
+        assert frames is not None
+        assert torch.equal(frames, scene.expected[index])
+
+
+async def test_a_replaced_decode_worker_rebuilds_the_cache(scene: Scene) -> None:
+    place = await scene.place()
+    client = await scene.client(place)
+    await scene.connected(client, 1)
+    for index in range(3):
+        await scene.plays(client, index)
+    await place.end()
+    # The closed connection is noticed by the next question at the latest.
+    assert await scene.decode(client, scene.job(3)) == [None]
+    await place.start()
+    async with asyncio.timeout(LIMIT_S):
+        while await scene.decode(client, scene.job(3)) == [None]:
+            await asyncio.sleep(0.05)
+    await scene.plays(client, 4)
+
+
+async def test_another_decode_worker_continues_for_one_that_died(scene: Scene) -> None:
+    places = [await scene.place("dec_1"), await scene.place("dec_2")]
+    client = await scene.client(*places)
+    await scene.connected(client, 2)
+    for index in range(3):
+        await scene.plays(client, index)
+    [used] = [place for place in places if place.server is not None and place.server.decoded]
+    await used.end()
+    for index in (3, 4):
+        await scene.plays(client, index)
+
+
+async def test_a_decode_worker_that_does_not_answer_costs_one_deadline(scene: Scene) -> None:
+    place = await scene.place()
+    client = await scene.client(place, timeout_s=2.0)
+    await scene.connected(client, 1)
+    assert place.server is not None
+    async with place.server._turn:
+        # As a frozen process: the question arrives, and no answer comes.
+        assert await scene.decode(client, scene.job(0)) == [None]
+    # It answers again, on a new connection.
+    async with asyncio.timeout(LIMIT_S):
+        while await scene.decode(client, scene.job(1)) == [None]:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_full_decode_worker_refuses_a_session_and_keeps_the_others(scene: Scene) -> None:
+    place = await scene.place(room=1)
+    client = await scene.client(place)
+    await scene.connected(client, 1)
+    await scene.plays(client, 0, "ses_a")
+    assert await scene.decode(client, scene.job(0, "ses_b")) == [None]
+    await scene.plays(client, 1, "ses_a")
+
+
+@asynccontextmanager
+async def channel_to(place: Place) -> AsyncIterator[DecodeChannel]:
+    reader, writer = await asyncio.open_connection(HOST, place.port)
+    channel = DecodeChannel(reader, writer)
+    try:
+        yield channel
+    finally:
+        channel.abort()
+
+
+async def admitted(channel: DecodeChannel, key: bytes = KEY, purpose: str = PURPOSE) -> None:
+    opened = Open(session=purpose, migration=0, worker="wrk_2", nonce=handshake.new_nonce())
+    await handshake.authenticate(channel, opened, key, LIMIT_S)
+
+
+@pytest.mark.parametrize(("key", "purpose"), [(OTHER_KEY, PURPOSE), (KEY, "ses_a")])
+async def test_who_does_not_prove_the_key_is_not_admitted(scene: Scene, key: bytes, purpose: str) -> None:
+    place = await scene.place()
+    async with channel_to(place) as channel:
+        with pytest.raises(AuthenticationError):
+            await admitted(channel, key, purpose)
+
+
+async def test_a_decode_worker_with_another_key_is_not_used(scene: Scene) -> None:
+    place = await scene.place()
+    other = await scene.place("dec_2")
+    assert other.server is not None
+    other.server._key = OTHER_KEY
+    client = await scene.client(place, other)
+    await scene.connected(client, 1)
+    for index in range(2):
+        await scene.plays(client, index)
+    assert other.server.decoded == 0
+
+
+async def refused(channel: DecodeChannel) -> TransferError:
+    frame = await channel.next(LIMIT_S)
+    assert isinstance(frame, Refuse)
+    return error_of(frame.code, frame.detail)
+
+
+async def test_a_worker_of_another_model_is_refused(scene: Scene) -> None:
+    place = await scene.place()
+    async with channel_to(place) as channel:
+        await admitted(channel)
+        await channel.post(DecodeHello(model="x" * 32), (), LIMIT_S)
+        assert (await refused(channel)).code == "wrong_layout"
+
+
+Change = Callable[[DecodeChunk, Tensor], tuple[DecodeChunk, tuple[Tensor, ...]]]
+
+
+def _shape(chunk: DecodeChunk, latents: Tensor) -> tuple[DecodeChunk, tuple[Tensor, ...]]:
+    spec = TensorSpec(dtype="float32", shape=(1 << 20, 1 << 20, 1 << 20, 1))
+    return chunk.model_copy(update={"latents": spec}), ()
+
+
+def _dtype(chunk: DecodeChunk, latents: Tensor) -> tuple[DecodeChunk, tuple[Tensor, ...]]:
+    spec = TensorSpec(dtype="object", shape=tuple(latents.shape))
+    return chunk.model_copy(update={"latents": spec}), ()
+
+
+def _context(chunk: DecodeChunk, latents: Tensor) -> tuple[DecodeChunk, tuple[Tensor, ...]]:
+    spec = TensorSpec(dtype="float32", shape=(1_000, *latents.shape))
+    return chunk.model_copy(update={"context": spec}), (latents,)
+
+
+@pytest.mark.parametrize("change", [_shape, _dtype, _context])
+async def test_sizes_that_are_not_the_model_s_are_refused_before_any_memory_is_taken(
+    scene: Scene, change: Change
+) -> None:
+    place = await scene.place()
+    job = scene.job(0)
+    async with channel_to(place) as channel:
+        await admitted(channel)
+        await channel.post(DecodeHello(model=MODEL), (), LIMIT_S)
+        assert isinstance(await channel.next(LIMIT_S), DecodeWelcome)
+        question = DecodeChunk(
+            number=0,
+            session=job.session,
+            index=0,
+            base=None,
+            digest=job.digest,
+            latents=TensorSpec.of(job.latents),
+        )
+        await channel.post(*change(question, job.latents), LIMIT_S)
+        assert (await refused(channel)).code == "protocol_broken"
+
+
+async def test_a_payload_that_was_changed_on_the_way_ends_the_connection(scene: Scene) -> None:
+    place = await scene.place()
+    job = scene.job(0)
+    async with channel_to(place) as channel:
+        await admitted(channel)
+        await channel.post(DecodeHello(model=MODEL), (), LIMIT_S)
+        assert isinstance(await channel.next(LIMIT_S), DecodeWelcome)
+        question = DecodeChunk(
+            number=0,
+            session=job.session,
+            index=0,
+            base=None,
+            digest=job.digest,
+            latents=TensorSpec.of(job.latents),
+        )
+        sealed = channel._sealed
+
+        def changed(data: bytes) -> bytes:
+            found = bytearray(sealed(data))
+            found[0] ^= 1
+            return bytes(found)
+
+        channel._sealed = changed  # type: ignore[method-assign]
+        await channel.post(question, (job.latents,), LIMIT_S)
+        assert (await refused(channel)).code == "not_authenticated"
+    assert place.server is not None
+    assert place.server.decoded == 0

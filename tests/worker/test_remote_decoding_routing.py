@@ -1,0 +1,181 @@
+"""Which decode worker decodes a chunk: the one with the session's cache, and another one after it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turboserve.worker.remote_decoding.routing import (
+    FULL_S,
+    SESSION_S,
+    WORKERS_PER_CHUNK,
+    AskFailed,
+    AskWorker,
+    CacheMissed,
+    ChunkDecoded,
+    ChunkWaits,
+    DecodeHere,
+    DecoderConnected,
+    DecoderDisconnected,
+    DecodeRouter,
+    RoomRefused,
+    RoutingCommand,
+)
+
+
+class Scene:
+    """A router under a clock of its own. Jobs have numbers in their order."""
+
+    def __init__(self, *workers: str) -> None:
+        self.router, self.now, self.jobs = DecodeRouter(), 100.0, 0
+        for worker in workers:
+            self.tell(DecoderConnected(worker))
+
+    def tell(self, event: Any) -> RoutingCommand | None:
+        return self.router.handle(event, self.now)
+
+    def waits(self, session: str) -> RoutingCommand | None:
+        self.jobs += 1
+        return self.tell(ChunkWaits(self.jobs, session))
+
+    def decoded(self, session: str) -> str:
+        """Have a chunk decoded at once. Returns the worker."""
+        asked = self.waits(session)
+        assert isinstance(asked, AskWorker)
+        assert not asked.with_context
+        self.tell(ChunkDecoded(self.jobs))
+        return asked.worker
+
+
+def test_without_decode_workers_a_chunk_is_decoded_here() -> None:
+    scene = Scene()
+    assert scene.waits("a") == DecodeHere(1)
+    scene.tell(DecoderConnected("w"))
+    assert scene.waits("a") == AskWorker(2, "w")
+
+
+def test_a_session_stays_with_its_worker_and_a_new_one_goes_to_the_emptiest() -> None:
+    scene = Scene("v", "w")
+    first = scene.decoded("a")
+    second = scene.decoded("b")
+    assert {first, second} == {"v", "w"}
+    for _ in range(3):
+        assert [scene.decoded("a"), scene.decoded("b")] == [first, second]
+    scene.decoded("c")
+    assert scene.router.workers == 2
+
+
+def test_a_worker_without_the_cache_is_asked_again_with_the_context_and_only_once() -> None:
+    scene = Scene("w")
+    assert scene.waits("a") == AskWorker(1, "w")
+    assert scene.tell(CacheMissed(1)) == AskWorker(1, "w", with_context=True)
+    assert scene.tell(CacheMissed(1)) == DecodeHere(1)
+
+
+def test_a_failed_worker_is_followed_by_another_and_then_by_this_one() -> None:
+    scene = Scene("u", "v", "w")
+    first = scene.waits("a")
+    assert isinstance(first, AskWorker)
+    second = scene.tell(AskFailed(1))
+    assert isinstance(second, AskWorker)
+    assert second.worker != first.worker
+    # Each has taken a whole deadline: the viewer waits for no third one.
+    assert WORKERS_PER_CHUNK == 2
+    assert scene.tell(AskFailed(1)) == DecodeHere(1)
+
+
+def test_a_worker_that_left_is_not_asked_and_one_that_comes_back_is() -> None:
+    scene = Scene("v", "w")
+    before = scene.decoded("a")
+    [other] = {"v", "w"} - {before}
+    scene.tell(DecoderDisconnected(before))
+    assert scene.decoded("a") == other
+    scene.tell(DecoderDisconnected(other))
+    assert isinstance(scene.waits("a"), DecodeHere)
+    scene.tell(DecoderConnected(before))
+    assert scene.decoded("a") == before
+
+
+def test_a_full_worker_gets_no_new_session_for_a_while_and_keeps_those_it_has() -> None:
+    scene = Scene("w")
+    scene.decoded("a")
+    scene.waits("b")
+    assert scene.tell(RoomRefused(2)) == DecodeHere(2)
+    assert isinstance(scene.waits("c"), DecodeHere)
+    assert scene.decoded("a") == "w"
+    scene.now += FULL_S
+    assert scene.decoded("c") == "w"
+
+
+def test_a_session_that_ended_counts_no_more() -> None:
+    scene = Scene("v", "w")
+    for name in "abc":
+        scene.decoded(name)
+    # Two of three are on one worker: the next one goes to the other.
+    scene.now += SESSION_S + 1
+    loads = [scene.decoded(name) for name in ("d", "e")]
+    assert sorted(loads) == ["v", "w"]
+
+
+Step = tuple[str, int]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "leave", "wait", "miss", "full", "fail", "done", "later"]),
+        st.integers(0, 5),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_every_chunk_has_one_route_at_a_time_and_an_end(steps: list[Step]) -> None:
+    scene, connected = Scene(), set[str]()
+    asked: dict[int, AskWorker] = {}
+    tried: dict[int, set[str]] = {}
+
+    def follow(job: int, command: RoutingCommand | None) -> None:
+        if isinstance(command, AskWorker):
+            assert command.job == job
+            assert command.worker in connected or command.with_context
+            if not command.with_context:
+                assert command.worker not in tried[job]
+                tried[job].add(command.worker)
+                assert len(tried[job]) <= WORKERS_PER_CHUNK
+            else:
+                assert command.worker == asked[job].worker
+                assert not asked[job].with_context
+            asked[job] = command
+        else:
+            assert command == DecodeHere(job)
+            asked.pop(job, None)
+
+    for kind, number in steps:
+        worker = f"w{number % 3}"
+        jobs = sorted(asked)
+        job = jobs[number % len(jobs)] if jobs else None
+        if kind == "join":
+            connected.add(worker)
+            scene.tell(DecoderConnected(worker))
+        elif kind == "leave":
+            connected.discard(worker)
+            scene.tell(DecoderDisconnected(worker))
+        elif kind == "later":
+            scene.now += 7.0 * number
+        elif kind == "wait":
+            command = scene.waits(f"s{number}")
+            tried[scene.jobs] = set()
+            follow(scene.jobs, command)
+        elif job is not None and kind == "done":
+            assert scene.tell(ChunkDecoded(job)) is None
+            del asked[job]
+        elif job is not None:
+            events: dict[str, Any] = {"miss": CacheMissed, "full": RoomRefused, "fail": AskFailed}
+            follow(job, scene.tell(events[kind](job)))
+    # Whatever happens from here on, every chunk comes to an end.
+    for job in list(asked):
+        for _ in range(WORKERS_PER_CHUNK):
+            if job in asked:
+                follow(job, scene.tell(AskFailed(job)))
+    assert not asked

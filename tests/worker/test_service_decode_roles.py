@@ -1,0 +1,118 @@
+"""Roles in a worker's settings and memory: as shipped, nothing is different."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pydantic import SecretStr, ValidationError
+
+from turboserve.worker.engine.budget import decode_bytes, plan
+from turboserve.worker.engine.errors import BudgetTooSmallError
+from turboserve.worker.engine.models import Models
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.service import models as engines
+from turboserve.worker.service.decode_roles import (
+    MOST_CACHES,
+    caches_that_fit,
+    decoding_apart,
+    key_of,
+    load_decoder,
+    without_decoding,
+)
+from turboserve.worker.service.host_memory import state_host_bytes
+from turboserve.worker.settings import Settings
+
+KEY = SecretStr("k" * 32)
+ADDRESSES = "tcp://127.0.0.1:7001,tcp://127.0.0.1:7002"
+
+
+def denoise(**more: Any) -> Settings:
+    return Settings(roles="denoise", decode_workers=ADDRESSES, decode_key=KEY, **more)
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({"roles": "denoise", "decode_workers": ADDRESSES}, "decode_key"),
+        ({"roles": "decode"}, "decode_key"),
+        ({"roles": "denoise", "decode_key": KEY}, "decode_workers"),
+        ({"roles": "text", "decode_key": KEY}, "roles"),
+        ({"decode_key": SecretStr("short")}, "decode_key"),
+        ({"decode_workers": "127.0.0.1:7001"}, "decode_workers"),
+        ({"decode_workers": "tcp://127.0.0.1"}, "decode_workers"),
+        ({"decode_timeout_s": 0.0}, "decode_timeout_s"),
+        (
+            {
+                "roles": "denoise",
+                "decode_workers": ADDRESSES,
+                "decode_key": KEY,
+                "model": "toyworld,toyworld-small",
+            },
+            "roles",
+        ),
+    ],
+)
+def test_settings_that_do_not_work_together_are_refused(given: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ValidationError, match=wrong) as refused:
+        Settings(**given)
+    assert KEY.get_secret_value() not in str(refused.value)
+
+
+def test_the_key_is_never_shown() -> None:
+    settings = denoise()
+    assert KEY.get_secret_value() not in repr(settings)
+    assert KEY.get_secret_value() not in json.dumps(settings.model_dump(mode="json"))
+    assert key_of(settings) == key_of(Settings(roles="decode", decode_key=KEY))
+    assert len(key_of(settings)) == 32
+
+
+def test_a_worker_that_does_not_decode_has_room_for_more_sessions(
+    tiny_config: ModelConfig, make_models: Callable[..., Models]
+) -> None:
+    models = make_models(tiny_config)
+    both, apart = plan(models, 1 << 26), plan(models, 1 << 26, decode_apart=True)
+    assert both.session_bytes - apart.session_bytes == models.decoder.cache_bytes
+    # The caches of the two sessions that it decodes itself take the place of those that are sent.
+    assert both.workspace_bytes == apart.workspace_bytes
+    assert state_host_bytes(models) > state_host_bytes(models, decode_apart=True)
+
+
+def test_an_engine_has_the_role_of_its_settings(
+    tiny_config: ModelConfig, make_models: Callable[..., Models]
+) -> None:
+    memory: dict[str, Any] = {"memory_bytes": 1 << 27, "host_memory_bytes": 1 << 24, "worker_max_sessions": 4}
+    together = engines.make_engine(make_models(tiny_config), Settings(**memory))
+    assert decoding_apart(together) is None
+    assert together.options.decode_apart is False
+    assert together.options.decode_batch == 1
+    alone = engines.make_engine(make_models(tiny_config), denoise(**memory))
+    apart = decoding_apart(alone)
+    assert apart is not None
+    # As many chunks at once as there are decode workers.
+    assert alone.options.decode_batch == 2
+    with without_decoding(together), without_decoding(alone):
+        during = apart.remote
+    assert during is not None
+    assert during.decode([]) == []
+    assert decoding_apart(alone) is apart
+
+
+def test_a_decode_worker_keeps_the_decoder_and_as_many_caches_as_fit(
+    tiny_config: ModelConfig, make_models: Callable[..., Models]
+) -> None:
+    models = make_models(tiny_config)
+    decoder, working = models.decoder, decode_bytes(models)
+    taken = decoder.weight_bytes + working
+    assert caches_that_fit(decoder, working, taken + 5 * decoder.cache_bytes) == 5
+    assert caches_that_fit(decoder, working, 1 << 40) == MOST_CACHES
+    with pytest.raises(BudgetTooSmallError):
+        caches_that_fit(decoder, working, taken)
+    settings = Settings(roles="decode", decode_key=KEY, memory_bytes=taken + 3 * decoder.cache_bytes)
+    loaded = load_decoder(settings, lambda _: models)
+    assert loaded.decoder is decoder
+    assert (loaded.room, loaded.fingerprint) == (3, models.fingerprint)
+    assert loaded.device == torch.device("cpu")
