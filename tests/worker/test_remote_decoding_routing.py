@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turboserve.worker.remote_decoding.routing import (
+    AFFINITY_S,
     FULL_S,
     SESSION_S,
     WORKERS_PER_CHUNK,
@@ -109,14 +110,20 @@ def test_a_full_worker_gets_no_new_session_for_a_while_and_keeps_those_it_has() 
     assert scene.decoded("c") == "w"
 
 
-def test_a_session_that_ended_counts_no_more() -> None:
+def test_a_session_that_ended_counts_no_more_and_a_paused_one_returns() -> None:
     scene = Scene("v", "w")
-    for name in "abc":
-        scene.decoded(name)
-    # Two of three are on one worker: the next one goes to the other.
+    # The sessions on `v` end, and one on `w` plays on.
+    placed = {name: scene.decoded(name) for name in "abcd"}
+    assert sorted(placed.values()) == ["v", "v", "w", "w"]
     scene.now += SESSION_S + 1
-    loads = [scene.decoded(name) for name in ("d", "e")]
-    assert sorted(loads) == ["v", "w"]
+    lasting = next(name for name, worker in placed.items() if worker == "w")
+    scene.decoded(lasting)
+    assert [scene.decoded(name) for name in ("e", "f", "g")] == ["v", "v", "w"]
+    paused = next(name for name, worker in placed.items() if worker == "v")
+    assert scene.decoded(paused) == "v"
+    scene.now += AFFINITY_S + 1
+    scene.decoded("h")
+    assert scene.router.sessions == 1
 
 
 Step = tuple[str, int]

@@ -21,6 +21,9 @@ FULL_S = 5.0
 """Time for which a worker without room gets no further session, seconds."""
 SESSION_S = 30.0
 """Time after which a session without a chunk counts no more as one of its decode worker, seconds."""
+AFFINITY_S = 3_600.0
+"""Time after which a session without a chunk may go to another decode worker, seconds. A paused session
+returns to the one that may still have its cache."""
 
 
 # Events
@@ -129,6 +132,11 @@ class DecodeRouter:
         """Number of connected workers."""
         return len(self._full_until)
 
+    @property
+    def sessions(self) -> int:
+        """Number of sessions whose decode worker is known."""
+        return len(self._sessions)
+
     def handle(self, event: RoutingEvent, now: float) -> RoutingCommand | None:
         """Take one event. Returns the command that follows from it."""
         match event:
@@ -178,12 +186,13 @@ class DecodeRouter:
         if before is not None and before in self._full_until and before not in tried:
             return before
         usable = [each for each, until in self._full_until.items() if until <= now and each not in tried]
-        return min(usable, key=lambda each: (self._load(each), each), default=None)
+        return min(usable, key=lambda each: (self._load(each, now), each), default=None)
 
-    def _load(self, worker: str) -> int:
-        return sum(each == worker for each, _ in self._sessions.values())
+    def _load(self, worker: str, now: float) -> int:
+        recent = (each for each, asked_s in self._sessions.values() if now - asked_s <= SESSION_S)
+        return sum(each == worker for each in recent)
 
     def _forget_idle(self, now: float) -> None:
-        idle = [name for name, (_, asked_s) in self._sessions.items() if now - asked_s > SESSION_S]
+        idle = [name for name, (_, asked_s) in self._sessions.items() if now - asked_s > AFFINITY_S]
         for name in idle:
             del self._sessions[name]
