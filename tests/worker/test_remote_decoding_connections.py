@@ -289,14 +289,14 @@ async def test_a_payload_that_was_changed_on_the_way_ends_the_connection(scene: 
             digest=job.digest,
             latents=TensorSpec.of(job.latents),
         )
-        sealed = channel._sealed
+        seal = channel._seal
 
         def changed(data: bytes) -> bytes:
-            found = bytearray(sealed(data))
+            found = bytearray(seal(data))
             found[0] ^= 1
             return bytes(found)
 
-        channel._sealed = changed  # type: ignore[method-assign]
+        channel._seal = changed  # type: ignore[method-assign]
         await channel.post(question, (job.latents,), LIMIT_S)
         assert (await refused(channel)).code == "not_authenticated"
     assert place.server is not None

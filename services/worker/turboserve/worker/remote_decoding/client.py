@@ -10,6 +10,7 @@ import concurrent.futures
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -49,6 +50,8 @@ from turboserve.worker.transfer.errors import DeadlineExceededError, PeerLostErr
 from turboserve.worker.transfer.frames import Open
 from turboserve.worker.transfer.target import parse_address
 
+BUFFER_BYTES = 4 << 20
+"""Frames that are read at once, bytes: a chunk of a public model has 14 MB."""
 PURPOSE = "decode"
 """Name of what is asked for, in the place of a migration's session in the handshake."""
 CONNECT_S = 5.0
@@ -57,6 +60,7 @@ RECONNECT_S = 1.0
 
 log = logs.get("decoding")
 Connect = Callable[[str, int], Awaitable[tuple[ByteReader, ByteWriter]]]
+CONNECT: Connect = partial(asyncio.open_connection, limit=BUFFER_BYTES)
 
 
 class DecodeConnection:
@@ -130,7 +134,7 @@ class DecodeClient:
         addresses: Sequence[str],
         key: bytes,
         timeout_s: float,
-        connect: Connect = asyncio.open_connection,
+        connect: Connect = CONNECT,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`worker`, `model`: id and `state_fingerprint` of this worker. `addresses`, `key`: of the decode

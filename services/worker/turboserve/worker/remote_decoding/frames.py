@@ -129,7 +129,9 @@ class DecodeChannel(Channel):
         async with _limited(seconds):
             await self._send(frame, seconds)
             for tensor in payloads:
-                self._writer.write(self._sealed(_bytes_of(tensor)))
+                data = _bytes_of(tensor)
+                self._writer.write(data)
+                self._writer.write(self._seal(data))
                 await self._writer.drain()
 
     async def next(self, seconds: float) -> DecodeFrame:
@@ -151,11 +153,12 @@ class DecodeChannel(Channel):
         self._received += 1
         return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
 
-    def _sealed(self, data: bytes) -> bytes:
+    def _seal(self, data: bytes) -> bytes:
+        """The MAC of the next payload."""
         assert self._send_key is not None
         mac = _mac(self._send_key, self._sent, data)
         self._sent += 1
-        return data + mac
+        return mac
 
 
 @asynccontextmanager

@@ -45,6 +45,8 @@ ADMIT_S = 3.0
 """Longest time until a peer has proved the key, seconds."""
 ANSWER_S = 5.0
 """Longest time in which a worker takes its frames, seconds."""
+END_S = 3.0
+"""Longest time in which the connections end when the server does, seconds."""
 QUIET_S = 86_400.0
 """Longest time without a chunk. A frozen worker sends none, and costs a connection."""
 
@@ -69,7 +71,7 @@ class DecodeServer:
         self._decoder, self._key, self._now = decoder, key, now
         self._context_limit = -(-config.window_frames // config.frames_per_chunk)
         self._half_open = HalfOpenConnections(now=now)
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], DecodeChannel] = {}
         self._turn = asyncio.Lock()
         # The first call of a thread sets its number of threads to the process's.
         self._thread = ThreadPoolExecutor(1, "decode", torch.get_num_threads)
@@ -81,8 +83,10 @@ class DecodeServer:
         try:
             await self._device_lost
         finally:
-            for task in [*self._serving]:
-                task.cancel()
+            for channel in self._serving.values():
+                channel.abort()
+            if self._serving:
+                await asyncio.wait([*self._serving], timeout=END_S)
             self._thread.shutdown(wait=False)
 
     async def serve(self, reader: ByteReader, writer: ByteWriter) -> None:
@@ -90,12 +94,12 @@ class DecodeServer:
         channel = DecodeChannel(reader, writer)
         task = asyncio.current_task()
         assert task is not None
-        self._serving.add(task)
+        self._serving[task] = channel
         try:
             await self._serve(channel)
-        finally:
-            self._serving.discard(task)
             await channel.close()
+        finally:
+            del self._serving[task]
 
     async def _serve(self, channel: DecodeChannel) -> None:
         try:
