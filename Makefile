@@ -104,11 +104,13 @@ lint-imports:
 lint-docs:
 	@echo "test: mkdocs build --strict"; $(MKDOCS) --site-dir $(VENV)/site
 
-# Tests often wait, so types and documents are checked beside them. Their report comes after that of the tests.
+# One process collects the tests, and tests often wait. So imports, types and documents are checked beside them. The
+# report on these comes after that of the tests.
 test: setup-dev
-	@$(MAKE) -j2 --output-sync=target lint-imports lint-style
-	@echo "test: pytest, $(TEST_PROCESSES) files at a time; beside it mypy and mkdocs"; \
-		rm -f .coverage .coverage.*; status=0; $(MAKE) --keep-going lint-types lint-docs >$(CHECKS) 2>&1 & checks=$$!; \
+	@$(MAKE) lint-style
+	@echo "test: pytest, $(TEST_PROCESSES) files at a time; beside it lint-imports, mypy and mkdocs"; \
+		rm -f .coverage .coverage.*; status=0; \
+		$(MAKE) --keep-going lint-imports lint-types lint-docs >$(CHECKS) 2>&1 & checks=$$!; \
 		$(BIN)/python -m pytest -p tests.helpers.sampled_coverage -p tests.helpers.cpu_times \
 		--processes $(TEST_PROCESSES) $(PYTEST_ARGS) || status=$$?; wait $$checks || status=$$(($$status ? $$status : 1)); cat $(CHECKS); \
 		$(BIN)/python -m coverage combine --quiet || exit 1; \

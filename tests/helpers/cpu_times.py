@@ -18,7 +18,6 @@ from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 from _pytest.terminal import TerminalReporter
 
@@ -29,6 +28,9 @@ SHOWN = 20
 """Number of files in the report."""
 TARGET = os.environ.get("TURBOSERVE_CPU_TIMES")
 """Read before `conftest.py` removes the product's variables."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+FIRST_TIME = 11
+"""Place, in /proc/PID/stat behind the name, of user time. System time and those of children follow."""
 
 
 def own_s() -> float:
@@ -39,20 +41,22 @@ def own_s() -> float:
 
 def running_s() -> float:
     """Return the CPU seconds of descendants and forks that run, and of what they have waited for."""
-    total = 0.0
-    roots = [psutil.Process()]
+    spent: dict[int, int] = {}
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            # A process may end meanwhile.
+            with suppress(OSError):
+                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
+                spent[int(entry.name)] = sum(map(int, fields[FIRST_TIME:][:4]))
+                children[int(fields[1])].append(int(entry.name))
+    found = [*children[os.getpid()]]
     if (server := forked_process.server_id()) is not None:
         # A fork of another process than this one.
-        with suppress(psutil.NoSuchProcess):
-            roots.append(psutil.Process(server))
-    descendants = {each for root in roots for each in root.children(recursive=True)}
-    for process in descendants.union(roots[1:]):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
+        found.append(server)
+    for pid in found:
+        found.extend(children[pid])
+    return sum(spent.get(pid, 0) for pid in {*found}) / TICKS_PER_S
 
 
 class CpuTimes:

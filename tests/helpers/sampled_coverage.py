@@ -20,7 +20,7 @@ import pytest
 from coverage import Coverage
 
 ROOT = Path(__file__).parents[2]
-BUDGET_S = 0.03
+BUDGET_S = 0.01
 """User time of a test's process, in seconds, for which the test is traced."""
 TRACED_PARAMETERS = 2
 """Number of parameters of one test that each process traces."""
