@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.browser.test_player_page import SEES
-from tests.helpers.browser import NEEDS_CHROMIUM, until
+from tests.helpers.browser import NEEDS_CHROMIUM, PATIENT_WEBRTC, until
 from turboserve.cli.stack.background import BackgroundStack
 
 pytestmark = NEEDS_CHROMIUM
@@ -30,6 +30,7 @@ async def start_at_once(page: Any, prompt: str) -> None:
 
 
 async def test_the_shortest_lead_plays_over_webrtc(stack: BackgroundStack, page: Any) -> None:
+    await page.add_init_script(PATIENT_WEBRTC)
     await page.goto(stack.url)
     await start_at_once(page, "a red circle moving left")
     assert await page.evaluate(TRANSPORT, "webrtc")

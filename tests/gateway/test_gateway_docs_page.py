@@ -18,7 +18,7 @@ async def test_the_page_shows_every_operation_and_loads_nothing_from_elsewhere(
     refused: list[str] = []
     page.on("request", lambda request: loaded.append(request.url))
     page.on("response", lambda answer: None if answer.ok else refused.append(answer.url))
-    async with httpx.AsyncClient(base_url=gateway_url) as api:
+    async with httpx.AsyncClient(base_url=gateway_url, timeout=120) as api:
         paths = (await api.get("/openapi.json")).json()["paths"]
     wanted = {operation["operationId"] for verbs in paths.values() for operation in verbs.values()}
 

@@ -50,7 +50,7 @@ async def test_a_page_leaves_a_stopped_gateway_and_misses_no_chunk(pool: Pool, p
         # A request that changes something goes there as well.
         ended = await page.evaluate("session.end()")
         assert ended["phase"] == "terminated"
-        async with httpx.AsyncClient(headers={"Origin": "http://127.0.0.1:1"}) as other:
+        async with httpx.AsyncClient(headers={"Origin": "http://127.0.0.1:1"}, timeout=120) as other:
             foreign = await other.post(f"{urls[1]}/v1/sessions", json={})
         assert foreign.status_code == 403
     finally:

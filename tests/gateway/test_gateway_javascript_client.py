@@ -302,7 +302,7 @@ async def test_the_element_plays_and_reports(pool: Pool, stopping_url: str, page
     # Without a gateway, playback ends with the buffer, and continues when the gateway is back.
     pool.stop("stopping")
     await until(page, "() => window.player.stalled")
-    assert await page.evaluate(HAS, "reconnecting")
+    await until(page, HAS, arg="reconnecting")
     at_s = await page.evaluate("player.playhead")
     pool.gateway("stopping")
     await until(page, "(s) => window.player.playhead > s", arg=at_s + 0.5)

@@ -105,7 +105,7 @@ async def test_a_webrtc_viewer_leaves_by_a_request_to_another_gateway(
         wrong = staying.location.replace(stays, leaves)
         assert (await other.delete(wrong)).status_code == 204
         assert (await other.delete(leaving.location)).status_code == 204
-        await leaving.closed(within_s=10)
+        await leaving.closed(within_s=60)
         await staying.decoded(len(staying.frames) + 8)
         problem(await api.delete(wrong), 404, "peer_not_found", "peer")
         problem(await api.delete(leaving.location), 404, "peer_not_found", "peer")

@@ -48,6 +48,14 @@ NEEDS_CHROMIUM = [
 
 WAIT_MS = 120_000
 """Longer than anything that a page waits for takes on a busy machine."""
+PATIENT_WEBRTC = f"""
+const later = setTimeout, after = AbortSignal.timeout.bind(AbortSignal);
+globalThis.setTimeout = (work, ms, ...more) => later(work, ms === 5000 ? {WAIT_MS} : ms, ...more);
+AbortSignal.timeout = (ms) => after(Math.max(ms, {WAIT_MS}));
+"""
+"""Script for a page that is to play over WebRTC also on a busy machine.
+
+By itself a page waits 5 s for each step of the connection, and then plays over its WebSocket."""
 
 
 async def until(page: Any, test: str, arg: object = None) -> Any:

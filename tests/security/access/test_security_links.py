@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -273,14 +273,21 @@ async def test_an_expired_ticket_opens_no_stream_and_its_stream_goes_on(
 ) -> None:
     key = "a-key-of-a-list-0123456789"
     url = pool.gateway(
-        "short_tickets", TURBOSERVE_API_KEYS=f"{key}=sharing", DRAWN_KEY=key, TURBOSERVE_TICKET_LIFETIME_S="1"
+        "short_tickets", TURBOSERVE_API_KEYS=f"{key}=sharing", DRAWN_KEY=key, TURBOSERVE_TICKET_LIFETIME_S="2"
     )
     owner = client(url, key)
     session = (await owner.post("/v1/sessions", json={"prompt": PROMPT})).json()
     path = session["links"]["self"]
-    ticket = (await owner.post(f"{path}/tickets")).json()["ticket"]
-    async with socket(url, session["id"], ticket=ticket) as opened:
-        assert (await first_message(opened))["type"] == "hello"
+    async with AsyncExitStack() as streams:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                ticket = (await owner.post(f"{path}/tickets")).json()["ticket"]
+                opened = await streams.enter_async_context(socket(url, session["id"], ticket=ticket))
+                first = await first_message(opened)
+                if first["type"] == "hello":
+                    break
+                # A busy machine may need longer than the ticket lasts.
+                assert first["code"] == "ticket_expired"
 
         async def expired() -> bool:
             async with socket(url, session["id"], ticket=ticket) as late:
