@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from turboserve import logs
@@ -126,14 +125,9 @@ class Playheads:
         step_s = wall - monotonic - self._offset_s
         if abs(step_s) > STEP_S:
             self._offset_s = wall - monotonic
-            self._seen = {
-                session: replace(
-                    seen,
-                    watched_at=max(seen.watched_at + step_s, 1.0) if seen.watched_at else 0.0,
-                    at=seen.at + step_s,
-                )
-                for session, seen in self._seen.items()
-            }
+            for session, seen in self._seen.items():
+                watched_at = max(seen.watched_at + step_s, 1.0) if seen.watched_at else 0.0
+                self._seen[session] = PlayheadSample(seen.playhead_s, watched_at, seen.at + step_s)
             self._dirty |= set(self._seen)
         return wall
 
