@@ -36,6 +36,10 @@ async def shoot(page: Any, url: str, look: str, out: Path) -> None:
     async def save(state: str) -> None:
         await page.screenshot(path=out / f"{look}-{state}.png", full_page=True)
 
+    await page.goto(f"{url}/#ses_never")
+    await page.locator("#veil-text", has_text="does not exist").wait_for()
+    await save("0-no-such-session")
+    await page.goto("about:blank")
     await page.goto(url)
     await page.locator("#chips").wait_for()
     await save("1-empty")
@@ -47,6 +51,18 @@ async def shoot(page: Any, url: str, look: str, out: Path) -> None:
     await page.locator("body[data-mode=live]").wait_for()
     await page.wait_for_timeout(2_000)
     await save("3-live")
+    await page.get_by_role("button", name="Share", exact=True).click()
+    await page.locator("#share-dialog[open]").wait_for()
+    await save("3-share")
+    link = await page.get_by_label("Link", exact=True).input_value()
+    await page.keyboard.press("Escape")
+    viewer = await page.context.new_page()
+    await viewer.set_viewport_size(size)
+    await viewer.emulate_media(color_scheme=scheme)
+    await viewer.goto(link)
+    await viewer.locator("body[data-mode=live]").wait_for()
+    await viewer.screenshot(path=out / f"{look}-3-viewer.png", full_page=True)
+    await viewer.close()
     await page.get_by_role("button", name="Pause", exact=True).click()
     await page.locator("body[data-mode=paused]").wait_for()
     await save("4-paused")
@@ -61,6 +77,9 @@ async def shoot(page: Any, url: str, look: str, out: Path) -> None:
         await page.goto(f"{url}/pool#/{view}")
         await page.locator(f"body[data-shows={view}]").wait_for()
         await save(f"7-{view}")
+    await page.goto(f"{url}/docs")
+    await page.locator(".opblock").first.wait_for()
+    await save("8-docs")
 
 
 async def run(browser_address: str, url: str, out: Path) -> None:

@@ -224,6 +224,12 @@ def documents(version: SchemaVersion, name: str, examples: int) -> list[dict[str
     return [one for one in found if valid.is_valid(one)]
 
 
+def test_made_up_lists_have_the_entries_that_their_schema_requires() -> None:
+    lists = {"type": "array", "items": {"type": "boolean"}}
+    for bounds, lengths in (({}, {0, 1, 2}), ({"minItems": 1}, {1, 2}), ({"minItems": 3}, {3})):
+        assert {len(Hostile(seed).document({**lists, **bounds})) for seed in range(100)} == lengths
+
+
 @pytest.mark.parametrize(
     ("version", "name"),
     [(version, name) for version in OF_THIS_MAJOR for name in sorted(KINDS.keys() & SETS[version]["$defs"])],

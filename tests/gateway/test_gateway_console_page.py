@@ -141,8 +141,12 @@ async def test_the_overview_plots_demand_and_capacity(past: type[Past], gateway_
     assert await demand.locator(".cursor").count() == 1
     assert "Arrow keys" in (await area.get_attribute("aria-label") or "")
     # The live hour begins after the reports that this test has made, or with them; it ends now.
-    await page.get_by_role("button", name="Live").click()
+    await page.get_by_role("button", name="Later").focus()
+    await page.keyboard.press("Enter")
     await until(page, "!location.hash.includes('to=')")
+    # There is nothing later, and the button keeps the focus.
+    await focus_checked(page)
+    assert await page.evaluate("document.activeElement.id") == "later"
     assert await serious(page) == []
     assert await fits(page)
 
@@ -166,7 +170,11 @@ async def test_workers_have_lanes_of_chunks_and_arrows_of_migrations(
     assert await fits(page)
     # An hour in which there was no worker.
     await page.goto(f"{gateway_url}/pool#/workers?pool={POOL}&span=3600&to=2020-01-01T00:00:00Z")
-    await page.locator("#workers-empty", has_text="had no worker").wait_for()
+    empty = page.locator("#workers-empty", has_text="had no worker")
+    await empty.wait_for()
+    # Times of other days have their date, and midnight is not 24:00.
+    assert re.search(r"from .*20(19|20).* to .*20(19|20)", await empty.inner_text())
+    assert "24:00" not in await empty.inner_text()
 
 
 async def test_migrations_have_their_reason_and_numbers(
@@ -209,7 +217,8 @@ async def test_decisions_stay_open_while_new_ones_arrive(
     await until(page, "document.querySelectorAll('#decisions-list li').length === 130")
     opened = rows.filter(has_text="reason 77")
     await opened.locator("summary").click()
-    assert "rho_max" in await opened.inner_text()
+    # Each value is beside its name.
+    assert await opened.locator("dl > div").all_inner_texts() == ["rho_max\n0.5", "required\n77"]
     await autoscaler.report(POOL, decisions=[reported(1, time.time())], process="asc_2")
     await rows.filter(has_text="reason 1").nth(0).wait_for()
     await until(page, "document.querySelectorAll('#decisions-list li').length === 131")
@@ -231,7 +240,9 @@ async def test_the_queue_lists_who_waits(
     row = page.locator("#queue-rows tr", has_text=session)
     await row.wait_for()
     assert "default" in await row.inner_text()
-    await page.locator("#plot-queue", has_text="waiting 1 sessions").wait_for()
+    await page.locator("#plot-queue", has_text="waiting 1 session").wait_for()
+    # There is no half of a session.
+    assert await page.locator("#plot-queue .tick.end").all_text_contents() == ["0", "1"]
     assert await serious(page) == []
     assert await fits(page)
     await page.goto(f"{gateway_url}/pool#/queue?pool={pool}&to=2020-01-01T00:00:00Z")
@@ -253,6 +264,11 @@ async def test_quality_shows_debt_and_urgency(
     row = page.locator("#tier-rows tr")
     await row.wait_for()
     assert await row.locator("td").all_inner_texts() == ["2", "1", "0", "0", "1.50 s", "97.0 %"]
+    idle = MemberPlayout(slack_s=None, credit_s=None, urgent=0, normal=0, relaxed=0, quality=None)
+    member = PoolMemberStatus(member="local-0", phase=PoolMemberPhase.READY, playout=idle)
+    await autoscaler.publish(POOL, members=[member], scaling=SCALING)
+    await row.filter(has_not_text="1.50").wait_for()
+    assert await row.locator("td").all_inner_texts() == ["0", "0", "0", "0", "–", "–"]
     assert await serious(page) == []
     assert await fits(page)
 
@@ -267,6 +283,12 @@ async def test_cost_is_shown_by_tenant(past: type[Past], gateway_url: str, page:
     await until(page, "document.getElementById('c-pool').textContent !== '–'")
     assert await serious(page) == []
     assert await fits(page)
+    # On a phone, the links move until that of the view is there.
+    await page.reload()
+    await shows(page, "cost")
+    link = await page.locator("#views a[aria-current=page]").bounding_box()
+    assert link["x"] >= 0
+    assert link["x"] + link["width"] <= 390
 
 
 async def test_the_address_has_the_state_and_a_tenant_sees_only_the_present(
@@ -288,10 +310,13 @@ async def test_the_address_has_the_state_and_a_tenant_sees_only_the_present(
     key = "key-of-no-operator-0123456789"
     url = pool.gateway("console_tenant", TURBOSERVE_API_KEYS=f"{key}=viewer", DRAWN_KEY=key)
     await page.goto(f"{url}/pool#/decisions?pool={POOL}")
+    await page.get_by_label("API key").wait_for()
+    assert await page.locator("#view-decisions").is_hidden()
     await page.get_by_label("API key").fill(key)
     await page.keyboard.press("Enter")
     await page.locator("#view-message", has_text="Only operators").wait_for()
     assert await page.locator("#view-decisions").is_hidden()
     await page.get_by_role("link", name="Overview").click()
     await page.locator("#summary").wait_for()
+    assert await page.locator("#overview-plots").is_hidden()
     pool.stop("console_tenant")

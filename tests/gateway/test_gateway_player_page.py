@@ -19,6 +19,8 @@ pytestmark = NEEDS_CHROMIUM
 PROMPT = "What should the video show?"
 KEY = "right-key-of-the-player-page-0123456789"
 OVERFLOWS = "document.documentElement.scrollWidth - innerWidth"
+SAW_PAUSE = "window.sawPause ||= (document.getElementById('pause')?.getClientRects().length ?? 0) > 0"
+ALL = "{subtree: true, childList: true, attributes: true}"
 SIZES = {"desktop": (1280, 800), "phone": (390, 844), "landscape": (844, 390)}
 
 
@@ -42,7 +44,12 @@ async def focused(page: Any) -> str:
 
 
 async def test_chips_compose_a_prompt_and_unknown_words_are_named(gateway_url: str, page: Any) -> None:
+    # As while the workers start.
+    await page.route("**/v1/models*", lambda route: route.fulfill(json={"models": []}))
     await page.goto(gateway_url)
+    await page.locator("#veil-text", has_text="No worker is ready yet").wait_for()
+    await page.unroute("**/v1/models*")
+    await page.locator("#veil-text", has_text="Say what you want to see").wait_for()
     field = page.get_by_label(PROMPT)
     await page.get_by_role("button", name="orange", exact=True).click()
     assert await field.input_value() == "an orange circle"
@@ -64,6 +71,39 @@ async def test_chips_compose_a_prompt_and_unknown_words_are_named(gateway_url: s
         assert await field.input_value() == "an orange circle and a blue square"
     await field.fill("a white square")
     await page.locator("#hint", has_text="A white figure is shown in yellow").wait_for()
+
+
+async def test_a_message_is_where_the_eye_is(gateway_url: str, page: Any) -> None:
+    """Incident: on a phone, both messages were below the first screen."""
+    width, height = SIZES["phone"]
+    await page.set_viewport_size({"width": width, "height": height})
+    await page.goto(f"{gateway_url}/#ses_never")
+    why = page.locator("#veil-text", has_text="This session does not exist (any more). Start a new one.")
+    assert await is_inside(why, height)
+    await page.locator("#chips").wait_for()
+    await page.get_by_label(PROMPT).fill(f"a red {'x' * 3000}")
+    await page.get_by_role("button", name="Start", exact=True).click()
+    refusal = page.locator("#message", has_text="at most 2,000 characters")
+    assert await is_inside(refusal, height)
+    above = await refusal.bounding_box()
+    assert above["y"] + above["height"] <= (await page.locator("#chips").bounding_box())["y"]
+    # A frame of another page has no way to start one.
+    await page.goto(f"{gateway_url}/embed/ses_never")
+    await page.locator(
+        "#state", has_text=re.compile(r"^This session does not exist \(any more\)\.$")
+    ).wait_for()
+    words = "async (problem) => (await import('/page/words.js')).inWords(problem)"
+    full = {"code": "no_capacity", "retryAfterS": 300}
+    assert await page.evaluate(words, full) == "All places are taken at the moment. Try again in 5 minutes."
+    revoked = {"code": "unknown", "status": 401, "detail": "the gateway closed the stream", "hadKey": True}
+    assert "does not know this API key" in await page.evaluate(words, revoked)
+
+
+async def is_inside(text: Any, height: int) -> bool:
+    """Wait until the text is on the page. Return whether it is in the window, which has this height."""
+    await text.wait_for()
+    box = await text.bounding_box()
+    return bool(box["y"] >= 0 and box["y"] + box["height"] <= height)
 
 
 async def test_a_picture_without_a_figure_has_its_reason_on_it(gateway_url: str, page: Any) -> None:
@@ -93,7 +133,7 @@ async def test_a_session_has_the_lead_that_is_selected(gateway_url: str, page: A
     async with page.expect_response(lambda answer: answer.request.method == "PATCH"):
         await page.get_by_label("Instant").check()
     assert (await api.get(f"/v1/sessions/{session}")).json()["max_lead_s"] == 0.75
-    await page.locator("#events", has_text="Limits changed").wait_for()
+    await page.locator("#events", has_text="Limits or recording changed").wait_for()
     await page.get_by_role("button", name="End session").click()
 
 
@@ -151,7 +191,8 @@ async def test_a_new_session_ends_the_old_one_or_keeps_it_in_the_list(
 async def test_the_link_of_an_ended_session_replays_it_again_and_again(
     gateway_url: str, page: Any, api: Any, start: StartSession
 ) -> None:
-    """Incident: the page removed the link from its address, and a reload showed nothing."""
+    """Incidents: a reload showed nothing; Pause and End were there until the gateway had answered."""
+    await page.add_init_script(f"new MutationObserver(() => {{ {SAW_PAUSE} }}).observe(document, {ALL});")
     session = (await start())["id"]
 
     async def made() -> bool:
@@ -167,7 +208,7 @@ async def test_the_link_of_an_ended_session_replays_it_again_and_again(
         await until(page, "() => document.getElementById('video').currentTime > 0")
         assert await page.evaluate("document.getElementById('video').buffered.start(0)") == 0
         assert await page.evaluate("location.hash") == f"#{session}"
-        await page.locator("#pause").wait_for(state="hidden")
+        assert not await page.evaluate("window.sawPause")
     # The bare address does not.
     await page.goto("about:blank")
     await page.goto(gateway_url)
@@ -192,11 +233,19 @@ async def test_nothing_is_wider_than_the_window(gateway_url: str, page: Any) -> 
         assert beside == (size != "phone"), size
         if size == "landscape":
             assert video["height"] <= height
+            # The buttons are beside the panel, however far it was scrolled.
+            await page.evaluate("scrollTo(0, 200)")
+            assert await is_inside(page.locator("#end"), height)
     await page.get_by_role("button", name="End session").click()
 
 
 async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed_url: str, page: Any) -> None:
     await page.goto(keyed_url)
+    await page.get_by_label("API key").wait_for()
+    # Who tries without a key is sent back to its field.
+    await page.get_by_label(PROMPT).fill("a red circle")
+    await page.keyboard.press("Enter")
+    await until(page, "() => document.activeElement.id === 'key'")
     await page.get_by_label("API key").fill(KEY)
     await page.keyboard.press("Enter")
     await page.locator("#chips").wait_for()
@@ -322,13 +371,21 @@ async def test_a_lost_server_is_no_active_session(pool: Pool, page: Any) -> None
     await page.goto(url)
     await begin(page)
     await page.locator("#phase", has_text="active").wait_for()
+    console = await page.context.new_page()
+    await console.goto(f"{url}/pool#/workers?pool=never")
+    await console.locator("#view-message", has_text="There is no pool never").wait_for()
+    await page.bring_to_front()
     pool.stop("page_lost")
     await page.locator("#phase", has_text="connecting").wait_for()
     await page.locator("#message", has_text="Connection lost").wait_for()
     await page.get_by_role("button", name="New session").click()
     await page.get_by_role("button", name="Keep it").click()
+    await page.locator("#phase", has_text="no session").wait_for()
     assert await page.locator("#message").is_hidden()
-    assert await page.locator("#phase").inner_text() == "no session"
+    # The console says it once.
+    await console.locator("#message", has_text="cannot be reached").wait_for()
+    await console.locator("#view-message").wait_for(state="hidden")
+    await console.close()
 
 
 async def test_axe_finds_no_serious_violation(gateway_url: str, page: Any) -> None:

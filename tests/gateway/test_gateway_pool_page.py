@@ -76,6 +76,15 @@ async def test_a_pool_that_reports_later_does_not_take_the_page(
     await page.locator("#table-of", has_text="Another system").wait_for()
     assert await page.locator("#r-limits").inner_text() == "–"
     assert await page.get_by_label("Number of workers").is_disabled()
+    # Nor does an address with a pool that does not exist, and there is no past of it either.
+    await page.get_by_label("Pool", exact=True).select_option("B_first")
+    await page.locator("#r-limits", has_text="1–4").wait_for()
+    await page.locator("#plot-demand [data-points]").wait_for()
+    await page.goto(f"{gateway_url}/pool#/overview?pool=never")
+    await page.locator("#view-message", has_text="There is no pool never").wait_for()
+    await page.locator("#r-limits:text-is('–')").wait_for()
+    assert await page.get_by_role("button", name="Set override").is_disabled()
+    assert await page.locator("#overview-plots").is_hidden()
 
 
 async def test_a_refused_order_stays_on_the_page_and_a_laptop_has_no_price(
@@ -99,3 +108,7 @@ async def test_a_refused_order_stays_on_the_page_and_a_laptop_has_no_price(
     assert "GPU s" not in await page.locator("body").inner_text()
     assert "0.00/h" not in await page.locator("body").inner_text()
     pool.stop("no_operator")
+    # What stays on the page has its time.
+    await page.locator(
+        "#message", has_text="cannot be reached. Is it running? This is the state of"
+    ).wait_for()

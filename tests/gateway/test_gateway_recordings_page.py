@@ -10,7 +10,7 @@ import av
 import httpx
 import pytest
 
-from tests.gateway.test_gateway_player_page import OVERFLOWS, SIZES, begin, focused
+from tests.gateway.test_gateway_player_page import OVERFLOWS, SIZES, begin, focused, is_inside
 from tests.helpers.browser import NEEDS_CHROMIUM, until
 from tests.helpers.pool_harness import Pool
 
@@ -82,6 +82,7 @@ async def test_a_session_is_recorded_replayed_downloaded_and_deleted(
         await page.set_viewport_size({"width": width, "height": height})
         assert await page.evaluate(OVERFLOWS) <= 0
         assert (await page.locator("#replay").bounding_box())["width"] <= width
+        assert await is_inside(page.locator("#replay").get_by_role("button", name="Close"), height)
     assert await serious(page) == []
     await page.get_by_role("button", name="Close").click()
     # The keyboard is back at the row.
@@ -116,10 +117,10 @@ async def test_holders_of_a_link_replay_and_a_controller_records(
         session = (await api.post("/v1/sessions", json={"prompt": "a red circle", "record": True})).json()
         own = session["links"]["self"]
         links = {
-            role: (await api.post(f"{own}/links", json={"role": role})).json()["url"]
+            role: (await api.post(f"{own}/links", json={"role": role})).json()
             for role in ("viewer", "controller")
         }
-        await page.goto(f"{url}{links['viewer']}")
+        await page.goto(f"{url}{links['viewer']['url']}")
         row = page.locator("#recordings li")
         await row.filter(has_text=SOME_SECONDS).wait_for()
         for hidden in (page.locator("#record"), row.get_by_role("button", name="Delete")):
@@ -131,7 +132,10 @@ async def test_holders_of_a_link_replay_and_a_controller_records(
         async with page.expect_download() as downloaded:
             await row.get_by_role("button", name="Download").click()
         assert (await downloaded.value).suggested_filename == f"{session['recording']}.mp4"
-        await page.goto(f"{url}{links['controller']}")
+        # What a revoked link has listed cannot be played any more.
+        await api.delete(f"{own}/links/{links['viewer']['id']}")
+        await page.locator("#recordings").wait_for(state="hidden")
+        await page.goto(f"{url}{links['controller']['url']}")
         await page.locator("body[data-role=controller]").wait_for()
         await page.locator("#record[aria-pressed=true]").click()
         await page.locator("#record[aria-pressed=false]").wait_for()

@@ -14,7 +14,18 @@ from tests.helpers.pool_harness import Pool
 pytestmark = NEEDS_CHROMIUM
 
 KEY = "key-of-the-shared-page-0123456789"
-CONTROLS = ("#form", "#pause", "#share", "#end", "#new", "#lead", "#sessions", "#migration", "#elsewhere")
+CONTROLS = (
+    "#form",
+    "#pause",
+    "#share",
+    "#end",
+    "#new",
+    "#lead",
+    "#sessions",
+    "#migration",
+    "#elsewhere",
+    "a[href=pool]",
+)
 
 
 async def test_a_viewer_link_of_the_page_watches_until_it_is_revoked(pool: Pool, page: Any) -> None:
@@ -69,7 +80,7 @@ async def test_a_viewer_link_of_the_page_watches_until_it_is_revoked(pool: Pool,
         await viewer.locator("body[data-mode=live][data-role=viewer]").wait_for()
     await page.get_by_role("button", name="Revoke", exact=True).click()
     await page.locator("[data-part=state]", has_text="Revoked").wait_for()
-    await viewer.locator("#message", has_text="was revoked").wait_for()
+    await viewer.locator("#veil-text", has_text="was revoked").wait_for()
     await viewer.close()
     await page.get_by_role("button", name="Close", exact=True).click()
     await page.get_by_role("button", name="End session").click()

@@ -203,7 +203,8 @@ class Hostile:
     def _array(self, schema: Schema, defs: Mapping[str, Any], names: Names, depth: int) -> Any:
         if "prefixItems" in schema:
             return [self._of(one, defs, names, depth + 1) for one in schema["prefixItems"]]
-        length = self.random.randint(0, min(schema.get("maxItems", 2), 2))
+        least = schema.get("minItems", 0)
+        length = self.random.randint(least, max(least, min(schema.get("maxItems", 2), 2)))
         return [self._of(schema.get("items", {}), defs, names, depth + 1) for _ in range(length)]
 
 

@@ -21,7 +21,12 @@ const ON = {
   statechange: ({ activity }) => say(activity === "paused" ? "Paused" : ""),
   reconnecting: () => say("Connection lost. Connecting again…"),
   end: () => say("This session has ended."),
-  error: ({ error, isFinal }) => isFinal && say(inWordsOfLink(error)),
+  error: ({ error, isFinal }) => {
+    if (!isFinal) return;
+    // No video is below it.
+    state.className = "final";
+    say(inWordsOfLink(error));
+  },
 };
 for (const [type, handle] of Object.entries(ON)) player.addEventListener(type, ({ detail }) => handle(detail));
 

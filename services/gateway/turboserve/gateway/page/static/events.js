@@ -51,7 +51,7 @@ export class Events {
         this.note(message.at, "Resuming");
         break;
       case "session.changed":
-        this.note(message.at, "Limits changed");
+        this.note(message.at, "Limits or recording changed");
         break;
       case "session.ended":
         this.note(message.at, message.phase === "failed" ? "Session failed" : "Session ended", message.reason);

@@ -27,6 +27,8 @@ export class KeyForm {
   // The server wants a key, or refused the one that was sent. Nothing is asked again with a refused key: the
   // server limits wrong keys.
   async ask(problem) {
+    // The user tried something else meanwhile.
+    if (this.isOpen) return this.#field.focus();
     if (!this.#concerns(problem)) return;
     if (this.#client.key) {
       this.#client.key = "";

@@ -6,8 +6,8 @@ const EXAMPLES = ["a lighthouse in a storm", "a paper boat on a river"];
 
 export class ModelChoice {
   // onModel(model): the entry of `/v1/models` whose prompts the page explains. onExample(text).
-  // onRefused(problem): a key is needed.
-  constructor(client, field, list, { onModel, onExample, onRefused }) {
+  // onRefused(problem): a key is needed. onServed(isServed): whether a worker serves any model.
+  constructor(client, field, list, { onModel, onExample, onRefused, onServed }) {
     this.#client = client;
     this.#field = field;
     this.#select = field.querySelector("select");
@@ -15,6 +15,7 @@ export class ModelChoice {
     this.#onModel = onModel;
     this.#onExample = onExample;
     this.#onRefused = onRefused;
+    this.#onServed = onServed;
     this.#select.addEventListener("change", () => {
       this.#chosen = this.#select.value;
       this.#describe();
@@ -28,6 +29,7 @@ export class ModelChoice {
   #onModel;
   #onExample;
   #onRefused;
+  #onServed;
   #timer = 0;
   /** What a new session may have: {model, size}. `size` null: the model's default one. */
   #options = [];
@@ -44,6 +46,7 @@ export class ModelChoice {
     try {
       const models = await this.#client.models();
       this.#offer(models);
+      this.#onServed(models.length > 0);
       if (!models.some((one) => one.default)) this.#later();
     } catch (problem) {
       if (problem.status === 401) this.#onRefused(problem);

@@ -49,6 +49,10 @@ const model = new ModelChoice(client, at("model"), at("examples"), {
     show();
   },
   onRefused: (problem) => complain(problem),
+  onServed: (found) => {
+    isServed = found;
+    show();
+  },
   onExample: (text) => {
     at("prompt").value = text;
     composer.show();
@@ -73,12 +77,16 @@ const shared = sharedLink();
 const migrationForm = new MigrationForm(client, at("migration"), at("r-worker"), (action) => attempt(action));
 
 let isBusy = false;
+/** Whether a worker is ready, as far as is known. */
+let isServed = true;
 /** The action that runs, or ran last. */
 let running = Promise.resolve();
 /** Id of the session on the page; null: none. */
 let session = null;
 /** Why the session ended; empty: it has not. */
 let ended = "";
+/** Why the session that was asked for is not on the page; empty: none was, or it is there. */
+let failure = "";
 let askedAt = null, greetedAt = 0;
 
 // Shows a session that exists already.
@@ -96,7 +104,7 @@ function open(id) {
 function begin(id, sinceMs) {
   quiet();
   session = id;
-  ended = "";
+  ended = failure = "";
   askedAt = sinceMs;
   rememberSession(id);
   clear();
@@ -112,6 +120,8 @@ const ON = {
     document.body.dataset.role = message.role;
     greetedAt = Date.now();
     greeting = message;
+    // Its video comes before the message that it has ended.
+    if (message.activity === "ended") ended = "This session has ended.";
     model.play(message.model);
     pad.show(message);
     if (message.control_seq === 0) strip.mark(0, message.prompt);
@@ -181,8 +191,10 @@ const ON = {
     if (isFinal) {
       session = null;
       if (error.status === 404) rememberSession(null);
+      clear();
     }
-    complain(error);
+    if (!isFinal || needsKey(error)) complain(error);
+    else failure = words(error);
     show();
   },
 };
@@ -191,7 +203,7 @@ for (const [type, handle] of Object.entries(ON)) player.addEventListener(type, (
 function leave() {
   quiet();
   session = null;
-  ended = "";
+  ended = failure = "";
   player.close();
   rememberSession(null);
   clear();
@@ -282,6 +294,7 @@ function attempt(action) {
 
 async function perform(action) {
   isBusy = true;
+  failure = "";
   quiet();
   show();
   try {
@@ -305,8 +318,11 @@ function admitted() {
   model.find();
 }
 
+const words = (problem) => (shared ? inWordsOfLink(problem) : inWords(problem));
+const needsKey = (problem) => problem.status === 401 && !shared;
+
 function complain(problem) {
-  if (problem.status !== 401 || shared) return say(shared ? inWordsOfLink(problem) : inWords(problem), false);
+  if (!needsKey(problem)) return say(words(problem), false);
   // Not for a late answer to a request with an earlier key.
   if (problem.wasSentWith(client.key)) {
     sessions.pause(true);
@@ -318,10 +334,12 @@ function complain(problem) {
 function show() {
   const { phase, activity } = player.state ?? {};
   const isConnected = player.connected;
-  showPage({ player, hasSession: session !== null, ended, phase: phase ?? "", activity, isConnected, isBusy });
+  const hasSession = session !== null;
+  const isShared = shared !== null;
+  showPage({ player, hasSession, ended, failure, phase: phase ?? "", activity, isConnected, isBusy, isShared, isServed });
   model.show(session === null || Boolean(ended));
   sessions.show(session);
-  recordings.show(session, Boolean(ended));
+  recordings.show(session, Boolean(ended) || !phase);
 }
 
 function animate() {

@@ -1,8 +1,8 @@
 // The operators' console: the views of one pool, live or in the past. The state is in the address.
 
 import { cost, showTotals } from "./console/cost.js";
-import { element, keyed, setText } from "./console/elements.js";
-import { overview, showPool } from "./console/overview.js";
+import { clock, element, keyed, setText } from "./console/elements.js";
+import { overview, showNoReport, showPool } from "./console/overview.js";
 import { quality, showTiers } from "./console/quality.js";
 import { queue } from "./console/queue.js";
 import { decisions, migrations } from "./console/records.js";
@@ -37,6 +37,10 @@ let route = readRoute(location.hash);
 /** Raised by every change of what is shown: answers to earlier requests are dropped. */
 let turn = 0;
 let timer = null;
+/** Pool and time that each view shows. */
+const drawn = {};
+/** When the newest report was read. */
+let readAt = null;
 
 function complain(problem) {
   if (problem?.status === 401) keyForm.ask(problem);
@@ -77,7 +81,7 @@ function showPools(found) {
   document.body.dataset.mode = busy ? "waiting" : "live";
   const more = ["starting", "draining"].filter((name) => pool[name]).map((name) => `${pool[name]} ${name}`);
   setText(at("phase"), [`${pool.ready} ready`, ...more].join(", "));
-  showPool(pool, edited);
+  showPool(pool, { edited, isPast: route.to !== null });
   showTiers(pool);
 }
 
@@ -85,11 +89,9 @@ function showNoPool() {
   shown = null;
   at("pool").value = route.pool ?? "";
   const lost = `Pool ${route.pool} has not reported lately. Its past can still be read.`;
-  setText(at("summary"), route.pool ? lost : "No pool has reported yet.");
-  at("members").replaceChildren();
+  showNoReport(route.pool ? lost : "No pool has reported yet. Its autoscaler may still be starting.");
   setText(at("phase"), "no report");
   document.body.dataset.mode = "empty";
-  for (const name of ["workers", "dry-run", "release"]) at(name).disabled = true;
 }
 
 async function look() {
@@ -101,12 +103,14 @@ async function look() {
 async function report() {
   try {
     showPools((await client.request("GET", "v1/pools")).pools);
+    readAt = Date.now();
     if (route.view === "cost") showTotals(await client.request("GET", "v1/cost", { query: { limit: 1 } }), shown);
     complain(null);
   } catch (problem) {
     setText(at("phase"), "no report");
     document.body.dataset.mode = "empty";
     complain(problem);
+    if (readAt !== null) setText(at("message"), `${inWords(problem)} This is the state of ${clock(readAt)}.`);
   }
 }
 
@@ -118,11 +122,19 @@ function show() {
     const isHere = link.dataset.view === route.view;
     // Another view begins with its own span of time.
     link.hash = routeHash({ ...route, span: null, view: link.dataset.view });
-    if (isHere) link.setAttribute("aria-current", "page");
+    if (isHere) showHere(link);
     else link.removeAttribute("aria-current");
   }
   timeForm.show(route);
   refresh();
+}
+
+function showHere(link) {
+  link.setAttribute("aria-current", "page");
+  document.title = `${link.textContent} – Pool – TurboServe`;
+  // On a phone, not all links fit.
+  const [place, all] = [link.getBoundingClientRect(), at("views").getBoundingClientRect()];
+  at("views").scrollLeft += place.left - all.left - (all.width - place.width) / 2;
 }
 
 function go(part) {
@@ -140,19 +152,22 @@ async function refresh() {
   if (pool === null || keyForm.isOpen) return;
   const view = views[route.view];
   const range = rangeOf(route);
+  const of = `${pool} ${route.to} ${range.spanS}`;
   let nextMs = range.live ? Math.max(view.everyMs, (range.spanS * 1_000) / (view.readsASpan ?? READS_A_SPAN)) : null;
   try {
     const found = await view.load(reader(pool, range), range);
     if (mine !== turn) return;
     view.show(found, range);
     write("view-message", null);
-    at("view-data").hidden = false;
+    drawn[route.view] = of;
+    hideView(false);
     document.body.dataset.shows = route.view;
   } catch (problem) {
     if (mine !== turn) return;
-    // What was read before stays on the page, unless it is not this operator's to see.
     if (problem.status === 401) complain(problem);
     else showProblem(problem);
+    // What was read before stays on the page, unless it is of another pool or time, or not this operator's to see.
+    hideView(problem.status === 403 || drawn[route.view] !== of);
     nextMs = problem.status === 403 || problem.status === 422 ? null : RETRY_MS;
   }
   if (nextMs !== null) timer = setTimeout(refresh, nextMs);
@@ -169,11 +184,17 @@ function reader(pool, range) {
 }
 
 function showProblem(problem) {
+  // The reports, which are asked for every second, say so already.
+  if (problem.code === "unreachable") return write("view-message", null);
+  if (problem.status !== 403) return write("view-message", problem);
   at("view-message").hidden = false;
-  if (problem.status !== 403) return setText(at("view-message"), inWords(problem));
   setText(at("view-message"), "Only operators see the past of a pool: this API key lacks the scope pool:write.");
-  // The state of the pool now is for every tenant.
-  at("view-data").hidden = route.view !== "overview";
+}
+
+// The state of the pool now, in the overview, is for every tenant.
+function hideView(isHidden) {
+  at("view-data").hidden = isHidden && route.view !== "overview";
+  at("overview-plots").hidden = isHidden && route.view === "overview";
 }
 
 // Orders

@@ -37,9 +37,9 @@ export class Recordings {
   #condemned = null;
   #isPaused = false;
 
-  // `session`: the one on the page, or null. `hasEnded`: it is not recorded any more.
-  show(session, hasEnded) {
-    this.#button.hidden = !session || hasEnded;
+  // `session`: the one on the page, or null. `isOver`: it has ended, or is not known to run.
+  show(session, isOver) {
+    this.#button.hidden = !session || isOver;
     if (session === this.#session) return;
     this.#session = session;
     this.#mark(null);
@@ -60,8 +60,9 @@ export class Recordings {
         found.push(info);
         if (found.length === LISTED) break;
       }
-    } catch {
-      // The page's other requests report that.
+    } catch (problem) {
+      // The page's other requests report that. What a revoked key or link had listed cannot be played any more.
+      if (problem.status === 401 && session === this.#session) this.#draw([]);
       return;
     }
     if (session !== this.#session) return;

@@ -3,15 +3,17 @@
 const at = (id) => document.getElementById(id);
 
 /**
- * `page`: `player`, `hasSession`, `ended` (why the session ended; empty: it has not), `phase`, `activity`,
- * `isConnected`, `isBusy`.
+ * `page`: `player`, `hasSession`, `ended` (why the session ended; empty: it has not), `failure` (why there is none;
+ * empty: none was asked for), `phase` (empty: not known yet), `activity`, `isConnected`, `isBusy`, `isShared`,
+ * `isServed` (whether a worker is ready).
  */
 export function show(page) {
   const { player, hasSession, ended, activity, isConnected, isBusy } = page;
   const now = mode(page);
   document.body.dataset.mode = now;
-  at("veil-text").textContent =
-    now === "ended" ? ended : player.supported ? veil(now, page.phase) : "This browser cannot play live video.";
+  const text = player.supported ? veil(now, page) : "This browser cannot play live video.";
+  // Not the same text again: it would be read aloud again.
+  if (at("veil-text").textContent !== text) at("veil-text").textContent = text;
   if (now !== "paused" && document.activeElement === at("veil-resume")) at("pause").focus();
   at("veil-resume").hidden = now !== "paused";
   at("waiting").hidden = !(now === "live" && player.stalled && !ended);
@@ -20,7 +22,8 @@ export function show(page) {
   // Not `disabled`: the keyboard's focus would be lost.
   for (const name of ["start", "pause", "veil-resume", "end"]) at(name).setAttribute("aria-disabled", String(isBusy));
   at("controls").hidden = at("elsewhere").hidden = !hasSession;
-  at("pause").hidden = at("end").hidden = at("share").hidden = Boolean(ended);
+  // Of a session that has ended, there is nothing to control: not before the gateway has said that it has not.
+  at("pause").hidden = at("end").hidden = at("share").hidden = Boolean(ended) || !page.phase;
   at("pause").textContent = activity === "paused" ? "Resume" : "Pause";
   at("start").textContent = hasSession && !ended ? "Change" : "Start";
   at("happened").hidden = !hasSession;
@@ -35,6 +38,8 @@ export function say(text, isCalm) {
   box.textContent = text;
   box.hidden = false;
   box.classList.toggle("calm", isCalm);
+  // The button that was refused may be far from it.
+  if (!isCalm) box.scrollIntoView({ block: "nearest" });
 }
 
 export function quiet() {
@@ -64,13 +69,18 @@ function mode({ player, hasSession, ended, activity }) {
   return player.started ? "live" : "waiting";
 }
 
-function veil(now, phase) {
+function veil(now, { phase, ended, failure, isShared, isServed }) {
   switch (now) {
+    case "ended":
+      return ended;
     case "empty":
+      if (failure || isShared) return failure;
+      if (!isServed) return "No worker is ready yet. This page waits for one.";
       return "Say what you want to see. It starts while you watch.";
     case "paused":
       return "Paused";
     case "waiting":
+      if (!phase) return "Opening the session.";
       if (phase === "requested") return "Waiting for a worker.";
       return phase === "suspended" ? "Resuming the session." : "Generating the first chunk.";
     default:

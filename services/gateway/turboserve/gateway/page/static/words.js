@@ -44,19 +44,25 @@ export function inWords(problem) {
     case "invalid_input":
       return problem.field === "prompt" ? promptWords(problem) : problem.detail;
     default:
+      if (problem.status === 401) return inWords({ code: "unauthorized", hadKey: problem.hadKey });
       return problem.detail ?? "Something went wrong.";
   }
 }
 
-/** As `inWords`, where a link takes the place of the key. */
+/** As `inWords`, where a link takes the place of the key. Who has a link cannot start a session. */
 export function inWordsOfLink(problem) {
+  if (problem.code === "session_not_found") return "This session does not exist (any more).";
   return inWords(problem.status === 401 ? { code: "link_ended" } : problem);
 }
 
 export function seconds(value) {
   const whole = Math.max(1, Math.ceil(value));
-  return whole === 1 ? "1 second" : `${whole} seconds`;
+  if (whole <= 90) return counted(whole, "second");
+  const minutes = Math.ceil(whole / 60);
+  return minutes <= 90 ? counted(minutes, "minute") : counted(Math.ceil(minutes / 60), "hour");
 }
+
+const counted = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 function promptWords(problem) {
   return problem.limit && Number(problem.limit) > 1

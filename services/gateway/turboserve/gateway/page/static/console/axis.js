@@ -12,7 +12,7 @@ export function timeTicks(since, until, most) {
 }
 
 export function tickText(at, spanMs) {
-  const options = { hour: "2-digit", minute: "2-digit", hour12: false };
+  const options = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
   if (spanMs <= 600_000) options.second = "2-digit";
   return new Date(at).toLocaleTimeString([], options);
 }

@@ -5,9 +5,9 @@ import { Plot, pointsOf } from "./plot.js";
 
 const at = (id) => document.getElementById(id);
 const plot = new Plot(at("plot-cost"), {
-  title: "Workers paid for",
-  unit: "GPUs on average",
-  series: [{ key: "gpus", label: "GPUs" }],
+  title: "Workers paid for, on average",
+  unit: "workers",
+  series: [{ key: "gpus", label: "paid for" }],
 });
 
 export const cost = {

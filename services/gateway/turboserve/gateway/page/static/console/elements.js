@@ -68,12 +68,36 @@ export function numbersOf(numbers) {
   if (!entries.length) return null;
   const box = element("details", "", { className: "numbers" });
   const list = element("dl");
-  for (const [name, value] of entries) list.append(element("dt", name), element("dd", shortNumber(value)));
+  for (const [name, value] of entries) {
+    const pair = element("div");
+    pair.append(element("dt", name), element("dd", shortNumber(value)));
+    list.append(pair);
+  }
   box.append(element("summary", `${entries.length} numbers`), list);
   return box;
 }
 
-export const clock = (time) => new Date(time).toLocaleTimeString([], { hour12: false });
+// Not `hour12: false`, which calls midnight 24:00 in some languages.
+const TIME = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+
+/** The local time of day, with the date unless it is today's. */
+export function clock(time) {
+  const at = new Date(time);
+  const now = new Date();
+  const text = at.toLocaleTimeString([], TIME);
+  if (at.toDateString() === now.toDateString()) return text;
+  const year = at.getFullYear() === now.getFullYear() ? {} : { year: "numeric" };
+  return `${at.toLocaleDateString([], { day: "numeric", month: "short", ...year })} ${text}`;
+}
+
+/** An element with a time, which `setTime` fills: what was today's is yesterday's after midnight. */
+export function setTime(node, time) {
+  setText(node, clock(time));
+  // In UTC, as services log it.
+  const utc = new Date(time).toISOString();
+  if (node.dateTime !== utc) node.dateTime = node.title = utc;
+}
+
 export const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 
 export function shortNumber(value) {

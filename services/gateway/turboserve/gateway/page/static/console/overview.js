@@ -1,13 +1,15 @@
 // The state of one pool now, its reasons, and what it had and needed over time.
 
-import { clock, duration, element, keyed, number, setText } from "./elements.js";
+import { count, duration, element, keyed, number, setText, setTime } from "./elements.js";
 import { Plot, pointsOf } from "./plot.js";
 
 const at = (id) => document.getElementById(id);
 const READOUTS = ["target", "limits", "required", "rho", "volatility", "basis", "target-rho", "weight"];
+/** Fields and buttons that order the pool. */
+const ORDERS = ["workers", "set-override", "release", "dry-run"];
 
 const demand = new Plot(at("plot-demand"), {
-  title: "Demand and capacity",
+  title: "Demand and capacity, sessions",
   unit: "sessions",
   series: [
     { key: "required", label: "required" },
@@ -58,28 +60,42 @@ function updateMember(box, member) {
   setText(name, member.member);
   setText(phase, member.phase.replace("_", " "));
   const suspended = member.suspended ? `, ${member.suspended} suspended` : "";
-  const holds = member.worker ? `${member.sessions} sessions${suspended}` : "";
+  const holds = member.worker ? `${count(member.sessions, "session")}${suspended}` : "";
   setText(box.children[1], [holds, member.reason].filter(Boolean).join(" · "));
   const runs = member.playout && member.playout.slack_s !== null;
   setText(box.children[2], runs ? playout(member.playout) : "");
 }
 
-function line(when, what, more) {
+function line(what, more) {
   const made = element("li");
-  made.append(element("time", clock(when)), element("span", what), element("span", more, { className: "more" }));
+  made.append(element("time"), element("span", what), element("span", more, { className: "more" }));
   return made;
 }
 
-/** Show what a pool reports now. `edited`: whether the number of workers was typed and not sent yet. */
-export function showPool(pool, edited) {
+const timed = (row, one) => setTime(row.firstElementChild, one.at);
+
+/** Show that there is no report. Nothing of another pool stays. */
+export function showNoReport(summary) {
+  setText(at("summary"), summary);
+  for (const list of ["members", "actions"]) at(list).replaceChildren();
+  setText(at("r-startup"), "–");
+  showUnmanaged("–");
+  for (const name of ORDERS) at(name).disabled = true;
+}
+
+/**
+ * Show what a pool reports now. `edited`: whether the number of workers was typed and not sent yet. `isPast`: the
+ * plots beside it show another time.
+ */
+export function showPool(pool, { edited, isPast }) {
   const scaling = pool.scaling;
-  setText(at("summary"), pool.summary);
+  setText(at("summary"), isPast ? `Now: ${pool.summary}` : pool.summary);
   keyed(at("members"), pool.members, (member) => member.member, makeMember, updateMember);
   keyed(at("actions"), pool.actions.toReversed(), (one) => `${one.at} ${one.action} ${one.member}`, (one) =>
-    line(one.at, [one.action, one.member].filter(Boolean).join(" "), one.reason ?? ""));
+    line([one.action, one.member].filter(Boolean).join(" "), one.reason ?? ""), timed);
   setText(at("r-startup"), pool.start_up_s === null ? "–" : `${number(pool.start_up_s, 1)} s`);
-  for (const name of ["workers", "dry-run", "release"]) at(name).disabled = !scaling;
-  if (!scaling) return showUnmanaged();
+  for (const name of ORDERS) at(name).disabled = !scaling;
+  if (!scaling) return showUnmanaged("Another system starts the workers of this pool.");
   const advised = scaling.advice === scaling.target ? scaling.target : `${scaling.target} (${scaling.advice})`;
   setText(at("r-target"), String(advised));
   setText(at("r-limits"), `${scaling.least}–${scaling.most}`);
@@ -97,16 +113,16 @@ export function showPool(pool, edited) {
     ? "Headroom: learned from this pool's own demand."
     : `Profile: ${scaling.profile?.source ?? "–"}`);
   keyed(at("newest-decisions"), scaling.decisions.toReversed(), (one) => `${one.at} ${one.action}`, (one) =>
-    line(one.at, decided(one), one.reason));
+    line(decided(one), one.reason), timed);
 }
 
 export function decided(one) {
   return one.target === one.previous ? `${one.action} at ${one.target}` : `${one.action}: ${one.previous} → ${one.target}`;
 }
 
-function showUnmanaged() {
+function showUnmanaged(why) {
   for (const name of READOUTS) setText(at(`r-${name}`), "–");
-  setText(at("table-of"), "Another system starts the workers of this pool.");
+  setText(at("table-of"), why);
   at("workers").value = "";
   at("dry-run").checked = false;
   at("newest-decisions").replaceChildren();

@@ -72,7 +72,9 @@ export class Plot {
     const top = roundUp(Math.max(0, ...found));
     const y = (value) => HEIGHT - EDGE.bottom - (value / top) * (HEIGHT - EDGE.top - EDGE.bottom);
     const parts = [];
-    for (const share of [0, 0.5, 1]) {
+    // There is no half of a worker.
+    const isWhole = found.every(Number.isInteger) && top % 2 === 1;
+    for (const share of isWhole ? [0, 1] : [0, 0.5, 1]) {
       const at = y(top * share).toFixed(1);
       parts.push(svg("path", { d: `M${EDGE.left} ${at}H${width - EDGE.right}`, class: "grid" }));
       parts.push(svg("text", { x: EDGE.left - 6, y: Number(at) + 4, class: "tick end" }, shortNumber(top * share)));
@@ -117,7 +119,9 @@ export class Plot {
 
   #words(point) {
     const values = this.#series.map(({ key, label }) => `${label} ${shortNumber(point[key])}`);
-    return `${clock(point.at)}: ${values.join(", ")}${this.#unit ? ` ${this.#unit}` : ""}`;
+    const isOne = point[this.#series.at(-1).key] === 1;
+    const unit = isOne ? this.#unit.replace(/^(\w+)s$/, "$1") : this.#unit;
+    return `${clock(point.at)}: ${values.join(", ")}${unit ? ` ${unit}` : ""}`;
   }
 
   #read() {

@@ -13,7 +13,7 @@ const chunks = new Plot(at("plot-late"), {
   ],
 });
 const debt = new Plot(at("plot-debt"), {
-  title: "Quality debt",
+  title: "Quality debt, % of chunks",
   unit: "% of the last minute's chunks",
   series: [{ key: "debt", label: "lowered by load" }],
 });
@@ -46,7 +46,8 @@ export function showTiers(pool) {
   keyed(at("tier-rows"), rows, (member) => member.member, () => tableRow(7), (row, { member, playout }) => {
     const share = playout.quality === null ? "–" : `${(playout.quality * 100).toFixed(1)} %`;
     const counts = [playout.urgent, playout.normal, playout.relaxed, playout.lowered].map(String);
-    setCells(row, [member, ...counts, `${number(playout.slack_s, 2)} s`, share]);
+    const slack = playout.slack_s === null ? "–" : `${number(playout.slack_s, 2)} s`;
+    setCells(row, [member, ...counts, slack, share]);
   });
   const past = "Slack and tiers of workers are shown only live.";
   showEmpty(at("tiers-empty"), !rows.length, pool ? "No worker has reported its sessions' slack yet." : past);

@@ -1,6 +1,6 @@
 // Views that are lists over time: migrations and decisions. Earlier pages stay when new records arrive.
 
-import { clock, element, keyed, numbersOf, period, setText, showEmpty } from "./elements.js";
+import { element, keyed, numbersOf, period, setText, setTime, showEmpty } from "./elements.js";
 import { decided } from "./overview.js";
 
 const at = (id) => document.getElementById(id);
@@ -74,7 +74,7 @@ class Records {
 function makeRecord(record) {
   const row = element("li");
   row.append(
-    element("time", clock(record.at ?? record.began_at)),
+    element("time"),
     element("span", "", { className: "what" }),
     element("span", "", { className: "more" }),
   );
@@ -85,12 +85,14 @@ function makeRecord(record) {
 
 function updateDecision(row, one) {
   row.dataset.kind = one.kind;
+  setTime(row.firstElementChild, one.at);
   setText(row.children[1], one.kind === "scaling" ? decided(one) : [one.action, one.member, one.worker].filter(Boolean).join(" "));
   setText(row.children[2], one.reason);
 }
 
 function updateMigration(row, one) {
   row.dataset.outcome = one.outcome;
+  setTime(row.firstElementChild, one.began_at);
   const took = one.ended_at === null ? "" : ` after ${((Date.parse(one.ended_at) - Date.parse(one.began_at)) / 1_000).toFixed(2)} s`;
   setText(row.children[1], `${one.session} of ${one.tenant}: ${one.source ?? "unknown worker"} → ${one.target}, ${one.outcome}${took}`);
   setText(row.children[2], [one.reason, one.outcome === "abandoned" ? one.detail : ""].filter(Boolean).join(" · "));

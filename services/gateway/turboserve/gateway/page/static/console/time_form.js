@@ -15,6 +15,7 @@ export class TimeForm {
     at("live").addEventListener("click", () => change({ to: null }));
     at("earlier").addEventListener("click", () => change({ to: this.#range.until - this.#range.spanS * 1_000 }));
     at("later").addEventListener("click", () => {
+      if (this.#range.live) return;
       const to = this.#range.until + this.#range.spanS * 1_000;
       change({ to: to >= Date.now() ? null : to });
     });
@@ -31,7 +32,8 @@ export class TimeForm {
     }
     at("span").value = value;
     at("live").setAttribute("aria-pressed", String(this.#range.live));
-    at("later").disabled = this.#range.live;
+    // Not `disabled`: the keyboard's focus would be lost.
+    at("later").setAttribute("aria-disabled", String(this.#range.live));
     // While live, the field says nothing: a time that moves could not be edited.
     at("to").value = this.#range.live ? "" : localText(this.#range.until);
   }
