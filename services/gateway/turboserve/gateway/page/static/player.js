@@ -120,8 +120,12 @@ const ON = {
     document.body.dataset.role = message.role;
     greetedAt = Date.now();
     greeting = message;
-    // Its video comes before the message that it has ended.
-    if (message.activity === "ended") ended = "This session has ended.";
+    if (message.activity === "ended") {
+      // Its video comes before the message that it has ended.
+      ended = "This session has ended.";
+      // Its link replays it again.
+      forgetSession();
+    }
     model.play(message.model);
     pad.show(message);
     if (message.control_seq === 0) strip.mark(0, message.prompt);
@@ -174,9 +178,7 @@ const ON = {
   },
   end({ phase, reason }) {
     ended = phase === "failed" ? `The session failed: ${reason}` : "This session has ended.";
-    // The link of a session that had ended before replays it again.
-    if (greeting?.activity === "ended") forgetSession();
-    else rememberSession(null);
+    if (greeting?.activity !== "ended") rememberSession(null);
     greeting = null;
     pad.show(null);
     migrationForm.learn(null);
