@@ -39,6 +39,9 @@ class Sharer:
             "TURBOSERVE_POOL_MIN": "1",
             "TURBOSERVE_POOL_MAX": str(SIZE),
             "TURBOSERVE_HEALTH_PORT": str(self.port),
+            # Longer than a busy machine delays a leader: a living leader must keep the lead.
+            "TURBOSERVE_LEADER_LEASE_S": "8",
+            "TURBOSERVE_LEADER_TIMEOUT_S": "9.5",
         }
         variables = autoscaler.variables | shared
         self.service = Service("autoscaler", "turboserve.autoscaler", nats, log, **variables)

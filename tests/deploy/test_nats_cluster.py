@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = (ROOT / "deploy/nats/nats-cluster.conf").read_text()
 PROBE = ROOT / "deploy/nats/probe.py"
 WRITTEN, SILENT = 0, 2
+IN_A_ROW = 3
+"""Answers that the store fails after which a watchdog ends its server."""
 PATIENCE_S = 60.0
 
 
@@ -62,7 +65,10 @@ class Cluster:
         return done.returncode
 
     def has_stream(self, name: str) -> bool:
-        return any((self._folder / name).rglob(f"WATCHDOG-{name}/msgs/*.blk"))
+        # The broker creates and removes folders while they are searched.
+        with suppress(FileNotFoundError):
+            return any((self._folder / name).rglob(f"WATCHDOG-{name}/msgs/*.blk"))
+        return False
 
 
 @pytest.fixture
@@ -89,9 +95,14 @@ def test_a_watchdog_judges_its_own_server(cluster: Cluster) -> None:
         eventually_blocking(partial(works, name))
     frozen, *others = cluster.names
     os.kill(cluster.processes[frozen].pid, signal.SIGSTOP)
-    deadline_s = time.monotonic() + 6.0
-    while time.monotonic() < deadline_s:
-        assert [cluster.probe(name) for name in others] == [WRITTEN, WRITTEN]
+    deadline_s, rounds = time.monotonic() + 6.0, 0
+    failed = dict.fromkeys(others, 0)
+    while time.monotonic() < deadline_s or rounds < 2 * IN_A_ROW:
+        rounds += 1
+        for name in others:
+            # On a busy machine an answer may be late. A watchdog ends its server after several of them.
+            failed[name] = 0 if cluster.probe(name) == WRITTEN else failed[name] + 1
+            assert failed[name] < IN_A_ROW
     assert cluster.probe(frozen) == SILENT
 
 

@@ -83,7 +83,7 @@ def test_an_exchange_without_the_other_end_fails_at_the_deadline_and_closes_the_
     began = time.monotonic()
     with pytest.raises(PartnerLostError):
         home([torch.zeros(4)], [torch.zeros(4)])
-    assert 0.9 < time.monotonic() - began < 10.0
+    assert 0.9 < time.monotonic() - began < CONNECT_S
     assert home.closed
     with pytest.raises(PartnerLostError, match="closed"):
         home((), ())
