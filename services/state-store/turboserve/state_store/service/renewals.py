@@ -23,8 +23,8 @@ from turboserve.state_store.service.renewal_queue import (
 from turboserve.state_store.service.transactions import PostCommit
 from turboserve.tasks import BackgroundTasks
 
-GATHER_S = 0.02
-"""Time for which renewals gather after a transaction has begun, seconds. The lease lasts 100 times longer."""
+GATHER_S = 0.1
+"""Time for which renewals gather after a transaction has begun, seconds. Leases last 2 s or longer."""
 CONCURRENT_BATCHES = 2
 """Shared transactions at once: if one hangs until its deadline, others continue."""
 BATCH_LIMIT = 64
