@@ -134,7 +134,7 @@ def address(environment: Path, tmp_path: Path) -> Iterator[str]:
             while True:
                 assert stack.poll() is None, (tmp_path / "up.log").read_text()
                 with suppress(httpx.HTTPError):
-                    if httpx.get(f"{url}/readyz").status_code == 200:
+                    if httpx.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200:
                         break
                 assert time.monotonic() < deadline, (tmp_path / "up.log").read_text()
                 time.sleep(0.2)

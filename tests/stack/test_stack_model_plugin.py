@@ -92,7 +92,8 @@ async def test_a_stack_serves_the_documented_model_at_another_size(tmp_path: Pat
             made = await asyncio.to_thread(CliRunner().invoke, app, [*command, "96x64"])
             session = json.loads(made.stdout)
             assert (session["model"], session["width"], session["height"]) == (NAME, 96, 64), made.output
-            malformed = await asyncio.to_thread(CliRunner().invoke, app, [*command, "96"])
+            wide = CliRunner(env={"COLUMNS": "200"})
+            malformed = await asyncio.to_thread(wide.invoke, app, [*command, "96"])
             assert malformed.exit_code != 0
             assert "is not WIDTHxHEIGHT" in malformed.output
             await api.delete(f"/v1/sessions/{session['id']}")
