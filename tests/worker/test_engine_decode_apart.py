@@ -212,6 +212,32 @@ def test_a_worker_that_decodes_takes_over_from_one_that_does_not(make_toy: MakeD
     assert [page.name for page in pages if page.name.startswith(DECODER)]
 
 
+@pytest.mark.parametrize("on_host", [False, True])
+def test_a_worker_that_does_not_decode_takes_over_from_one_that_does(
+    make_toy: MakeDriver, *, on_host: bool
+) -> None:
+    expected = played(make_toy(max_lead_s=FAR))
+    source = make_toy(max_lead_s=FAR, host_bytes=1 << 24)
+    source.engine.admit(SPEC, source.now)
+    source.chunks("a", 4)
+    following = frozen(source)
+    header, pages = source.engine.export_session("a")
+    assert header["version"] == VERSION
+    target = make_toy(max_lead_s=FAR, decode_apart=True, host_bytes=1 << 24)
+    remote = elsewhere(target)
+    if on_host:
+        buffer = target.engine.reserve(on_host=True)
+        copy(pages, buffer)
+        target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
+        target.engine.resume("a", target.now)
+    else:
+        arrive(target, header, pages)
+    # The cache that came along is not the decode worker's: that one rebuilds it from the latents.
+    assert equal(target.chunks("a", CHUNKS - following), expected[following:])
+    assert remote.rebuilt == [following]
+    assert isinstance(target.engine.sessions["a"].state.decoder_cache, CacheApart)
+
+
 def test_a_state_with_a_cache_does_not_fit_where_none_is_kept(make_driver: MakeDriver) -> None:
     source = make_driver(max_lead_s=FAR)
     source.engine.admit(SPEC, source.now)

@@ -16,6 +16,7 @@ from turboserve.tasks import stop
 from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable, DecodeJob, digest_of_latents
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld
+from turboserve.worker.remote_decoding import client, server
 from turboserve.worker.remote_decoding.client import PURPOSE, DecodeClient
 from turboserve.worker.remote_decoding.frames import (
     DecodeChannel,
@@ -109,6 +110,14 @@ class Scene:
         [frames] = await self.decode(client, self.job(index, session))
         assert frames is not None
         assert torch.equal(frames, self.expected[index])
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a busy machine may take seconds: no test here waits for the end of these limits."""
+    monkeypatch.setattr(server, "ADMIT_S", LIMIT_S)
+    monkeypatch.setattr(server, "ANSWER_S", LIMIT_S)
+    monkeypatch.setattr(client, "CONNECT_S", LIMIT_S)
 
 
 @pytest.fixture

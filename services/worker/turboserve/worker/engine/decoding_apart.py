@@ -16,6 +16,7 @@ from turboserve.worker.engine.decode_jobs import (
     RemoteDecoder,
     digest_of_latents,
 )
+from turboserve.worker.engine.errors import InvalidRebuildError
 from turboserve.worker.engine.interface import Decoder
 from turboserve.worker.engine.session import UndecodedChunk
 from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE
@@ -67,7 +68,9 @@ class DecodingApart:
         if not isinstance(item, UndecodedChunk):
             return None
         base = None
-        if each.cache is not None and each.context:
+        if each.cache is not None:
+            if not each.context:
+                raise InvalidRebuildError(f"decoder: no latents before chunk {item.index} are kept")
             base = digest_of_latents(item.index - 1, self._kept(each.context[-1]))
         digest = digest_of_latents(item.index, self._kept(latents))
         return DecodeJob(each.session.name, item.index, latents, base, digest, each.context)

@@ -122,15 +122,18 @@ class PagedReceiveBuffer:
         device: torch.device,
         own_bytes: int,
         room: HostAllocation | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
         """Map the slab's tensors to pages.
 
         `model`: see `snapshot.parts`. `own_bytes`: largest memory beside the slab. `room`: where `slab` lies,
-        if the session arrives suspended.
+        if the session arrives suspended. `apart`: see `EngineOptions.decode_apart`.
         """
         self.slab = slab
         self.room = room
         self._config, self._model, self._rotation, self._device = config, model, rotation, device
+        self._apart = apart
         self._limit_bytes = own_bytes
         self._by_position = dict(zip(BY_POSITION, (slab.keys, slab.values, slab.sink_keys), strict=True))
         self._prompt = dict(zip(PROMPT, (slab.text_keys, slab.text_values), strict=True))
@@ -236,7 +239,7 @@ class PagedReceiveBuffer:
             next_chunk=int(header["next_chunk"]),
             recent=self._recent(),
         )
-        if is_apart(header):
+        if is_apart(header) or (self._apart and header["decoding"]):
             state.decoder_cache = CacheApart()
         elif header["decoding"]:
             state.decoder_cache = {

@@ -194,6 +194,8 @@ class TensorBackend:
         state, targets = prepare(
             snapshot, slab, self.config, self.fingerprint, self._model.rotation, self.device
         )
+        if self.apart is not None and state.decoder_cache is not None:
+            state.decoder_cache = CacheApart()
         arrival = LayerArrival(snapshot.session, self.config.num_layers, self.device)
         state.ring.arrives(arrival)
         return state, Transfer(
@@ -286,6 +288,7 @@ class TensorBackend:
             room = allocate_host(self.host, self.pool.layout, self._own_bytes, cell=cell)
         slab = self.pool.acquire() if room is None else room.slab
         config, rotation = self.config, self._model.rotation
+        apart = self.apart is not None
         return PagedReceiveBuffer(
-            slab, config, self.fingerprint, rotation, self.device, self._own_bytes, room
+            slab, config, self.fingerprint, rotation, self.device, self._own_bytes, room, apart=apart
         )
