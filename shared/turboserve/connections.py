@@ -3,6 +3,9 @@
 A connection *waits* until its request is complete, and is *served* from then on. A waiting connection costs
 its peer nothing. A full server therefore evicts the connection that has waited longest to admit a new one. A
 served connection is never evicted.
+
+A waiting connection is *idle* while nothing of a further request has come since an answer. An address at its
+limit gives up its connection that has been idle longest, so idle connections keep no client out.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ class ConnectionRefusal(StrEnum):
     TOTAL = "total"
     """The server is at its limit, and serves all of its connections."""
     ADDRESS = "address"
-    """The peer's address is at the limit of one address."""
+    """The peer's address is at the limit of one address, and none of its connections is idle."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,11 @@ class ConnectionTable:
         self._groups: dict[int, str] = {}
         """Connections that are admitted and not closed: key → group of the address."""
         self._waiting: OrderedDict[int, None] = OrderedDict()
+        self._idle: dict[str, OrderedDict[int, None]] = {}
+        """Group → its idle connections. They wait, too."""
         self._evicted: set[int] = set()
         self._per_group: Counter[str] = Counter()
+        """Open connections by group, without the evicted ones."""
         self._newest = 0
 
     def __len__(self) -> int:
@@ -72,38 +78,64 @@ class ConnectionTable:
         """Decide about a new connection from `address`. An admitted connection waits."""
         group, exempt = self._group(address)
         per_address = self._limits.per_address
-        if per_address is not None and not exempt and self._per_group[group] >= per_address:
-            return Admission(refusal=ConnectionRefusal.ADDRESS)
         evicted = None
-        if len(self) >= self._limits.total:
+        if per_address is not None and not exempt and self._per_group[group] >= per_address:
+            if group not in self._idle:
+                return Admission(refusal=ConnectionRefusal.ADDRESS)
+            evicted = next(iter(self._idle[group]))
+        elif len(self) >= self._limits.total:
             if not self._waiting:
                 return Admission(refusal=ConnectionRefusal.TOTAL)
-            evicted, _ = self._waiting.popitem(last=False)
+            evicted = next(iter(self._waiting))
+        if evicted is not None:
+            self.serve(evicted)
             self._evicted.add(evicted)
+            self._count(self._groups[evicted], -1)
         self._newest += 1
         self._groups[self._newest] = group
-        self._per_group[group] += 1
+        self._count(group, 1)
         self._waiting[self._newest] = None
         return Admission(key=self._newest, evicted=evicted)
 
     def serve(self, key: int) -> None:
         """Mark the connection as served: its request is complete."""
         self._waiting.pop(key, None)
+        self._leave_idle(key)
 
-    def wait(self, key: int) -> None:
-        """Mark the connection as waiting for its next request: it was answered."""
-        if key in self._groups and key not in self._evicted:
-            self._waiting[key] = None
-            self._waiting.move_to_end(key)
+    def wait(self, key: int, *, idle: bool = False) -> None:
+        """Mark the connection as waiting for its next request: it was answered.
+
+        `idle`: nothing of that request has come.
+        """
+        if key not in self._groups or key in self._evicted:
+            return
+        self._waiting[key] = None
+        self._waiting.move_to_end(key)
+        self._leave_idle(key)
+        if idle:
+            self._idle.setdefault(self._groups[key], OrderedDict())[key] = None
 
     def close(self, key: int) -> None:
         """Forget the connection: it is closed. A second call does nothing."""
-        group = self._groups.pop(key, None)
-        if group is None:
+        if key not in self._groups:
             return
-        self._waiting.pop(key, None)
-        self._evicted.discard(key)
-        self._per_group[group] -= 1
+        self.serve(key)
+        group = self._groups.pop(key)
+        if key in self._evicted:
+            self._evicted.discard(key)
+        else:
+            self._count(group, -1)
+
+    def _leave_idle(self, key: int) -> None:
+        group = self._groups.get(key, "")
+        idle = self._idle.get(group)
+        if idle is not None:
+            idle.pop(key, None)
+            if not idle:
+                del self._idle[group]
+
+    def _count(self, group: str, change: int) -> None:
+        self._per_group[group] += change
         if not self._per_group[group]:
             del self._per_group[group]
 

@@ -1,4 +1,4 @@
-"""Idle connections: clients close them first, and a slow head does not hide as an idle connection.
+"""Idle connections: clients close them first, they keep no client out, and no slow head looks like one.
 
 Incident: the gateway closed idle connections after 5 s, as httpx does. Clients that sent a request every 3 to
 5 s saw ReadError.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 
 import httpx
-from fastapi import FastAPI
+import pytest
+from fastapi import FastAPI, WebSocket
 
 from tests.helpers.waiting import eventually
 from turboserve.gateway.server import Server
@@ -18,6 +19,12 @@ from turboserve.gateway.serving.protocols import GuardedHttp
 from turboserve.gateway.serving.settings import ServerSettings
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HANDSHAKE = (
+    b"GET /socket HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+PATIENT = ServerSettings(header_timeout_s=3600.0, connections_exempt=(), connections_per_address=2)
+"""No connection ends because this machine is slow."""
 CLIENTS_S = {"httpx": httpx.Limits().keepalive_expiry, "aiohttp": 15.0, "nginx": 60.0}
 """How long clients keep an idle connection by default."""
 
@@ -27,15 +34,20 @@ def test_clients_give_up_idle_connections_before_the_gateway_closes_them() -> No
     assert all(limit_s is not None and limit_s + 5.0 < kept_s for limit_s in CLIENTS_S.values())
 
 
+def guards_of(server: Server) -> list[Guard]:
+    """The guards of the server's HTTP connections."""
+    connections = server.server_state.connections
+    return [connection.guard for connection in connections if isinstance(connection, GuardedHttp)]
+
+
 def guard_of(server: Server) -> Guard:
     """The guard of the server's one connection."""
-    [connection] = server.server_state.connections
-    assert isinstance(connection, GuardedHttp)
-    return connection.guard
+    [guard] = guards_of(server)
+    return guard
 
 
 async def test_the_time_for_a_head_begins_with_its_first_byte() -> None:
-    server = Server(FastAPI(), "127.0.0.1", 0)
+    server = Server(FastAPI(), "127.0.0.1", 0, PATIENT)
     await server.start()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -62,12 +74,66 @@ async def test_the_time_for_a_head_begins_with_its_first_byte() -> None:
 
 
 async def test_the_first_head_has_its_time_from_the_start() -> None:
-    server = Server(FastAPI(), "127.0.0.1", 0)
+    server = Server(FastAPI(), "127.0.0.1", 0, PATIENT)
     await server.start()
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         await eventually(lambda: bool(server.server_state.connections))
         assert guard_of(server).stage is Stage.HEAD
         writer.close()
+    finally:
+        await server.stop()
+
+
+async def test_the_time_for_a_handshake_begins_with_it() -> None:
+    app, asked, accepts = FastAPI(), asyncio.Event(), asyncio.Event()
+
+    @app.websocket("/socket")
+    async def serve(socket: WebSocket) -> None:
+        asked.set()
+        await accepts.wait()
+        await socket.accept()
+        await socket.receive()
+
+    server = Server(app, "127.0.0.1", 0, PATIENT)
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(REQUEST)
+        await reader.readuntil(b"}")
+        guard = guard_of(server)
+        await eventually(lambda: guard.stage is Stage.IDLE)
+        writer.write(HANDSHAKE)
+        await asked.wait()
+        assert guard.stage is Stage.HEAD
+        accepts.set()
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        await eventually(lambda: guard.stage is Stage.ANSWER)
+        writer.close()
+    finally:
+        await server.stop()
+
+
+async def test_idle_connections_keep_no_client_of_their_address_out() -> None:
+    server = Server(FastAPI(), "127.0.0.1", 0, PATIENT)
+    await server.start()
+
+    async def answered() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(REQUEST)
+        assert b" 404 " in await reader.readuntil(b"}")
+        await eventually(lambda: all(one.stage is not Stage.ANSWER for one in guards_of(server)))
+        return reader, writer
+
+    try:
+        first, second = await answered(), await answered()
+        third = await answered()
+        # The first one was idle longest.
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await first[0].readexactly(1)
+        second[1].write(REQUEST)
+        assert b" 404 " in await second[0].readuntil(b"}")
+        for _, writer in (first, second, third):
+            writer.close()
     finally:
         await server.stop()

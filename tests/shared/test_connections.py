@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from ipaddress import ip_network
 
 import pytest
@@ -16,7 +15,7 @@ addresses = st.sampled_from(["192.0.2.1", "192.0.2.2", "127.0.0.1", "2001:db8::1
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("admit"), addresses),
-        st.tuples(st.sampled_from(["serve", "wait", "close"]), st.integers(0, 40)),
+        st.tuples(st.sampled_from(["serve", "wait", "idle", "close"]), st.integers(0, 40)),
     ),
     max_size=120,
 )
@@ -30,6 +29,7 @@ def test_limits_hold_and_only_who_waits_makes_room(
     table = ConnectionTable(ConnectionLimits(total, per_address, EXEMPT))
     open_: dict[int, str] = {}
     waiting: list[int] = []  # Longest first.
+    idle: set[int] = set()
     evicted: set[int] = set()
     for what, given_ in steps:
         if isinstance(given_, int):
@@ -45,20 +45,30 @@ def test_limits_hold_and_only_who_waits_makes_room(
             elif what == "serve":
                 table.serve(key)
             else:
-                table.wait(key)
+                table.wait(key, idle=what == "idle")
             if key in waiting:
                 waiting.remove(key)
-            if what == "wait" and key not in evicted:
+            idle.discard(key)
+            if what in ("wait", "idle") and key not in evicted:
                 waiting.append(key)
+                idle |= {key} if what == "idle" else set()
             continue
         group = "2001:db8::/64" if given_.startswith("2001") else given_
         admission = table.admit(given_)
-        if group != "127.0.0.1" and Counter(open_.values())[group] >= per_address:
+        of_group = [key for key, known in open_.items() if known == group and key not in evicted]
+        idle_of_group = [key for key in waiting if key in idle and open_[key] == group]
+        if group != "127.0.0.1" and len(of_group) >= per_address and not idle_of_group:
             assert admission.refusal is ConnectionRefusal.ADDRESS
+        elif group != "127.0.0.1" and len(of_group) >= per_address:
+            assert admission.evicted == idle_of_group[0]
+            evicted.add(idle_of_group[0])
+            waiting.remove(idle_of_group[0])
+            idle.discard(idle_of_group[0])
         elif len(open_) - len(evicted) >= total and not waiting:
             assert admission.refusal is ConnectionRefusal.TOTAL
         elif len(open_) - len(evicted) >= total:
             assert admission.evicted == waiting[0]
+            idle.discard(waiting[0])
             evicted.add(waiting.pop(0))
         else:
             assert admission.evicted is None

@@ -146,7 +146,7 @@ class Guard:
         if stage is Stage.ANSWER:
             self._table.serve(self._key)
         else:
-            self._table.wait(self._key)
+            self._table.wait(self._key, idle=stage is Stage.IDLE)
 
     def write_blocked(self) -> None:
         self._progress.blocked(self._loop.time())

@@ -154,6 +154,8 @@ class GuardedHttp(GuardedProtocol, H11Protocol):  # type: ignore[misc]
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self.guard.timed_out = None
+        # After an answer the connection was idle. The time for the handshake begins now.
+        self.guard.enter(Stage.HEAD)
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:

@@ -15,8 +15,8 @@ from turboserve.connections import Network
 LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 LEAST_HEADER_BYTES = 2_048
 # A request on a connection that is being closed fails at the client. So the client should be the one that
-# closes, and the gateway waits longer than clients do by default: httpx 5 s, aiohttp 15 s, nginx 60 s. Idle
-# connections are the first to go when the server is full, so they keep nobody out.
+# closes, and the gateway waits longer than clients do by default: httpx 5 s, aiohttp 15 s, nginx 60 s. A full
+# server, and an address at its limit, give up idle connections, so these keep no client out.
 KEEP_ALIVE_S = 75.0
 
 
@@ -27,7 +27,8 @@ class ServerSettings(Settings):
     """Maximum number of open connections of all kinds; lower if the process may open fewer descriptors. A
     full server closes the connection that has waited longest for a complete request, or answers 503."""
     connections_per_address: int = Field(default=256, ge=1)
-    """Maximum number of open connections of one address; more are answered 429. Addresses of one IPv6 /64
+    """Maximum number of open connections of one address. One more replaces the address's connection that has
+    been idle longest since its last answer. If none is idle, it is answered 429. Addresses of one IPv6 /64
     count as one. All clients of a proxy have the proxy's address: limit them at the proxy."""
     connections_exempt: Annotated[tuple[Network, ...], NoDecode] = LOOPBACK
     """Networks without a limit per address, separated by commas. Trusted proxies have no such limit."""
