@@ -17,6 +17,7 @@ from turboserve.clock import SystemClock
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.worker_offers import ServedClass
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.scheduler import executor
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.executor import Executor
 from turboserve.scheduler.live_shares import problems_of
@@ -335,6 +336,43 @@ def test_old_and_failed_shares_are_not_followed() -> None:
     assert pool.quotas() != {}
 
 
+def test_a_solver_that_does_not_answer_is_a_warning() -> None:
+    pool = Pool(*both(), running("m1", "m", "w1"), running("n1", "n", "w2"))
+    pool.pass_time(2.0)
+    pool.solves = False
+    pool.come("n2", "n")
+    pool.pass_time(4.0)
+    assert pool.core.shares.failed is None
+    pool.pass_time(3.0)
+    assert pool.quotas() == {}
+    assert str(pool.core.shares.failed) == "the solver has not answered for 5 s"
+    late = pool.all(SolveShares)[-1]
+    pool.solves = True
+    pool.feed(SharesSolved(late.ticket, quotas_of_problems(solve_shares, late.problems)))
+    assert str(pool.core.shares.failed) == "None"
+    assert pool.quotas() != {}
+
+
+def test_a_change_that_is_seen_with_a_solution_is_solved_too() -> None:
+    sessions = [running(f"m{n}", "m", f"w{n}") for n in (1, 2)] + [
+        running(f"n{n}", "n", "w2") for n in (1, 2)
+    ]
+    pool = Pool(*both(), *sessions, policy=Policy(rebalance=False))
+    pool.pass_time(2.0)
+    pool.solves = False
+    pool.end("n2")
+    pool.pass_time(2.0)
+    [under_way] = pool.all(SolveShares, pool.now - 2.0)
+    assert [[one.name for one in problem.workers] for problem in under_way.problems] == [["w1", "w2"]]
+    # w1 is suspect by the time of the answer, and no other event has shown it.
+    pool.core.view.workers["w1"].heard_at = pool.core.listening.now - pool.core.policy.worker_timeout_s
+    pool.now += 1.0
+    pool.solves = True
+    pool.feed(SharesSolved(under_way.ticket, quotas_of_problems(solve_shares, under_way.problems)))
+    newest = pool.all(SolveShares)[-1]
+    assert [[one.name for one in problem.workers] for problem in newest.problems] == [["w2"]]
+
+
 def test_shares_can_be_switched_off_or_replaced() -> None:
     pool = Pool(*both(), running("m1", "m", "w1"), running("n1", "n", "w2"), policy=Policy(shares=False))
     pool.pass_time(3.0)
@@ -360,10 +398,38 @@ async def test_the_shell_solves_and_reports_a_policy_that_fails() -> None:
     assert solved.quotas == quotas_of_problems(solve_shares, command.problems)
 
     def broken(*_: object) -> Any:
-        raise ZeroDivisionError("a policy of somebody")
+        raise ZeroDivisionError("a policy of another distribution")
 
     failed = await Executor(bus, SystemClock(), solve=broken).run(command)
-    assert failed == SharesSolved(7, error="a policy of somebody")
+    assert failed == SharesSolved(7, error="a policy of another distribution")
+
+
+async def test_the_same_failure_of_the_solver_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core asks again each second, for as long as HiGHS is not installed."""
+    logged: list[object] = []
+    monkeypatch.setattr(executor.log, "warning", lambda said, **numbers: logged.append((said, numbers)))
+    reasons = iter(["no highspy", "no highspy", None, "no highspy", "no optimum"])
+
+    def solve(*given: Any) -> Any:
+        if (reason := next(reasons)) is not None:
+            raise ImportError(reason)
+        return solve_shares(*given)
+
+    view = View()
+    for row in both():
+        view.put_worker(row, 0.0)
+    for known in (running("m1", "m", "w1"), running("n1", "n", "w2")):
+        view.put_session(known, 0.0)
+    command = SolveShares(7, tuple(problems_of(view, 0.0, 12.0)))
+    runs = Executor(cast(Bus, None), SystemClock(), solve=solve)
+    failed = [cast(SharesSolved, await runs.run(command)).error for _ in range(5)]
+    assert failed == ["no highspy", "no highspy", None, "no highspy", "no optimum"]
+    # Again after a success, and with another reason.
+    assert [numbers["error"] for _, numbers in cast(Any, logged)] == [
+        "ImportError('no highspy')",
+        "ImportError('no highspy')",
+        "ImportError('no optimum')",
+    ]
 
 
 # Rebalancing

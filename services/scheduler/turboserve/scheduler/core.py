@@ -132,7 +132,7 @@ class Scheduler:
                     self._begin(answer)
             case SharesSolved():
                 self._under_way.pop(event.ticket, None)
-                self.shares.solved(event, self._cluster(now))
+                self.shares.solved(event, self._cluster(now), now)
             case Answered():
                 self._answered(event, now)
         if self._listing.due(now):

@@ -83,6 +83,8 @@ class Executor:
         the shares of classes.
         """
         self._solve = solve
+        self._not_solved: str | None = None
+        """Why shares were not solved last time. The core asks again each second; one log line is enough."""
         self._bus, self._clock = bus, clock
         self._term, self._on_leadership_lost = term, on_leadership_lost
 
@@ -183,9 +185,13 @@ class Executor:
         try:
             quotas = await asyncio.get_running_loop().run_in_executor(None, solve)
         except Exception as error:
-            # A policy may be anybody's. Without its shares, placement is min-max alone.
-            log.warning("shares not solved", error=repr(error))
-            return SharesSolved(command.ticket, error=str(error) or repr(error))
+            # Any distribution can install a policy. Without its shares, placement is min-max alone.
+            reason = str(error) or repr(error)
+            if reason != self._not_solved:
+                log.warning("shares not solved", error=repr(error))
+            self._not_solved = reason
+            return SharesSolved(command.ticket, error=reason)
+        self._not_solved = None
         return SharesSolved(command.ticket, quotas)
 
     async def _call(self, endpoint: Endpoint[Req, Resp], request: Req) -> Resp:

@@ -41,7 +41,7 @@ class LiveShares:
         self._wanted = False
         """Whether something may have changed since `_asked`."""
         self._seen = -1
-        """`Cluster.changes` when this was last called."""
+        """`Cluster.changes` when changes were last noted."""
         self._since: float | None = None
         """Time of the first change that the quotas may lack. None: they lack none."""
         self._later: float | None = None
@@ -49,29 +49,39 @@ class LiveShares:
 
     def update(self, cluster: Cluster, now: float, listened: float) -> list[SolveShares]:
         """Note changes of the cluster, and drop old quotas. Returns the command to send now, if any."""
-        if cluster.changes != self._seen:
-            self._wanted = True
-            self._since = now if self._since is None else self._since
-            self._later = now if self._later is None else self._later
+        self._note(cluster, now)
         commands: list[SolveShares] = []
         if self._wanted and self._ticket is None and now >= self._asked_at + LEAST_INTERVAL_S:
             commands = self._ask(cluster, now, listened)
         if self._since is not None and now - self._since > OLD_S:
-            cluster.put_quotas({})
-        # Quotas are no change that they depend on.
-        self._seen = cluster.changes
+            self._put(cluster, {})
+            if self._ticket is not None and now - self._asked_at > OLD_S:
+                self.failed = f"the solver has not answered for {OLD_S:g} s"
         return commands
 
-    def solved(self, event: SharesSolved, cluster: Cluster) -> None:
+    def solved(self, event: SharesSolved, cluster: Cluster, now: float) -> None:
         """Apply a solution. After a failure the former quotas hold until they are old."""
         if event.ticket != self._ticket:
             return
+        # Changes since `update`: of migrations that began after it, and of workers that are suspect by now.
+        self._note(cluster, now)
         self._ticket, self.failed = None, event.error
         if event.quotas is None:
             self._wanted, self._asked = True, ()
             return
         self._since = self._later
-        cluster.put_quotas(self._by_entry(event.quotas))
+        self._put(cluster, self._by_entry(event.quotas))
+
+    def _note(self, cluster: Cluster, now: float) -> None:
+        """Note whether the cluster has changed since this was last called."""
+        if cluster.changes != self._seen:
+            self._seen, self._wanted = cluster.changes, True
+            self._since = now if self._since is None else self._since
+            self._later = now if self._later is None else self._later
+
+    def _put(self, cluster: Cluster, quotas: Mapping[str, Mapping[str, int]]) -> None:
+        cluster.put_quotas(quotas)
+        # Quotas are no change that they depend on.
         self._seen = cluster.changes
 
     def _ask(self, cluster: Cluster, now: float, listened: float) -> list[SolveShares]:
@@ -84,7 +94,7 @@ class LiveShares:
         if not problems:
             # Min-max is the optimum of one class.
             self._since = self.failed = None
-            cluster.put_quotas({})
+            self._put(cluster, {})
             return []
         self._ticket = self._view.stamp()
         return [SolveShares(self._ticket, problems)]
