@@ -123,9 +123,10 @@ def _fill(workers: Sequence[Worker], wanted: Counter[SessionClass], counts: Quot
     # The largest sessions first: small ones fill what those leave.
     for one in sorted(wanted, key=lambda one: (rates.get(one, 0), one)):
         part = 1 / max(rates.get(one, 0), 1)
+        rooms = {w.name: w.capability.most(one, counts[w.name]) for w in workers} if wanted[one] else {}
         while wanted[one]:
             best = min(
-                (w for w in workers if w.capability.most(one, counts[w.name]) > 0),
+                (w for w in workers if rooms[w.name] > 0),
                 key=lambda w: _order(one, part, used[w.name], counts[w.name], level, w.name),
                 default=None,
             )
@@ -134,9 +135,11 @@ def _fill(workers: Sequence[Worker], wanted: Counter[SessionClass], counts: Quot
             of = counts[best.name]
             # As many at once as the level allows.
             below = int((level + part / 2 + ROUNDING - used[best.name]) / part)
-            added = max(1, min(wanted[one], below, best.capability.most(one, of)))
+            added = max(1, min(wanted[one], below, rooms[best.name]))
             of[one] = of.get(one, 0) + added
             used[best.name] = best.capability.utilization(of)
+            # Of the others, the room is as before.
+            rooms[best.name] = best.capability.most(one, of)
             wanted[one] -= added
 
 
