@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from turboserve.cli.embedded import Layout
-from turboserve.cli.stack.options import Options
+from turboserve.cli.stack.options import InvalidOptionError, Options
 from turboserve.cli.stack.plan import Plan
 from turboserve.worker.settings import Settings
 
@@ -51,6 +51,11 @@ def test_decode_workers_and_workers_have_what_they_need_of_each_other(
     assert holders == {*DECODERS, "autoscaler"}
     # Sessions end before what decodes them.
     assert plan.workers_rank < specs[DECODERS[0]].member.rank < specs["state-store"].member.rank
+
+
+def test_decode_workers_of_several_models_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="--decode-workers"):
+        Options(tmp_path, decode_workers=1, model="toyworld,toyworld-small")
 
 
 def test_without_the_option_nothing_is_different(layout: Layout) -> None:

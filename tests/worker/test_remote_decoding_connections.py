@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from turboserve.tasks import stop
@@ -23,9 +27,12 @@ from turboserve.worker.remote_decoding.frames import (
     DecodeChunk,
     DecodeHello,
     DecodeWelcome,
+    NoCache,
     TensorSpec,
 )
+from turboserve.worker.remote_decoding.routing import DecoderConnected
 from turboserve.worker.remote_decoding.server import DecodeServer
+from turboserve.worker.service import decode_roles
 from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.errors import AuthenticationError, TransferError, error_of
 from turboserve.worker.transfer.frames import Open, Refuse
@@ -183,6 +190,120 @@ async def test_a_decode_worker_that_does_not_answer_costs_one_deadline(scene: Sc
     async with asyncio.timeout(LIMIT_S):
         while await scene.decode(client, scene.job(1)) == [None]:
             await asyncio.sleep(0.05)
+
+
+async def test_a_chunk_that_nobody_waits_for_any_more_is_not_decoded(scene: Scene) -> None:
+    place = await scene.place()
+    home = await scene.client(place, timeout_s=1.0)
+    await scene.connected(home, 1)
+    assert place.server is not None
+    [(serving, channel)] = place.server._serving.items()
+    async with place.server._turn:
+        assert await scene.decode(home, scene.job(0)) == [None]
+        async with asyncio.timeout(LIMIT_S):
+            while not channel.left:
+                await asyncio.sleep(0.01)
+    await asyncio.wait([serving])
+    assert place.server.decoded == 0
+    assert home.router.jobs == 0
+
+
+class Answers:
+    """In the place of a connection: answers after some time of the client's clock."""
+
+    def __init__(self, now: list[float], after_s: float, *answers: Any) -> None:
+        self.now, self.after_s, self.answers = now, after_s, list(answers)
+        self.asked: list[tuple[bool, float]] = []
+
+    async def ask(self, job: DecodeJob, *, with_context: bool, seconds: float) -> Any:
+        self.asked.append((with_context, seconds))
+        self.now[0] += self.after_s
+        return self.answers.pop(0)
+
+
+async def test_both_questions_of_a_decode_worker_have_one_deadline(scene: Scene) -> None:
+    now = [0.0]
+    home = DecodeClient("wrk_1", MODEL, scene.config, [], KEY, 1.0, now=lambda: now[0])
+    answers = Answers(now, 0.25, NoCache(number=0), scene.expected[1])
+    home._connections["dec_1"] = answers  # type: ignore[assignment]
+    home.router.handle(DecoderConnected("dec_1"), now[0])
+    found = await home._decode(scene.job(1))
+    assert found is scene.expected[1]
+    assert answers.asked == [(False, 1.0), (True, 0.75)]
+
+
+async def test_a_chunk_whose_decoding_is_canceled_is_forgotten(scene: Scene) -> None:
+    place = await scene.place()
+    home = await scene.client(place)
+    await scene.connected(home, 1)
+    assert place.server is not None
+    async with place.server._turn:
+        asking = asyncio.create_task(home._decode(scene.job(0)))
+        async with asyncio.timeout(LIMIT_S):
+            while not home.router.jobs:
+                await asyncio.sleep(0.01)
+        await stop(asking)
+    assert home.router.jobs == 0
+
+
+async def test_what_keeps_a_decode_worker_from_being_used_is_logged_once(scene: Scene) -> None:
+    place = await scene.place()
+    with capture_logs() as lines:
+        home = await scene.client(place, model="x" * 32)
+
+        def reasons() -> list[str]:
+            return [line["error"] for line in lines if line["event"] == "no connection to decode worker"]
+
+        async with asyncio.timeout(LIMIT_S):
+            while not reasons():
+                await asyncio.sleep(0.01)
+        # It is tried again and again, and refused each time.
+        left = sum(line["event"] == "worker left" for line in lines)
+        async with asyncio.timeout(LIMIT_S):
+            while sum(line["event"] == "worker left" for line in lines) < left + 2:
+                await asyncio.sleep(0.05)
+        assert len(reasons()) == 1
+        assert "model" in reasons()[0]
+    assert home.router.workers == 0
+
+
+class Hangs:
+    """A decoder that returns only when it is released."""
+
+    def __init__(self, decoder: ToyDecoder) -> None:
+        self._decoder = decoder
+        self.released = threading.Event()
+
+    def decode(self, latents: Tensor, caches: Any) -> Any:
+        self.released.wait()
+        return self._decoder.decode(latents, caches)
+
+
+async def test_a_decode_that_hangs_ends_the_decode_worker(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HANGS_S", 0.1)
+    monkeypatch.setattr(server, "END_S", 0.1)
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    statuses: list[int] = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    hangs = Hangs(scene.decoder)
+    cached = CachedDecoder(hangs, CPU, CacheTable(8))  # type: ignore[arg-type]
+    served = DecodeServer("dec_1", MODEL, scene.config, cached, KEY, time.monotonic)
+    listener, port = await listen(served.serve, HOST, 0)
+    home = DecodeClient("wrk_1", MODEL, scene.config, [f"tcp://{HOST}:{port}"], KEY, LIMIT_S)
+    running = asyncio.create_task(home.run())
+    try:
+        await scene.connected(home, 1)
+        asking = asyncio.create_task(scene.decode(home, scene.job(0)))
+        async with asyncio.timeout(LIMIT_S):
+            await decode_roles.run_until_it_hangs(served)
+        assert statuses == [decode_roles.HUNG_STATUS]
+        assert await asking == [None]
+    finally:
+        hangs.released.set()
+        listener.close()
+        await stop(running)
 
 
 async def test_a_full_decode_worker_refuses_a_session_and_keeps_the_others(scene: Scene) -> None:

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 from turboserve.worker.remote_decoding.routing import (
     AFFINITY_S,
     FULL_S,
+    LATE_RECONNECT_S,
+    RECONNECT_S,
     SESSION_S,
+    SETTLED_S,
     WORKERS_PER_CHUNK,
     AskFailed,
     AskWorker,
     CacheMissed,
+    ChunkAbandoned,
     ChunkDecoded,
     ChunkWaits,
     DecodeHere,
@@ -23,6 +27,7 @@ from turboserve.worker.remote_decoding.routing import (
     DecodeRouter,
     RoomRefused,
     RoutingCommand,
+    next_pause_s,
 )
 
 
@@ -186,3 +191,25 @@ def test_every_chunk_has_one_route_at_a_time_and_an_end(steps: list[Step]) -> No
             if job in asked:
                 follow(job, scene.tell(AskFailed(job)))
     assert not asked
+    assert scene.router.jobs == 0
+
+
+def test_a_chunk_that_is_no_longer_waited_for_leaves_nothing() -> None:
+    scene = Scene("w")
+    scene.waits("a")
+    assert scene.router.jobs == 1
+    for _ in range(2):
+        assert scene.tell(ChunkAbandoned(1)) is None
+        assert scene.router.jobs == 0
+
+
+def test_a_worker_that_is_late_again_and_again_is_asked_more_and_more_rarely() -> None:
+    pauses, pause_s = [], RECONNECT_S
+    for _ in range(8):
+        pause_s = next_pause_s(pause_s, 1.0, late=True)
+        pauses.append(pause_s)
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (2 * RECONNECT_S, LATE_RECONNECT_S)
+    # One that is lost costs nothing until it is back, and one late chunk in a long time is forgotten.
+    assert next_pause_s(pause_s, 1.0, late=False) == RECONNECT_S
+    assert next_pause_s(pause_s, SETTLED_S, late=True) == RECONNECT_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from pydantic import SecretStr, ValidationError
+from torch import Tensor
 
 from turboserve.worker.engine.budget import decode_bytes, plan
 from turboserve.worker.engine.errors import BudgetTooSmallError
+from turboserve.worker.engine.interface import Decoder
 from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import models as engines
@@ -24,7 +27,7 @@ from turboserve.worker.service.decode_roles import (
     without_decoding,
 )
 from turboserve.worker.service.host_memory import state_host_bytes
-from turboserve.worker.settings import Settings
+from turboserve.worker.settings import Settings, addresses_of
 
 KEY = SecretStr("k" * 32)
 ADDRESSES = "tcp://127.0.0.1:7001,tcp://127.0.0.1:7002"
@@ -45,6 +48,8 @@ def denoise(**more: Any) -> Settings:
         ({"decode_workers": "127.0.0.1:7001"}, "decode_workers"),
         ({"decode_workers": "tcp://127.0.0.1"}, "decode_workers"),
         ({"decode_timeout_s": 0.0}, "decode_timeout_s"),
+        ({"roles": "denoise", "decode_workers": ", ,", "decode_key": KEY}, "decode_workers"),
+        ({"roles": "denoise", "decode_workers": ADDRESSES, "decode_key": KEY, "overlap": "off"}, "overlap"),
         (
             {
                 "roles": "denoise",
@@ -92,13 +97,44 @@ def test_an_engine_has_the_role_of_its_settings(
     alone = engines.make_engine(make_models(tiny_config), denoise(**memory))
     apart = decoding_apart(alone)
     assert apart is not None
-    # As many chunks at once as there are decode workers.
+    # As many chunks at once as there are decode workers. A thread waits for them, on one core as well.
     assert alone.options.decode_batch == 2
+    assert alone.options.overlap is True
     with without_decoding(together), without_decoding(alone):
         during = apart.remote
     assert during is not None
     assert during.decode([]) == []
     assert decoding_apart(alone) is apart
+
+
+def test_addresses_may_have_spaces_between_them() -> None:
+    settings = Settings(roles="denoise", decode_workers="tcp://h:1, tcp://h:2,", decode_key=KEY)
+    assert addresses_of(settings.decode_workers) == ["tcp://h:1", "tcp://h:2"]
+
+
+class Counted:
+    """A decoder that counts its decodes with and without caches."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.calls: list[bool] = []
+        self.cache_bytes, self.weight_bytes = decoder.cache_bytes, decoder.weight_bytes
+        self.workspace_bytes = decoder.workspace_bytes
+
+    def decode(self, latents: Tensor, caches: Any) -> Any:
+        self.calls.append(caches is not None)
+        return self._decoder.decode(latents, caches)
+
+
+def test_a_decode_worker_has_decoded_before_it_is_asked(
+    tiny_config: ModelConfig, make_models: Callable[..., Models]
+) -> None:
+    models = make_models(tiny_config)
+    counted = Counted(models.decoder)
+    load_decoder(
+        Settings(roles="decode", decode_key=KEY), lambda _: dataclasses.replace(models, decoder=counted)
+    )
+    assert counted.calls == [False, True]
 
 
 def test_a_decode_worker_keeps_the_decoder_and_as_many_caches_as_fit(

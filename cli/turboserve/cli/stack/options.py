@@ -100,12 +100,15 @@ class Options:
     external: External = field(default_factory=External)
 
     def __post_init__(self) -> None:
-        """Raise InvalidOptionError for an impossible number of NATS servers, or an unknown model."""
+        """Raise InvalidOptionError for an impossible number of NATS servers, an unknown model, or several
+        models with decode workers."""
         if self.model is not None:
             try:
                 check_models(self.model)
             except (InvalidModelError, NotInstalledError) as error:
                 raise InvalidOptionError(f"--model: {error}") from None
+        if self.decode_workers and self.model is not None and "," in self.model:
+            raise InvalidOptionError(f"--decode-workers: the workers serve one model, not {self.model}")
         if self.nats not in NATS_SERVERS:
             raise InvalidOptionError(f"--nats: {self.nats} is not 1, 3 or 5: a cluster needs a majority")
         if self.nats > 1 and self.external.nats_url is not None:

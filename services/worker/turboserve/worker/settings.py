@@ -31,11 +31,16 @@ AUTO_SESSIONS = 16
 
 def check_addresses(text: str) -> str:
     """Return addresses with commas between them. Raises `ValueError` for one that is not `tcp://HOST:PORT`."""
-    for address in filter(None, text.split(",")):
+    for address in addresses_of(text):
         parts = urlsplit(address)
         if parts.scheme != "tcp" or not parts.hostname or not parts.port:
             raise ValueError(f"{address} is not tcp://HOST:PORT")
     return text
+
+
+def addresses_of(text: str) -> list[str]:
+    """Return the addresses between the commas."""
+    return [address.strip() for address in text.split(",") if address.strip()]
 
 
 class Settings(Shared):
@@ -140,11 +145,13 @@ class Settings(Shared):
     """Key that workers and decode workers prove to each other: at least 32 random characters, such as those
     of `openssl rand -hex 32`. Needed unless the worker has both roles."""
     decode_timeout_s: Seconds = 1.0
-    """Longest time in which a decode worker decodes a chunk, seconds. After it, another worker does. A chunk
-    asks two decode workers at most, so that its viewer needs a lead of more than twice that."""
+    """Longest time in which a decode worker decodes a chunk, seconds, with the rebuilding of its cache. After
+    it, another worker does. A chunk asks two decode workers at most, so that its viewer needs a lead of more
+    than twice that. A decode worker that was late is not asked for 2 s, and for up to 30 s if it is late
+    again and again."""
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Decode and suspend on separate threads during denoising. `auto`: on a GPU, and on a CPU with more than
-    one core."""
+    """Decode and suspend on separate threads during denoising. `auto`: on a GPU, on a CPU with more than one
+    core, and where other workers decode."""
     transfer_host: str = "127.0.0.1"
     """The one address at which other workers fetch the state of migrating sessions from this worker. It is an
     address, an interface, a network (`10.0.0.0/8`: the machine's first address in it), or `hostname` (the
@@ -202,8 +209,10 @@ class Settings(Shared):
     def _roles_need_a_key(self) -> Settings:
         if self.roles != "denoise,decode" and self.decode_key is None:
             raise ValueError(f"decode_key: roles={self.roles} needs one")
-        if self.roles == "denoise" and not self.decode_workers:
+        if self.roles == "denoise" and not addresses_of(self.decode_workers):
             raise ValueError("decode_workers: roles=denoise needs the address of one")
+        if self.roles == "denoise" and self.overlap == "off":
+            raise ValueError("overlap: roles=denoise needs a thread that waits for decode workers")
         return self
 
     @model_validator(mode="after")

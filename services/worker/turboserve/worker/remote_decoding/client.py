@@ -31,10 +31,12 @@ from turboserve.worker.remote_decoding.frames import (
     out_of_turn,
 )
 from turboserve.worker.remote_decoding.routing import (
+    RECONNECT_S,
     WORKERS_PER_CHUNK,
     AskFailed,
     AskWorker,
     CacheMissed,
+    ChunkAbandoned,
     ChunkDecoded,
     ChunkWaits,
     DecodeHere,
@@ -43,6 +45,7 @@ from turboserve.worker.remote_decoding.routing import (
     DecodeRouter,
     RoomRefused,
     RoutingEvent,
+    next_pause_s,
 )
 from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter
@@ -55,8 +58,6 @@ BUFFER_BYTES = 4 << 20
 PURPOSE = "decode"
 """Name of what is asked for, in the place of a migration's session in the handshake."""
 CONNECT_S = 5.0
-RECONNECT_S = 1.0
-"""Pause between two attempts to connect, seconds."""
 
 log = logs.get("decoding")
 Connect = Callable[[str, int], Awaitable[tuple[ByteReader, ByteWriter]]]
@@ -69,6 +70,8 @@ class DecodeConnection:
     def __init__(self, worker: str, channel: DecodeChannel, config: ModelConfig) -> None:
         self.worker = worker
         self.closed = asyncio.Event()
+        self.late = False
+        """Whether the connection was closed because an answer was late."""
         self._channel, self._config = channel, config
         self._turn = asyncio.Lock()
         self._numbers = itertools.count()
@@ -81,7 +84,8 @@ class DecodeConnection:
         try:
             async with asyncio.timeout(seconds), self._turn:
                 return await self._ask(job, with_context, seconds)
-        except TimeoutError:
+        except (TimeoutError, DeadlineExceededError):
+            self.late = True
             self.close()
             raise DeadlineExceededError(f"{self.worker}: not within {seconds:.3g} s") from None
         except BaseException:
@@ -94,7 +98,8 @@ class DecodeConnection:
             raise PeerLostError(f"{self.worker}: the connection is closed")
         payloads: tuple[Tensor, ...] = (job.latents,)
         if with_context:
-            payloads = (job.latents, torch.stack([each.cpu() for each in job.context]))
+            # Copies from the device may wait for its work: not on the event loop's thread.
+            payloads = (job.latents, await asyncio.to_thread(_stacked, job.context))
         number = next(self._numbers)
         question = DecodeChunk(
             number=number,
@@ -170,8 +175,8 @@ class DecodeClient:
             return [None] * len(jobs)
         asking = asyncio.run_coroutine_threadsafe(self._decode_all(jobs), loop)
         try:
-            # A question without and one with context, of each worker that a chunk may ask.
-            return asking.result((2 * WORKERS_PER_CHUNK + 1) * self._timeout_s)
+            # One more than the deadlines of the workers that a chunk may ask.
+            return asking.result((WORKERS_PER_CHUNK + 1) * self._timeout_s)
         except (TimeoutError, concurrent.futures.CancelledError):
             asking.cancel()
         except Exception:
@@ -183,15 +188,27 @@ class DecodeClient:
 
     async def _decode(self, job: DecodeJob) -> Tensor | None:
         number = next(self._jobs)
+        try:
+            return await self._asked(number, job)
+        except BaseException:
+            self.router.handle(ChunkAbandoned(number), self._now())
+            raise
+
+    async def _asked(self, number: int, job: DecodeJob) -> Tensor | None:
         event: RoutingEvent = ChunkWaits(number, job.session)
+        until_s = 0.0
         while True:
             command = self.router.handle(event, self._now())
             if not isinstance(command, AskWorker):
                 assert isinstance(command, DecodeHere)
                 return None
+            if not command.with_context:
+                # Both questions of a worker have one deadline: the engine's thread waits for it.
+                until_s = self._now() + self._timeout_s
             try:
                 connection = self._connections[command.worker]
-                answer = await connection.ask(job, with_context=command.with_context, seconds=self._timeout_s)
+                left_s = until_s - self._now()
+                answer = await connection.ask(job, with_context=command.with_context, seconds=left_s)
             except TransferError as error:
                 log.warning(
                     "chunk not decoded by worker",
@@ -208,25 +225,36 @@ class DecodeClient:
             event = CacheMissed(number) if isinstance(answer, NoCache) else RoomRefused(number)
 
     async def _keep_connected(self, address: str) -> None:
+        pause_s, reported = RECONNECT_S, ""
         while True:
+            began_s, late = self._now(), False
             try:
-                await self._follow(address)
+                late = await self._follow(address)
+                reported = ""
             except (OSError, TransferError) as error:
-                log.debug("no connection to decode worker", address=address, error=str(error))
-            await asyncio.sleep(RECONNECT_S)
+                # One line for each reason, however long it lasts: a wrong key does not mend itself.
+                if (reason := str(error) or repr(error)) != reported:
+                    log.warning("no connection to decode worker", address=address, error=reason)
+                reported = reason
+            pause_s = next_pause_s(pause_s, self._now() - began_s, late=late)
+            await asyncio.sleep(pause_s)
 
-    async def _follow(self, address: str) -> None:
-        """Connect, and keep the connection until it closes. Raises `OSError` and `TransferError`."""
+    async def _follow(self, address: str) -> bool:
+        """Connect, and keep the connection until it closes. Returns whether that was for a late answer.
+
+        Raises `OSError` and `TransferError`.
+        """
         connection = await self._open(address)
         if connection.worker in self._connections:
             connection.close()
-            return
+            raise TransferError(f"{connection.worker} is connected at another address: ids must differ")
         self._connections[connection.worker] = connection
         self.router.handle(DecoderConnected(connection.worker), self._now())
         metrics.decode_workers.set(self.router.workers)
         log.info("decode worker ready", worker=connection.worker, address=address)
         try:
             await connection.closed.wait()
+            return connection.late
         finally:
             connection.close()
             self.router.handle(DecoderDisconnected(connection.worker), self._now())
@@ -252,3 +280,7 @@ class DecodeClient:
             channel.abort()
             raise
         return DecodeConnection(welcome.worker, channel, self._config)
+
+
+def _stacked(context: Sequence[Tensor]) -> Tensor:
+    return torch.stack([each.cpu() for each in context])

@@ -124,6 +124,14 @@ class DecodeChannel(Channel):
 
     frames: ClassVar[TypeAdapter[Any]] = TypeAdapter(DecodeFrame)
 
+    @property
+    def left(self) -> bool:
+        """Whether the peer has closed the connection, as far as is known without reading."""
+        reader = self._reader
+        return isinstance(reader, asyncio.StreamReader) and (
+            reader.at_eof() or reader.exception() is not None
+        )
+
     async def post(self, frame: DecodeFrame, payloads: tuple[Tensor, ...], seconds: float) -> None:
         """Send one frame and its payloads. Raises the errors of `Channel.send`."""
         async with _limited(seconds):

@@ -25,6 +25,14 @@ AFFINITY_S = 3_600.0
 """Time after which a session without a chunk may go to another decode worker, seconds. A paused session
 returns to the one that may still have its cache."""
 
+RECONNECT_S = 1.0
+"""Shortest pause between two attempts to connect, seconds."""
+LATE_RECONNECT_S = 30.0
+"""Longest pause after a worker was late, seconds. Each late chunk costs a deadline, for which the chunks of
+other sessions wait as well."""
+SETTLED_S = 60.0
+"""Time for which a connection must last so that the next pause is the shortest again, seconds."""
+
 
 # Events
 
@@ -79,8 +87,22 @@ class ChunkDecoded:
     job: int
 
 
+@dataclass(frozen=True)
+class ChunkAbandoned:
+    """The chunk is no longer waited for."""
+
+    job: int
+
+
 RoutingEvent = (
-    DecoderConnected | DecoderDisconnected | ChunkWaits | CacheMissed | RoomRefused | AskFailed | ChunkDecoded
+    DecoderConnected
+    | DecoderDisconnected
+    | ChunkWaits
+    | CacheMissed
+    | RoomRefused
+    | AskFailed
+    | ChunkDecoded
+    | ChunkAbandoned
 )
 
 
@@ -133,6 +155,11 @@ class DecodeRouter:
         return len(self._full_until)
 
     @property
+    def jobs(self) -> int:
+        """Number of chunks that a worker is asked for."""
+        return len(self._jobs)
+
+    @property
     def sessions(self) -> int:
         """Number of sessions whose decode worker is known."""
         return len(self._sessions)
@@ -164,6 +191,8 @@ class DecodeRouter:
             case ChunkDecoded(job=job):
                 asked = self._jobs.pop(job)
                 self._sessions[asked.session] = asked.worker, now
+            case ChunkAbandoned(job=job):
+                self._jobs.pop(job, None)
             case _:
                 assert_never(event)
         return None
@@ -196,3 +225,14 @@ class DecodeRouter:
         idle = [name for name, (_, asked_s) in self._sessions.items() if now - asked_s > AFFINITY_S]
         for name in idle:
             del self._sessions[name]
+
+
+def next_pause_s(pause_s: float, lasted_s: float, *, late: bool) -> float:
+    """The pause before the next attempt to connect, seconds. `pause_s`: the last one.
+
+    `lasted_s`: time since the attempt began. `late`: whether a late answer has ended the connection. The
+    pause doubles each time then: a worker whose device is too slow, or hangs, still accepts connections.
+    """
+    if not late or lasted_s >= SETTLED_S:
+        return RECONNECT_S
+    return min(2 * pause_s, LATE_RECONNECT_S)

@@ -36,6 +36,7 @@ from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, refuse
 from turboserve.worker.transfer.errors import (
     LayoutMismatchError,
+    PeerLostError,
     TransferError,
     TransferProtocolError,
 )
@@ -50,8 +51,15 @@ END_S = 3.0
 QUIET_S = 86_400.0
 """Longest time without a chunk. A frozen worker sends none, and costs a connection."""
 
+HANGS_S = 120.0
+"""Time after which a decode ends the process, seconds: its device no longer computes."""
+
 log = logs.get("decoding")
 _trace = tracer("worker")
+
+
+class DecoderHangsError(RuntimeError):
+    """A decode does not return. The process must be replaced."""
 
 
 class DecodeServer:
@@ -79,7 +87,8 @@ class DecodeServer:
         self.decoded = 0
 
     async def run(self) -> None:
-        """Wait until canceled. Raises the error of a failed device: the process has to end."""
+        """Wait until canceled. Raises the error of a failed device, and `DecoderHangsError`: the process has
+        to end."""
         try:
             await self._device_lost
         finally:
@@ -128,6 +137,10 @@ class DecodeServer:
             log.exception("chunk not decoded", worker=opened.worker)
             await refuse(channel, TransferError.code, repr(error))
 
+    def _hangs(self) -> None:
+        if not self._device_lost.done():
+            self._device_lost.set_exception(DecoderHangsError(f"a chunk has no frames after {HANGS_S:g} s"))
+
     def _key_of(self, purpose: str, number: int) -> bytes | None:
         return self._key if (purpose, number) == (PURPOSE, 0) else None
 
@@ -149,16 +162,19 @@ class DecodeServer:
                 raise TransferProtocolError(f"context: {count} chunks, at most {self._context_limit}")
             context = (await channel.payload(question.context, (count, *shape), ANSWER_S)).unbind(0)
         job = DecodeJob(question.session, question.index, latents, question.base, question.digest, context)
-        found = await self._decoded(job)
+        found = await self._decoded(job, channel)
         if isinstance(found, Tensor):
             answer = ChunkFrames(number=question.number, frames=TensorSpec.of(found))
             await channel.post(answer, (found,), ANSWER_S)
         else:
             await channel.post(found(number=question.number), (), ANSWER_S)
 
-    async def _decoded(self, job: DecodeJob) -> Tensor | type[NoCache] | type[NoRoom]:
-        """The chunk's frames, or what is missing."""
+    async def _decoded(self, job: DecodeJob, channel: DecodeChannel) -> Tensor | type[NoCache] | type[NoRoom]:
+        """The chunk's frames, or what is missing. Raises `PeerLostError` if the worker has left meanwhile."""
         async with self._turn:
+            if channel.left:
+                # The worker has given up. Frames for nobody would make the next ones late as well.
+                raise PeerLostError(f"chunk {job.index}: its worker has not waited")
             rebuilds = not self._decoder.has_cache(job)
             if rebuilds and not job.context:
                 return NoCache
@@ -169,7 +185,11 @@ class DecodeServer:
             with _trace.start_as_current_span("decode chunk", attributes={**attributes, PERIODIC: True}):
                 began = self._now()
                 loop = asyncio.get_running_loop()
-                frames = await loop.run_in_executor(self._thread, self._decoder.decode, job)
+                hangs = loop.call_later(HANGS_S, self._hangs)
+                try:
+                    frames = await loop.run_in_executor(self._thread, self._decoder.decode, job)
+                finally:
+                    hangs.cancel()
             metrics.decode_duration.record(self._now() - began)
             metrics.decoder_caches_rebuilt.add(rebuilds)
             self.decoded += 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import logging
+import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +18,12 @@ from torch import Tensor
 from turboserve import logs
 from turboserve.service import Runtime
 from turboserve.worker.engine.budget import decode_bytes
-from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable, DecodeJob
+from turboserve.worker.engine.decode_jobs import (
+    CachedDecoder,
+    CacheTable,
+    DecodeJob,
+    digest_of_latents,
+)
 from turboserve.worker.engine.decoding_apart import DecodingApart
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import BudgetTooSmallError
@@ -25,15 +32,17 @@ from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.tensor_backend import TensorBackend
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.remote_decoding.client import DecodeClient
-from turboserve.worker.remote_decoding.server import DecodeServer
+from turboserve.worker.remote_decoding.server import DecoderHangsError, DecodeServer
 from turboserve.worker.service.models import free_bytes
-from turboserve.worker.settings import Settings
+from turboserve.worker.settings import Settings, addresses_of
 from turboserve.worker.transfer.interface import find_interface
 from turboserve.worker.transfer.network import listen
 
 KEEP_S = 30.0
 """Time for which a decode worker keeps an unused cache, although another session has no room, seconds."""
 MOST_CACHES = 1_024
+HUNG_STATUS = 1
+"""Exit status of a decode worker whose decode does not return."""
 
 log = logs.get("decoding")
 Spawn = Callable[[Coroutine[Any, Any, Any], str], object]
@@ -53,7 +62,7 @@ def decode_elsewhere(worker: str, engine: Engine, settings: Settings, spawn: Spa
         worker,
         engine.fingerprint,
         engine.config,
-        settings.decode_workers.split(","),
+        addresses_of(settings.decode_workers),
         key_of(settings),
         settings.decode_timeout_s,
     )
@@ -112,8 +121,22 @@ def load_decoder(settings: Settings, load: Callable[[Settings], Models]) -> Load
     )
     del models
     gc.collect()
+    if device.type == "cuda":
+        # PyTorch keeps the memory of the other networks, and the device does not count it as free.
+        torch.cuda.empty_cache()
     room = caches_that_fit(decoder, working, memory_bytes(settings, device, decoder))
+    warm_up(decoder, config, device)
     return LoadedDecoder(decoder, config, fingerprint, device, room)
+
+
+def warm_up(decoder: Decoder, config: ModelConfig, device: torch.device) -> None:
+    """Decode the first two chunks of a video. A device's first decode takes longer than a home waits."""
+    cached, latents = CachedDecoder(decoder, device, CacheTable(1)), torch.zeros(config.latent_shape)
+    base: str | None = None
+    for index in range(2):
+        digest = digest_of_latents(index, latents)
+        cached.decode(DecodeJob("warm-up", index, latents, base, digest, ()))
+        base = digest
 
 
 def memory_bytes(settings: Settings, device: torch.device, decoder: Decoder) -> int:
@@ -128,6 +151,19 @@ def caches_that_fit(decoder: Decoder, working_bytes: int, total_bytes: int) -> i
     if room < 1:
         raise BudgetTooSmallError(taken + decoder.cache_bytes, total_bytes)
     return min(room, MOST_CACHES)
+
+
+async def run_until_it_hangs(served: DecodeServer) -> None:
+    """Serve until canceled. Raises the error of a failed device.
+
+    A decode that hangs ends the process at once: its thread would keep an orderly end waiting.
+    """
+    try:
+        await served.run()
+    except DecoderHangsError as error:
+        log.error("decode worker ends", error=str(error))
+        logging.shutdown()
+        os._exit(HUNG_STATUS)
 
 
 async def start_decode_worker(
@@ -148,7 +184,7 @@ async def start_decode_worker(
         listener.close()
 
     runtime.on_stop(close)
-    runtime.spawn(served.run(), "decode server")
+    runtime.spawn(run_until_it_hangs(served), "decode server")
     log.info(
         "decode worker serves",
         worker=name,

@@ -33,7 +33,7 @@ from turboserve.worker.service.host_memory import (
     offloaded_host_bytes,
     state_host_bytes,
 )
-from turboserve.worker.settings import AUTO_SESSIONS, Settings
+from turboserve.worker.settings import AUTO_SESSIONS, Settings, addresses_of
 
 CPU_BYTES = 2 << 30
 _FREE_SHARE = 0.9
@@ -213,7 +213,8 @@ def _warn_without_host_memory(engine: Engine, state_bytes: int) -> Engine:
 def overlaps(settings: Settings, device: torch.device) -> bool:
     """Whether stream executors get threads. On one core they would only take turns with the engine's."""
     if settings.overlap == "auto":
-        return device.type == "cuda" or len(os.sched_getaffinity(0)) > 1
+        waits = settings.roles == "denoise"
+        return waits or device.type == "cuda" or len(os.sched_getaffinity(0)) > 1
     return settings.overlap == "on"
 
 
@@ -226,7 +227,7 @@ def decodes_at_once(models: Models, settings: Settings, total_bytes: int) -> int
     limit = settings.worker_max_sessions or AUTO_SESSIONS
     if settings.roles == "denoise":
         # Each of them decodes another chunk at the same time.
-        return min(limit, len(settings.decode_workers.split(",")))
+        return min(limit, len(addresses_of(settings.decode_workers)))
     if settings.decode_batch is not None:
         return min(limit, settings.decode_batch)
     if models.transformer.patch_embedding.weight.device.type == "cpu":
