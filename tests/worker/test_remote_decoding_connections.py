@@ -21,6 +21,7 @@ from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable, Deco
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld
 from turboserve.worker.remote_decoding import client, server
+from turboserve.worker.remote_decoding import frames as wire
 from turboserve.worker.remote_decoding.client import PURPOSE, DecodeClient
 from turboserve.worker.remote_decoding.frames import (
     DecodeChannel,
@@ -135,7 +136,12 @@ async def scene() -> AsyncIterator[Scene]:
         yield scene
 
 
-async def test_frames_come_back_bit_for_bit_and_the_cache_stays_there(scene: Scene) -> None:
+@pytest.mark.parametrize("large_bytes", [1, 1 << 30])
+async def test_frames_come_back_bit_for_bit_and_the_cache_stays_there(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, large_bytes: int
+) -> None:
+    # Payloads are authenticated on a thread, or on the event loop's.
+    monkeypatch.setattr(wire, "LARGE_BYTES", large_bytes)
     place = await scene.place()
     client = await scene.client(place)
     await scene.connected(client, 1)
@@ -421,8 +427,8 @@ async def test_a_payload_that_was_changed_on_the_way_ends_the_connection(scene: 
         )
         seal = channel._seal
 
-        def changed(data: bytes) -> bytes:
-            found = bytearray(seal(data))
+        async def changed(data: bytes) -> bytes:
+            found = bytearray(await seal(data))
             found[0] ^= 1
             return bytes(found)
 

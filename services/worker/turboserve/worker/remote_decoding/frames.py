@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, ClassVar, Literal, cast
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -26,6 +27,9 @@ from turboserve.worker.transfer.errors import (
 from turboserve.worker.transfer.frames import Challenge, Denied, Open, Proof, Refuse
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "uint8")}
+LARGE_BYTES = 1 << 20
+"""Payloads from this size are copied and authenticated on a thread: 14 MB take about 15 ms each."""
+T = TypeVar("T")
 _NUMBER = struct.Struct(">Q")
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -137,9 +141,10 @@ class DecodeChannel(Channel):
         async with _limited(seconds):
             await self._send(frame, seconds)
             for tensor in payloads:
-                data = _bytes_of(tensor)
+                data = await _beside(tensor.nbytes, partial(_bytes_of, tensor))
+                mac = await self._seal(data)
                 self._writer.write(data)
-                self._writer.write(self._seal(data))
+                self._writer.write(mac)
                 await self._writer.drain()
 
     async def next(self, seconds: float) -> DecodeFrame:
@@ -155,18 +160,19 @@ class DecodeChannel(Channel):
         async with _limited(seconds):
             data = await self._reader.readexactly(size)
             mac = await self._reader.readexactly(MAC_BYTES)
-        assert self._receive_key is not None
-        if not hmac.compare_digest(mac, _mac(self._receive_key, self._received, data)):
-            raise AuthenticationError(f"payload: number {self._received} fails its MAC")
-        self._received += 1
-        return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+            assert self._receive_key is not None
+            wanted = await _beside(size, partial(_mac, self._receive_key, self._received, data))
+            if not hmac.compare_digest(mac, wanted):
+                raise AuthenticationError(f"payload: number {self._received} fails its MAC")
+            self._received += 1
+            copied = await _beside(size, partial(bytearray, data))
+        return torch.frombuffer(copied, dtype=dtype).view(shape)
 
-    def _seal(self, data: bytes) -> bytes:
+    async def _seal(self, data: bytes) -> bytes:
         """The MAC of the next payload."""
         assert self._send_key is not None
-        mac = _mac(self._send_key, self._sent, data)
-        self._sent += 1
-        return mac
+        number, self._sent = self._sent, self._sent + 1
+        return await _beside(len(data), partial(_mac, self._send_key, number, data))
 
 
 @asynccontextmanager
@@ -179,6 +185,11 @@ async def _limited(seconds: float) -> AsyncIterator[None]:
         raise DeadlineExceededError(f"payload: not within {seconds:.3g} s") from None
     except (OSError, asyncio.IncompleteReadError) as error:
         raise PeerLostError("the peer closed the connection") from error
+
+
+async def _beside(size: int, call: Callable[[], T]) -> T:
+    """Return the result of a call over so many bytes, without stopping the event loop for long."""
+    return await asyncio.to_thread(call) if size >= LARGE_BYTES else call()
 
 
 def out_of_turn(frame: DecodeFrame) -> TransferError:
