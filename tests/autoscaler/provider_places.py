@@ -112,7 +112,8 @@ class Place:
             cluster = RayCluster(self.address, self.pool, call_s=LIMIT_S)
             provider = RayProvider(self.pool, cluster, command, {}, NEEDS, launch_s=LIMIT_S)
         elif self.kind == "kubernetes":
-            pods = KubernetesCluster("workers", Path(self.address))
+            # The first call imports the official client, for which a busy machine takes many seconds.
+            pods = KubernetesCluster("workers", Path(self.address), call_s=LIMIT_S)
             provider = KubernetesProvider(self.pool, pods, template(PROGRAM, mode))
         else:
             command = [sys.executable, "-I", "-S", str(PROGRAM), mode]

@@ -14,6 +14,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
+import turboserve.autoscaler.providers.kubernetes
 import turboserve.autoscaler.providers.ray
 from tests.autoscaler.api_server import api_server, kubeconfig
 from tests.autoscaler.provider_places import (
@@ -75,6 +76,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the time limits, because a busy machine is only slow."""
     for name in ("PROBE_S", "RESERVE_S"):
         monkeypatch.setattr(turboserve.autoscaler.providers.ray, name, LIMIT_S)
+    monkeypatch.setattr(turboserve.autoscaler.providers.kubernetes, "STUCK_S", LIMIT_S)
 
 
 @pytest.fixture(params=["memory", "local", "ray", "kubernetes"])

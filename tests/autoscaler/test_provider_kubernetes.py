@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,14 @@ async def place(server: ApiServer, tmp_path: Path) -> AsyncIterator[Place]:
     await clear(place)
 
 
-def cluster_of(place: Place, call_s: float) -> KubernetesCluster:
-    return KubernetesCluster("workers", Path(place.address), call_s)
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod of a busy machine is only slow to end."""
+    monkeypatch.setattr(provider_module, "STUCK_S", LIMIT_S)
+
+
+def cluster_of(place: Place) -> KubernetesCluster:
+    return KubernetesCluster("workers", Path(place.address), LIMIT_S)
 
 
 class TestPods:
@@ -166,7 +173,7 @@ class TestSettings:
             env={**inherited, **environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert ended.returncode == 78
@@ -175,7 +182,7 @@ class TestSettings:
 
 class TestFaults:
     async def test_an_identity_comes_from_its_secret(self, place: Place, server: ApiServer) -> None:
-        pods = cluster_of(place, 10.0)
+        pods = cluster_of(place)
         provider = KubernetesProvider(place.pool, pods, template(PROGRAM), ["wk0"], "identities")
         await provider.launch("test-0", "wk0_a")
         [pod] = server.pods.values()
@@ -196,16 +203,18 @@ class TestFaults:
         assert exits == []
 
     async def test_a_launch_without_an_answer_is_found_later(self, place: Place, server: ApiServer) -> None:
-        pods = cluster_of(place, LIMIT_S)
+        pods = cluster_of(place)
         provider = KubernetesProvider(place.pool, pods, template(PROGRAM))
         # The first request takes much longer than its answer on a busy machine: it creates the client.
         assert await provider.adopt() == []
         pods._call_s = 2.0
         server.hang = True
-        with pytest.raises(ProviderError, match="no answer within 2 s") as caught:
-            await provider.launch("test-0", "wrk_a")
-        # A LaunchError would mean that nothing was started.
-        assert not isinstance(caught.value, LaunchError)
+        # On a busy machine, 2 s may pass before the request has reached the server.
+        while not server.pods:
+            with pytest.raises(ProviderError, match="no answer within 2 s") as caught:
+                await provider.launch("test-0", "wrk_a")
+            # A LaunchError would mean that nothing was started.
+            assert not isinstance(caught.value, LaunchError)
         server.hang = False
         # A server that answers is only slow on a busy machine.
         pods._call_s = LIMIT_S
@@ -238,7 +247,8 @@ class TestFaults:
         provider, exits = place.provider()
         for number in range(3):
             await provider.launch(f"test-{number}", f"wrk_{number}")
-        await eventually(lambda: provider.ready("wrk_2"))
+        for number in range(3):
+            await eventually(partial(provider.ready, f"wrk_{number}"))
         server.refuse = 503
         await server.drop_watches(compact)
         await server.vanish(pod_name(place.pool, "test-1"))
