@@ -42,6 +42,8 @@ def gateway(answers: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A busy machine is only slow.
+    monkeypatch.setattr(first_key, "ACCEPTED_S", 120.0)
     monkeypatch.setattr(first_key, "LOOK_S", 0.01)
     monkeypatch.setattr(first_key, "FIRST_LOOK_S", 0.0)
 
@@ -56,5 +58,6 @@ def test_every_gateway_is_asked_until_it_accepts_the_key() -> None:
 def test_a_key_that_no_gateway_accepts_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_key, "ACCEPTED_S", 2.0)
     with gateway([401]) as (url, sent):
-        assert not asyncio.run(first_key.wait_until_accepted([url], KEY))
-        assert sent
+        # On a busy machine, 2 s may pass before the first request is sent.
+        while not sent:
+            assert not asyncio.run(first_key.wait_until_accepted([url], KEY))

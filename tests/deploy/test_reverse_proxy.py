@@ -79,7 +79,6 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
             (r"server 127\.0\.0\.1:8080", f"server 127.0.0.1:{httpx.URL(gateway).port}"),
             (r"listen 80;", f"listen 127.0.0.1:{plain_port};"),
             (r"listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;"),
-            (r"client_header_timeout       10s", "client_header_timeout 2s"),
             (r"/etc/ssl/turboserve/fullchain\.pem", str(certificate)),
             (r"/etc/ssl/turboserve/privkey\.pem", str(key)),
             (r"/var/log/nginx/turboserve\.log", str(folder / "access.log")),

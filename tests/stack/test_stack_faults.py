@@ -66,9 +66,16 @@ async def usage_of_all(api: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def usage_at_rest(api: httpx.AsyncClient) -> dict[str, float]:
-    """Return the sums when what viewers of ended sessions have used is written."""
-    await asyncio.sleep(VIEWERS_S + 1.0)
-    return await usage_of_all(api)
+    """Return the sums when what viewers of ended sessions have used is written.
+
+    Services of a busy machine may write it later than after one interval.
+    """
+    last, found = None, await usage_of_all(api)
+    async with asyncio.timeout(BACK_S):
+        while found != last:
+            await asyncio.sleep(VIEWERS_S + 1.0)
+            last, found = found, await usage_of_all(api)
+    return found
 
 
 async def check_usage(
