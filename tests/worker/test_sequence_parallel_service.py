@@ -20,12 +20,20 @@ from turboserve.worker.sequence_parallel.loan_messages import Borrowing, Free, L
 from turboserve.worker.sequence_parallel.peers import HostDirectory
 
 LIMIT_S = 2.0
-WAIT_S = 60.0
+"""Least credit of a donor's sessions. Their lead is 3 s."""
+EXCHANGE_S = 60.0
+"""Longest time of one exchange: a busy machine is no frozen worker."""
+FROZEN_S = 15.0
+"""The same where a worker freezes."""
+WAIT_S = 180.0
 
 
 @contextmanager
-def process(directory: Path, worker: str, *session: str) -> Iterator[forked_process.Started]:
-    command = ["-m", "tests.worker.loan_worker", str(directory), worker, str(LIMIT_S), *session]
+def process(
+    directory: Path, worker: str, *session: str, exchange_s: float = EXCHANGE_S
+) -> Iterator[forked_process.Started]:
+    limits = str(LIMIT_S), str(exchange_s)
+    command = ["-m", "tests.worker.loan_worker", str(directory), worker, *limits, *session]
     started = forked_process.start(command, os.environ, 2, stdout=1)
     try:
         yield started
@@ -35,8 +43,8 @@ def process(directory: Path, worker: str, *session: str) -> Iterator[forked_proc
 
 
 @asynccontextmanager
-async def home(directory: Path) -> AsyncIterator[LoanWorker]:
-    worker = LoanWorker(directory, "wrk_0", LIMIT_S)
+async def home(directory: Path, exchange_s: float = EXCHANGE_S) -> AsyncIterator[LoanWorker]:
+    worker = LoanWorker(directory, "wrk_0", LIMIT_S, exchange_s)
     running = asyncio.create_task(worker.service.run())
     try:
         yield worker
@@ -44,7 +52,7 @@ async def home(directory: Path) -> AsyncIterator[LoanWorker]:
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
-        worker.thread.stop(10)
+        worker.thread.stop(WAIT_S)
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
@@ -76,11 +84,11 @@ async def borrows(worker: LoanWorker) -> None:
 
 async def expected(count: int, directory: Path) -> LoanWorker:
     """The same session on a worker alone, which has no peers."""
-    alone = LoanWorker(directory, "alone", LIMIT_S)
+    alone = LoanWorker(directory, "alone", LIMIT_S, EXCHANGE_S)
     await alone.begin("s")
     await alone.playhead("s", 1e6)
     await until(lambda: len(alone.chunks) >= count, "no chunks alone")
-    alone.thread.stop(10)
+    alone.thread.stop(WAIT_S)
     return alone
 
 
@@ -110,8 +118,9 @@ async def test_a_session_in_deficit_borrows_and_returns_when_it_has_recovered(tm
 async def test_a_donor_that_dies_or_freezes_does_not_stop_the_session(
     tmp_path: Path, fault: signal.Signals
 ) -> None:
-    with process(tmp_path / "host", "wrk_1") as donor:
-        async with home(tmp_path / "host") as worker:
+    exchange_s = FROZEN_S if fault == signal.SIGSTOP else EXCHANGE_S
+    with process(tmp_path / "host", "wrk_1", exchange_s=exchange_s) as donor:
+        async with home(tmp_path / "host", exchange_s) as worker:
             await until(lambda: worker.service.peers, "no peer")
             await borrows(worker)
             group = group_with(worker, "wrk_1")
@@ -129,7 +138,7 @@ async def test_a_donor_that_dies_or_freezes_does_not_stop_the_session(
 @pytest.mark.parametrize("peer", ["wrk_1", "vrk_1"])
 async def test_the_service_ends_with_all_its_tasks(tmp_path: Path, peer: str) -> None:
     """It has connected to `wrk_1`, and `vrk_1` has connected to it."""
-    worker = LoanWorker(tmp_path / "host", "wrk_0", LIMIT_S)
+    worker = LoanWorker(tmp_path / "host", "wrk_0", LIMIT_S, EXCHANGE_S)
     before = asyncio.all_tasks()
     try:
         with process(tmp_path / "host", peer):
@@ -148,7 +157,7 @@ async def test_the_service_ends_with_all_its_tasks(tmp_path: Path, peer: str) ->
             await until(lambda: len(worker.chunks) >= count, "the session has stopped")
             assert asyncio.all_tasks() == before
     finally:
-        worker.thread.stop(10)
+        worker.thread.stop(WAIT_S)
 
 
 def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
@@ -162,11 +171,11 @@ def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_home_that_freezes_costs_its_donor_one_exchange(tmp_path: Path) -> None:
-    async with home(tmp_path / "host") as donor:
+    async with home(tmp_path / "host", FROZEN_S) as donor:
         await donor.begin("own", seed=4)
         await donor.playhead("own", 0.0)
         await until(lambda: len(donor.chunks) >= 4, "the donor's session has no lead")
-        with process(tmp_path / "host", "wrk_1", "s") as borrower:
+        with process(tmp_path / "host", "wrk_1", "s", exchange_s=FROZEN_S) as borrower:
             await until(lambda: isinstance(donor.service.loans.state, Lending), "no loan")
             group = group_with(donor, "wrk_1")
             began = group.exchanges
@@ -179,7 +188,7 @@ async def test_a_home_that_freezes_costs_its_donor_one_exchange(tmp_path: Path) 
 
 
 async def test_a_donor_serves_its_own_session_between_and_ends_the_loan_for_it(tmp_path: Path) -> None:
-    donor = LoanWorker(tmp_path / "host", "wrk_1", LIMIT_S)
+    donor = LoanWorker(tmp_path / "host", "wrk_1", LIMIT_S, EXCHANGE_S)
     serving = asyncio.create_task(donor.service.run())
     try:
         await donor.begin("own", seed=4)
@@ -208,4 +217,4 @@ async def test_a_donor_serves_its_own_session_between_and_ends_the_loan_for_it(t
         serving.cancel()
         with suppress(asyncio.CancelledError):
             await serving
-        donor.thread.stop(10)
+        donor.thread.stop(WAIT_S)

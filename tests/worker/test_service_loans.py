@@ -42,7 +42,8 @@ def host() -> Iterator[Path]:
 async def test_a_session_borrows_and_keeps_its_owner_when_the_donor_dies(scene: Scene, host: Path) -> None:
     shared = {
         "TURBOSERVE_SEQUENCE_PARALLEL_DIRECTORY": str(host),
-        "TURBOSERVE_SEQUENCE_PARALLEL_TIMEOUT_S": "2",
+        # The donor has no session that must outlast this, and its death is noticed at once.
+        "TURBOSERVE_SEQUENCE_PARALLEL_TIMEOUT_S": "60",
     }
     home, donor = await scene.worker(**shared), await scene.worker(**shared)
     session = await scene.started(home)
