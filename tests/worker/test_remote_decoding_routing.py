@@ -134,7 +134,7 @@ def test_a_session_that_ended_counts_no_more_and_a_paused_one_returns() -> None:
 Step = tuple[str, int]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["join", "leave", "wait", "miss", "full", "fail", "done", "later"]),
+        st.sampled_from(["join", "leave", "wait", "miss", "full", "fail", "done", "abandon", "later"]),
         st.integers(0, 5),
     ),
     max_size=60,
@@ -179,6 +179,9 @@ def test_every_chunk_has_one_route_at_a_time_and_an_end(steps: list[Step]) -> No
             command = scene.waits(f"s{number}")
             tried[scene.jobs] = set()
             follow(scene.jobs, command)
+        elif job is not None and kind == "abandon":
+            assert scene.tell(ChunkAbandoned(job)) is None
+            del asked[job]
         elif job is not None and kind == "done":
             assert scene.tell(ChunkDecoded(job)) is None
             del asked[job]

@@ -37,6 +37,20 @@ def denoise(**more: Any) -> Settings:
     return Settings(roles="denoise", decode_workers=ADDRESSES, decode_key=KEY, **more)
 
 
+class Counted:
+    """A decoder that counts its decodes with and without caches."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.calls: list[bool] = []
+        self.cache_bytes, self.weight_bytes = decoder.cache_bytes, decoder.weight_bytes
+        self.workspace_bytes = decoder.workspace_bytes
+
+    def decode(self, latents: Tensor, caches: Any) -> Any:
+        self.calls.append(caches is not None)
+        return self._decoder.decode(latents, caches)
+
+
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [
@@ -94,7 +108,9 @@ def test_an_engine_has_the_role_of_its_settings(
     assert decoding_apart(together) is None
     assert together.options.decode_apart is False
     assert together.options.decode_batch == 1
-    alone = engines.make_engine(make_models(tiny_config), denoise(**memory))
+    models = make_models(tiny_config)
+    counted = Counted(models.decoder)
+    alone = engines.make_engine(dataclasses.replace(models, decoder=counted), denoise(**memory))
     apart = decoding_apart(alone)
     assert apart is not None
     # As many chunks at once as there are decode workers. A thread waits for them, on one core as well.
@@ -105,25 +121,13 @@ def test_an_engine_has_the_role_of_its_settings(
     assert during is not None
     assert during.decode([]) == []
     assert decoding_apart(alone) is apart
+    # Its own decoder is ready, for the time when no decode worker is.
+    assert counted.calls == [False, True]
 
 
 def test_addresses_may_have_spaces_between_them() -> None:
     settings = Settings(roles="denoise", decode_workers="tcp://h:1, tcp://h:2,", decode_key=KEY)
     assert addresses_of(settings.decode_workers) == ["tcp://h:1", "tcp://h:2"]
-
-
-class Counted:
-    """A decoder that counts its decodes with and without caches."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        self.calls: list[bool] = []
-        self.cache_bytes, self.weight_bytes = decoder.cache_bytes, decoder.weight_bytes
-        self.workspace_bytes = decoder.workspace_bytes
-
-    def decode(self, latents: Tensor, caches: Any) -> Any:
-        self.calls.append(caches is not None)
-        return self._decoder.decode(latents, caches)
 
 
 def test_a_decode_worker_has_decoded_before_it_is_asked(

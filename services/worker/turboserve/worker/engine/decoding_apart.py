@@ -32,6 +32,7 @@ class DecodingApart:
 
     def __init__(self, decoder: Decoder, device: torch.device, dtype: torch.dtype) -> None:
         """`dtype`: type of the latents that sessions and the hot store keep."""
+        self.decoder = decoder
         self.remote: RemoteDecoder | None = None
         """None: the worker decodes all chunks."""
         self.decoded_here = 0

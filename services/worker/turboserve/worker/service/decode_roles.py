@@ -85,11 +85,15 @@ class _NoFrames:
 
 @contextmanager
 def without_decoding(engine: Engine) -> Iterator[None]:
-    """Leave out the decoding of an engine of the role `denoise` while its chunks are measured."""
+    """Leave out the decoding of an engine of the role `denoise` while its chunks are measured.
+
+    Its own decoder is warmed up before: it is needed when the decode workers fail, and late then.
+    """
     apart = decoding_apart(engine)
     if apart is None:
         yield
         return
+    warm_up(apart.decoder, engine.config, engine.device)
     before, apart.remote = apart.remote, _NoFrames()
     try:
         yield
