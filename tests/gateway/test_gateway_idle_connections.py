@@ -14,7 +14,7 @@ from fastapi import FastAPI, WebSocket
 
 from tests.helpers.waiting import eventually
 from turboserve.gateway.server import Server
-from turboserve.gateway.serving.guard import Guard, Stage
+from turboserve.gateway.serving.guard import Guard, Overdue, Stage
 from turboserve.gateway.serving.protocols import GuardedHttp
 from turboserve.gateway.serving.settings import ServerSettings
 
@@ -68,6 +68,30 @@ async def test_the_time_for_a_head_begins_with_its_first_byte() -> None:
         writer.write(REQUEST + REQUEST[:10])
         await reader.readuntil(b"}")
         await waits_for(Stage.HEAD)
+        writer.close()
+    finally:
+        await server.stop()
+
+
+async def test_a_slow_head_after_an_answer_is_answered_like_a_first_one() -> None:
+    server = Server(FastAPI(), "127.0.0.1", 0, PATIENT)
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(REQUEST)
+        await reader.readuntil(b"}")
+        guard = guard_of(server)
+        await eventually(lambda: guard.stage is Stage.IDLE)
+        writer.write(REQUEST[:10])
+        await eventually(lambda: guard.stage is Stage.HEAD)
+        # As when the time for the head is over.
+        assert guard.timed_out is not None
+        assert guard.transport is not None
+        guard.timed_out(Overdue.HEAD)
+        guard.transport.close()
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"request_timeout"' in answer
         writer.close()
     finally:
         await server.stop()

@@ -177,7 +177,9 @@ class GuardedHttp(GuardedProtocol, H11Protocol):  # type: ignore[misc]
     def _timed_out(self, reason: Overdue) -> None:
         limit_s = getattr(self.guard.limits.deadlines, f"{reason.value}_s")
         idle = reason is Overdue.HEAD and not self.conn.trailing_data[0]
-        if not idle and (self.cycle is None or not self.cycle.response_started):
+        # A head belongs to no cycle yet: the last one, if any, is the request before.
+        begun = reason is Overdue.BODY and self.cycle is not None and self.cycle.response_started
+        if not idle and not begun:
             self._refuse(
                 RequestTimeoutError(
                     f"the {reason.value} of the request was not complete after {limit_s:g} s",
