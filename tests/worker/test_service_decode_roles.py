@@ -61,6 +61,7 @@ class Counted:
         ({"decode_key": SecretStr("short")}, "decode_key"),
         ({"decode_workers": "127.0.0.1:7001"}, "decode_workers"),
         ({"decode_workers": "tcp://127.0.0.1"}, "decode_workers"),
+        ({"decode_workers": "tcp://10..0.7:7500"}, "host name"),
         ({"decode_timeout_s": 0.0}, "decode_timeout_s"),
         ({"roles": "denoise", "decode_workers": ", ,", "decode_key": KEY}, "decode_workers"),
         ({"roles": "denoise", "decode_workers": ADDRESSES, "decode_key": KEY, "overlap": "off"}, "overlap"),

@@ -35,6 +35,10 @@ def check_addresses(text: str) -> str:
         parts = urlsplit(address)
         if parts.scheme != "tcp" or not parts.hostname or not parts.port:
             raise ValueError(f"{address} is not tcp://HOST:PORT")
+        try:
+            parts.hostname.encode("idna")
+        except UnicodeError:
+            raise ValueError(f"{address} has no valid host name") from None
     return text
 
 
