@@ -17,7 +17,7 @@ from turboserve.contracts.requests import EndSession, SessionRef
 
 Workers = Callable[..., Awaitable[Any]]
 UntilKnown = Callable[[int], Awaitable[None]]
-WORKER_TIMEOUT_S = 8.0
+WORKER_TIMEOUT_S = 12.0
 """Short, because tests wait for it. The workers are the test's own tasks, so its stalls must be shorter."""
 
 

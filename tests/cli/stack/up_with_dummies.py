@@ -17,6 +17,6 @@ if __name__ == "__main__":
     if "DUMMY_IMPATIENCE" in os.environ:
         health_checks.ASK_EVERY_S = probe.ANSWER_S = float(os.environ["DUMMY_IMPATIENCE"])
     if "DUMMY_SERVER_IMPATIENCE" in os.environ:
-        plan.SERVER_SILENT_LIMIT = 2
+        plan.SERVER_SILENT_LIMIT = 3
         plan.SERVER_ASK_EVERY_S = float(os.environ["DUMMY_SERVER_IMPATIENCE"])
     typer.run(up)
