@@ -36,6 +36,7 @@ from tests.helpers.browser import browser_address as browser_address
 from tests.helpers.browser import page as page
 from tests.helpers.forked_groups import GroupHooks, GroupRunner
 from tests.helpers.otlp_receiver import OtlpReceiver
+from tests.helpers.patient_stack import PATIENT
 from tests.helpers.pool_harness import Pool
 from tests.helpers.prepared_cluster import NO_DURABILITY, migrated
 from tests.helpers.web_server import WebServer, serving
@@ -453,8 +454,8 @@ def stack(
     """
     data = tmp_path_factory.mktemp("stack") / "data"
     environment = {
+        **PATIENT,
         "TURBOSERVE_WORKER_MAX_SESSIONS": "4",
-        "TURBOSERVE_MIGRATION_TIMEOUT_S": "120",
         "TURBOSERVE_CORS_ORIGINS": other_site.url,
         "TURBOSERVE_OTLP_ENDPOINT": stack_receiver.endpoint,
     }

@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.helpers import patient_stack
+from tests.helpers.waiting import eventually
 from tests.stack.test_stack_migrations import migrate, migrated, ready_workers
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import Viewer
@@ -35,7 +37,11 @@ async def one_of_each_on_both(api: httpx.AsyncClient, viewers: Sequence[Viewer],
 
 async def test_sessions_of_two_models_share_workers_migrate_and_outlive_one(tmp_path: Path) -> None:
     # Each worker carries four sessions of either model alone, so two of each.
-    environment = {"TURBOSERVE_WORKER_MAX_SESSIONS": "4", "TURBOSERVE_REBALANCE": "false"}
+    environment = {
+        **patient_stack.PATIENT,
+        "TURBOSERVE_WORKER_MAX_SESSIONS": "4",
+        "TURBOSERVE_REBALANCE": "false",
+    }
     arguments = ("--workers", "2", "--model", f"{LARGE},{SMALL}")
     with BackgroundStack(tmp_path / "data", *arguments, environment=environment) as stack:
         async with (
@@ -60,8 +66,13 @@ async def test_sessions_of_two_models_share_workers_migrate_and_outlive_one(tmp_
             for viewer in viewers:
                 await viewer.more_chunks(2, LIMIT_S)
             await one_of_each_on_both(api, viewers, workers)
-            models = {one["id"]: one for one in (await api.get("/v1/models")).json()["models"]}
-            assert [models[name]["sessions"] for name in (LARGE, SMALL)] == [2, 2]
+
+            async def counted() -> bool:
+                models = {one["id"]: one for one in (await api.get("/v1/models")).json()["models"]}
+                return [models[name]["sessions"] for name in (LARGE, SMALL)] == [2, 2]
+
+            # Workers report how many sessions they have.
+            await eventually(counted)
             await placed_by_shares(api, workers)
 
             # Each migrates to the other worker, live.

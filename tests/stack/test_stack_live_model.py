@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.helpers import patient_stack
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 
@@ -22,7 +23,8 @@ LIMIT_S = 120.0
 async def test_a_stack_serves_the_model_that_its_option_names(
     tmp_path: Path, name: str, first_s: float, chunk_s: float, chunks: int
 ) -> None:
-    with BackgroundStack(tmp_path / "data", "--workers", "1", "--model", name) as stack:
+    options = ("--workers", "1", "--model", name)
+    with BackgroundStack(tmp_path / "data", *options, environment=patient_stack.PATIENT) as stack:
         async with httpx.AsyncClient(base_url=stack.url, timeout=60.0) as api:
             [model] = (await api.get("/v1/models")).json()["models"]
             assert model["id"] == name

@@ -15,8 +15,8 @@ from turboserve.cli.stack.background import BackgroundStack
 
 pytestmark = pytest.mark.stack
 
-FIRST_S = 60.0
-MIGRATION_S = 60.0
+FIRST_S = 120.0
+MIGRATION_S = 120.0
 
 
 async def ready_workers(api: httpx.AsyncClient, count: int, limit_s: float = FIRST_S) -> set[str]:

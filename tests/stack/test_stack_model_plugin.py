@@ -11,6 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from tests.helpers import patient_stack
 from tests.helpers.model_plugin import NAME, install
 from tests.helpers.waiting import eventually
 from turboserve.bench.streaming.viewer import Viewer
@@ -26,6 +27,7 @@ async def test_a_stack_serves_the_documented_model(tmp_path: Path) -> None:
     installed = tmp_path / "installed"
     install(installed)
     environment = {
+        **patient_stack.PATIENT,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(installed), os.environ.get("PYTHONPATH")))),
         "TURBOSERVE_MODEL": NAME,
         "TURBOSERVE_DEFAULT_MODEL": NAME,
@@ -54,6 +56,7 @@ async def test_a_stack_serves_the_documented_model_at_another_size(tmp_path: Pat
     install(installed)
     sized = f"{NAME}_96x64"
     environment = {
+        **patient_stack.PATIENT,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(installed), os.environ.get("PYTHONPATH")))),
         "TURBOSERVE_MODEL": sized,
         "TURBOSERVE_DEFAULT_MODEL": sized,

@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.helpers import patient_stack
 from tests.stack.test_stack_migrations import migrate, migrated, ready_workers
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.stack
 LIMIT_S = 120.0
 PROMPT, SEED = "a red circle moving left", 5
 DECODER = "decode-worker"
-SETTINGS = {"TURBOSERVE_REBALANCE": "false", "TURBOSERVE_CHUNKS_KEPT": "1000"}
+SETTINGS = {**patient_stack.PATIENT, "TURBOSERVE_REBALANCE": "false", "TURBOSERVE_CHUNKS_KEPT": "1000"}
 PATIENT = {**SETTINGS, "TURBOSERVE_DECODE_TIMEOUT_S": "30"}
 """A slow machine is not taken for a frozen decode worker."""
 

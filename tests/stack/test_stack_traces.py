@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.helpers import patient_stack
 from tests.helpers.otlp_receiver import OtlpReceiver, ReceivedSpan, outside_scheme
 from tests.helpers.waiting import eventually
 from tests.stack.received_traces import LIMIT_S, SESSION, Client, about, ancestors, connected, named
@@ -31,6 +32,7 @@ def receiver() -> Iterator[OtlpReceiver]:
 async def test_a_creation_and_a_prompt_are_one_trace_each(data_dir: Path, receiver: OtlpReceiver) -> None:
     """The pool is empty, so that the creation also starts a worker."""
     environment = {
+        **patient_stack.PATIENT,
         "TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint,
         # Exemplars come with the metrics.
         "OTEL_METRIC_EXPORT_INTERVAL": "2000",
@@ -175,6 +177,7 @@ async def test_forwards_are_linked_to_the_sessions_batched_with_them(
     data_dir: Path, receiver: OtlpReceiver
 ) -> None:
     environment = {
+        **patient_stack.PATIENT,
         "TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint,
         "TURBOSERVE_TRACE_PERIODIC_RATIO": "1",
         # Both sessions generate all the time.
