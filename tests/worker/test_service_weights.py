@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,6 +129,7 @@ async def test_weights_come_from_workers_only_where_the_model_has_asked_for_them
     monkeypatch.setitem(registry.MODELS._built_in, "ignores", lambda _: models)
     for name in ("make_engine", "switch_prompts", "measure"):
         monkeypatch.setattr(host_platform, name, lambda *_: None)
+    monkeypatch.setattr(host_platform, "without_decoding", nullcontext)
     for name, from_peers in (("ignores", False), (MODEL, True)):
         platform = HostPlatform(Settings(model=name, device="cpu"), SystemClock(), lambda _: models)
         start = (await platform.load(Copied(models))).start
