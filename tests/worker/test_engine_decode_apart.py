@@ -274,7 +274,7 @@ def test_a_recovered_session_names_the_cache_of_the_worker_that_was_lost(make_dr
     first = make_driver(max_lead_s=FAR, decode_apart=True)
     remote = elsewhere(first)
     chunks = played(first)
-    # The first worker is lost behind chunk 4: nobody saw the later ones.
+    # The first worker is lost behind chunk 4. No viewer has the later ones.
     lost = 4
     kept = [each.latents for each in chunks[1:lost]]
     second = make_driver(max_lead_s=FAR, decode_apart=True)

@@ -22,8 +22,9 @@ from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld
 from turboserve.worker.remote_decoding import client, server
 from turboserve.worker.remote_decoding import frames as wire
-from turboserve.worker.remote_decoding.client import PURPOSE, DecodeClient
+from turboserve.worker.remote_decoding.client import DecodeClient
 from turboserve.worker.remote_decoding.frames import (
+    PURPOSE,
     DecodeChannel,
     DecodeChunk,
     DecodeHello,

@@ -181,3 +181,8 @@ def _do(entry: _Entry[J], stream: torch.cuda.Stream | None) -> None:
         job.run()
     # Only this thread waits. After that, any stream may use and free the job's tensors.
     stream.synchronize()
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """A tensor's elements as they lie in memory. Also supports types that numpy does not know."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

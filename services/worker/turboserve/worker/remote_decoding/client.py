@@ -20,6 +20,7 @@ from turboserve.worker import metrics
 from turboserve.worker.engine.decode_jobs import DecodeJob
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.remote_decoding.frames import (
+    PURPOSE,
     ChunkFrames,
     DecodeChannel,
     DecodeChunk,
@@ -28,7 +29,6 @@ from turboserve.worker.remote_decoding.frames import (
     NoCache,
     NoRoom,
     TensorSpec,
-    out_of_turn,
 )
 from turboserve.worker.remote_decoding.routing import (
     RECONNECT_S,
@@ -48,15 +48,13 @@ from turboserve.worker.remote_decoding.routing import (
     next_pause_s,
 )
 from turboserve.worker.transfer import handshake
-from turboserve.worker.transfer.channel import ByteReader, ByteWriter
+from turboserve.worker.transfer.channel import ByteReader, ByteWriter, unexpected
 from turboserve.worker.transfer.errors import DeadlineExceededError, PeerLostError, TransferError
 from turboserve.worker.transfer.frames import Open
 from turboserve.worker.transfer.target import parse_address
 
 BUFFER_BYTES = 4 << 20
 """Frames that are read at once, bytes: a chunk of a public model has 14 MB."""
-PURPOSE = "decode"
-"""Name of what is asked for, in the place of a migration's session in the handshake."""
 CONNECT_S = 5.0
 
 log = logs.get("decoding")
@@ -113,7 +111,7 @@ class DecodeConnection:
         await self._channel.post(question, payloads, seconds)
         answer = await self._channel.next(seconds)
         if not isinstance(answer, ChunkFrames | NoCache | NoRoom) or answer.number != number:
-            raise out_of_turn(answer)
+            raise unexpected(answer)
         if not isinstance(answer, ChunkFrames):
             return answer
         width, height = self._config.frame_size
@@ -275,7 +273,7 @@ class DecodeClient:
             await channel.post(DecodeHello(model=self._model), (), CONNECT_S)
             welcome = await channel.next(CONNECT_S)
             if not isinstance(welcome, DecodeWelcome):
-                raise out_of_turn(welcome)
+                raise unexpected(welcome)
         except BaseException:
             channel.abort()
             raise

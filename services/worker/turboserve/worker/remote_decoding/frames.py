@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
@@ -15,22 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from torch import Tensor
 
 from turboserve.contracts.base import Id
-from turboserve.worker.transfer.channel import MAC_BYTES, Channel
-from turboserve.worker.transfer.errors import (
-    AuthenticationError,
-    DeadlineExceededError,
-    PeerLostError,
-    TransferError,
-    TransferProtocolError,
-    error_of,
-)
+from turboserve.worker.engine.streams import bytes_of
+from turboserve.worker.transfer.channel import MAC_BYTES, Channel, limited, mac_of
+from turboserve.worker.transfer.errors import AuthenticationError, TransferProtocolError
 from turboserve.worker.transfer.frames import Challenge, Denied, Open, Proof, Refuse
 
+PURPOSE = "decode"
+"""Name of what is asked for, in the place of a migration's session in the handshake."""
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "uint8")}
 LARGE_BYTES = 1 << 20
 """Payloads from this size are copied and authenticated on a thread: 14 MB take about 15 ms each."""
 T = TypeVar("T")
-_NUMBER = struct.Struct(">Q")
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Sizes = Annotated[tuple[Annotated[int, Field(ge=0, le=1 << 20)], ...], Field(max_length=5)]
@@ -138,10 +131,10 @@ class DecodeChannel(Channel):
 
     async def post(self, frame: DecodeFrame, payloads: tuple[Tensor, ...], seconds: float) -> None:
         """Send one frame and its payloads. Raises the errors of `Channel.send`."""
-        async with _limited(seconds):
+        async with limited(seconds, "payload: not within"):
             await self._send(frame, seconds)
             for tensor in payloads:
-                data = await _beside(tensor.nbytes, partial(_bytes_of, tensor))
+                data = await _beside(tensor.nbytes, partial(bytes_of, tensor))
                 mac = await self._seal(data)
                 self._writer.write(data)
                 self._writer.write(mac)
@@ -157,11 +150,11 @@ class DecodeChannel(Channel):
             raise TransferProtocolError(f"payload: {spec.dtype} {spec.shape}, need {shape}")
         dtype = DTYPES[spec.dtype]
         size = torch.Size(shape).numel() * dtype.itemsize
-        async with _limited(seconds):
+        async with limited(seconds, "payload: not within"):
             data = await self._reader.readexactly(size)
             mac = await self._reader.readexactly(MAC_BYTES)
             assert self._receive_key is not None
-            wanted = await _beside(size, partial(_mac, self._receive_key, self._received, data))
+            wanted = await _beside(size, partial(mac_of, self._receive_key, self._received, data))
             if not hmac.compare_digest(mac, wanted):
                 raise AuthenticationError(f"payload: number {self._received} fails its MAC")
             self._received += 1
@@ -172,38 +165,9 @@ class DecodeChannel(Channel):
         """The MAC of the next payload."""
         assert self._send_key is not None
         number, self._sent = self._sent, self._sent + 1
-        return await _beside(len(data), partial(_mac, self._send_key, number, data))
-
-
-@asynccontextmanager
-async def _limited(seconds: float) -> AsyncIterator[None]:
-    """Limit the body's time, and give its errors the names of a channel's."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise DeadlineExceededError(f"payload: not within {seconds:.3g} s") from None
-    except (OSError, asyncio.IncompleteReadError) as error:
-        raise PeerLostError("the peer closed the connection") from error
+        return await _beside(len(data), partial(mac_of, self._send_key, number, data))
 
 
 async def _beside(size: int, call: Callable[[], T]) -> T:
     """Return the result of a call over so many bytes, without stopping the event loop for long."""
     return await asyncio.to_thread(call) if size >= LARGE_BYTES else call()
-
-
-def out_of_turn(frame: DecodeFrame) -> TransferError:
-    """The error of a frame that must not come now: the peer's own reason if it refuses."""
-    if isinstance(frame, Refuse):
-        return error_of(frame.code, frame.detail)
-    return TransferProtocolError(f"{frame.type}: not now")
-
-
-def _bytes_of(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _mac(key: bytes, number: int, data: bytes) -> bytes:
-    hasher = hmac.new(key, _NUMBER.pack(number), "sha256")
-    hasher.update(data)
-    return hasher.digest()

@@ -1,7 +1,7 @@
 """A decode worker: decodes the chunks of other workers' sessions, and keeps their decoders' caches.
 
 It owns no session and publishes nothing. A cache belongs to a part of a video, not to an owner: the digest of
-the last chunk that it has seen names it. A question for another one gets `NoCache`, whoever asks.
+the last chunk that it has seen names it. A chunk that continues another one gets `NoCache`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from turboserve.worker import metrics
 from turboserve.worker.engine.decode_jobs import CachedDecoder, DecodeJob
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.remote_decoding.client import PURPOSE
 from turboserve.worker.remote_decoding.frames import (
+    PURPOSE,
     ChunkFrames,
     DecodeChannel,
     DecodeChunk,
@@ -30,10 +30,9 @@ from turboserve.worker.remote_decoding.frames import (
     NoCache,
     NoRoom,
     TensorSpec,
-    out_of_turn,
 )
 from turboserve.worker.transfer import handshake
-from turboserve.worker.transfer.channel import ByteReader, ByteWriter, refuse
+from turboserve.worker.transfer.channel import ByteReader, ByteWriter, refuse, unexpected
 from turboserve.worker.transfer.errors import (
     LayoutMismatchError,
     PeerLostError,
@@ -124,7 +123,7 @@ class DecodeServer:
             while True:
                 question = await channel.next(QUIET_S)
                 if not isinstance(question, DecodeChunk):
-                    raise out_of_turn(question)
+                    raise unexpected(question)
                 await self._answer(channel, question)
         except TransferError as error:
             log.info("worker left", worker=opened.worker, error=str(error))
@@ -147,7 +146,7 @@ class DecodeServer:
     async def _welcome(self, channel: DecodeChannel) -> None:
         hello = await channel.next(ADMIT_S)
         if not isinstance(hello, DecodeHello):
-            raise out_of_turn(hello)
+            raise unexpected(hello)
         if hello.model != self._model:
             raise LayoutMismatchError(f"model: {hello.model}, {self._model} is decoded here")
         await channel.post(DecodeWelcome(worker=self._worker), (), ADMIT_S)
@@ -173,7 +172,7 @@ class DecodeServer:
         """The chunk's frames, or what is missing. Raises `PeerLostError` if the worker has left meanwhile."""
         async with self._turn:
             if channel.left:
-                # The worker has given up. Frames for nobody would make the next ones late as well.
+                # The worker no longer waits. To decode its chunk would delay those of the others.
                 raise PeerLostError(f"chunk {job.index}: its worker has not waited")
             rebuilds = not self._decoder.has_cache(job)
             if rebuilds and not job.context:

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 from opentelemetry.trace import INVALID_SPAN, Span
-from torch import Tensor
 
 from turboserve import logs
 from turboserve.clock import Clock
@@ -21,6 +20,7 @@ from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.interface import ChunkReady, ChunkTimings
 from turboserve.worker.engine.playout import Playout
+from turboserve.worker.engine.streams import bytes_of
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
 from turboserve.worker.service import events
 from turboserve.worker.service.quality import SlackMeasured, chunk_fidelity
@@ -244,8 +244,3 @@ class QueuedPackager:
     def _main(self) -> None:
         while (item := self._queue.get()) is not None:
             self._deliver(self._packager.convert(item))
-
-
-def bytes_of(tensor: Tensor) -> bytes:
-    """A tensor's elements as they lie in memory. Also supports types that numpy does not know."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Protocol
 
 from pydantic import TypeAdapter, ValidationError
@@ -110,7 +112,7 @@ class Channel:
             raise TransferProtocolError(f"frame: {len(data)} bytes, at most {FRAME_LIMIT}")
         mac = b""
         if self._send_key is not None:
-            mac = _mac(self._send_key, self._sent, data)
+            mac = mac_of(self._send_key, self._sent, data)
             self._sent += 1
         try:
             self._writer.write(_LENGTH.pack(len(data)) + data + mac)
@@ -124,13 +126,8 @@ class Channel:
 
     async def receive(self, seconds: float, limit: int = FRAME_LIMIT) -> Frame:
         """Receive the next frame, of at most `limit` bytes."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._next(limit)
-        except TimeoutError:
-            raise DeadlineExceededError(f"no message for {seconds:.3g} s") from None
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise PeerLostError("the peer closed the connection") from error
+        async with limited(seconds, "no message for"):
+            return await self._next(limit)
 
     async def close(self) -> None:
         """Close the connection; abort it if that takes more than 1 s."""
@@ -152,7 +149,7 @@ class Channel:
         data = await self._reader.readexactly(size)
         if self._receive_key is not None:
             mac = await self._reader.readexactly(MAC_BYTES)
-            if not hmac.compare_digest(mac, _mac(self._receive_key, self._received, data)):
+            if not hmac.compare_digest(mac, mac_of(self._receive_key, self._received, data)):
                 raise AuthenticationError(f"frame: number {self._received} fails its MAC")
             self._received += 1
         try:
@@ -164,8 +161,23 @@ class Channel:
         return frame
 
 
-def _mac(key: bytes, number: int, data: bytes) -> bytes:
-    return hmac.digest(key, _NUMBER.pack(number) + data, "sha256")
+def mac_of(key: bytes, number: int, data: bytes) -> bytes:
+    """The MAC of the data with this number in its direction. Data of any size are not copied."""
+    hasher = hmac.new(key, _NUMBER.pack(number), "sha256")
+    hasher.update(data)
+    return hasher.digest()
+
+
+@asynccontextmanager
+async def limited(seconds: float, late: str) -> AsyncIterator[None]:
+    """Limit the body's time, and raise its errors as a channel's. `late`: begins the text of the time-out."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise DeadlineExceededError(f"{late} {seconds:.3g} s") from None
+    except (OSError, asyncio.IncompleteReadError) as error:
+        raise PeerLostError("the peer closed the connection") from error
 
 
 async def refuse(channel: Channel, code: str, detail: str) -> None:
@@ -176,7 +188,7 @@ async def refuse(channel: Channel, code: str, detail: str) -> None:
         log.debug("no peer left to refuse", code=code)
 
 
-def unexpected(frame: Frame) -> TransferError:
+def unexpected(frame: SentFrame) -> TransferError:
     """Return the error of a frame that must not come now: the peer's own reason if it refuses."""
     if isinstance(frame, Refuse):
         return error_of(frame.code, frame.detail)
