@@ -104,8 +104,10 @@ class LiveShares:
         found: dict[str, dict[str, int]] = {}
         for name, counts in quotas.items():
             worker = self._view.workers.get(name)
-            for one, count in counts.items() if worker is not None else ():
-                entry = name if worker is None or worker.classes is None else entry_name(name, one.name)
+            if worker is None:
+                continue
+            for one, count in counts.items():
+                entry = name if worker.classes is None else entry_name(name, one.name)
                 found.setdefault(one.name, {})[entry] = count
         return found
 

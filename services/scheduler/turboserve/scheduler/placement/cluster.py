@@ -34,8 +34,8 @@ class Cluster:
         """Workers that exist and workers that sessions name, by id."""
         self.pools: dict[PoolKey, Pool] = {}
         self.changes = 0
-        """Number of changes of workers, sessions and quotas. Changes of slacks and stamps
-        of outside changes do not count."""
+        """Number of changes of workers, sessions and quotas. Slacks and stamps of outside changes do not
+        count."""
         self.urgency = Urgency()
         """Slacks of sessions, and the late chunks that workers expect."""
         self.quotas: Mapping[str, Mapping[str, int]] = {}

@@ -66,8 +66,8 @@ async def shared_room(
         SharedWorker(served[name], held[name]) for name in taking & served.keys() if model in served[name]
     ]
     # A worker that a pool may still start will have no sessions, and the largest n of those that are known.
-    # Gone ones count, since a pool may have no other at the moment. If all workers that it has now serve one
-    # class, it was configured anew.
+    # Gone ones count, since a pool may have no other at the moment. They do not if all its present workers
+    # serve one class: the pool was then changed to serve one.
     first, largest = set[str](), dict[str, int]()
     values = {"model": model, "renewed_after": renewed_after}
     for of, name, capacity in (await db.execute(_DECLARED, values)).all():
