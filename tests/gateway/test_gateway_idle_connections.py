@@ -7,6 +7,9 @@ Incident: the gateway closed idle connections after 5 s, as httpx does. Clients 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import httpx
 import pytest
@@ -46,67 +49,78 @@ def guard_of(server: Server) -> Guard:
     return guard
 
 
-async def test_the_time_for_a_head_begins_with_its_first_byte() -> None:
-    server = Server(FastAPI(), "127.0.0.1", 0, PATIENT)
+@asynccontextmanager
+async def serving(app: FastAPI | None = None) -> AsyncIterator[Server]:
+    """Serve an application, by default one without routes."""
+    server = Server(app or FastAPI(), "127.0.0.1", 0, PATIENT)
     await server.start()
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(REQUEST)
-        await reader.readuntil(b"}")
-        guard = guard_of(server)
-
-        async def waits_for(stage: Stage) -> None:
-            await eventually(lambda: guard.stage is stage)
-
-        await waits_for(Stage.IDLE)
-        writer.write(REQUEST[:10])
-        await waits_for(Stage.HEAD)
-        writer.write(REQUEST[10:])
-        await reader.readuntil(b"}")
-        await waits_for(Stage.IDLE)
-        # Two requests at once.
-        writer.write(REQUEST + REQUEST[:10])
-        await reader.readuntil(b"}")
-        await waits_for(Stage.HEAD)
-        writer.close()
+        yield server
     finally:
         await server.stop()
 
 
-async def test_a_slow_head_after_an_answer_is_answered_like_a_first_one() -> None:
-    server = Server(FastAPI(), "127.0.0.1", 0, PATIENT)
-    await server.start()
+@dataclass(frozen=True)
+class Peer:
+    """A client's connection, and the server's guard of it."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    guard: Guard
+
+    async def waits_for(self, stage: Stage) -> None:
+        """Wait until the server waits for this."""
+        await eventually(lambda: self.guard.stage is stage)
+
+
+@asynccontextmanager
+async def idle_peer(server: Server) -> AsyncIterator[Peer]:
+    """The server's one connection, which is idle after an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(REQUEST)
+    await reader.readuntil(b"}")
+    peer = Peer(reader, writer, guard_of(server))
+    await peer.waits_for(Stage.IDLE)
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(REQUEST)
-        await reader.readuntil(b"}")
-        guard = guard_of(server)
-        await eventually(lambda: guard.stage is Stage.IDLE)
-        writer.write(REQUEST[:10])
-        await eventually(lambda: guard.stage is Stage.HEAD)
+        yield peer
+    finally:
+        writer.close()
+
+
+async def test_the_time_for_a_head_begins_with_its_first_byte() -> None:
+    async with serving() as server, idle_peer(server) as peer:
+        peer.writer.write(REQUEST[:10])
+        await peer.waits_for(Stage.HEAD)
+        peer.writer.write(REQUEST[10:])
+        await peer.reader.readuntil(b"}")
+        await peer.waits_for(Stage.IDLE)
+        # Two requests at once.
+        peer.writer.write(REQUEST + REQUEST[:10])
+        await peer.reader.readuntil(b"}")
+        await peer.waits_for(Stage.HEAD)
+
+
+async def test_a_slow_head_after_an_answer_is_answered_like_a_first_one() -> None:
+    async with serving() as server, idle_peer(server) as peer:
+        guard = peer.guard
+        peer.writer.write(REQUEST[:10])
+        await peer.waits_for(Stage.HEAD)
         # As when the time for the head is over.
         assert guard.timed_out is not None
         assert guard.transport is not None
         guard.timed_out(Overdue.HEAD)
         guard.transport.close()
-        answer = await reader.read()
+        answer = await peer.reader.read()
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"request_timeout"' in answer
-        writer.close()
-    finally:
-        await server.stop()
 
 
 async def test_the_first_head_has_its_time_from_the_start() -> None:
-    server = Server(FastAPI(), "127.0.0.1", 0, PATIENT)
-    await server.start()
-    try:
+    async with serving() as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         await eventually(lambda: bool(server.server_state.connections))
         assert guard_of(server).stage is Stage.HEAD
         writer.close()
-    finally:
-        await server.stop()
 
 
 async def test_the_time_for_a_handshake_begins_with_it() -> None:
@@ -119,37 +133,25 @@ async def test_the_time_for_a_handshake_begins_with_it() -> None:
         await socket.accept()
         await socket.receive()
 
-    server = Server(app, "127.0.0.1", 0, PATIENT)
-    await server.start()
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(REQUEST)
-        await reader.readuntil(b"}")
-        guard = guard_of(server)
-        await eventually(lambda: guard.stage is Stage.IDLE)
-        writer.write(HANDSHAKE)
+    async with serving(app) as server, idle_peer(server) as peer:
+        peer.writer.write(HANDSHAKE)
         await asked.wait()
-        assert guard.stage is Stage.HEAD
+        assert peer.guard.stage is Stage.HEAD
         accepts.set()
-        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
-        await eventually(lambda: guard.stage is Stage.ANSWER)
-        writer.close()
-    finally:
-        await server.stop()
+        assert b" 101 " in await peer.reader.readuntil(b"\r\n\r\n")
+        await peer.waits_for(Stage.ANSWER)
 
 
 async def test_idle_connections_keep_no_client_of_their_address_out() -> None:
-    server = Server(FastAPI(), "127.0.0.1", 0, PATIENT)
-    await server.start()
+    async with serving() as server:
 
-    async def answered() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(REQUEST)
-        assert b" 404 " in await reader.readuntil(b"}")
-        await eventually(lambda: all(one.stage is not Stage.ANSWER for one in guards_of(server)))
-        return reader, writer
+        async def answered() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(REQUEST)
+            assert b" 404 " in await reader.readuntil(b"}")
+            await eventually(lambda: all(one.stage is not Stage.ANSWER for one in guards_of(server)))
+            return reader, writer
 
-    try:
         first, second = await answered(), await answered()
         third = await answered()
         # The first one was idle longest.
@@ -159,5 +161,3 @@ async def test_idle_connections_keep_no_client_of_their_address_out() -> None:
         assert b" 404 " in await second[0].readuntil(b"}")
         for _, writer in (first, second, third):
             writer.close()
-    finally:
-        await server.stop()

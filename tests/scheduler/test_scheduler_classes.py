@@ -276,8 +276,8 @@ def test_a_session_whose_class_has_only_paused_slabs_asks_for_a_worker() -> None
 
 
 def test_a_worker_of_several_classes_leaves_no_entry_behind() -> None:
-    asleep = running("n1", "n", "w1").model_copy(update={"phase": Phase.SUSPENDED})
-    bench = Bench(two_classes("w1"), running("m1", "m", "w1"), asleep)
+    suspended = running("n1", "n", "w1").model_copy(update={"phase": Phase.SUSPENDED})
+    bench = Bench(two_classes("w1"), running("m1", "m", "w1"), suspended)
     bench.pass_time(1.0)
     assert {"w1/m", "w1/n"} <= bench.core.projection.cluster(bench.now, 0.0).entries.keys()
     bench.feed(WorkerChanged(two_classes("w1").model_copy(update={"phase": WorkerPhase.GONE})))

@@ -25,6 +25,12 @@ CLASSES = (
 )
 
 
+async def report_pool(api: Harness, pool: str, model: str, maximum: int) -> None:
+    """Report a pool whose workers' first class is `model`."""
+    report = PoolReport(pool=pool, model=model, maximum=maximum, process="asc_1")
+    await api.bus.call(subjects.REPORT_POOL, report)
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=6))
 def test_the_room_of_one_class_is_the_sum_of_capacities(workers: list[tuple[int, int]]) -> None:
     shared = [SharedWorker({"a": capacity}, {"a": min(held, capacity)}) for capacity, held in workers]
@@ -88,8 +94,7 @@ async def test_workers_that_a_pool_may_add_count_for_all_classes_of_its_workers(
     classes = ({"model": large, "capacity": 1}, {"model": small, "capacity": 2})
     await api.worker(large, capacity=1, classes=classes)
     # The pool reports its workers' first class.
-    report = PoolReport(pool="grown", model=large, maximum=2, process="asc_1")
-    await api.bus.call(subjects.REPORT_POOL, report)
+    await report_pool(api, "grown", large, 2)
     for _ in range(4):
         await api.create(small)
     for model in (large, small):
@@ -115,8 +120,7 @@ async def test_sessions_of_other_classes_that_wait_count_while_no_worker_runs(
     large, small = "absent-large", "absent-small"
     classes = ({"model": large, "capacity": 2}, {"model": small, "capacity": 4})
     worker = await api.worker(large, capacity=2, classes=classes)
-    report = PoolReport(pool="absent", model=large, maximum=1, process="asc_1")
-    await api.bus.call(subjects.REPORT_POOL, report)
+    await report_pool(api, "absent", large, 1)
     await api.gone(worker)
     # Both classes wait for the worker that the pool will start.
     for _ in range(3):
@@ -154,8 +158,7 @@ async def test_a_pool_that_was_split_by_class_has_no_room_of_its_former_workers(
     await api.gone(await api.worker(large, capacity=2, classes=classes))
     for model, capacity, maximum in ((large, 2, 3), (small, 4, 1)):
         await api.worker(model, capacity=capacity)
-        report = PoolReport(pool=model, model=model, maximum=maximum, process="asc_1")
-        await api.bus.call(subjects.REPORT_POOL, report)
+        await report_pool(api, model, model, maximum)
     for model, room in ((small, 4), (large, 6)):
         for _ in range(room):
             await api.create(model)
@@ -171,8 +174,7 @@ async def test_workers_of_one_class_are_not_taken_for_free_places_of_a_pool(
     classes = ({"model": large, "capacity": 1}, {"model": small, "capacity": 2})
     await api.worker(large, capacity=1, classes=classes)
     await api.worker(large, capacity=1)
-    report = PoolReport(pool="beside", model=large, maximum=2, process="asc_1")
-    await api.bus.call(subjects.REPORT_POOL, report)
+    await report_pool(api, "beside", large, 2)
     for _ in range(2):
         await api.create(small)
     with pytest.raises(NoCapacityError):
