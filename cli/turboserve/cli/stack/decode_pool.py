@@ -30,7 +30,7 @@ class DecodePool:
     @property
     def users(self) -> dict[str, str]:
         """Process → its broker user."""
-        return {name: worker_user(name.replace("-", "")) for name in self.names}
+        return dict(zip(self.names, map(worker_user, self.identities), strict=True))
 
     def worker_settings(self, key: str) -> dict[str, str]:
         """Return the settings of the workers whose chunks they decode."""
