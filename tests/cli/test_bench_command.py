@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -142,3 +144,30 @@ def test_percentiles_of_known_values() -> None:
     assert report.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert report.percentile([1.0, 2.0], 0.25) == 1.25
     assert report.percentile([], 0.5) is None
+
+
+WAITING = """
+import asyncio, sys
+from turboserve.cli import bench
+
+async def run():
+    try:
+        print("started", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)
+        print("stopped", flush=True)
+
+bench.command("waiting", run, None)()
+"""
+
+
+def test_a_benchmark_that_is_told_to_end_cleans_up() -> None:
+    """Otherwise a stack of its own would run on without it."""
+    process = subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate()
+    assert "stopped\n" in rest
+    assert process.returncode == 128 + signal.SIGTERM

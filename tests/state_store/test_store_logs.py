@@ -222,6 +222,10 @@ async def test_no_fence_has_the_sequence_of_one_that_was_lost_with_the_end_of_th
     assert row.epoch == record.epoch
     assert row.own_revision is not None
     assert row.own_revision > greatest
+    # What is left of the log names the same owner, as a late copy of the lost fence does.
+    assert await owns(api, record) == [1, 1]
+    with pytest.raises(FencedError):
+        await api.chunk(record, 0)
     await api.chunk(row, 0)
     # Lost a second time, and the session ends before the loss is noticed.
     greatest = await shortened(parts, ended)

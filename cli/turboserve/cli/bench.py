@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -55,7 +58,7 @@ def command(name: str, run: Callable[..., Any], table: Callable[[Any], Any] | No
     def wrapped(json_file: Path | None = None, **options: Any) -> None:
         started_s = time.monotonic()
         try:
-            with progress(f"bench {name}"):
+            with progress(f"bench {name}"), cleaning_up_on_sigterm():
                 result = run(**options)
                 if inspect.isawaitable(result):
                     result = asyncio.run(_finish(result))
@@ -76,6 +79,20 @@ def command(name: str, run: Callable[..., Any], table: Callable[[Any], Any] | No
     wrapped.__signature__ = inspect.Signature([*parameters, json_parameter])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in [*parameters, json_parameter]}
     return wrapped
+
+
+@contextmanager
+def cleaning_up_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the program as an exception does, so that a stack of a benchmark's own ends with it."""
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def _finish(result: Any) -> Any:

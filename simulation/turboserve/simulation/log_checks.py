@@ -42,10 +42,30 @@ class SessionLog:
     chunks: dict[int, Accepted] = field(default_factory=dict)
     last: Accepted | None = None
     owner: Ownership | None = None
+    revision: int = 0
+    """Sequence of the entry that names the owner; 0 without one."""
+    lost: int = 0
+    """Greatest revision of an owner that the broker accepted and lost."""
     fresh: bool = False
     """Whether the stream, or the end of it, was lost since the last chunk."""
     migrated: tuple[int, int] | None = None
     """Epoch under which the session was migrated, and the number of the migrated state."""
+
+    def newest_owner(self, own: Stored | None) -> None:
+        """Note that the broker restarted, and that `own` is the newest entry left that names an owner."""
+        revision = 0 if own is None else own.sequence
+        if revision < self.revision:
+            self.lost = max(self.lost, self.revision)
+        self.owner = None if own is None else Ownership.from_bytes(own.data)
+        self.revision, self.fresh = revision, True
+
+    def repeats(self, ownership: Ownership) -> bool:
+        """Return whether `ownership` may repeat the owner that the newest entry names.
+
+        A copy of a lost entry that arrives late, or from another state store, gets a revision below the lost
+        one, which a worker may still have. So the repair names the same owner once more, with a greater one.
+        """
+        return ownership == self.owner and self.revision <= self.lost
 
 
 @dataclass
@@ -129,35 +149,30 @@ class LogChecks:
     def streams_lost(self) -> None:
         """Note that the broker restarted without its streams."""
         for log in self.sessions.values():
-            log.fresh, log.owner = True, None
+            log.newest_owner(None)
 
     def tail_lost(self, stream: Stream | None) -> None:
         """Note that the broker restarted without the end of the chunk log, which is `stream` now."""
         for session, log in self.sessions.items():
-            log.fresh, log.owner = True, None
-            if stream is None:
-                continue
-            own = stream.get(stream.newest_sequence(OWN.of(session)))
-            if own is not None:
-                log.owner = Ownership.from_bytes(own.data)
+            own = None if stream is None else stream.get(stream.newest_sequence(OWN.of(session)))
+            log.newest_owner(own)
 
     def appended(self, stream: Stream, stored: Stored) -> None:
         """Check an entry that the broker has accepted."""
         if CHUNK.takes(stored.subject):
             self._chunk(CHUNK.token(stored.subject), stored)
         elif OWN.takes(stored.subject):
-            self._fence(OWN.token(stored.subject), Ownership.from_bytes(stored.data))
+            self._fence(OWN.token(stored.subject), stored)
         elif stream.name == EVENTS and not CANARY_EVENTS.takes(stored.subject):
             self._reports.event_logged(event_from_bytes(stored.data))
 
-    def _fence(self, session: str, ownership: Ownership) -> None:
-        log = self.of(session)
-        self._reports.note(OWN.of(session), f"e{ownership.epoch}", ownership.worker)
-        if log.owner is not None and log.owner.epoch >= ownership.epoch:
-            self._reports.fail(
-                "epochs_increase", f"own of {session}: {log.owner.epoch}, then {ownership.epoch}"
-            )
-        log.owner = ownership
+    def _fence(self, session: str, stored: Stored) -> None:
+        log, ownership = self.of(session), Ownership.from_bytes(stored.data)
+        self._reports.note(OWN.of(session), f"e{ownership.epoch}", ownership.worker, f"at {stored.sequence}")
+        last = log.owner
+        if last is not None and last.epoch >= ownership.epoch and not log.repeats(ownership):
+            self._reports.fail("epochs_increase", f"own of {session}: {last.epoch}, then {ownership.epoch}")
+        log.owner, log.revision = ownership, stored.sequence
 
     def _chunk(self, session: str, stored: Stored) -> None:
         header = ChunkHeader.of_entry(session, stored.headers, len(stored.data))
