@@ -31,6 +31,7 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerRecord
+from turboserve.scheduler.daemon_threads import DaemonThreads
 from turboserve.scheduler.messages import (
     AbandonMigration,
     AllListed,
@@ -85,6 +86,8 @@ class Executor:
         self._solve = solve
         self._not_solved: str | None = None
         """Why shares were not solved last time. The core asks again each second; one log line is enough."""
+        # Any distribution can install a policy. One that hangs must not keep the process from ending.
+        self._solving = DaemonThreads("shares")
         self._bus, self._clock = bus, clock
         self._term, self._on_leadership_lost = term, on_leadership_lost
 
@@ -183,9 +186,9 @@ class Executor:
         """Solve in a thread: a program takes milliseconds, and more the more kinds of workers there are."""
         solve = partial(quotas_of_problems, self._solve, command.problems)
         try:
-            quotas = await asyncio.get_running_loop().run_in_executor(None, solve)
+            quotas = await asyncio.get_running_loop().run_in_executor(self._solving, solve)
         except Exception as error:
-            # Any distribution can install a policy. Without its shares, placement is min-max alone.
+            # Without shares, placement is min-max alone.
             reason = str(error) or repr(error)
             if reason != self._not_solved:
                 log.warning("shares not solved", error=repr(error))

@@ -1,23 +1,23 @@
-"""Shares of classes in the running scheduler: when they are solved again, and the quotas in force.
+"""Shares of classes in the running scheduler: the problems of its view, and the quotas in force.
 
-The core asks for a solution by a command, and the shell solves in a thread. So no event waits for the solver.
-Until an answer comes, the former quotas hold. Sessions come between two solutions: quotas have room for a few
-more sessions of each class (`AHEAD`).
+`ShareRefresh` says when they are solved. The core asks by a command, and the shell solves in a thread. So no
+event waits for the solver. Until an answer comes, the former quotas hold. Sessions come between two
+solutions: quotas have room for a few more sessions of each class (`AHEAD`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from math import ceil, inf
+from math import ceil
 
 from turboserve.allocation.classes import Capability, SessionClass
 from turboserve.scheduler.class_views import counts_on
 from turboserve.scheduler.messages import SharesSolved, SolveShares
 from turboserve.scheduler.placement import Cluster
 from turboserve.scheduler.placement.pool import LatencyCurve, slots
-from turboserve.scheduler.placement.quotas import Quotas, Worker
-from turboserve.scheduler.placement.share_keeper import LEAST_INTERVAL_S, OLD_S, ShareProblem
+from turboserve.scheduler.placement.quotas import Quotas, ShareProblem, Worker
+from turboserve.scheduler.placement.share_refresh import ShareRefresh
 from turboserve.scheduler.view import View
 from turboserve.scheduler.worker_classes import entry_name
 from turboserve.scheduler.worker_view import WorkerView
@@ -32,31 +32,33 @@ class LiveShares:
     def __init__(self, view: View, timeout_s: float, target_chunk_s: float | None) -> None:
         """`timeout_s`: a worker is suspect by this time-out. `target_chunk_s`: see `Cluster`."""
         self._view, self._timeout_s, self._target_s = view, timeout_s, target_chunk_s
-        self.failed: str | None = None
-        """Why the last problem was not solved. None: it was."""
+        self._refresh = ShareRefresh()
         self._ticket: int | None = None
-        self._asked: tuple[ShareProblem, ...] = ()
-        """The newest problems that a command was sent for."""
-        self._asked_at = -inf
-        self._wanted = False
-        """Whether something may have changed since `_asked`."""
+        """Of the command under way."""
         self._seen = -1
         """`Cluster.changes` when changes were last noted."""
-        self._since: float | None = None
-        """Time of the first change that the quotas may lack. None: they lack none."""
-        self._later: float | None = None
-        """Time of the first change since the command under way was sent."""
+
+    @property
+    def failed(self) -> str | None:
+        """Why the last problem was not solved. None: it was."""
+        return self._refresh.failed
 
     def update(self, cluster: Cluster, now: float, listened: float) -> list[SolveShares]:
         """Note changes of the cluster, and drop old quotas. Returns the command to send now, if any."""
         self._note(cluster, now)
         commands: list[SolveShares] = []
-        if self._wanted and self._ticket is None and now >= self._asked_at + LEAST_INTERVAL_S:
-            commands = self._ask(cluster, now, listened)
-        if self._since is not None and now - self._since > OLD_S:
+        problems = self._refresh.next(
+            lambda: tuple(problems_of(self._view, listened, self._timeout_s, self._target_s)), now
+        )
+        if problems:
+            self._ticket = self._view.stamp()
+            commands.append(SolveShares(self._ticket, problems))
+        elif problems is not None:
+            # Min-max is the optimum of one class.
             self._put(cluster, {})
-            if self._ticket is not None and now - self._asked_at > OLD_S:
-                self.failed = f"the solver has not answered for {OLD_S:g} s"
+        if self._refresh.are_old(now):
+            self._put(cluster, {})
+            self._refresh.check_answer(now)
         return commands
 
     def solved(self, event: SharesSolved, cluster: Cluster, now: float) -> None:
@@ -65,39 +67,23 @@ class LiveShares:
             return
         # Changes since `update`: of migrations that began after it, and of workers that are suspect by now.
         self._note(cluster, now)
-        self._ticket, self.failed = None, event.error
+        self._ticket = None
         if event.quotas is None:
-            self._wanted, self._asked = True, ()
+            self._refresh.not_solved(event.error)
             return
-        self._since = self._later
+        self._refresh.solved()
         self._put(cluster, self._by_entry(event.quotas))
 
     def _note(self, cluster: Cluster, now: float) -> None:
         """Note whether the cluster has changed since this was last called."""
         if cluster.changes != self._seen:
-            self._seen, self._wanted = cluster.changes, True
-            self._since = now if self._since is None else self._since
-            self._later = now if self._later is None else self._later
+            self._seen = cluster.changes
+            self._refresh.changed(now)
 
     def _put(self, cluster: Cluster, quotas: Mapping[str, Mapping[str, int]]) -> None:
         cluster.put_quotas(quotas)
         # Quotas are no change that they depend on.
         self._seen = cluster.changes
-
-    def _ask(self, cluster: Cluster, now: float, listened: float) -> list[SolveShares]:
-        problems = tuple(problems_of(self._view, listened, self._timeout_s, self._target_s))
-        self._wanted, self._later, self._asked_at = False, None, now
-        if problems and problems == self._asked:
-            self._since = None
-            return []
-        self._asked = problems
-        if not problems:
-            # Min-max is the optimum of one class.
-            self._since = self.failed = None
-            self._put(cluster, {})
-            return []
-        self._ticket = self._view.stamp()
-        return [SolveShares(self._ticket, problems)]
 
     def _by_entry(self, quotas: Quotas) -> dict[str, dict[str, int]]:
         """Return quotas by class and by entry of the cluster."""

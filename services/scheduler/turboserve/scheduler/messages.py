@@ -9,8 +9,7 @@ from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.pool import LoadFeedback, PoolStatus
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
-from turboserve.scheduler.placement.quotas import Quotas
-from turboserve.scheduler.placement.share_keeper import ShareProblem
+from turboserve.scheduler.placement.quotas import Quotas, ShareProblem
 
 # Events
 

@@ -28,6 +28,16 @@ Quotas = dict[str, dict[SessionClass, int]]
 """Sessions that each worker should have, by class."""
 
 
+@dataclass(frozen=True)
+class ShareProblem:
+    """Workers and sessions for which shares are wanted."""
+
+    workers: tuple[Worker, ...]
+    """Workers that may get sessions, with those that they have."""
+    waiting: Mapping[SessionClass, int]
+    """Further sessions by class."""
+
+
 def round_shares(
     kinds: Sequence[Kind], shares: Shares, demand: Demand
 ) -> dict[tuple[str, SessionClass], int]:
