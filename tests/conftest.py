@@ -130,14 +130,14 @@ ONE_STACK = (
     "tests/stack/test_stack_documents.py",
     "tests/stack/test_stack_recordings.py",
     "tests/stack/test_stack_shared_traces.py",
-    "tests/stack/test_stack_faults.py",
 )
 """Files whose tests share the fixture `stack`, in the order in which they run. No other file may use it.
 
-To start and stop a stack takes several seconds of CPU time. The last file kills the stack's processes.
+To start and stop a stack takes several seconds of CPU time.
 """
 GROUPS = {
     **dict.fromkeys(ONE_STACK, "stacks"),
+    "tests/stack/test_stack_faults.py": "stacks",
     "tests/stack": "stacks of their own",
     "tests/security/test_security_disk_full.py": "stacks of their own",
     "tests/security/test_security_environment.py": "stacks of their own",

@@ -37,7 +37,7 @@ PATIENCE_S = 120.0
 
 
 class Target:
-    """The stack under attack. `url` is a gateway's; `logged` returns the log of a service."""
+    """The stack under attack. `url` is a gateway's."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -80,13 +80,19 @@ class Target:
             for name in names:
                 client.delete(f"/v1/sessions/{name}")
 
-    def logged(self, service: str) -> str:
-        text: str = self.pool.log(service)
-        return text
-
     def marks(self) -> dict[str, int]:
-        """Return the length of each service's log."""
-        return {service: len(self.logged(service)) for service in self.services}
+        """Return the length of each service's log, in bytes."""
+        return {service: self._log(service).stat().st_size for service in self.services}
+
+    def logged_since(self, service: str, mark: int) -> bytes:
+        """Return what a service has logged since its log was `mark` bytes long."""
+        with self._log(service).open("rb") as log:
+            log.seek(mark)
+            return log.read()
+
+    def _log(self, service: str) -> Path:
+        path: Path = self.pool.layout.logs / f"{service}.log"
+        return path
 
     def pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in self.pool._processes.items()}

@@ -13,10 +13,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 POLL_S = 0.01
+FORKED = "turboserve.", "dummy_service"
+"""Beginnings of the names of modules that are forked: services, and their stand-ins in tests/cli."""
 STARTERS = frozenset({"turboserve.autoscaler"})
 """Modules that start further processes when a stack's supervisor has started them."""
 KNOWN_OPTIONS = frozenset({"stdin", "stdout", "stderr", "env", "start_new_session", "pass_fds"})
@@ -80,8 +83,10 @@ class Launcher:
         return self
 
     def __call__(self, args: Any, **options: Any) -> Any:
+        given = args, options
+        args, options = _without_env(args, options)
         if not _is_plain(args, options):
-            return _Popen(args, **options)
+            return _Popen(given[0], **given[1])
         stdout = _number(options.get("stdout"), 1)
         stderr = _number(options.get("stderr"), 2)
         fds = [*options.get("pass_fds", ())]
@@ -150,6 +155,15 @@ def _umask() -> int:
     return int(found[1], 8)
 
 
+def _without_env(args: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Take the words `env NAME=VALUE …` from a command, and add their variables to its environment."""
+    if isinstance(args, str | bytes | os.PathLike) or args[0] != "env":
+        return args, {**options}
+    pairs = dict(word.split("=", 1) for word in takewhile(lambda word: "=" in word, args[1:]))
+    before = os.environ if options.get("env") is None else options["env"]
+    return [*args[1 + len(pairs) :]], {**options, "env": {**before, **pairs}}
+
+
 def _is_plain(args: Any, options: Mapping[str, Any]) -> bool:
     if isinstance(args, str | bytes | os.PathLike) or not KNOWN_OPTIONS.issuperset(options):
         return False
@@ -160,7 +174,7 @@ def _is_plain(args: Any, options: Mapping[str, Any]) -> bool:
     if any(options.get(output) in NOT_GIVEN for output in ("stdout", "stderr")):
         return False
     module = args[2] if args[1] == "-m" and len(args) > 2 else ""
-    return module.startswith("turboserve.") or str(args[1]).endswith(".py")
+    return module.startswith(FORKED) or str(args[1]).endswith(".py")
 
 
 def _number(output: Any, default: int) -> int:

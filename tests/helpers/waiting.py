@@ -13,6 +13,9 @@ import pytest
 LIMIT_S = 120.0
 """Longer than any condition takes on a busy machine."""
 INTERVAL_S = 0.02
+LONGEST_INTERVAL_S = 0.1
+GROWTH = 1.25
+"""Factor between one interval and the next, up to the longest: a look may be a request to a service."""
 
 
 async def eventually(
@@ -24,9 +27,10 @@ async def eventually(
     returns then) and the last result. A call of `condition` that has not returned by then is cancelled.
     """
     clock = asyncio.get_running_loop().time
-    end = clock() + limit_s
+    end, interval_s = clock() + limit_s, INTERVAL_S
     while True:
         result = condition()
+        awaited = inspect.isawaitable(result)
         if inspect.isawaitable(result):
             try:
                 async with asyncio.timeout_at(end) as limit:
@@ -39,18 +43,21 @@ async def eventually(
             return
         if clock() >= end:
             raise AssertionError(_failure(condition, result, limit_s, what))
-        await asyncio.sleep(INTERVAL_S)
+        await asyncio.sleep(interval_s)
+        if awaited:
+            interval_s = min(LONGEST_INTERVAL_S, GROWTH * interval_s)
 
 
 def eventually_blocking(
     condition: Callable[[], object], limit_s: float = LIMIT_S, what: Callable[[], object] | str = ""
 ) -> None:
     """As `eventually`, for tests without an event loop."""
-    end = time.monotonic() + limit_s
+    end, interval_s = time.monotonic() + limit_s, INTERVAL_S
     while not (result := condition()):
         if time.monotonic() >= end:
             raise AssertionError(_failure(condition, result, limit_s, what))
-        time.sleep(INTERVAL_S)
+        time.sleep(interval_s)
+        interval_s = min(LONGEST_INTERVAL_S, GROWTH * interval_s)
 
 
 class CompletedCalls:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.helpers import forked_process
+from tests.helpers.tiny_workers import TINY_WORKERS
 from tests.helpers.waiting import eventually
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
@@ -43,9 +44,8 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
 @pytest.fixture(scope="module")
 def stack(disk: SmallDisk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]:
     """A whole stack whose data is on the small disk."""
-    stack = BackgroundStack(
-        disk.path / "data", "--workers", "1", environment={"TURBOSERVE_WORKER_MAX_SESSIONS": "4"}, command=UP
-    )
+    environment = {**TINY_WORKERS, "TURBOSERVE_WORKER_MAX_SESSIONS": "4"}
+    stack = BackgroundStack(disk.path / "data", "--workers", "1", environment=environment, command=UP)
     stack.log = tmp_path_factory.mktemp("log") / "stack.log"
     with stack:
         try:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.helpers.forked_process import InterpretedStack
+from tests.helpers.tiny_workers import TINY_WORKERS
 from turboserve import environment
 from turboserve.cli.settings import SOURCES, names
 from turboserve.cli.stack.background import BackgroundStack
@@ -38,6 +39,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]
         "TURBOSERVE_WORKER_MAX_SESSIONS": "3",
         MISSPELLED: f"{API_KEY}=acme",
         **OTHER_SECRETS,
+        **TINY_WORKERS,
     }
     data = tmp_path_factory.mktemp("stack") / "data"
     with InterpretedStack(data, "--workers", "1", environment=given) as stack:

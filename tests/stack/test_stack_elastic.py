@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from tests.helpers import patient_stack
+from tests.helpers.tiny_workers import TINY_WORKERS
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 
@@ -51,6 +52,7 @@ async def until_share(api: httpx.AsyncClient, session: str) -> None:
 async def test_a_session_wakes_a_pool_of_no_workers_and_is_paid_for(data_dir: Path) -> None:
     environment = {
         **patient_stack.PATIENT,
+        **TINY_WORKERS,
         "TURBOSERVE_SCALE_ZERO_AFTER_S": "2",
         "TURBOSERVE_SCALE_IN_COOLDOWN_S": "2",
         "TURBOSERVE_SCALE_IN_WINDOW_S": "2",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import httpx
 import pytest
 
+from tests.helpers.patient_stack import PATIENT
+from tests.helpers.tiny_workers import TINY_WORKERS
 from tests.helpers.waiting import eventually
 from tests.stack.conftest import Open, ReadLog
 from turboserve.bench.streaming.decode import decode
@@ -25,6 +28,15 @@ BACK_S = 120.0
 """Time within which the victim serves again and every session continues."""
 USED = "gpu_seconds", "chunks", "video_seconds", "delivered_bytes"
 PROMPTS = ("a red circle moving left", "a blue square moving up", "a green triangle moving right")
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]:
+    """A stack of these tests alone, which kill its processes."""
+    environment = {**PATIENT, **TINY_WORKERS, "TURBOSERVE_WORKER_MAX_SESSIONS": "4"}
+    data = tmp_path_factory.mktemp("stack") / "data"
+    with BackgroundStack(data, "--workers", "2", environment=environment) as stack:
+        yield stack
 
 
 async def watched(open_session: Open, watches: asyncio.TaskGroup) -> list[Viewer]:
@@ -128,7 +140,8 @@ async def test_sessions_play_on_after_each_kill(
     read_log: ReadLog,
     victims: tuple[str, ...],
 ) -> None:
-    used_before, began = await usage_at_rest(api), time.monotonic()
+    # The test before has waited until its usage was written.
+    used_before, began = await usage_of_all(api), time.monotonic()
     async with asyncio.TaskGroup() as watches:
         viewers = await watched(open_session, watches)
         for victim in victims:
@@ -152,7 +165,7 @@ async def test_sessions_play_on_after_each_kill(
 async def test_sessions_of_a_killed_worker_go_on_elsewhere(
     stack: BackgroundStack, api: httpx.AsyncClient, open_session: Open, read_log: ReadLog
 ) -> None:
-    used_before, began = await usage_at_rest(api), time.monotonic()
+    used_before, began = await usage_of_all(api), time.monotonic()
     async with asyncio.TaskGroup() as watches:
         viewers = await watched(open_session, watches)
         await use_both_workers(api, viewers)

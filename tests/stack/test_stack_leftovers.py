@@ -22,6 +22,11 @@ pytestmark = pytest.mark.stack
 
 FIRST_S = 60.0
 GONE_S = 120.0
+ENVIRONMENT = {
+    **patient_stack.DEADLINES,
+    # There is one session. A worker that can have more also warms up batches.
+    "TURBOSERVE_WORKER_MAX_SESSIONS": "1",
+}
 STILL_S = 4.0
 """Time in which several chunks are made."""
 STILL_READS = 2
@@ -67,7 +72,7 @@ async def test_a_stack_stops_clean_starts_again_with_its_sessions_and_leaves_not
     data_dir: Path,
 ) -> None:
     # Of the three runs, the one that is killed is as in production: orphans of forks have another parent.
-    stack = BackgroundStack(data_dir, "--workers", "1", environment=patient_stack.DEADLINES)
+    stack = BackgroundStack(data_dir, "--workers", "1", environment=ENVIRONMENT)
     with stack:
         async with httpx.AsyncClient(base_url=stack.url, timeout=FIRST_S) as api:
             viewer = await Viewer.create(api, "a red circle moving left", seed=1)
@@ -77,7 +82,7 @@ async def test_a_stack_stops_clean_starts_again_with_its_sessions_and_leaves_not
         assert stack.stop() == 0
         assert still_running(first_run, GONE_S) == []
 
-    killed = InterpretedStack(data_dir, "--workers", "1", environment=patient_stack.DEADLINES)
+    killed = InterpretedStack(data_dir, "--workers", "1", environment=ENVIRONMENT)
     with killed:
         async with httpx.AsyncClient(base_url=killed.url, timeout=FIRST_S) as api:
             # The same session, from this viewer's position, although everything was restarted in between.

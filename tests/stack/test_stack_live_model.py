@@ -24,7 +24,9 @@ async def test_a_stack_serves_the_model_that_its_option_names(
     tmp_path: Path, name: str, first_s: float, chunk_s: float, chunks: int
 ) -> None:
     options = ("--workers", "1", "--model", name)
-    with BackgroundStack(tmp_path / "data", *options, environment=patient_stack.PATIENT) as stack:
+    # A worker that can have more sessions also warms up batches.
+    environment = {**patient_stack.PATIENT, "TURBOSERVE_WORKER_MAX_SESSIONS": "1"}
+    with BackgroundStack(tmp_path / "data", *options, environment=environment) as stack:
         async with httpx.AsyncClient(base_url=stack.url, timeout=60.0) as api:
             [model] = (await api.get("/v1/models")).json()["models"]
             assert model["id"] == name

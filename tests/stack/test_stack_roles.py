@@ -30,7 +30,14 @@ pytestmark = pytest.mark.stack
 LIMIT_S = 120.0
 PROMPT, SEED = "a red circle moving left", 5
 DECODER = "decode-worker"
-SETTINGS = {**patient_stack.PATIENT, "TURBOSERVE_REBALANCE": "false", "TURBOSERVE_CHUNKS_KEPT": "1000"}
+MODEL = "--model", "toyworld-small"
+SETTINGS = {
+    **patient_stack.PATIENT,
+    "TURBOSERVE_REBALANCE": "false",
+    "TURBOSERVE_CHUNKS_KEPT": "1000",
+    # There is one session. A worker that can have more also warms up batches.
+    "TURBOSERVE_WORKER_MAX_SESSIONS": "1",
+}
 PATIENT = {**SETTINGS, "TURBOSERVE_DECODE_TIMEOUT_S": "30"}
 """A slow machine is not taken for a frozen decode worker."""
 
@@ -73,7 +80,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 async def reference(data: Path, chunks: int) -> list[Logged]:
     """The log of the session on a stack whose workers decode themselves."""
-    with BackgroundStack(data, "--workers", "1", environment=SETTINGS) as stack:
+    with BackgroundStack(data, "--workers", "1", *MODEL, environment=SETTINGS) as stack:
         async with httpx.AsyncClient(base_url=stack.url, timeout=LIMIT_S) as api:
             # Nothing needs the pace of a viewer here.
             viewer = await Viewer.create(api, PROMPT, seed=SEED, max_lead_s=60)
@@ -85,7 +92,7 @@ async def reference(data: Path, chunks: int) -> list[Logged]:
 
 
 async def test_the_video_is_the_same_with_decode_workers_whatever_happens_to_them(tmp_path: Path) -> None:
-    arguments = ("--workers", "2", "--decode-workers", "1")
+    arguments = ("--workers", "2", "--decode-workers", "1", *MODEL)
     with BackgroundStack(tmp_path / "split", *arguments, environment=PATIENT) as stack:
         async with httpx.AsyncClient(base_url=stack.url, timeout=LIMIT_S) as api:
             workers = await ready_workers(api, 2, LIMIT_S)
@@ -138,7 +145,7 @@ def _worker_id(pid: int) -> str:
 async def test_a_frozen_decode_worker_costs_no_chunk(tmp_path: Path) -> None:
     # A deadline that a decode worker of a busy machine may exceed: that costs no chunk either.
     environment = {**SETTINGS, "TURBOSERVE_DECODE_TIMEOUT_S": "0.5"}
-    arguments = ("--workers", "1", "--decode-workers", "2")
+    arguments = ("--workers", "1", "--decode-workers", "2", *MODEL)
     with BackgroundStack(tmp_path / "data", *arguments, environment=environment) as stack:
         async with httpx.AsyncClient(base_url=stack.url, timeout=LIMIT_S) as api:
             viewer = await Viewer.create(api, PROMPT, keep_video=True, seed=SEED)

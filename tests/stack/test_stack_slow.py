@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -18,6 +17,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.helpers import prepared_cluster
+from tests.helpers.tiny_workers import TINY_COMMAND
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.experiments.chaos import chunklog, slow_disk
@@ -115,13 +116,15 @@ class SlowStack:
 @pytest.fixture(scope="module")
 def slow_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStack]:
     data = tmp_path_factory.mktemp("slow") / "data"
+    # Before the network, which begins the folder.
+    prepared_cluster.copy_cluster_to(data)
     with ExitStack() as opened:
         network = opened.enter_context(StackNetwork(data))
         disks = {}
         if slow_disk.why_not() is None:
             disks = {name: opened.enter_context(SlowDisk()) for name in DISK_OWNERS}
         prefixes = {**network.prefixes, **{name: disk.command() for name, disk in disks.items()}}
-        worker = [*network.worker_prefix, sys.executable, "-m", "turboserve.worker"]
+        worker = [*network.worker_prefix, *TINY_COMMAND]
         environment = {
             **TIMES,
             PREFIXES: json.dumps(prefixes),

@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers import patient_stack
 from tests.helpers.otlp_receiver import OtlpReceiver, ReceivedSpan, outside_scheme
+from tests.helpers.tiny_workers import TINY_WORKERS
 from tests.helpers.waiting import eventually
 from tests.stack.received_traces import LIMIT_S, SESSION, Client, about, ancestors, connected, named
 from turboserve.bench.streaming.viewer import Viewer
@@ -33,6 +34,7 @@ async def test_a_creation_and_a_prompt_are_one_trace_each(data_dir: Path, receiv
     """The pool is empty, so that the creation also starts a worker."""
     environment = {
         **patient_stack.PATIENT,
+        **TINY_WORKERS,
         "TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint,
         # Exemplars come with the metrics.
         "OTEL_METRIC_EXPORT_INTERVAL": "2000",
@@ -178,6 +180,7 @@ async def test_forwards_are_linked_to_the_sessions_batched_with_them(
 ) -> None:
     environment = {
         **patient_stack.PATIENT,
+        **TINY_WORKERS,
         "TURBOSERVE_OTLP_ENDPOINT": receiver.endpoint,
         "TURBOSERVE_TRACE_PERIODIC_RATIO": "1",
         # Both sessions generate all the time.

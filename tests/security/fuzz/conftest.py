@@ -26,5 +26,5 @@ def no_traceback(request: pytest.FixtureRequest) -> Iterator[None]:
     marks = target.marks()
     yield
     for service, mark in marks.items():
-        assert "Traceback" not in target.logged(service)[mark:], service
+        assert b"Traceback" not in target.logged_since(service, mark), service
     assert target.alive()
