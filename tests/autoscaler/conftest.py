@@ -30,6 +30,8 @@ WORKER = Path(__file__).with_name("renewing_worker.py")
 class Autoscaler(Service):
     """An autoscaler whose workers behave as `mode` says, and a view of its status."""
 
+    starts = True
+
     def __init__(self, nats: NatsServer, directory: Path, bus: Bus) -> None:
         self._mode = directory / "mode"
         self.mode = "ready"

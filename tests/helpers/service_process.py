@@ -24,6 +24,9 @@ LIMIT_S = 90.0
 class Service:
     """One service: a module's name or file. Its output goes to `log`; `variables` is its environment."""
 
+    starts = False
+    """Whether the service's own `python` processes are forks, too."""
+
     def __init__(self, name: str, module: str, nats: NatsServer, log: Path, **variables: str) -> None:
         self.log = log
         self.variables = {
@@ -48,7 +51,8 @@ class Service:
             return
         with self.log.open("ab") as log:
             environment = {**self.variables, **variables}
-            self._process = forked_process.start(self._command, environment, log.fileno())
+            output = log.fileno()
+            self._process = forked_process.start(self._command, environment, output, starts=self.starts)
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
         if self._process is not None:

@@ -1,15 +1,18 @@
 """A home and a donor in two real processes over gloo: equality, a donor killed or frozen, many loans."""
 
 import itertools
+import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from turboserve.bench.sequence_parallel import donor as donor_module
 from turboserve.bench.sequence_parallel.donor import DonorProcess, donor_process, engine_of, parallel_of
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import PartnerLostError
@@ -19,6 +22,14 @@ from turboserve.worker.replicas.toyworld import load_toyworld
 
 LIMIT_S = 4.0
 PROMPT = "a red circle moving left on black"
+
+
+@pytest.fixture(autouse=True)
+def forked_donors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork each donor from a server that has imported torch: an import takes longer than most tests."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([donor_module.__name__])
+    monkeypatch.setattr(donor_module, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
 
 
 def engine_with_session() -> Engine:

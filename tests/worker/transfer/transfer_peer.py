@@ -213,10 +213,13 @@ def facts(links: Links) -> dict[str, int]:
 
 
 def run_source(pipe: Connection, options: dict[str, Any]) -> None:
+    gc.freeze()
     asyncio.run(_source(pipe, **options))
 
 
 def run_target(pipe: Connection, options: dict[str, Any]) -> None:
+    # Each collection would write to every object of the imports, and so copy the memory that forks share.
+    gc.freeze()
     asyncio.run(_target(pipe, **options))
 
 
