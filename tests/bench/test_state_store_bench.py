@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -111,8 +113,20 @@ def test_a_block_measures_what_each_request_costs() -> None:
     assert len(found.answers_s) >= 3
 
 
-@pytest.mark.parametrize("module", command.STORES.values())
+@pytest.mark.parametrize("module", [module for module, _ in command.modes(None).values()])
 def test_each_mode_is_a_program(module: str) -> None:
     from importlib.util import find_spec
 
     assert find_spec(module) is not None
+
+
+def test_the_store_of_another_checkout_is_the_second_mode(tmp_path: Path) -> None:
+    package = tmp_path / "turboserve" / "state_store"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("print('another')")
+    (batched, same), (before, another) = command.modes(tmp_path).values()
+    assert (batched, before, same) == (STORE, STORE, {})
+    found = subprocess.run(
+        [sys.executable, "-c", f"import {before}"], env={**os.environ, **another}, capture_output=True
+    )
+    assert found.stdout.decode().strip() == "another"

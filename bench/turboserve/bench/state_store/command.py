@@ -1,4 +1,4 @@
-"""Processor time of the state store per renewal, creation and placement, batched and one by one."""
+"""Processor time of the state store per renewal, creation and placement, in two modes in turns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from turboserve.bench.report import BenchError, percentile
 from turboserve.bench.state_store.requests import Caller
 from turboserve.contracts.errors import TurboServeError
 
-BATCHED = "batched"
-STORES = {BATCHED: STORE, "one_by_one": "turboserve.bench.state_store.one_by_one"}
-"""Modes and the modules of their state stores."""
+BATCHED, ONE_BY_ONE, BEFORE = "batched", "one_by_one", "before"
 UNLIMITED = {
     "TURBOSERVE_TENANT_SESSIONS": "0",
     "TURBOSERVE_TENANT_CREATIONS_PER_MINUTE": "0",
@@ -42,29 +40,48 @@ def run(
     sessions: Annotated[int, typer.Option(min=1, help="Number of sessions, on all workers together.")] = 400,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of renewals in each block.")] = 10.0,
     blocks: Annotated[int, typer.Option(min=1, help="Number of blocks per mode. The modes take turns.")] = 2,
+    before: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Folder `services/state-store` of another checkout. Its state store is the second mode.",
+        ),
+    ] = None,
 ) -> dict[str, Any]:
     """Measure what requests cost the state store and Postgres, on servers of its own.
 
     Each block starts NATS, Redis, Postgres and one state store. Workers join, sessions are created and then
     placed, four at a time. Then the state store is idle, and then all workers renew every second, each in its
     own phase. In the mode `batched` the state store is that of production. In the mode `one_by_one` each
-    renewal has a transaction of its own.
+    renewal has a transaction of its own. With `--before`, the mode `before` takes its place: the state store
+    of another checkout, with the shared packages of this one.
 
     - `store_ms`, `postgres_ms`: processor milliseconds per request. Those of renewals are without what the
       idle state store uses. The median of the blocks.
-    - `ratio`: `store_ms` of `batched` in that of `one_by_one`, and the same of both processes together
+    - `ratio`: `store_ms` of `batched` in that of the second mode, and the same of both processes together
       (`ratio_with_postgres`). The median over pairs of blocks.
     - `answer_s`: time from a worker's request to the answer.
     """
-    found: dict[str, list[BlockCosts]] = {mode: [] for mode in STORES}
+    stores = modes(before)
+    found: dict[str, list[BlockCosts]] = {mode: [] for mode in stores}
     for number in range(blocks):
-        for mode in STORES if number % 2 == 0 else reversed(STORES):
-            found[mode].append(block(STORES[mode], workers, sessions, seconds))
+        for mode in stores if number % 2 == 0 else reversed(stores):
+            module, environment = stores[mode]
+            found[mode].append(block(module, workers, sessions, seconds, environment))
     return {
         **{mode: figures(made) for mode, made in found.items()},
         "ratio": ratios(found, with_postgres=False),
         "ratio_with_postgres": ratios(found, with_postgres=True),
     }
+
+
+def modes(before: Path | None) -> dict[str, tuple[str, Mapping[str, str]]]:
+    """Return the two modes: the modules of their state stores, and what these add to the environment."""
+    if before is None:
+        return {BATCHED: (STORE, {}), ONE_BY_ONE: ("turboserve.bench.state_store.one_by_one", {})}
+    # Folders in this variable come before those that the environment has installed.
+    return {BATCHED: (STORE, {}), BEFORE: (STORE, {"PYTHONPATH": str(before.resolve())})}
 
 
 @dataclass(frozen=True)
@@ -78,11 +95,13 @@ class BlockCosts:
     answers_s: Sequence[float]
 
 
-def block(module: str, workers: int, sessions: int, seconds: float) -> BlockCosts:
-    """Measure the state store that `module` starts."""
+def block(
+    module: str, workers: int, sessions: int, seconds: float, environment: Mapping[str, str] | None = None
+) -> BlockCosts:
+    """Measure the state store that `module` starts. `environment` is added to that of its process."""
     with (
         tempfile.TemporaryDirectory(prefix="turboserve-store-") as folder,
-        server_processes(Path(folder) / "data", module, UNLIMITED) as servers,
+        server_processes(Path(folder) / "data", module, {**UNLIMITED, **(environment or {})}) as servers,
     ):
         try:
             return asyncio.run(_measured(servers, workers, sessions, seconds))
@@ -194,16 +213,16 @@ def figures(made: Sequence[BlockCosts]) -> dict[str, Any]:
 
 
 def ratios(found: Mapping[str, Sequence[BlockCosts]], *, with_postgres: bool) -> dict[str, float | None]:
-    """Return the cost of `batched` in that of `one_by_one`, by request. None: too small to be measured."""
+    """Return the cost of the first mode in that of the second, by request. None: too small to be measured."""
 
     def cost(one: BlockCosts, name: str) -> float:
         return one.store_ms[name] + (one.postgres_ms[name] if with_postgres else 0.0)
 
     def ratio(name: str) -> float | None:
         pairs = (
-            (cost(batched, name), cost(alone, name)) for batched, alone in zip(*found.values(), strict=True)
+            (cost(first, name), cost(second, name)) for first, second in zip(*found.values(), strict=True)
         )
-        each = [batched / alone for batched, alone in pairs if alone > 0.0]
+        each = [first / second for first, second in pairs if second > 0.0]
         return round(statistics.median(each), 3) if each else None
 
     return {name: ratio(name) for name in REQUESTS}
@@ -211,14 +230,15 @@ def ratios(found: Mapping[str, Sequence[BlockCosts]], *, with_postgres: bool) ->
 
 def table(result: Mapping[str, Any]) -> Table:
     """Return one row for each request."""
-    shown = Table("per request", *STORES, "ratio", "ratio with Postgres", box=None, pad_edge=False)
+    shown_modes = [mode for mode in (BATCHED, ONE_BY_ONE, BEFORE) if mode in result]
+    shown = Table("per request", *shown_modes, "ratio", "ratio with Postgres", box=None, pad_edge=False)
     for name in REQUESTS:
         costs = [
             f"{result[mode]['store_ms'][name]:.2f} + {result[mode]['postgres_ms'][name]:.2f} ms"
-            for mode in STORES
+            for mode in shown_modes
         ]
         ratio, both = result["ratio"][name], result["ratio_with_postgres"][name]
         shown.add_row(name, *costs, *("–" if one is None else f"{one:.2f}" for one in (ratio, both)))
-    answers = [f"{1e3 * result[mode]['answer_s']['p99']:.1f} ms" for mode in STORES]
+    answers = [f"{1e3 * result[mode]['answer_s']['p99']:.1f} ms" for mode in shown_modes]
     shown.add_row("answer to a renewal, p99", *answers)
     return shown
