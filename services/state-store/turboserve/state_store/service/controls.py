@@ -13,7 +13,8 @@ from turboserve.state_store.core.change import Change, traced
 from turboserve.state_store.core.receipts import Receipt, receipt_text
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.publish.canaries import LogStatus
-from turboserve.state_store.service.transactions import Admission, PostCommit, locked
+from turboserve.state_store.service.admission import Admission
+from turboserve.state_store.service.transactions import PostCommit, locked
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import traceparent
 

@@ -23,7 +23,8 @@ from turboserve.state_store.core import sessions as session_rules
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.publish.canaries import LogStatus
-from turboserve.state_store.service.transactions import Admission, PostCommit, locked
+from turboserve.state_store.service.admission import Admission
+from turboserve.state_store.service.transactions import PostCommit, locked
 from turboserve.state_store.settings import Settings
 
 log = logs.get("recordings")

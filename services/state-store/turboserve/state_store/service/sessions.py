@@ -34,7 +34,8 @@ from turboserve.state_store.hot.session_state import Latents, Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.ports.records import LogProgress
 from turboserve.state_store.publish.canaries import LogStatus
-from turboserve.state_store.service.transactions import Admission, PostCommit, fenced, locked, visible
+from turboserve.state_store.service.admission import Admission
+from turboserve.state_store.service.transactions import PostCommit, fenced, locked, visible
 from turboserve.state_store.service.worker_slots import slots_of
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import traceparent

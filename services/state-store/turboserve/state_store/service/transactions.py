@@ -1,37 +1,22 @@
-"""Steps inside a transaction (term, lock of the row, admission), and steps after its commit.
-
-The rules of admission are in `core.workers` and `core.tenants`. They are applied to the counts of the rows.
-"""
+"""Steps inside a transaction (term, lock of the row), and steps after its commit."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
 
 from turboserve import logs
-from turboserve.clock import Clock
-from turboserve.contracts.errors import (
-    NoCapacityError,
-    SessionNotFoundError,
-    TenantLimitError,
-    TurboServeError,
-)
+from turboserve.contracts.errors import SessionNotFoundError, TurboServeError
 from turboserve.contracts.leading import PoolFenced, TermFenced, pool_leader
 from turboserve.contracts.pool import PoolReport
-from turboserve.contracts.requests import CreateSession, SessionRef
-from turboserve.contracts.sessions import RateLeft, SessionRecord
-from turboserve.state_store.core import forecast, key_limits, tenants
+from turboserve.contracts.requests import SessionRef
+from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.core.change import expect_term
-from turboserve.state_store.core.key_limits import KeyUsage
-from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import UnitOfWork
-from turboserve.state_store.ports.records import AdmissionCounts, SessionRow
-from turboserve.state_store.publish.canaries import LogStatus
+from turboserve.state_store.ports.records import SessionRow
 from turboserve.state_store.publish.fence import Assignments, Fence
 from turboserve.state_store.publish.outbox import Outbox
-from turboserve.state_store.settings import Settings
 from turboserve.tasks import BackgroundTasks
 
 SCHEDULER = "scheduler"
@@ -39,158 +24,6 @@ FENCE_TIMEOUT_S = 1.0
 """Maximum seconds that a caller waits for the fence. The row is committed, and the steps continue anyway."""
 
 log = logs.get("post_commit")
-
-
-@dataclass(frozen=True)
-class Admitted:
-    """A creation that is charged, or that found no room."""
-
-    refusal: NoCapacityError | TenantLimitError | None
-    """Why there is no room. None: the creation is charged."""
-    weight: float = 1.0
-    """Weight of the session among those that wait for slots."""
-    rates: tuple[RateLeft, ...] = ()
-
-
-class Admission:
-    """Admission. Each method runs in its caller's transaction, some only with the admission lock held."""
-
-    def __init__(self, log: LogStatus, clock: Clock, settings: Settings) -> None:
-        self._log, self._clock, self._settings = log, clock, settings
-        self._limits, self._retry_s = settings.tenant_limits, settings.admission_retry_s
-
-    async def census(self, db: UnitOfWork, session: str, model: str, tenant: str) -> AdmissionCounts:
-        """Count sessions and capacity. The caller holds the admission lock."""
-        now = self._clock.wall()
-        return await db.admission.census(
-            session,
-            model,
-            tenant,
-            renewed_after=now - self._settings.worker_timeout_s,
-            known_after=now - self._settings.model_memory_s,
-        )
-
-    async def create(self, db: UnitOfWork, request: CreateSession, census: AdmissionCounts) -> Admitted:
-        """Charge the tenant and the key for a new session.
-
-        The caller holds the admission lock, and raises a returned refusal after the commit: a tenant is known
-        from its first request on, refused or not, and other tenants leave places for it. Raises
-        LogUnavailableError, UnknownModelError, NoCapacityError, TenantLimitError and KeyQuotaError.
-        """
-        self._log.require()
-        try:
-            await self._check_room(db, census)
-        except (NoCapacityError, TenantLimitError) as refusal:
-            if census.use.known:
-                raise
-            tenant = await db.tenants.lock(request.tenant)
-            await db.tenants.write(tenants.refuse(tenant, self._clock.wall()))
-            return Admitted(refusal=refusal)
-        use = await self._key_usage(db, request.key)
-        now = self._clock.wall()
-        if request.key is not None:
-            key_limits.check_slot(use, self._retry_s, now)
-            key_limits.check_sessions(use, self._retry_s)
-        tenant = tenants.create(await db.tenants.lock(request.tenant), request, self._limits, now)
-        await db.tenants.write(tenant)
-        per_minute = self._limits.creations_per_minute
-        left = tenants.left(tenant.creations_full_at, per_minute, now, tenants.CREATIONS)
-        if request.key is not None:
-            left += await self._key_created(db, request.key, use, now)
-        return Admitted(None, use.limits.weight or 1.0, left)
-
-    async def _key_created(self, db: UnitOfWork, key: str, use: KeyUsage, now: float) -> tuple[RateLeft, ...]:
-        """Charge the key for a new session, and return what its limits per time have left."""
-        if use.limits.creations_per_minute is None:
-            return key_limits.budget_left(use, now)
-        rates = key_limits.create(await db.keys.lock_rates(key), use.limits, now)
-        await db.keys.write_rates(rates)
-        return key_limits.creations_left(rates, use.limits, now) + key_limits.budget_left(use, now)
-
-    async def _key_usage(self, db: UnitOfWork, key: str | None) -> KeyUsage:
-        if key is None:
-            return KeyUsage()
-        return await db.keys.usage(key, tenants.day_of(self._clock.wall()))
-
-    async def resume(self, db: UnitOfWork, record: SessionRecord) -> float:
-        """Check whether the session may run again, and return its weight. The caller holds the admission
-        lock.
-
-        Raises LogUnavailableError, UnknownModelError, NoCapacityError, TenantLimitError and KeyQuotaError.
-        """
-        self._log.require()
-        census = await self.census(db, record.id, record.model, record.tenant)
-        await self._admit(db, census.room)
-        tenants.check_slot(census.use, census.room, self._limits, self._retry_s)
-        use = await self._key_usage(db, record.key)
-        if record.key is not None:
-            key_limits.check_slot(use, self._retry_s, self._clock.wall())
-        return use.limits.weight or 1.0
-
-    async def prompt(self, db: UnitOfWork, record: SessionRecord, prompt: str) -> tuple[RateLeft, ...]:
-        """Charge the session's tenant and key for a prompt, and return what their rates have left.
-
-        Raises TenantLimitError and KeyQuotaError.
-        """
-        now = self._clock.wall()
-        row = tenants.submit_prompt(await db.tenants.lock(record.tenant), prompt, self._limits, now)
-        return await self._charged(db, record.key, row, now)
-
-    async def pause(self, db: UnitOfWork, record: SessionRecord) -> None:
-        """Charge the session's tenant and key for a pause. Raises TenantLimitError and KeyQuotaError."""
-        now = self._clock.wall()
-        row = tenants.pause(await db.tenants.lock(record.tenant), self._limits, now)
-        await self._charged(db, record.key, row, now)
-
-    async def _charged(
-        self, db: UnitOfWork, key: str | None, row: tenants.Tenant, now: float
-    ) -> tuple[RateLeft, ...]:
-        await db.tenants.write(row)
-        per_minute = self._limits.prompts_per_minute
-        left = tenants.left(row.prompts_full_at, per_minute, now, tenants.PROMPTS)
-        found = None if key is None else await db.keys.get(key)
-        if found is None or found.limits.prompts_per_minute is None:
-            return left
-        rates = key_limits.submit_prompt(await db.keys.lock_rates(found.id), found.limits, now)
-        await db.keys.write_rates(rates)
-        return left + key_limits.prompts_left(rates, found.limits, now)
-
-    async def _admit(self, db: UnitOfWork, room: ModelCapacity) -> None:
-        """Check whether another session of the model fits, and gets its slot in time.
-
-        The retry time of a refusal is forecast from departures and starting workers.
-        """
-        limit_s = self._settings.admission_slot_s
-        if room.known and room.demand < room.capacity and limit_s is None:
-            return
-        now = self._clock.wall()
-        outlook = await db.admission.outlook(
-            room.model,
-            since=now - forecast.WINDOW_S,
-            renewed_after=now - self._settings.worker_timeout_s,
-        )
-        excess = room.demand - room.capacity + 1
-        room.admit(forecast.retry_after_s(excess, outlook, now, self._retry_s))
-        free_s = forecast.slot_in(room.demand, outlook, now)
-        if limit_s is not None and free_s is not None and free_s > limit_s:
-            raise NoCapacityError(
-                f"the next slot for {room.model} is expected in {free_s:.0f} s, the limit is {limit_s:g} s",
-                field="admission_slot_s",
-                limit=limit_s,
-                retry_after_s=min(max(free_s - limit_s, forecast.SHORTEST_S), forecast.LONGEST_S),
-            )
-
-    async def _check_room(self, db: UnitOfWork, census: AdmissionCounts) -> None:
-        await self._admit(db, census.room)
-        if census.live >= self._settings.max_sessions:
-            raise NoCapacityError(
-                f"{self._settings.max_sessions} sessions are all that this deployment takes",
-                field="sessions",
-                limit=self._settings.max_sessions,
-                retry_after_s=self._retry_s,
-            )
-        tenants.check_slot(census.use, census.room, self._limits, self._retry_s)
-        tenants.check_sessions(census.use, self._limits, self._retry_s)
 
 
 async def fenced(db: UnitOfWork, request: TermFenced) -> None:
