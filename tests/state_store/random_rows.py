@@ -40,6 +40,7 @@ from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.core.change import Change, change_id
 from turboserve.state_store.core.receipts import Receipt
 from turboserve.state_store.core.rentals import RentalRow
+from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.database import UnitOfWork
 from turboserve.state_store.ports.records import LogProgress, UsageShare, ViewerUse
 
@@ -107,6 +108,9 @@ class RandomRows:
             numbers=self.random.choice(({}, {"migration": 1.0}, {"migration": 2.0, "x": 0.5})),
             at=float(self.serial()),
         )
+
+    def tenant(self, name: str) -> Tenant:
+        return Tenant(name, self.number(), self.number(), self.random.randrange(99))
 
     def worker_record(self) -> WorkerRecord:
         worker, model = self.worker(), self.random.choice(MODELS)
@@ -197,11 +201,11 @@ class RandomRows:
 
     def do_sessions_create(self) -> Call:
         request, now = self.request(), float(self.serial())
+        tenant = self.maybe(self.tenant(request.tenant))
 
         async def run(db: UnitOfWork) -> Any:
-            await db.admission.lock()
             if await db.sessions.get(request.id) is None:
-                await db.changes.create(rules.create(request, now))
+                await db.changes.create(rules.create(request, now), tenant)
 
         return run
 
@@ -209,7 +213,7 @@ class RandomRows:
         session, key = self.session(), self.maybe("0a" * 32)
         serial, events = self.serial(), self.random.randrange(1, 4)
         decides = self.random.random() < 0.5
-        decision = self.decision(session)
+        decision, tenant = self.decision(session), self.maybe(self.tenant(self.random.choice(TENANTS)))
         draw = RandomRows(serial)
 
         async def run(db: UnitOfWork) -> Any:
@@ -224,7 +228,8 @@ class RandomRows:
                 tuple(told.model_copy(update={"id": change_id(record, kind)}) for kind in kinds),
                 decision if decides else None,
             )
-            await db.changes.write(change, migration_key=key if record.migration is not None else None)
+            begun = key if record.migration is not None else None
+            await db.changes.write(change, migration_key=begun, tenant=tenant)
             return await db.sessions.get_row(session)
 
         return run
@@ -381,11 +386,16 @@ class RandomRows:
     def do_admission(self) -> Call:
         session, model, worker = self.session(), self.random.choice(MODELS), self.worker()
         tenant = self.random.choice((*TENANTS, "tc"))
-        renewed, known = self.number(), self.number()
+        renewed, known, locks_tenant = self.number(), self.number(), self.random.random() < 0.5
 
         async def run(db: UnitOfWork) -> Any:
             census = await db.admission.census(
-                session, model, tenant, renewed_after=renewed, known_after=known
+                session,
+                model,
+                tenant,
+                renewed_after=renewed,
+                known_after=known,
+                locks_tenant=locks_tenant,
             )
             outlook = await db.admission.outlook(model, since=known, renewed_after=renewed)
             used = await db.admission.slots_used(worker, besides=session)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -327,18 +328,45 @@ async def test_a_renewal_passes_a_shared_row_and_a_new_term_waits(
     assert (await task).beat == 2
 
 
+async def test_a_creation_reads_its_tenant_as_it_is_once_it_is_locked(
+    server: DatabaseServer, database: Database
+) -> None:
+    async with database.transaction() as db:
+        await db.tenants.lock("t")
+
+    async def charge() -> int:
+        async with server.connect().transaction(admits=True) as db:
+            census = await db.admission.census(
+                "s1", "m", "t", renewed_after=0.0, known_after=0.0, locks_tenant=True
+            )
+            assert census.tenant is not None
+            assert census.live == 0
+            more = replace(census.tenant, stored_bytes=census.tenant.stored_bytes + 1)
+            await db.changes.create(rules.create(REQUEST, 1.0), more)
+            return more.stored_bytes
+
+    async with database.transaction() as db:
+        row = await db.tenants.lock("t")
+        charging = asyncio.create_task(charge())
+        await server.until_waiting()
+        # The counts are of the moment before the wait.
+        async with server.connect().transaction() as other:
+            await other.changes.create(rules.create(REQUEST.model_copy(update={"id": "s2"}), 1.0))
+        await db.tenants.write(replace(row, stored_bytes=7))
+    assert await charging == 8
+    async with database.transaction() as db:
+        assert (await db.tenants.lock("t")).stored_bytes == 8
+
+
 async def test_advisory_locks_are_held_until_the_end(server: DatabaseServer, database: Database) -> None:
     order: list[str] = []
 
     async def second() -> None:
-        async with server.connect().transaction() as db:
-            await db.admission.lock()
+        async with server.connect().transaction(admits=True):
             order.append("second")
 
-    async with database.transaction() as db:
-        await db.admission.lock()
-        # Taken again by the same transaction: no deadlock. Another transaction's lock is another lock.
-        await db.admission.lock()
+    async with database.transaction(admits=True):
+        # Another lock, and a transaction that admits nothing.
         async with server.connect().transaction() as other:
             await other.rentals.lock()
         task = asyncio.create_task(second())

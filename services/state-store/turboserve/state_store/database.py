@@ -22,7 +22,7 @@ from turboserve.state_store.database_errors import (
 )
 from turboserve.state_store.kept_connections import KeptConnections
 from turboserve.state_store.migrate import migrate
-from turboserve.state_store.repository.admission import SqlAdmission, SqlTenants
+from turboserve.state_store.repository.admission import ADMISSION_LOCK, SqlAdmission, SqlTenants
 from turboserve.state_store.repository.audit import SqlAudit
 from turboserve.state_store.repository.changes import SqlChanges
 from turboserve.state_store.repository.cost import SqlCorrections, SqlRentals
@@ -41,7 +41,9 @@ from turboserve.telemetry import set_error, tracer
 # The driver sends each of these in one message. SQLAlchemy begins each transaction with one, and would need
 # another one for the setting.
 _BEGIN = "begin"
-_BEGIN_UNFLUSHED = "begin; set local synchronous_commit = off"
+_UNFLUSHED = "; set local synchronous_commit = off"
+# A statement of its own, so that the statements after it see what the holder before has committed.
+_ADMITS = f"; select pg_advisory_xact_lock({ADMISSION_LOCK})"
 _LOCK = text("select set_config('idle_session_timeout', :limit_ms, false), pg_advisory_lock(:key)")
 _UNLOCK = text("select set_config('idle_session_timeout', '0', false), pg_advisory_unlock(:key)")
 _PROBE = text("""
@@ -159,13 +161,16 @@ class PostgresDatabase:
         self.reachable = False
 
     @asynccontextmanager
-    async def transaction(self, *, durable: bool = True) -> AsyncIterator[SqlUnitOfWork]:
+    async def transaction(
+        self, *, durable: bool = True, admits: bool = False
+    ) -> AsyncIterator[SqlUnitOfWork]:
         # Not the current span: what the transaction stores continues the request.
         span = _trace.start_child("TRANSACTION", kind=SpanKind.CLIENT, attributes=_ATTRIBUTES)
         try:
             async with self._bounded() as (connection, driver):
                 try:
-                    await driver.execute(_BEGIN if durable else _BEGIN_UNFLUSHED)
+                    begin = _BEGIN if durable else _BEGIN + _UNFLUSHED
+                    await driver.execute(begin + _ADMITS if admits else begin)
                     yield SqlUnitOfWork(connection)
                     await driver.execute("commit")
                 except BaseException as error:

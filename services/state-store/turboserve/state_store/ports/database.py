@@ -115,10 +115,15 @@ class Database(Protocol):
     def reachable(self) -> bool:
         """Whether the last `ping` succeeded."""
 
-    def transaction(self, *, durable: bool = True) -> AbstractAsyncContextManager[UnitOfWork]:
+    def transaction(
+        self, *, durable: bool = True, admits: bool = False
+    ) -> AbstractAsyncContextManager[UnitOfWork]:
         """Open a transaction, which is committed at the end of the block and rolled back if the block raises.
 
-        With `durable=False` the commit does not wait for the disk, and a crash of Postgres may undo it.
+        With `durable=False` the commit does not wait for the disk, and a crash of Postgres may undo it. With
+        `admits=True` it begins with the lock of admission: only one such transaction at a time counts and
+        admits, so that two never take the same last place.
+
         Raises `UnavailableError` within the deadline if Postgres is down, slow or restarting, and
         `ConflictError` if another transaction inserted the same row first. After `UnavailableError`, the
         outcome of a commit is unknown.

@@ -15,7 +15,7 @@ from turboserve.contracts.pool import LEARNED_LIMIT, PoolOrders
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.webhooks import DeliveryRecord
 from turboserve.contracts.workers import Incoming, MigrationKey, WorkerRecord
-from turboserve.state_store.core.tenants import TenantUse
+from turboserve.state_store.core.tenants import Tenant, TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.static_frozen import statically_frozen
 
@@ -75,6 +75,8 @@ class AdmissionCounts:
     room: ModelCapacity
     use: TenantUse
     """What the requesting tenant uses."""
+    tenant: Tenant | None = None
+    """Row of the requesting tenant, if it is locked. None: it is not, or does not exist."""
 
 
 @statically_frozen()

@@ -57,14 +57,20 @@ class SessionRepository(Protocol):
 
 
 class ChangeRepository(Protocol):
-    async def create(self, change: Change) -> None:
-        """Insert the row and its events. The caller holds the admission lock and found no row of this id."""
+    async def create(self, change: Change, tenant: Tenant | None = None) -> None:
+        """Insert the row and its events. Replace the row of `tenant`, whose lock the caller holds.
 
-    async def write(self, change: Change, *, migration_key: str | None = None) -> None:
+        The caller holds the admission lock and found no row of this id.
+        """
+
+    async def write(
+        self, change: Change, *, migration_key: str | None = None, tenant: Tenant | None = None
+    ) -> None:
         """Write the changed fields, the events in their order and the decision.
 
         The caller holds the row's lock and has compared its version. `migration_key` is the key of the
-        migration that the change begins. A change that ends a migration erases its key.
+        migration that the change begins. A change that ends a migration erases its key. `tenant`: as in
+        `create`.
         """
 
 
@@ -170,15 +176,20 @@ class TenantRepository(Protocol):
 
 
 class AdmissionRepository(Protocol):
-    async def lock(self) -> None:
-        """Let only one transaction at a time count and admit, so that two never take the same last place."""
-
     async def census(
-        self, session: str, model: str, tenant: str, *, renewed_after: float, known_after: float
+        self,
+        session: str,
+        model: str,
+        tenant: str,
+        *,
+        renewed_after: float,
+        known_after: float,
+        locks_tenant: bool = False,
     ) -> AdmissionCounts:
         """Count in one statement. A worker counts if it takes sessions and renewed after `renewed_after`.
 
         A worker that a pool may still start counts as well, with the largest capacity of the model's workers.
+        With `locks_tenant`, an existing row of the tenant is locked. The counts are of the moment before.
         """
 
     async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import (
     Double,
+    Row,
     Select,
     Text,
+    Update,
     and_,
     bindparam,
     case,
@@ -19,7 +22,7 @@ from sqlalchemy import (
     not_,
     or_,
     select,
-    text,
+    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by, insert
@@ -35,7 +38,8 @@ from turboserve.state_store.repository.sessions import LIVE
 from turboserve.state_store.repository.shared_workers import declares, shared_room, slots_query
 from turboserve.state_store.tables import pools, rentals, sessions, tenants, workers
 
-LOCK = 0x7475_7262_0003
+ADMISSION_LOCK = 0x7475_7262_0003
+"""Number of the advisory lock that lets one transaction at a time count and admit."""
 
 _HOLDS = sessions.c.phase.in_([phase.value for phase in Phase if phase.holds_slot])
 WAITS = or_(
@@ -47,7 +51,7 @@ TAKES_SLOT = or_(_HOLDS, WAITS)
 _TAKES = (WorkerPhase.STARTING.value, WorkerPhase.READY.value)
 
 
-def _census_query() -> Select[Any]:
+def _census_query(*, locks_tenant: bool) -> Select[Any]:
     session, tenant = bindparam("session", type_=Text), bindparam("tenant", type_=Text)
     model = bindparam("model", type_=Text)
     renewed_after, known_after = (
@@ -85,7 +89,7 @@ def _census_query() -> Select[Any]:
         .where(LIVE)
         .subquery("counts")
     )
-    return select(
+    query = select(
         exists().where(sessions.c.id == session),
         or_(
             exists().where(
@@ -99,10 +103,16 @@ def _census_query() -> Select[Any]:
         exists().where(tenants.c.id != tenant),
         counts,
     )
+    if not locks_tenant:
+        return query
+    row = select(tenants).where(tenants.c.id == tenant).with_for_update().cte("tenant_row")
+    columns = (row.c[name].label(f"tenant_{name}") for name in _TENANT)
+    return query.add_columns(*columns).select_from(counts.outerjoin(row, true()))
 
 
-_CENSUS = _census_query()
-"""Built once, since building the query takes several times as long as running it."""
+_TENANT = tuple(Tenant.__dataclass_fields__)
+# Built once, since building the query takes several times as long as running it.
+_CENSUS, _CENSUS_LOCKED = _census_query(locks_tenant=False), _census_query(locks_tenant=True)
 
 
 def _outlook_query() -> Select[Any]:
@@ -152,12 +162,17 @@ _SLOTS_USED = select(func.count()).where(
 _SLOTS_BY_CLASS = _SLOTS_USED.add_columns(sessions.c.model).group_by(sessions.c.model)
 _SLOTS_TAKEN = slots_query(_HOLDS, WAITS)
 _TENANT_LOCKED = select(tenants).where(tenants.c.id == bindparam("tenant")).with_for_update()
-_WRITE_TENANT = (
+WRITE_TENANT: Update = (
     update(tenants)
-    .where(tenants.c.id == bindparam("new_id"))
-    .values({name: bindparam(f"new_{name}") for name in Tenant.__dataclass_fields__ if name != "id"})
+    .where(tenants.c.id == bindparam("new_id", type_=Text))
+    .values({name: bindparam(f"new_{name}", type_=tenants.c[name].type) for name in _TENANT if name != "id"})
 )
-_LOCK_ADMISSION = text("select pg_advisory_xact_lock(:key)").bindparams(key=LOCK)
+"""Replaces the row of a tenant by `tenant_values`."""
+
+
+def tenant_values(tenant: Tenant) -> Mapping[str, Any]:
+    """Return the parameters of `WRITE_TENANT`."""
+    return {f"new_{name}": value for name, value in asdict(tenant).items()}
 
 
 class SqlAdmission:
@@ -166,11 +181,15 @@ class SqlAdmission:
     def __init__(self, connection: AsyncConnection) -> None:
         self._db = connection
 
-    async def lock(self) -> None:
-        await self._db.execute(_LOCK_ADMISSION)
-
     async def census(
-        self, session: str, model: str, tenant: str, *, renewed_after: float, known_after: float
+        self,
+        session: str,
+        model: str,
+        tenant: str,
+        *,
+        renewed_after: float,
+        known_after: float,
+        locks_tenant: bool = False,
     ) -> AdmissionCounts:
         parameters = {
             "session": session,
@@ -179,13 +198,14 @@ class SqlAdmission:
             "renewed_after": renewed_after,
             "known_after": known_after,
         }
-        row = (await self._db.execute(_CENSUS, parameters)).one()
+        row = (await self._db.execute(_CENSUS_LOCKED if locks_tenant else _CENSUS, parameters)).one()
         taken, known, places, shared, known_tenant, others, *_ = row
         if shared:
             room = await shared_room(self._db, model, renewed_after, _TAKES, _SLOTS_TAKEN)
             places = max(0, places + room.with_coming)
         use = TenantUse(row.ours, row.suspended, row.slots, row.model_slots, known_tenant, others)
-        return AdmissionCounts(taken, row.live, ModelCapacity(model, known, places, row.demand), use)
+        capacity = ModelCapacity(model, known, places, row.demand)
+        return AdmissionCounts(taken, row.live, capacity, use, _tenant_of(row) if locks_tenant else None)
 
     async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
         parameters = {"model": model, "since": since, "renewed_after": renewed_after}
@@ -214,6 +234,11 @@ class SqlAdmission:
         return {model: int(count) for count, model in rows}
 
 
+def _tenant_of(row: Row[Any]) -> Tenant | None:
+    """Return the tenant's row in the census."""
+    return None if row.tenant_id is None else Tenant(*row[-len(_TENANT) :])
+
+
 class SqlTenants:
     """`TenantRepository` in one transaction."""
 
@@ -229,8 +254,7 @@ class SqlTenants:
         return Tenant(**row)
 
     async def write(self, tenant: Tenant) -> None:
-        values = {f"new_{name}": value for name, value in asdict(tenant).items()}
-        await self._db.execute(_WRITE_TENANT, values)
+        await self._db.execute(WRITE_TENANT, tenant_values(tenant))
 
     async def delete_unused(self, before: float) -> int:
         full = (tenants.c.creations_full_at < before, tenants.c.prompts_full_at < before)

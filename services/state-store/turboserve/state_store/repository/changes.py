@@ -13,8 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import Decision, Phase
 from turboserve.state_store.core.change import Change
+from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import SESSION_CHANGING, SESSION_FIELDS
 from turboserve.state_store.publish.outbox import outbox_values
+from turboserve.state_store.repository.admission import WRITE_TENANT, tenant_values
 from turboserve.state_store.tables import decisions, outbox, sessions
 
 _CREATED = {*SESSION_FIELDS}
@@ -33,6 +35,8 @@ class _Shape:
     suspended: bool
     writes_key: bool
     """Whether the key of the session's migration is written."""
+    charges: bool
+    """Whether the row of the session's tenant is written."""
 
 
 class SqlChanges:
@@ -41,13 +45,16 @@ class SqlChanges:
     def __init__(self, connection: AsyncConnection) -> None:
         self._db = connection
 
-    async def create(self, change: Change) -> None:
+    async def create(self, change: Change, tenant: Tenant | None = None) -> None:
         record = change.record
         values = _named("row", record.model_dump(mode="json", include=_CREATED))
         values["row_first_prompt"] = record.prompt
-        await self._db.execute(_creation(len(change.events)), values | _of_events(change.events))
+        query = _creation(len(change.events), tenant is not None)
+        await self._db.execute(query, values | _of_events(change.events) | _of_tenant(tenant))
 
-    async def write(self, change: Change, *, migration_key: str | None = None) -> None:
+    async def write(
+        self, change: Change, *, migration_key: str | None = None, tenant: Tenant | None = None
+    ) -> None:
         record, decision = change.record, change.decision
         shape = _Shape(
             events=len(change.events),
@@ -55,13 +62,15 @@ class SqlChanges:
             ends=record.phase.ended,
             suspended=record.phase is Phase.SUSPENDED,
             writes_key=record.migration is None or migration_key is not None,
+            charges=tenant is not None,
         )
         values = _named("row", record.model_dump(mode="json", include=_CHANGED))
         values |= {"row_id": record.id, "row_migration_key": migration_key}
         if decision is not None:
             values |= _named("decision", decision.model_dump(mode="json"))
             values["decision_version"] = record.version
-        await self._db.execute(_written(shape), values | _of_events(change.events))
+        values |= _of_events(change.events) | _of_tenant(tenant)
+        await self._db.execute(_written(shape), values)
 
 
 def _named(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +84,10 @@ def _of_events(events: Sequence[SessionEvent]) -> dict[str, Any]:
     return found
 
 
+def _of_tenant(tenant: Tenant | None) -> dict[str, Any]:
+    return {} if tenant is None else {**tenant_values(tenant)}
+
+
 def _bound(table: Table, prefix: str, names: Iterable[str]) -> dict[str, BindParameter[Any]]:
     return {name: bindparam(f"{prefix}_{name}", type_=table.c[name].type) for name in names}
 
@@ -83,9 +96,13 @@ def _bound(table: Table, prefix: str, names: Iterable[str]) -> dict[str, BindPar
 
 
 @cache
-def _creation(events: int) -> Insert | Update:
+def _creation(events: int, charges: bool) -> Insert | Update:
     row = insert(sessions).values(_bound(sessions, "row", sorted({*_CREATED, "first_prompt"})))
-    return _with_events(row, [], events)
+    return _with_events(row, _charge(charges), events)
+
+
+def _charge(charges: bool) -> list[CTE]:
+    return [WRITE_TENANT.cte("charge")] if charges else []
 
 
 @cache
@@ -98,7 +115,7 @@ def _written(shape: _Shape) -> Insert | Update:
     if shape.writes_key:
         values |= _bound(sessions, "row", ["migration_key"])
     row = update(sessions).where(sessions.c.id == bindparam("row_id")).values(values)
-    parts = []
+    parts = _charge(shape.charges)
     if shape.decides:
         parts.append(insert(decisions).values(_bound(decisions, "decision", _DECISION)).cte("decision"))
     return _with_events(row, parts, shape.events)

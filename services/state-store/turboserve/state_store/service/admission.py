@@ -27,6 +27,8 @@ class Admitted:
 
     refusal: NoCapacityError | TenantLimitError | None
     """Why there is no room. None: the creation is charged."""
+    tenant: Tenant | None = None
+    """The tenant's row after the charge, which is written with the session."""
     weight: float = 1.0
     """Weight of the session among those that wait for slots."""
     rates: tuple[RateLeft, ...] = ()
@@ -39,7 +41,9 @@ class Admission:
         self._log, self._clock, self._settings = log, clock, settings
         self._limits, self._retry_s = settings.tenant_limits, settings.admission_retry_s
 
-    async def census(self, db: UnitOfWork, session: str, model: str, tenant: str) -> AdmissionCounts:
+    async def census(
+        self, db: UnitOfWork, session: str, model: str, tenant: str, *, locks_tenant: bool = False
+    ) -> AdmissionCounts:
         """Count sessions and capacity. The caller holds the admission lock."""
         now = self._clock.wall()
         return await db.admission.census(
@@ -48,10 +52,11 @@ class Admission:
             tenant,
             renewed_after=now - self._settings.worker_timeout_s,
             known_after=now - self._settings.model_memory_s,
+            locks_tenant=locks_tenant,
         )
 
     async def create(self, db: UnitOfWork, request: CreateSession, census: AdmissionCounts) -> Admitted:
-        """Charge the tenant and the key for a new session.
+        """Charge the tenant and the key for a new session. The caller writes the tenant's row.
 
         The caller holds the admission lock, and raises a returned refusal after the commit: a tenant is known
         from its first request on, refused or not, and other tenants leave places for it. Raises
@@ -71,13 +76,13 @@ class Admission:
         if request.key is not None:
             key_limits.check_slot(use, self._retry_s, now)
             key_limits.check_sessions(use, self._retry_s)
-        tenant = tenants.create(await db.tenants.lock(request.tenant), request, self._limits, now)
-        await db.tenants.write(tenant)
+        tenant = census.tenant or await db.tenants.lock(request.tenant)
+        tenant = tenants.create(tenant, request, self._limits, now)
         per_minute = self._limits.creations_per_minute
         left = tenants.left(tenant.creations_full_at, per_minute, now, tenants.CREATIONS)
         if request.key is not None:
             left += await self._key_created(db, request.key, use, now)
-        return Admitted(None, use.limits.weight or 1.0, left)
+        return Admitted(None, tenant, use.limits.weight or 1.0, left)
 
     async def _key_created(self, db: UnitOfWork, key: str, use: KeyUsage, now: float) -> tuple[RateLeft, ...]:
         """Charge the key for a new session, and return what its limits per time have left."""
@@ -107,25 +112,27 @@ class Admission:
             key_limits.check_slot(use, self._retry_s, self._clock.wall())
         return use.limits.weight or 1.0
 
-    async def prompt(self, db: UnitOfWork, record: SessionRecord, prompt: str) -> tuple[RateLeft, ...]:
-        """Charge the session's tenant and key for a prompt, and return what their rates have left.
+    async def prompt(
+        self, db: UnitOfWork, record: SessionRecord, prompt: str
+    ) -> tuple[Tenant, tuple[RateLeft, ...]]:
+        """Charge the session's tenant and key for a prompt. The caller writes the tenant's row.
 
-        Raises TenantLimitError and KeyQuotaError.
+        Returns this row, and what the rates have left. Raises TenantLimitError and KeyQuotaError.
         """
         now = self._clock.wall()
         row = tenants.submit_prompt(await db.tenants.lock(record.tenant), prompt, self._limits, now)
-        return await self._charged(db, record.key, row, now)
+        return row, await self._charge_key(db, record.key, row, now)
 
-    async def pause(self, db: UnitOfWork, record: SessionRecord) -> None:
-        """Charge the session's tenant and key for a pause. Raises TenantLimitError and KeyQuotaError."""
+    async def pause(self, db: UnitOfWork, record: SessionRecord) -> Tenant:
+        """As `prompt`, for a pause."""
         now = self._clock.wall()
         row = tenants.pause(await db.tenants.lock(record.tenant), self._limits, now)
-        await self._charged(db, record.key, row, now)
+        await self._charge_key(db, record.key, row, now)
+        return row
 
-    async def _charged(
+    async def _charge_key(
         self, db: UnitOfWork, key: str | None, row: Tenant, now: float
     ) -> tuple[RateLeft, ...]:
-        await db.tenants.write(row)
         per_minute = self._limits.prompts_per_minute
         left = tenants.left(row.prompts_full_at, per_minute, now, tenants.PROMPTS)
         found = None if key is None else await db.keys.get(key)

@@ -56,8 +56,8 @@ class Controls:
     ) -> tuple[Change, tuple[RateLeft, ...]]:
         """Charge the tenant and the key, and write the change."""
         change = traced(change, "prompt_traceparent", traceparent())
-        rates = await self._admission.prompt(db, record, receipt_text(receipt))
-        await db.changes.write(change)
+        tenant, rates = await self._admission.prompt(db, record, receipt_text(receipt))
+        await db.changes.write(change, tenant=tenant)
         await db.controls.insert(receipt)
         return change, rates
 

@@ -61,9 +61,9 @@ class Recordings:
             limit_bytes, now = self._settings.tenant_recorded_bytes, self._clock.wall()
             change = session_rules.recorded(session, request.recording, now)
             record = rules.started(request.recording, session, stored, limit_bytes, now)
-            await self._admission.pause(db, session)
+            tenant = await self._admission.pause(db, session)
             await db.recordings.insert(record)
-            await db.changes.write(change)
+            await db.changes.write(change, tenant=tenant)
         log.info("recording started", recording=record.id, session=session.id, chunk=record.from_chunk)
         await self._post_commit.changed(change.record)
         return record
@@ -83,9 +83,9 @@ class Recordings:
             await db.recordings.write(after)
             change = None
             if not session.phase.ended:
-                await self._admission.pause(db, session)
+                tenant = await self._admission.pause(db, session)
                 change = session_rules.recorded(session, None, now)
-                await db.changes.write(change)
+                await db.changes.write(change, tenant=tenant)
         log.info("recording stopped", recording=after.id, session=session.id, chunk=after.until_chunk)
         if change is not None:
             await self._post_commit.changed(change.record)

@@ -102,9 +102,10 @@ class Sessions:
 
     async def create(self, request: CreateSession) -> SessionRecord:
         change = traced(rules.create(request, self._clock.wall()), "traceparent", traceparent())
-        async with self._database.transaction() as db:
-            await db.admission.lock()
-            census = await self._admission.census(db, request.id, request.model, request.tenant)
+        async with self._database.transaction(admits=True) as db:
+            census = await self._admission.census(
+                db, request.id, request.model, request.tenant, locks_tenant=True
+            )
             if census.taken:
                 existing = await db.sessions.get(request.id)
                 if existing is None or not await db.sessions.created_by(request):
@@ -113,7 +114,7 @@ class Sessions:
             admitted = await self._admission.create(db, request, census)
             if admitted.refusal is None:
                 change = with_field(change, "weight", admitted.weight)
-                await db.changes.create(change)
+                await db.changes.create(change, admitted.tenant)
                 if request.recording is not None:
                     await self._record(db, request.recording, change.record)
         if admitted.refusal is not None:
@@ -143,15 +144,13 @@ class Sessions:
             record = (await locked(db, ref)).record
             change = decide(record, self._clock.wall())
             if change is not None:
-                await self._admission.pause(db, record)
-                await db.changes.write(change)
+                await db.changes.write(change, tenant=await self._admission.pause(db, record))
         if change is None:
             return await self._post_commit.fresh(record)
         return await self._post_commit.changed(change.record, record.target)
 
     async def resume(self, ref: SessionRef) -> SessionRecord:
-        async with self._database.transaction() as db:
-            await db.admission.lock()
+        async with self._database.transaction(admits=True) as db:
             record = (await locked(db, ref)).record
             change = rules.resume(record, self._clock.wall())
             if change is not None:

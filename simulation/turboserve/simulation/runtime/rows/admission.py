@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
@@ -14,7 +15,7 @@ from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.ports.records import AdmissionCounts
 
-_LOCK = ("advisory", "admission")
+ADMISSION_LOCK = ("advisory", "admission")
 _TAKES = (WorkerPhase.STARTING, WorkerPhase.READY)
 
 
@@ -45,15 +46,20 @@ class MemoryAdmission:
     def __init__(self, session: Session) -> None:
         self._db = session
 
-    async def lock(self) -> None:
-        await self._db.execute(lambda: self._db.take(_LOCK))
-
     async def census(
-        self, session: str, model: str, tenant: str, *, renewed_after: float, known_after: float
+        self,
+        session: str,
+        model: str,
+        tenant: str,
+        *,
+        renewed_after: float,
+        known_after: float,
+        locks_tenant: bool = False,
     ) -> AdmissionCounts:
         db, tables = self._db, self._db.tables
+        counts: AdmissionCounts | None = None
 
-        def run() -> AdmissionCounts:
+        def count() -> AdmissionCounts:
             workers = [entry.record for _, entry in db.find(tables.workers, "model", model)]
             takes = [
                 worker for worker in workers if worker.phase in _TAKES and worker.renewed_at > renewed_after
@@ -82,6 +88,12 @@ class MemoryAdmission:
             return AdmissionCounts(
                 taken, live, ModelCapacity(model, known, places, demand), self._use(tenant, model)
             )
+
+        def run() -> AdmissionCounts:
+            nonlocal counts
+            # As in Postgres, the counts are of the moment before a wait for the lock.
+            counts = counts or count()
+            return replace(counts, tenant=db.lock(tables.tenants, tenant)) if locks_tenant else counts
 
         return await db.execute(run)
 

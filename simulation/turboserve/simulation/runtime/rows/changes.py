@@ -11,7 +11,9 @@ from turboserve.simulation.runtime.rows.deployment import insert_events
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import DecisionEntry, SessionEntry, Table
+from turboserve.simulation.runtime.rows.tenants import write_tenant
 from turboserve.state_store.core.change import Change
+from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import (
     SESSION_CHANGING,
     SESSION_COUNTED,
@@ -56,10 +58,12 @@ class MemoryChanges:
     def __init__(self, session: Session) -> None:
         self._db, self._rows = session, session.tables.sessions
 
-    async def create(self, change: Change) -> None:
+    async def create(self, change: Change, tenant: Tenant | None = None) -> None:
         record = stored(change.record)
 
         def run() -> None:
+            if tenant is not None:
+                write_tenant(self._db, tenant)
             _check(record)
             number = self._db.tables.number(self._rows)
             self._db.insert(self._rows, record.id, SessionEntry(record, number, record.prompt))
@@ -67,10 +71,14 @@ class MemoryChanges:
 
         await self._db.execute(run)
 
-    async def write(self, change: Change, *, migration_key: str | None = None) -> None:
+    async def write(
+        self, change: Change, *, migration_key: str | None = None, tenant: Tenant | None = None
+    ) -> None:
         record = change.record
 
         def run() -> None:
+            if tenant is not None:
+                write_tenant(self._db, tenant)
             before = self._db.lock(self._rows, record.id, LockMode.NO_KEY_UPDATE)
             if before is not None:
                 _check(record)

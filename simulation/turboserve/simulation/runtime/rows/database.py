@@ -10,6 +10,7 @@ from types import TracebackType
 
 from turboserve.contracts.errors import UnavailableError
 from turboserve.simulation.runtime.process import current
+from turboserve.simulation.runtime.rows.admission import ADMISSION_LOCK
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.simulation.runtime.rows.session import Session
@@ -31,11 +32,11 @@ class MemoryDatabase:
         """Keep new transactions of this process from reaching the server for `seconds`."""
         self._cut_off_until = self._server.loop.time() + seconds
 
-    def transaction(self, *, durable: bool = True) -> _Transaction:
-        return _Transaction(self, durable=durable, autocommit=False)
+    def transaction(self, *, durable: bool = True, admits: bool = False) -> _Transaction:
+        return _Transaction(self, durable=durable, autocommit=False, admits=admits)
 
     def statement(self) -> _Transaction:
-        return _Transaction(self, durable=True, autocommit=True)
+        return _Transaction(self, durable=True, autocommit=True, admits=False)
 
     @asynccontextmanager
     async def exclusive(self, key: int) -> AsyncIterator[MemoryUnitOfWork]:
@@ -116,21 +117,28 @@ class MemoryDatabase:
 class _Transaction:
     """One block. It is a class, because a generator costs more than the rest of the block."""
 
-    __slots__ = ("_autocommit", "_database", "_durable", "_session")
+    __slots__ = ("_admits", "_autocommit", "_database", "_durable", "_session")
 
-    def __init__(self, database: MemoryDatabase, *, durable: bool, autocommit: bool) -> None:
+    def __init__(self, database: MemoryDatabase, *, durable: bool, autocommit: bool, admits: bool) -> None:
         self._database, self._durable, self._autocommit = database, durable, autocommit
+        self._admits = admits
         self._session: Session | None = None
 
     async def __aenter__(self) -> MemoryUnitOfWork:
         database = self._database
-        self._session = await database._connect(
+        session = self._session = await database._connect(
             durable=self._durable,
             autocommit=self._autocommit,
             deadline=database._server.loop.time() + database._deadline_s,
             idle_limit_s=database._deadline_s,
         )
-        return MemoryUnitOfWork(self._session)
+        if self._admits:
+            try:
+                await session.execute(lambda: session.take(ADMISSION_LOCK))
+            except BaseException:
+                database._disconnect(session)
+                raise
+        return MemoryUnitOfWork(session)
 
     async def __aexit__(
         self,

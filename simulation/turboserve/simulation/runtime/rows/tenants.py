@@ -7,6 +7,13 @@ from turboserve.simulation.runtime.rows.session import Session
 from turboserve.state_store.core.tenants import Tenant
 
 
+def write_tenant(db: Session, tenant: Tenant) -> None:
+    """Replace the row, if there is one. Called by statements."""
+    rows = db.tables.tenants
+    if db.lock(rows, tenant.id, LockMode.NO_KEY_UPDATE) is not None:
+        db.update(rows, tenant.id, tenant)
+
+
 class MemoryTenants:
     """`TenantRepository` in one session of the server."""
 
@@ -17,11 +24,7 @@ class MemoryTenants:
         return await self._db.lock_or_insert(self._rows, tenant, Tenant(tenant))
 
     async def write(self, tenant: Tenant) -> None:
-        def run() -> None:
-            if self._db.lock(self._rows, tenant.id, LockMode.NO_KEY_UPDATE) is not None:
-                self._db.update(self._rows, tenant.id, tenant)
-
-        await self._db.execute(run)
+        await self._db.execute(lambda: write_tenant(self._db, tenant))
 
     async def delete_unused(self, before: float) -> int:
         def unused(tenant: Tenant | None) -> bool:
