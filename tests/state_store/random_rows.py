@@ -405,6 +405,10 @@ class RandomRows:
 
         return run
 
+    def do_placements(self) -> Call:
+        leader, worker, session = self.random.choice(LEADERS), self.worker(), self.session()
+        return lambda db: db.placements.lock(leader, worker, session)
+
     def do_tenants(self) -> Call:
         name, more = self.random.choice(TENANTS), self.random.randrange(9)
         full_at, changes, deletes = self.number(), self.random.random() < 0.7, self.random.random() < 0.2

@@ -22,6 +22,7 @@ from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.leader import lead
 from turboserve.state_store.ports.database import Database, UnitOfWork
+from turboserve.state_store.ports.records import LockedPlacement
 from turboserve.tasks import stop
 
 KEY = 7
@@ -326,6 +327,93 @@ async def test_a_renewal_passes_a_shared_row_and_a_new_term_waits(
         task = asyncio.create_task(take())
         await server.until_waiting()
     assert (await task).beat == 2
+
+
+async def test_the_rows_of_a_placement_are_locked_in_order_and_read_as_they_are_then(
+    server: DatabaseServer, database: Database
+) -> None:
+    change = rules.create(REQUEST, 1.0)
+    async with database.transaction() as db:
+        await db.leaders.lock("scheduler", new_term=True)
+        await db.leaders.write(LeaderRecord(name="scheduler", holder="h", term=3, beat=1))
+        await db.workers.insert(worker())
+        await db.changes.create(change)
+    locked, placed = asyncio.Event(), asyncio.Event()
+
+    async def place() -> LockedPlacement:
+        async with server.connect().transaction() as db:
+            found = await db.placements.lock("scheduler", "wk_1", "s1")
+            locked.set()
+            await placed.wait()
+            return found
+
+    async def lead() -> int:
+        async with server.connect().transaction() as db:
+            return (await db.leaders.lock("scheduler", new_term=True)).term
+
+    async def read() -> None:
+        async with server.connect().transaction() as db:
+            await db.sessions.get_row("s1", lock=True)
+
+    async with database.transaction() as db:
+        await db.workers.get("wk_1", lock=True)
+        placing = asyncio.create_task(place())
+        await server.until_waiting()
+        leading = asyncio.create_task(lead())
+        # It holds the term, waits for the worker, and has not locked the session.
+        await server.until_waiting(2)
+        async with server.connect().transaction() as other:
+            row = await other.sessions.get_row("s1", lock=True)
+            assert row is not None
+            await other.changes.write(Change(row.record.model_copy(update={"version": 2})))
+        await db.workers.write(worker(capacity=5))
+    await locked.wait()
+    reading = asyncio.create_task(read())
+    # Now it holds the session, too.
+    await server.until_waiting(2)
+    async with database.transaction() as db:
+        assert await db.workers.lock_free(["wk_1"]) == {}
+    placed.set()
+    found = await placing
+    await reading
+    assert found.worker is not None
+    assert found.session is not None
+    assert (found.leader.term, found.worker.capacity, found.session.record.version) == (3, 5, 2)
+    assert await leading == 3
+
+
+async def test_a_placement_finds_what_is_missing(database: Database) -> None:
+    async with database.transaction() as db:
+        found = await db.placements.lock("scheduler", "wk_1", "s1")
+        assert found == LockedPlacement(LeaderRecord(name="scheduler"), None, None)
+        await db.changes.create(rules.create(REQUEST, 1.0))
+        session = (await db.placements.lock("scheduler", "wk_1", "s1")).session
+        assert session is not None
+        assert session.record.id == "s1"
+
+
+async def test_the_next_placement_on_a_worker_counts_the_one_that_it_has_waited_for(
+    server: DatabaseServer, database: Database
+) -> None:
+    first = rules.create(REQUEST, 1.0)
+    second = rules.create(REQUEST.model_copy(update={"id": "s2"}), 1.0)
+    async with database.transaction() as db:
+        await db.workers.insert(worker())
+        await db.changes.create(first)
+        await db.changes.create(second)
+
+    async def count() -> int:
+        async with server.connect().transaction() as db:
+            await db.placements.lock("scheduler", "wk_1", "s2")
+            return await db.admission.slots_used("wk_1", besides="s2")
+
+    async with database.transaction() as db:
+        await db.placements.lock("scheduler", "wk_1", "s1")
+        counting = asyncio.create_task(count())
+        await server.until_waiting()
+        here = {"worker": "wk_1", "phase": Phase.ACTIVE, "epoch": 1, "version": 2}
+        await db.changes.write(Change(first.record.model_copy(update=here)))
+    assert await counting == 1
 
 
 async def test_a_creation_reads_its_tenant_as_it_is_once_it_is_locked(

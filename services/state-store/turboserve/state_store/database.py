@@ -29,6 +29,7 @@ from turboserve.state_store.repository.cost import SqlCorrections, SqlRentals
 from turboserve.state_store.repository.deployment import SqlClocks, SqlLeaders, SqlPools, SqlWorkers
 from turboserve.state_store.repository.keys import SqlKeys
 from turboserve.state_store.repository.links import SqlLinks
+from turboserve.state_store.repository.placements import SqlPlacements
 from turboserve.state_store.repository.pool_history import SqlPoolHistory
 from turboserve.state_store.repository.progress import SqlFence, SqlOutbox, SqlProgress
 from turboserve.state_store.repository.recordings import SqlRecordings
@@ -73,6 +74,7 @@ class SqlUnitOfWork:
         self.fence = SqlFence(connection)
         self.leaders = SqlLeaders(connection)
         self.outbox = SqlOutbox(connection)
+        self.placements = SqlPlacements(connection)
         self.pools = SqlPools(connection)
         self.progress = SqlProgress(connection)
         self.sessions = SqlSessions(connection)

@@ -25,6 +25,7 @@ from turboserve.state_store.ports.sessions import (
     ChangeRepository,
     ControlRepository,
     FenceRepository,
+    PlacementRepository,
     ProgressRepository,
     SessionRepository,
     TenantRepository,
@@ -75,6 +76,8 @@ class UnitOfWork(Protocol):
     def links(self) -> LinkRepository: ...
     @property
     def outbox(self) -> OutboxRepository: ...
+    @property
+    def placements(self) -> PlacementRepository: ...
     @property
     def pool_history(self) -> PoolHistoryRepository: ...
     @property

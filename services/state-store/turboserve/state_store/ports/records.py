@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from turboserve import logs
 from turboserve.contracts.base import NUMBER_LIMIT
 from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.pool import LEARNED_LIMIT, PoolOrders
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.webhooks import DeliveryRecord
@@ -50,6 +51,16 @@ class SessionRow:
 
     record: SessionRecord
     fence_revision: int
+
+
+@dataclass(frozen=True)
+class LockedPlacement:
+    """The rows that a placement or a migration depends on, each as it is since it is locked."""
+
+    leader: LeaderRecord
+    """The leader, whose term cannot change. Without a holder if there has been no leader yet."""
+    worker: WorkerRecord | None
+    session: SessionRow | None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from turboserve.state_store.core.receipts import Receipt, SettledControl
 from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import (
     AdmissionCounts,
+    LockedPlacement,
     LogProgress,
     SessionRow,
     UsageShare,
@@ -71,6 +72,15 @@ class ChangeRepository(Protocol):
         The caller holds the row's lock and has compared its version. `migration_key` is the key of the
         migration that the change begins. A change that ends a migration erases its key. `tenant`: as in
         `create`.
+        """
+
+
+class PlacementRepository(Protocol):
+    async def lock(self, leader: str, worker: str, session: str) -> LockedPlacement:
+        """Hold the leader's term, lock the worker's row, and then the session's, in one statement.
+
+        All transactions that hold a term lock it first, then workers, then sessions. Each row is read as it
+        is once it is locked. A row that was inserted while the statement waited for a lock may be missing.
         """
 
 

@@ -15,7 +15,7 @@ from turboserve.state_store.core.change import traced
 from turboserve.state_store.core.workers import gone
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.service.transactions import PostCommit, fenced, locked
-from turboserve.state_store.service.worker_slots import slots_of
+from turboserve.state_store.service.worker_slots import lock_placement, slots_of
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import traceparent
 from turboserve.telemetry_names import MIGRATION_STEP
@@ -36,10 +36,8 @@ class SessionMigrations:
 
     async def begin(self, request: BeginMigration) -> SessionRecord:
         async with self._database.transaction() as db:
-            await fenced(db, request)
-            # Lock the target's row first: requests that place on the target or declare it gone wait for it.
-            target = await db.workers.get(request.target, lock=True)
-            record = (await locked(db, SessionRef(session=request.session))).record
+            target, row = await lock_placement(db, request, request.target)
+            record = row.record
             if rules.began(record, request):
                 return await self._post_commit.fresh(record)
             if target is None:
@@ -54,9 +52,7 @@ class SessionMigrations:
 
     async def commit(self, request: CommitMigration) -> SessionRecord:
         async with self._database.transaction() as db:
-            await fenced(db, request)
-            target = await db.workers.get(request.target, lock=True)
-            row = await locked(db, SessionRef(session=request.session))
+            target, row = await lock_placement(db, request, request.target)
             record = row.record
             if await db.controls.migrated(record, request.migration):
                 return await self._post_commit.fresh(record)

@@ -36,7 +36,7 @@ from turboserve.state_store.ports.records import LogProgress
 from turboserve.state_store.publish.canaries import LogStatus
 from turboserve.state_store.service.admission import Admission
 from turboserve.state_store.service.transactions import PostCommit, fenced, locked, visible
-from turboserve.state_store.service.worker_slots import slots_of
+from turboserve.state_store.service.worker_slots import lock_placement, slots_of
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import traceparent
 
@@ -214,10 +214,7 @@ class Sessions:
 
     async def place(self, request: PlaceSession) -> SessionRecord:
         async with self._database.transaction() as db:
-            await fenced(db, request)
-            # Lock the worker's row first: requests that place on the worker or declare it gone wait for it.
-            worker = await db.workers.get(request.worker, lock=True)
-            row = await locked(db, SessionRef(session=request.session))
+            worker, row = await lock_placement(db, request, request.worker)
             record = row.record
             if record.version != request.expected_version and await db.controls.decided(
                 record, request.expected_version + 1, request.worker

@@ -17,6 +17,7 @@ from turboserve.simulation.runtime.rows.deployment import (
 )
 from turboserve.simulation.runtime.rows.keys import MemoryKeys
 from turboserve.simulation.runtime.rows.links import MemorySessionLinks
+from turboserve.simulation.runtime.rows.placements import MemoryPlacements
 from turboserve.simulation.runtime.rows.pool_history import MemoryPoolHistory
 from turboserve.simulation.runtime.rows.progress import MemoryProgress
 from turboserve.simulation.runtime.rows.recordings import MemoryRecordings
@@ -82,6 +83,10 @@ class MemoryUnitOfWork:
     @cached_property
     def outbox(self) -> MemoryOutbox:
         return MemoryOutbox(self.session)
+
+    @cached_property
+    def placements(self) -> MemoryPlacements:
+        return MemoryPlacements(self.session)
 
     @cached_property
     def pool_history(self) -> MemoryPoolHistory:
