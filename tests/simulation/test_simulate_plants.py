@@ -57,7 +57,7 @@ def test_an_engine_that_does_not_look_at_the_clock_is_found(monkeypatch: pytest.
 
     monkeypatch.setattr(EngineDriver, "step", step)
     monkeypatch.setattr(EngineDriver, "generating", property(lambda self: self.generate_until > -math.inf))
-    assert is_found("one_executor", range(20), Faults(freeze={"worker": 0.1}), seconds=25.0, finds=3)
+    assert is_found("one_executor", range(20), Faults(freeze={"worker": 0.1}), seconds=25.0, finds=7)
 
 
 def test_a_store_that_does_not_raise_the_epoch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
