@@ -5,9 +5,9 @@
     python deploy/kubernetes/generate.py --workers 32  with so many identities of workers
     python deploy/kubernetes/generate.py --secrets     print Secrets with new passwords and a new API key
 
-The broker's configuration has one user for each identity of a worker. A pool that replaces a worker needs one
-identity more than it has workers. The Secrets fit the identities of the same call. They are for a new
-deployment: all their passwords are new.
+The broker's configuration has one user for each identity of a worker, and one for all decode workers. A pool
+that replaces a worker needs one identity more than it has workers. The Secrets fit the identities of the same
+call. They are for a new deployment: all their passwords are new.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ DEPLOY = HERE.parent
 TELEMETRY = DEPLOY / "telemetry"
 SCRIPTS = ("watchdog.sh", "postgres_probe.sh", "postgres_role.sh")
 SERVICES = ("gateway", "scheduler", "autoscaler", "state-store", "recorder", "webhooks")
-MOST_WORKERS = 96
+MOST_WORKERS = 80
+DECODE = "decode"
+"""Identity of the decode workers. No pool's worker has it."""
 HEAD = "# Made by deploy/kubernetes/generate.py from files of deploy/: change those, then run it again.\n"
 
 
@@ -74,7 +76,7 @@ def files(workers: int) -> dict[Path, str]:
 
 
 def _broker(workers: int, option: str) -> str:
-    command = [sys.executable, str(DEPLOY / "nats" / "generate.py"), option, *identities(workers)]
+    command = [sys.executable, str(DEPLOY / "nats" / "generate.py"), option, *identities(workers), DECODE]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -96,7 +98,7 @@ def made_secrets(workers: int) -> dict[str, dict[str, str]]:
     """Return the data of each Secret, with new random passwords. Each service gets only what it needs."""
     broker = {name: _password() for name in SERVICES}
     of_worker = {name: _password() for name in identities(workers)}
-    redis, postgres, services = _password(), _password(), _password()
+    redis, postgres, services, decode = (_password() for _ in range(4))
     made = {f"turboserve-{name}": {"nats-password": password} for name, password in broker.items()}
     made["turboserve-gateway"]["api-keys"] = f"{new_key()[1]}=default"
     made["turboserve-state-store"] |= {
@@ -107,7 +109,7 @@ def made_secrets(workers: int) -> dict[str, dict[str, str]]:
         f"NATS_{account_of(user)}_PASSWORD": password
         for user, password in [
             *broker.items(),
-            *((worker_user(name), password) for name, password in of_worker.items()),
+            *((worker_user(name), password) for name, password in {**of_worker, DECODE: decode}.items()),
         ]
     }
     # By which the servers of a cluster log in to each other.
@@ -116,6 +118,8 @@ def made_secrets(workers: int) -> dict[str, dict[str, str]]:
     made["turboserve-redis"] = {"password": redis}
     made["turboserve-postgres"] = {"POSTGRES_PASSWORD": postgres, "POSTGRES_SERVICES_PASSWORD": services}
     made["turboserve-worker-identities"] = of_worker
+    # By the key, workers and decode workers know each other.
+    made["turboserve-decode"] = {"nats-password": decode, "key": _password()}
     return made
 
 

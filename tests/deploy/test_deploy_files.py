@@ -26,6 +26,7 @@ from turboserve.gateway.auth import key_list
 from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.settings import Settings
 from turboserve.subjects import SERVICES
+from turboserve.worker.settings import Settings as WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -175,6 +176,37 @@ def test_compose_has_every_service_with_the_password_of_its_own_user() -> None:
         password = service["environment"]["TURBOSERVE_NATS_PASSWORD"]
         assert password == services["nats"]["environment"][variable]
         assert f"{variable}=" in (ROOT / ".env.example").read_text()
+
+
+def test_decode_workers_of_compose_and_their_workers_know_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    text = (ROOT / "deploy/decode/compose.yaml").read_text()
+    over = yaml.safe_load(text)["services"]
+    decoders = {name: service for name, service in over.items() if name != "worker"}
+    # Compose does not start without the key, and no key is published.
+    assert set(re.findall(r"\$\{DECODE_KEY(.[^}]*)\}", text)) == {":?add it to .env"}
+    addresses = over["worker"]["environment"]["TURBOSERVE_DECODE_WORKERS"].split(",")
+    for (name, service), address in zip(decoders.items(), addresses, strict=True):
+        own = service["environment"]
+        assert address == f"tcp://{name}:{own['TURBOSERVE_TRANSFER_PORT']}"
+        # The container's own name is that of its service, so that `hostname` is the address that workers use.
+        assert (service["hostname"], own["TURBOSERVE_TRANSFER_HOST"]) == (name, "hostname")
+        for part in ("image", "healthcheck", "restart", "security_opt", "cap_drop"):
+            assert service[part] == base["worker"][part], part
+        for variable in ("TURBOSERVE_NATS_PASSWORD", "TURBOSERVE_MODEL", "TURBOSERVE_NATS_URL"):
+            assert own[variable] == base["worker"]["environment"][variable]
+    both = base["worker"]["environment"] | over["worker"]["environment"]
+    for given, wanted in ((both, "denoise"), (decoders["decode-worker"]["environment"], "decode")):
+        assert given["TURBOSERVE_DECODE_KEY"] == "${DECODE_KEY:?add it to .env}"
+        known = {f"TURBOSERVE_{name.upper()}" for name in WorkerSettings.model_fields}
+        assert given.keys() <= known
+        with monkeypatch.context() as patch:
+            for name, value in given.items():
+                patch.setenv(name, re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value)))
+            patch.setenv("TURBOSERVE_DECODE_KEY", "k" * 32)
+            assert WorkerSettings().roles == wanted
 
 
 def test_the_state_store_of_compose_is_no_superuser(tmp_path: Path) -> None:

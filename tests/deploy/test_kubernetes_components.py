@@ -1,4 +1,4 @@
-"""The optional parts of the manifests: telemetry, and a cluster of NATS servers."""
+"""The optional parts of the manifests: telemetry, a cluster of NATS servers, and decode workers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from turboserve.cli.embedded.binaries import nats_server
 from turboserve.config import Settings
 from turboserve.failover import Failover
 
-COMPONENTS = ("telemetry", "nats-cluster")
+COMPONENTS = ("telemetry", "nats-cluster", "decode-workers")
 TELEMETRY = ROOT / "deploy" / "telemetry"
+DECODE_WORKER = "decode-worker"
 POINTS = "turboserve-settings"
 """ConfigMap of which all services read addresses."""
 Json = dict[str, Any]
@@ -90,7 +91,7 @@ def test_every_object_with_all_components_is_valid(version: str) -> None:
             pytest.fail(f"{key}, {version}: {error}")
 
 
-@pytest.mark.parametrize("components", [(), ("telemetry",), ("nats-cluster",), COMPONENTS])
+@pytest.mark.parametrize("components", [(), *((one,) for one in COMPONENTS), COMPONENTS])
 def test_kustomize_renders_the_same(components: tuple[str, ...], tmp_path: Path) -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -151,7 +152,8 @@ def test_pods_of_components_follow_the_restricted_policy_and_are_reached() -> No
         for template in [document["spec"]["template"]]
     }
     budgets = {name for kind, name in found if kind == "PodDisruptionBudget"}
-    assert budgets == replicated == {"gateway", "scheduler", "autoscaler", "nats", "state-store"}
+    several = {"gateway", "scheduler", "autoscaler", "nats", "state-store", "decode-worker"}
+    assert budgets == replicated == several
 
 
 def given(variable: Json, found: dict[Key, Json]) -> str | None:
@@ -169,6 +171,8 @@ def environments(found: dict[Key, Json]) -> dict[str, dict[str, str]]:
     pods = pods_of(found)
     specs = {name: pods[name]["spec"] for name in (*SETTINGS, "recorder") if name in pods}
     specs |= {f"worker {folder}": template["spec"] for folder, template in TEMPLATES.items()}
+    if DECODE_WORKER in pods:
+        specs[DECODE_WORKER] = pods[DECODE_WORKER]["spec"]
     return {
         name: {
             variable["name"]: value
@@ -181,9 +185,9 @@ def environments(found: dict[Key, Json]) -> dict[str, dict[str, str]]:
 
 def test_every_service_and_worker_sends_telemetry_to_the_collector() -> None:
     assert not any("TURBOSERVE_OTLP_ENDPOINT" in found for found in environments(rendered()).values())
-    found = rendered("telemetry")
+    found = rendered("telemetry", "decode-workers")
     read = environments(found)
-    assert len(read) == 8
+    assert len(read) == 9
     assert {name: one.get("TURBOSERVE_OTLP_ENDPOINT") for name, one in read.items()} == dict.fromkeys(
         read, "http://collector:4318"
     )
@@ -275,3 +279,83 @@ def check_configuration(
     assert container["args"] == ["-c", "/etc/turboserve/nats-cluster.conf"]
     del given["NATS_ROUTE_3"]
     assert subprocess.run(command, env={**inherited, **given}, capture_output=True).returncode != 0
+
+
+def ports_between(found: dict[Key, Json], source: str, target: str) -> set[int]:
+    """Return the ports of one kind of pods that another kind reaches, by the policies."""
+    ports: set[int] = set()
+    for (kind, _), policy in found.items():
+        if kind != "NetworkPolicy" or "Ingress" not in policy["spec"]["policyTypes"]:
+            continue
+        if policy["spec"]["podSelector"].get("matchLabels", {}).get("app.kubernetes.io/name") != target:
+            continue
+        for rule in policy["spec"].get("ingress", []):
+            if source in re.findall(r"'([a-z-]+)'", str(rule.get("from"))):
+                ports |= {port["port"] for port in rule.get("ports", [])}
+    return ports
+
+
+def test_decode_workers_and_workers_have_what_they_need_of_each_other(
+    made_secrets: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = rendered("decode-workers")
+    workload = found["StatefulSet", DECODE_WORKER]["spec"]
+    [container] = workload["template"]["spec"]["containers"]
+    read = environments(found)
+    own = read[DECODE_WORKER]
+    variables = {variable["name"] for variable in container["env"]}
+    assert variables <= {f"TURBOSERVE_{name.upper()}" for name in SETTINGS["worker"].model_fields}
+    secrets = secrets_of(container)
+    # Both have a value, and the broker's users have the same.
+    assert {where for where, _ in secrets.values()} == {"turboserve-decode"}
+    decode = made_secrets["turboserve-decode"]
+    assert {key for _, key in secrets.values()} == decode.keys()
+    assert made_secrets["turboserve-nats"]["NATS_WORKER_DECODE_PASSWORD"] == decode["nats-password"]
+    broker = found["ConfigMap", "turboserve-files"]["data"]["nats.conf"]
+    assert f'user: "{own["TURBOSERVE_NATS_USER"]}"' in broker
+    # Every decode worker has a name, which every worker knows.
+    service = found["Service", workload["serviceName"]]["spec"]
+    assert service["clusterIP"] == "None"
+    port = int(own["TURBOSERVE_TRANSFER_PORT"])
+    assert {one["port"] for one in service["ports"]} == {port}
+    hosts = [f"{DECODE_WORKER}-{n}.{workload['serviceName']}" for n in range(workload["replicas"])]
+    addresses = ",".join(f"tcp://{host}:{port}" for host in hosts)
+    assert ports_between(found, "worker", DECODE_WORKER) == {port}
+    assert 4222 in ports_between(found, DECODE_WORKER, "nats")
+    for folder, template in TEMPLATES.items():
+        given = read[f"worker {folder}"]
+        assert given["TURBOSERVE_DECODE_WORKERS"] == addresses
+        assert given["TURBOSERVE_MODEL"] == own["TURBOSERVE_MODEL"]
+        [worker] = template["spec"]["containers"]
+        assert secrets_of(worker) == {"TURBOSERVE_DECODE_KEY": ("turboserve-decode", "key")}
+        roles(monkeypatch, given | {"TURBOSERVE_DECODE_KEY": decode["key"]}, "denoise")
+    roles(monkeypatch, own | {"TURBOSERVE_DECODE_KEY": decode["key"]}, "decode")
+
+
+def secrets_of(container: Json) -> dict[str, Key]:
+    """Return the variables that are keys of Secrets."""
+    references = {one["name"]: one.get("valueFrom", {}).get("secretKeyRef") for one in container["env"]}
+    return {name: (one["name"], one["key"]) for name, one in references.items() if one}
+
+
+def roles(monkeypatch: pytest.MonkeyPatch, given: dict[str, str], wanted: str) -> None:
+    """Check that a worker starts with these variables, in this role."""
+    with monkeypatch.context() as patch:
+        for name, value in given.items():
+            patch.setenv(name, value)
+        assert SETTINGS["worker"]().roles == wanted
+
+
+def test_without_the_component_every_worker_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rendered()
+    for folder in TEMPLATES:
+        given = environments(found)[f"worker {folder}"]
+        assert not {"TURBOSERVE_ROLES", "TURBOSERVE_DECODE_WORKERS"} & given.keys()
+        # The Secret may be there.
+        roles(monkeypatch, given | {"TURBOSERVE_DECODE_KEY": "k" * 32}, "denoise,decode")
+    [reference] = [
+        variable["valueFrom"]["secretKeyRef"]
+        for variable in TEMPLATES["base"]["spec"]["containers"][0]["env"]
+        if variable["name"] == "TURBOSERVE_DECODE_KEY"
+    ]
+    assert reference["optional"] is True

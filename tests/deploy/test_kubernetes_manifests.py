@@ -183,7 +183,8 @@ def test_every_secret_that_is_used_is_made(made_secrets: dict[str, dict[str, str
             used.setdefault(source["secretRef"]["name"], set()).add(name)
     # Each Secret belongs to one workload, or to the workers.
     assert {name: users for name, users in used.items() if len(users) > 1} == {}
-    assert made_secrets.keys() - used.keys() == {"turboserve-worker-identities", "turboserve-nats-routes"}
+    of_components = {"turboserve-nats-routes", "turboserve-decode"}
+    assert made_secrets.keys() - used.keys() == {"turboserve-worker-identities", *of_components}
     identities = json.loads(
         next(
             variable["value"]
@@ -216,16 +217,30 @@ def test_the_broker_takes_its_configuration_and_the_passwords(
     assert subprocess.run(command, env={**inherited, **given}, capture_output=True).returncode != 0
 
 
-def test_secrets_differ_with_each_call() -> None:
+def generator() -> Any:
     spec = importlib.util.spec_from_file_location("generate", GENERATE)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_kubectl_can_apply_the_configuration_of_the_most_workers() -> None:
+    """kubectl keeps an applied object in an annotation. Incident: that of 96 workers had grown too large."""
+    module = generator()
+    for text in module.files(module.MOST_WORKERS).values():
+        for document in yaml.safe_load_all(text):
+            assert len(json.dumps(document)) < 256 * 1024 - 256, document["metadata"]["name"]
+
+
+def test_secrets_differ_with_each_call() -> None:
+    module = generator()
     values = [value for _ in range(2) for data in module.made_secrets(3).values() for value in data.values()]
     passwords = {found for value in values for found in re.findall(r"[a-z0-9_]{45,}", value)}
-    # 6 services, 3 workers, Redis, 2 of Postgres, 1 API key, 1 of webhooks and 1 of routes; twice.
-    assert len(passwords) == 2 * 15
+    # 6 services, 3 workers, Redis, 2 of Postgres, 1 API key, 1 of webhooks, 1 of routes, 2 of decode workers;
+    # twice.
+    assert len(passwords) == 2 * 17
 
 
 def test_pods_follow_the_restricted_policy() -> None:

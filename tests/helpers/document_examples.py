@@ -79,7 +79,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "docker compose": CONTAINERS,
         "turboserve bench": MINUTES,
     },
-    "docs/how-to/run.md": {"turboserve up": STARTS},
+    "docs/how-to/run.md": {"turboserve up": STARTS, "docker compose": CONTAINERS},
     "docs/how-to/scale-the-pool.md": {
         "curl -X": "starts and ends workers: tests/gateway/test_gateway_pools.py sends these orders",
         "turboserve profile autoscaler": MINUTES,
