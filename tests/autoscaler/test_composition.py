@@ -91,7 +91,9 @@ def check_every_step(
     return +now
 
 
-@pytest.mark.parametrize("number", range(25))
+@pytest.mark.parametrize(
+    "number", [*range(12), *(pytest.param(number, marks=pytest.mark.soak) for number in range(12, 25))]
+)
 def test_every_session_has_a_place_at_every_step(number: int) -> None:
     case = drawn_case(number, kinds=3, models=3, most=6)
     offers = {offer.key: offer for offer in case.offers}

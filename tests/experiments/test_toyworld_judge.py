@@ -59,8 +59,8 @@ def right(frames: Clip, scene: Scene) -> bool:
     return seen.background == scene.background and seen.shapes_match(scene) and seen.motions_match(scene)
 
 
-EVERY = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.soak)])
-"""Every eighth clip, and in `make soak` all of them."""
+EVERY = pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.soak)])
+"""Every sixteenth clip, and in `make soak` all of them."""
 SPOIL = pytest.mark.parametrize("spoil", ["clean", "blurred", "scenery"])
 
 

@@ -133,7 +133,7 @@ def built(kind: type[Kind]) -> st.SearchStrategy[Kind]:
 @pytest.mark.parametrize("kind", CONTRACTS, ids=lambda kind: kind.__name__)
 def test_it_is_read_as_it_was_written(kind: type[Contract]) -> None:
     @given(built(kind))
-    @settings(max_examples=8 if settings().derandomize else 60)
+    @settings(max_examples=4 if settings().derandomize else 60)
     def round_trip(message: Contract) -> None:
         assert kind.from_bytes(message.to_bytes()) == message
 

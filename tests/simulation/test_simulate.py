@@ -39,10 +39,10 @@ EVERYTHING = Faults(
     commit_in_doubt=0.05,
     transfer_fails=0.1,
 )
-LATER = [pytest.param(first, marks=pytest.mark.soak) for first in range(10_018, 10_048, 6)]
+LATER = [pytest.param(first, marks=pytest.mark.soak) for first in range(10_012, 10_048, 6)]
 
 
-@pytest.mark.parametrize("first", [*range(10_000, 10_018, 6), *LATER])
+@pytest.mark.parametrize("first", [*range(10_000, 10_012, 6), *LATER])
 def test_no_seed_violates_anything(first: int) -> None:
     result = command.run(seeds=6, first=first, seconds=SHORT_S)
     assert result["failing"] == []
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_trace_in_another_process() -> None:
     code = f"""
 from turboserve.simulation.scenario import run_scenario
 from turboserve.simulation.world import World
-print(*(run_scenario(seed, seconds={SHORT_S}).digest for seed in (5, 6, 7)))
+print(*(run_scenario(seed, seconds={SHORT_S}).digest for seed in (5, 6)))
 """
     runs = [
         subprocess.run(
@@ -80,7 +80,7 @@ print(*(run_scenario(seed, seconds={SHORT_S}).digest for seed in (5, 6, 7)))
     assert [run.stderr for run in runs] == ["", ""]
     digests = [run.stdout.split() for run in runs]
     assert digests[0] == digests[1]
-    assert len(set(digests[0])) == 3
+    assert len(set(digests[0])) == 2
     assert digests[0][0] == run_scenario(5, seconds=SHORT_S).digest
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
@@ -46,10 +47,15 @@ def played(moment: str, who: str, harm: Callable[[ServiceProcess], None]) -> Pla
         return Played(one.those_that_said(CommitMigration), leader, epoch, row, source, target)
 
 
+@cache
+def killed(moment: str, who: str) -> Played:
+    return played(moment, who, lambda victim: victim.kill("kill -9"))
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("who", VICTIMS)
 def test_a_migration_survives_a_death_at_every_stage(moment: str, who: str) -> None:
-    end = played(moment, who, lambda victim: victim.kill("kill -9"))
+    end = killed(moment, who)
     decided = moment in ("commit sent", "committed")
     if who == "source":
         # Dead before the state had arrived: another worker continues from the latents.
@@ -65,7 +71,7 @@ def test_a_migration_survives_a_death_at_every_stage(moment: str, who: str) -> N
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_standby_finishes_what_a_dead_leader_had_begun(moment: str) -> None:
-    end = played(moment, "leader", lambda victim: victim.kill("kill -9"))
+    end = killed(moment, "leader")
     assert (end.row.worker, end.row.epoch) == (end.target, end.epoch + 1)
     by_the_first = moment in ("commit sent", "committed")
     assert (end.leader in end.committed_by) == by_the_first
