@@ -26,6 +26,7 @@ import hypothesis
 import nats
 import pytest
 import redis
+import structlog
 from _pytest.terminal import TerminalReporter
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
@@ -90,6 +91,9 @@ sys.dont_write_bytecode = False
 
 # Torch and similar libraries would otherwise use every core for matrices that fit in a cache.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Rich draws the traceback of a logged exception with every frame's variables, which takes half a second.
+structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
 
 create_context = ssl.create_default_context
 AUTHORITIES = {certifi.where(), os.environ.get("SSL_CERT_FILE")}
