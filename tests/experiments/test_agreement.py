@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,18 +14,25 @@ import pytest
 from turboserve.autoscaler import messages as pool
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.bench.streaming.player import Player
-from turboserve.experiments.agreement import outcome, recording, summary, toyworld
+from turboserve.experiments.agreement import outcome, prediction, recording, summary, toyworld
 from turboserve.experiments.agreement.declared import POLICIES, Constants, Declared, Size
 from turboserve.experiments.agreement.fit import fitted
 from turboserve.experiments.agreement.outcome import SeenChunk, compared, matched
 from turboserve.experiments.agreement.real import void_reason
 from turboserve.experiments.agreement.recording import POOL, SCHEDULER, Handled, Recorder, Recording
-from turboserve.experiments.agreement.simulated import simulate
+from turboserve.experiments.agreement.simulated import Disturbances, simulate
 from turboserve.scheduler.app import core_of
 from turboserve.scheduler.messages import AllListed, ListAll, Tick
 from turboserve.scheduler.settings import SchedulerSettings
 
 TINY = Size(workers=2, minutes=0.4, sessions=6)
+STAGES = {
+    "text": {"1": 0.002},
+    "recache": {"1": 0.02},
+    "forward": {"1": 0.006, "2": 0.011, "4": 0.02},
+    "decode": {"1": 0.01},
+    "package": {"1": 0.004},
+}
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +146,10 @@ def test_void_runs_do_not_count() -> None:
 
 def test_toyworlds_chunks_count_at_their_number_of_sessions() -> None:
     trace = toyworld.staircase(10.0)
-    assert trace.active()[::10] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert trace.active()[5::10] == [1, 2, 3, 4, 5, 6, 7, 8]
+    phases = sorted(step.at % toyworld.CHUNK_S for step in trace.steps)
+    assert min(later - phase for phase, later in pairwise(phases)) > toyworld.CHUNK_S / 12
+    assert all(abs(step.at - number * 10.0) < 2 * toyworld.CHUNK_S for number, step in enumerate(trace.steps))
     chunks = [
         SeenChunk("s0", 0, "w", 0.1, 2.0),
         SeenChunk("s0", 1, "w", 0.2, 5.0),
@@ -150,14 +162,56 @@ def test_toyworlds_chunks_count_at_their_number_of_sessions() -> None:
 
 
 def test_toyworld_is_predicted_from_its_stages() -> None:
-    stages = {
-        "text": {"1": 0.002},
-        "recache": {"1": 0.02},
-        "forward": {"1": 0.006, "2": 0.011, "4": 0.02},
-        "decode": {"1": 0.01},
-        "package": {"1": 0.004},
-    }
-    found = toyworld.simulated(json.dumps(stages), 5.0)["by_sessions"]
-    # The last of the five forwards, which only writes the context, is beside the decoding.
-    assert found["1"]["p50_s"] == pytest.approx(4 * 0.006 + 0.01 + 0.004, abs=1e-4)
+    found = toyworld.simulated(json.dumps(STAGES), 5.0)["by_sessions"]
+    # On one core the chunk is decoded before the last forward, which only writes the context, and packaged
+    # beside it, at half of the pace.
+    assert found["1"]["p50_s"] == pytest.approx(4 * 0.006 + 0.01 + 2 * 0.004, abs=1e-4)
     assert found["8"]["p95_s"] >= found["1"]["p50_s"] - 1e-6
+
+
+def test_a_prediction_is_the_median_of_repeats() -> None:
+    def run(p50_s: float, migrations: int, *actions: list[float]) -> dict[str, Any]:
+        figures: dict[str, Any] = {
+            "cost_worker_s": 9.0,
+            "p50_s": p50_s,
+            "p95_s": 1.0,
+            "release_s": None,
+            "decisions": {},
+        }
+        return {
+            **figures,
+            "migrations": migrations,
+            "actions": list(actions),
+            "refused": 1,
+            "violations": {"lease": 1} if p50_s > 1 else {},
+        }
+
+    usual = run(0.3, 7, [1.0, 2], [9.0, 3])
+    found = prediction.predicted([run(1.2, 3, [4.0, 2]), usual, run(0.4, 5, [1.5, 2], [9.2, 3])])
+    assert found["p50_s"] == 0.4
+    assert found["migrations"] == 5
+    assert found["spread"]["p50_s"] == [0.3, 1.2]
+    assert found["spread"]["migrations"] == [3, 7]
+    assert found["actions"] == usual["actions"]
+    assert found["release_s"] is None
+    assert found["refused"] == 3
+    assert found["violations"] == {"lease": 1}
+    assert found["repeats"] == 3
+
+
+def test_sharing_a_core_is_fitted_on_one_session() -> None:
+    measured = {"by_sessions": {"1": {"p50_s": 0.09, "p95_s": 0.12}, "2": {"p50_s": 9.0, "p95_s": 9.0}}}
+    alone = {"by_sessions": {"1": {"p50_s": 0.06, "p95_s": 0.06}}}
+    found = toyworld.fitted(measured, alone)
+    assert found.slowdown == 1.5
+    assert found.p95 == pytest.approx(4 / 3, abs=1e-3)
+    silent = {"by_sessions": {"1": {"p50_s": None, "p95_s": None}}}
+    assert toyworld.fitted(silent, alone) == toyworld.Sharing()
+    profiled = toyworld.device(json.dumps(STAGES), 1.5)
+    assert profiled.forward_s[2] == pytest.approx(1.5 * 0.011)
+    assert profiled.decode_s[1] == pytest.approx(1.5 * (0.01 + 0.004))
+    disturbances = Disturbances(found.p95, 1 / found.slowdown, toyworld.CHUNK_S)
+    drawn = sorted(disturbances.draw(random) for random in [Random(0)] for _ in range(2000))
+    assert drawn[1000] == pytest.approx(1.0, abs=0.03)
+    assert drawn[1900] == pytest.approx(4 / 3, abs=0.06)
+    assert drawn[0] >= 1 / found.slowdown

@@ -136,6 +136,11 @@ class VirtualWorker:
             "copies": len(self.copies),
         }
 
+    def slow_down(self, factor: float) -> None:
+        """Let what the device computes take `factor` times its declared time from now on."""
+        if self._platform is not None:
+            self._platform.faults.slowdown = factor
+
     def lose_device(self) -> None:
         """Make every use of the device fail."""
         if self._platform is not None:

@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from turboserve.bench.report import BenchError
-from turboserve.experiments.agreement import real, simulated, summary, toyworld
+from turboserve.experiments.agreement import prediction, real, simulated, summary, toyworld
 from turboserve.experiments.agreement.declared import (
     BUSIEST,
     CAPACITY,
@@ -27,6 +27,7 @@ from turboserve.experiments.agreement.declared import (
     Size,
 )
 from turboserve.experiments.agreement.fit import fitted
+from turboserve.experiments.agreement.prediction import REPEATS
 from turboserve.experiments.paper.cells import PaperCell, ResultFolder
 from turboserve.experiments.progress import progress_bar
 from turboserve.experiments.slack.cell_store import source_digest
@@ -124,10 +125,17 @@ def _real(workers: int, minutes: float, sessions: int, policy: str, draw: int) -
 
 
 def _simulated(
-    workers: int, minutes: float, sessions: int, policy: str, draw: int, start_s: float, extra_s: float
+    workers: int,
+    minutes: float,
+    sessions: int,
+    policy: str,
+    draw: int,
+    start_s: float,
+    extra_s: float,
+    repeat: int,
 ) -> dict[str, Any]:
     declared = Declared(Size(workers, minutes, sessions), policy, draw)
-    return simulated.simulate(declared, Constants(start_s, extra_s))
+    return simulated.simulate(declared, Constants(start_s, extra_s), repeat)
 
 
 def _run_real(folder: _KeptRuns, run: Declared) -> Any:
@@ -136,11 +144,15 @@ def _run_real(folder: _KeptRuns, run: Declared) -> Any:
     return folder.get(f"real, {run.title}", _real, *arguments)
 
 
-def _run_simulated(folder: _KeptRuns, run: Declared, constants: Constants) -> Any:
+def _run_simulated(folder: _KeptRuns, run: Declared, constants: Constants, repeat: int = 0) -> Any:
     size = run.size
     arguments = (size.workers, size.minutes, size.sessions, run.policy, run.draw)
     times = (constants.start_s, constants.forward_extra_s)
-    return folder.get(f"simulated, {run.title}", _simulated, *arguments, *times)
+    return folder.get(f"simulated, {run.title}, repeat {repeat}", _simulated, *arguments, *times, repeat)
+
+
+def _predicted(folder: _KeptRuns, run: Declared, constants: Constants) -> dict[str, Any]:
+    return prediction.predicted([_run_simulated(folder, run, constants, each) for each in range(REPEATS)])
 
 
 def _fit(folder: _KeptRuns, size: Size, policy: str, done: Any) -> tuple[Constants, dict[str, Any]]:
@@ -150,7 +162,7 @@ def _fit(folder: _KeptRuns, size: Size, policy: str, done: Any) -> tuple[Constan
     done(f"real, {run.title}")
     constants = fitted(measured, lambda each: _run_simulated(folder, run, each), run.title)
     done("fit")
-    after = _run_simulated(folder, run, constants)
+    after = _predicted(folder, run, constants)
     done(f"simulated, {run.title}")
     return constants, summary.pair(run, measured, after)
 
@@ -158,7 +170,7 @@ def _fit(folder: _KeptRuns, size: Size, policy: str, done: Any) -> tuple[Constan
 def _pair(folder: _KeptRuns, run: Declared, constants: Constants, done: Any) -> dict[str, Any]:
     measured = _run_real(folder, run)
     done(f"real, {run.title}")
-    predicted = _run_simulated(folder, run, constants)
+    predicted = _predicted(folder, run, constants)
     done(f"simulated, {run.title}")
     return summary.pair(run, measured, predicted)
 
@@ -168,9 +180,15 @@ def _toyworld(folder: _KeptRuns, stage_s: float, done: Any) -> dict[str, Any]:
     done("toyworld's profile")
     measured = folder.get("real toyworld", toyworld.real, stage_s)
     done("real toyworld")
-    predicted = folder.get("simulated toyworld", toyworld.simulated, json.dumps(stages), stage_s)
+
+    def simulated_with(sharing: toyworld.Sharing, repeat: int) -> Any:
+        arguments = (json.dumps(stages), stage_s, sharing.slowdown, sharing.p95, repeat)
+        return folder.get(f"simulated toyworld, repeat {repeat}", toyworld.simulated, *arguments)
+
+    sharing = toyworld.fitted(measured, simulated_with(toyworld.Sharing(), 0))
+    predicted = toyworld.predicted([simulated_with(sharing, repeat) for repeat in range(REPEATS)])
     done("simulated toyworld")
-    return summary.toyworld(stages, measured, predicted)
+    return summary.toyworld(stages, sharing, measured, predicted)
 
 
 def table(result: Mapping[str, Any]) -> Table:

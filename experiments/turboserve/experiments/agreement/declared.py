@@ -32,8 +32,9 @@ SETTINGS: Mapping[str, float] = {
 """Settings on both sides. Reports are rarer than as shipped, so that the machine keeps idle time."""
 BUSIEST = 0.7
 """Share of the machine's processor time above which a run does not count: the workers' pace is not theirs."""
-WARM_UP_S = 20.0
-"""Virtual time before the trace. The first workers have started by then."""
+SETTLE_S = 15.0
+"""Time from the readiness of the first workers until the trace begins. The autoscaler's forecast compares the
+demand with its forecasts of 10 s ago, so its first decisions depend on how long it has run before."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from turboserve.bench.streaming.received import Received
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import UP, BackgroundStack, StackStartError
 from turboserve.experiments.agreement import recording
-from turboserve.experiments.agreement.declared import BUSIEST, REPORT_S, Declared
+from turboserve.experiments.agreement.declared import BUSIEST, REPORT_S, SETTLE_S, Declared
 from turboserve.experiments.agreement.outcome import SeenChunk, figures
 from turboserve.experiments.agreement.up import FOLDER
 from turboserve.experiments.autoscale.trace import Step, WorkloadTrace
@@ -130,20 +130,28 @@ def void_reason(share: float) -> str | None:
     return None if share <= BUSIEST else f"{share:.2f} of the CPU busy, at most {BUSIEST:g} allowed"
 
 
-def run(declared: Declared) -> dict[str, Any]:
-    """Play the trace on a stack of its own. Returns the figures of the run. Raises BenchError."""
+def run(declared: Declared, settle_s: float = SETTLE_S) -> dict[str, Any]:
+    """Play the trace on a stack of its own. Returns the figures of the run. Raises BenchError.
+
+    `settle_s`: see `played`.
+    """
     size = declared.size
     workers = f"{size.least}..{size.workers}"
     trace = size.trace(declared.draw)
-    return played(declared.environment(), workers, size.least, trace, REPORT_S)[0]
+    return played(declared.environment(), workers, size.least, trace, REPORT_S, settle_s)[0]
 
 
 def played(
-    environment: Mapping[str, str], workers: str, least: int, trace: WorkloadTrace, report_s: float
+    environment: Mapping[str, str],
+    workers: str,
+    least: int,
+    trace: WorkloadTrace,
+    report_s: float,
+    settle_s: float = SETTLE_S,
 ) -> tuple[dict[str, Any], list[SeenChunk]]:
     """Play a trace on a new stack. Returns the figures and the chunks. Raises BenchError.
 
-    `workers`: as for `turboserve up`. `least`: number of workers that must be ready before the trace begins.
+    `workers`: as for `turboserve up`. The trace begins `settle_s` seconds after `least` workers are ready.
     """
     with tempfile.TemporaryDirectory(prefix="turboserve-agreement-") as directory:
         folder = Path(directory)
@@ -156,7 +164,7 @@ def played(
         )
         try:
             with stack:
-                viewers, use = asyncio.run(_follow(stack, least, trace, report_s))
+                viewers, use = asyncio.run(_follow(stack, least, trace, report_s, settle_s))
         except StackStartError as error:
             raise BenchError(f"the stack did not start:\n{error}") from None
         except (httpx.HTTPError, ProblemError, TimeoutError, OSError) as error:
@@ -169,7 +177,7 @@ def played(
 
 
 async def _follow(
-    running: BackgroundStack, least: int, trace: WorkloadTrace, report_s: float
+    running: BackgroundStack, least: int, trace: WorkloadTrace, report_s: float, settle_s: float
 ) -> tuple[TraceViewers, ProcessorUse]:
     limits = httpx.Limits(max_connections=200)
     async with AsyncExitStack() as stack:
@@ -177,6 +185,7 @@ async def _follow(
             httpx.AsyncClient(base_url=running.url, timeout=REQUEST_S, limits=limits)
         )
         await _until_ready(api, least)
+        await asyncio.sleep(settle_s)
         viewers = TraceViewers(api, trace, report_s)
         return viewers, await viewers.follow(running)
 

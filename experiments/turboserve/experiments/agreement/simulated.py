@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
+from statistics import NormalDist
 from typing import Any, cast
 
 from turboserve.autoscaler.control.events import SessionChange
@@ -15,12 +18,13 @@ from turboserve.experiments.agreement.declared import (
     CAPACITY,
     REPORT_S,
     SETTINGS,
+    SETTLE_S,
     STATE_BYTES,
-    WARM_UP_S,
     Constants,
     Declared,
 )
 from turboserve.experiments.agreement.outcome import SeenChunk, figures
+from turboserve.experiments.agreement.prediction import REPEATS
 from turboserve.experiments.agreement.recording import Recorder
 from turboserve.experiments.autoscale.trace import Step, WorkloadTrace
 from turboserve.gateway.auth.access import DEFAULT_TENANT as TENANT
@@ -39,8 +43,8 @@ from turboserve.state_store.settings import Settings as StoreSettings
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.settings import Settings as WorkerSettings
 
-SETTLE_S = 15.0
-"""Virtual time from the start of the first workers until the trace begins, at least."""
+SEEDS = 1000
+"""Number of draws whose repeats have other seeds."""
 HOST_BYTES_PER_S = 2e9
 """Pace of copies of states in the memory of one machine."""
 
@@ -81,6 +85,25 @@ class AgreementScale(CalmScale):
         return {name: value for name, value in self.given.items() if name in kind.model_fields}
 
 
+@dataclass(frozen=True)
+class Disturbances:
+    """How much slower than usual a worker computes, drawn for each worker anew after a while.
+
+    The logarithm is normal, since delays by other processes are rare and long.
+    """
+
+    p95: float
+    """Relative to the median."""
+    least: float
+    """Computing is never faster than this, relative to the median: nothing disturbs it."""
+    every_s: float
+
+    def draw(self, random: Random) -> float:
+        """Return a time relative to the median."""
+        deviation = math.log(self.p95) / NormalDist().inv_cdf(0.95)
+        return max(self.least, random.lognormvariate(0.0, deviation))
+
+
 class _BenchPlayer:
     """The benchmarks' player, as the simulation's viewers report it."""
 
@@ -102,9 +125,20 @@ class TraceUsers(Clients):
         self.players: list[Player] = []
         self.refused = 0
         self._begins_s = begins_s
+        self._random = Random(f"disturbances {world.seed}")
         for number, name in enumerate(trace.sessions, 1):
             steps = [step for step in trace.steps if step.session == name]
             self._spawn(self._plays(number, name, steps))
+
+    def disturb(self, disturbances: Disturbances) -> None:
+        """Let other processes of the machine disturb the workers."""
+        self._spawn(self._disturb(disturbances))
+
+    async def _disturb(self, disturbances: Disturbances) -> None:
+        while True:
+            for worker in self._world.workers.values():
+                worker.slow_down(disturbances.draw(self._random))
+            await asyncio.sleep(disturbances.every_s)
 
     async def _plays(self, number: int, name: str, steps: Sequence[Step]) -> None:
         world, loop = self._world, self._world.loop
@@ -142,9 +176,17 @@ class TraceUsers(Clients):
 
 
 def simulate_trace(
-    scale: AgreementScale, trace: WorkloadTrace, seed: int, begins_s: float = WARM_UP_S
+    scale: AgreementScale,
+    trace: WorkloadTrace,
+    seed: int,
+    later_s: float = 0.0,
+    disturbances: Disturbances | None = None,
 ) -> tuple[dict[str, Any], list[SeenChunk]]:
-    """Play a trace in virtual time. Returns the figures and the chunks."""
+    """Play a trace in virtual time. Returns the figures and the chunks.
+
+    `later_s`: time by which the trace begins later, so that it meets other moments of periodic work.
+    """
+    begins_s = scale.device.load_s + SETTLE_S + later_s
     world, recorder = World(seed, CALM, scale, False, Network(LATENCY_S)), Recorder()
     FaultInjector(world)
     world.postgres.behavior.statement_s = STATEMENT_S
@@ -152,6 +194,8 @@ def simulate_trace(
     world.on_scheduler, world.on_autoscaler = recorder.scheduler, recorder.autoscaler
     with quiet(world):
         users = TraceUsers(world, trace, begins_s)
+        if disturbances is not None:
+            users.disturb(disturbances)
         world.begin()
         world.loop.advance(begins_s + trace.ends_s)
         for player in users.players:
@@ -162,8 +206,8 @@ def simulate_trace(
     return found, users.chunks
 
 
-def simulate(declared: Declared, constants: Constants) -> dict[str, Any]:
-    """Simulate a run with the constants of the real stack."""
+def simulate(declared: Declared, constants: Constants, repeat: int = 0) -> dict[str, Any]:
+    """Simulate a run with the constants of the real stack. `repeat`: another seed, and another beginning."""
     size, forward = declared.size, LatencyProfile(declared.forward_s)
     device = DeviceProfile(
         forward_s={b: forward(b) + constants.forward_extra_s for b in range(1, CAPACITY + 1)},
@@ -186,5 +230,5 @@ def simulate(declared: Declared, constants: Constants) -> dict[str, Any]:
         device=device,
         every_forward=True,
     )
-    begins_s = max(WARM_UP_S, constants.start_s + SETTLE_S)
-    return simulate_trace(scale, size.trace(declared.draw), declared.draw, begins_s)[0]
+    seed, later_s = declared.draw + SEEDS * repeat, repeat / REPEATS
+    return simulate_trace(scale, size.trace(declared.draw), seed, later_s)[0]

@@ -22,7 +22,10 @@ TOYWORLD_WANTED = 10.0
 DEFINITIONS = {
     "real": "Trace M in real time on `turboserve up` with paced workers: declared forwards, which "
     "the worker sleeps. NATS, Redis, Postgres, all services and all viewers are real.",
-    "simulated": "The same trace, settings and device in calm mode, with the fitted constants.",
+    "simulated": "The same trace, settings and device in calm mode, with the fitted constants: the median of "
+    "each figure over repeats with other seeds. `spread` has the lowest and the highest.",
+    "slowdown": "Median time of a real chunk of toyworld with one session, relative to the measured profile.",
+    "p95": "95th percentile of its time, relative to the median.",
     "decisions_identical": "Whether new cores of the scheduler, the pool and the controller, fed the events "
     "of every real run (void ones, too), return what they returned there.",
     "error_percent": "The simulation's difference from the real run, relative to that. Summaries have the "
@@ -113,14 +116,19 @@ def ranked(values: Mapping[str, float | None]) -> list[str]:
 
 
 def toyworld(
-    stages: Mapping[str, Any], real: Mapping[str, Any], simulated: Mapping[str, Any]
+    stages: Mapping[str, Any], sharing: toys.Sharing, real: Mapping[str, Any], simulated: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return both sides of the toyworld run, with the errors by number of sessions and the largest."""
+    """Return both sides of the toyworld run, with the errors by number of sessions and the largest.
+
+    The number of sessions that fitted the constants does not count for the largest.
+    """
     errors = toys.compared(real, simulated)
     whole = compared(real, simulated)
     counts = real["void"] is None
     found = {
-        name: largest(each[name] for each in errors.values()) if counts else None
+        name: largest(each[name] for number, each in errors.items() if number != toys.FITTED)
+        if counts
+        else None
         for name in ("p50_error_percent", "p95_error_percent")
     }
     return {
@@ -133,6 +141,7 @@ def toyworld(
         "void": real["void"],
         "by_sessions": errors,
         "profile_s": stages,
+        "constants": sharing.to_json(),
         "real": real,
         "simulated": simulated,
     }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from typing import Any
 
@@ -15,25 +17,37 @@ from turboserve.bench.engine.configured import profile_configured
 from turboserve.bench.paced.device import PacedDevice
 from turboserve.bench.report import percentile
 from turboserve.bench.streaming.viewer import REPORT_INTERVAL_S
-from turboserve.experiments.agreement.declared import WARM_UP_S
+from turboserve.experiments.agreement import prediction
 from turboserve.experiments.agreement.outcome import SeenChunk, error_percent
+from turboserve.experiments.agreement.prediction import REPEATS
 from turboserve.experiments.agreement.real import played
-from turboserve.experiments.agreement.simulated import AgreementScale, simulate_trace
+from turboserve.experiments.agreement.simulated import AgreementScale, Disturbances, simulate_trace
 from turboserve.experiments.autoscale.trace import Step, WorkloadTrace
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.worker.settings import Settings as WorkerSettings
 
 WORKERS, SESSIONS = 2, 8
 CAPACITY = SESSIONS // WORKERS
+CHUNK_S = 0.75
+"""Video of one chunk."""
+GOLDEN = (5**0.5 - 1.0) / 2.0
+"""Its multiples are spread evenly, without the whole part."""
 STAGE_S, QUICK_STAGE_S = 20.0, 6.0
 """Time with each number of sessions."""
+FITTED = "1"
+"""Number of sessions whose chunks fit the slowdown. The others are predicted."""
 SETTLE_S = 3.0
-"""Time after an arrival that does not count: the new session fills its lead."""
+"""Time from a stage's beginning that does not count: the new session arrives and fills its lead."""
 
 
 def staircase(stage_s: float) -> WorkloadTrace:
-    """Return a trace in which one session more arrives at the beginning of each stage."""
-    steps = tuple(Step(n * stage_s, f"s{n:05d}", SessionChange.ARRIVAL) for n in range(SESSIONS))
+    """Return a trace in which one session more arrives at the beginning of each stage.
+
+    A session's chunks are due at a fixed pace from its arrival on. So the arrivals are spread over the time
+    of one chunk. Otherwise a stage that is a multiple of it lets the same sessions meet in every chunk.
+    """
+    begins_s = [CHUNK_S * (round(n * stage_s / CHUNK_S) + n * GOLDEN % 1.0) for n in range(SESSIONS)]
+    steps = tuple(Step(at_s, f"s{n:05d}", SessionChange.ARRIVAL) for n, at_s in enumerate(begins_s))
     return WorkloadTrace("1 to 8 sessions", steps, SESSIONS * stage_s)
 
 
@@ -56,28 +70,67 @@ def real(stage_s: float) -> dict[str, Any]:
     environment = {
         "TURBOSERVE_POOL_WORKER_COMMAND": json.dumps(command),
         "TURBOSERVE_WORKER_MAX_SESSIONS": str(CAPACITY),
-        # As on the virtual device.
-        "TURBOSERVE_OVERLAP": "on",
     }
     found, chunks = played(environment, str(WORKERS), WORKERS, staircase(stage_s), REPORT_INTERVAL_S)
     return {**found, "by_sessions": by_sessions(chunks, stage_s)}
 
 
-def simulated(profile: str, stage_s: float) -> dict[str, Any]:
-    """Predict the same from the measured latencies. `profile`: JSON of `measured_stages`."""
+@dataclass(frozen=True)
+class Sharing:
+    """What it costs a worker that others use its core: the stack's processes, and the worker's event loop."""
+
+    slowdown: float = 1.0
+    """Median time of a chunk, relative to the one by the profile, which is measured alone."""
+    p95: float = 1.0
+    """95th percentile of a chunk's time, relative to the median."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "fitted_on": f"{FITTED} session"}
+
+
+def device(profile: str, slowdown: float) -> DeviceProfile:
+    """Return the device of a worker on one core. `profile`: JSON of `measured_stages`."""
     times = {
-        stage: {int(size): seconds for size, seconds in latencies.items()}
+        stage: {int(size): slowdown * seconds for size, seconds in latencies.items()}
         for stage, latencies in json.loads(profile).items()
     }
-    device = DeviceProfile(
+    package_s = times["package"][1]
+    return DeviceProfile(
         forward_s=times["forward"],
-        decode_s=times["decode"],
+        # The packager and the next forward share the core in equal parts. So a chunk waits for the packager
+        # for twice its time, and the next forward begins later by that time once.
+        decode_s={size: seconds + size * package_s for size, seconds in times["decode"].items()},
         text_s=times["text"],
         recache_s=times["recache"],
-        package_s=times["package"][1],
+        package_s=package_s,
+        overlaps=False,
         slabs=CAPACITY,
         host_states=2 * CAPACITY,
     )
+
+
+def fitted(measured: Mapping[str, Any], alone: Mapping[str, Any]) -> Sharing:
+    """Fit how much slower than measured alone the stages are, on one session: it shares no forward.
+
+    `measured`: the real run. `alone`: its simulation without sharing.
+    """
+    real_, profiled_s = measured["by_sessions"][FITTED], alone["by_sessions"][FITTED]["p50_s"]
+    if not real_["p50_s"] or not profiled_s:
+        return Sharing()
+    slowdown = max(1.0, real_["p50_s"] / profiled_s)
+    return Sharing(round(slowdown, 4), round(real_["p95_s"] / real_["p50_s"], 4))
+
+
+def simulated(
+    profile: str, stage_s: float, slowdown: float = 1.0, p95: float = 1.0, repeat: int = 0
+) -> dict[str, Any]:
+    """Predict the same from the measured latencies.
+
+    `profile`: see `device`. `slowdown`, `p95`: see `Sharing`.
+    """
+    worker = device(profile, slowdown)
+    # Drawn about once for each chunk.
+    disturbances = Disturbances(p95, 1.0 / slowdown, CHUNK_S) if p95 > 1.0 else None
     scale = AgreementScale(
         workers=WORKERS,
         most_workers=WORKERS,
@@ -85,11 +138,23 @@ def simulated(profile: str, stage_s: float) -> dict[str, Any]:
         slots=CAPACITY,
         report_s=REPORT_INTERVAL_S,
         given={},
-        device=device,
+        device=worker,
         every_forward=True,
     )
-    found, chunks = simulate_trace(scale, staircase(stage_s), 0, WARM_UP_S)
+    found, chunks = simulate_trace(scale, staircase(stage_s), repeat, repeat / REPEATS, disturbances)
     return {**found, "by_sessions": by_sessions(chunks, stage_s)}
+
+
+def predicted(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the medians of repeated simulations, also by number of sessions."""
+    by_number = {
+        number: {
+            name: statistics.median_low(run["by_sessions"][number][name] for run in runs)
+            for name in ("chunks", "p50_s", "p95_s")
+        }
+        for number in runs[0]["by_sessions"]
+    }
+    return {**prediction.predicted(runs), "by_sessions": by_number}
 
 
 def by_sessions(chunks: Sequence[SeenChunk], stage_s: float) -> dict[str, dict[str, Any]]:

@@ -119,7 +119,7 @@ class VirtualBackend:
 
     def executor(self, name: str, wakeup: Wakeup) -> VirtualStreamExecutor[Any]:
         """See `Backend.executor`."""
-        return VirtualStreamExecutor(self._clock, self._loop, wakeup)
+        return VirtualStreamExecutor(self._clock, self._loop, wakeup, self._profile.overlaps)
 
     # States
 

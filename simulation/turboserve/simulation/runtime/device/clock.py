@@ -55,11 +55,15 @@ class DeviceClock:
 
 
 class VirtualStreamExecutor(Generic[J]):
-    """A stream executor (`backend.JobExecutor`) whose jobs advance the clock by their duration."""
+    """A stream executor (`backend.JobExecutor`) whose jobs advance the clock by their duration.
 
-    threaded = True
+    A threaded one sets the clock back after a job: its jobs pass beside what the engine's thread computes.
+    """
 
-    def __init__(self, clock: DeviceClock, loop: asyncio.AbstractEventLoop, wakeup: Wakeup) -> None:
+    def __init__(
+        self, clock: DeviceClock, loop: asyncio.AbstractEventLoop, wakeup: Wakeup, threaded: bool = True
+    ) -> None:
+        self.threaded = threaded
         self._clock, self._loop, self._wakeup = clock, loop, wakeup
         self._free_at = 0.0
         self._jobs: deque[tuple[float, J]] = deque()
@@ -84,7 +88,9 @@ class VirtualStreamExecutor(Generic[J]):
             job.run()
         except Exception as error:
             self._failure = error
-        self._free_at, self._clock.now = self._clock.now, began
+        self._free_at = self._clock.now
+        if self.threaded:
+            self._clock.now = began
         self._jobs.append((self._free_at, job))
         if self._free_at > self._loop.time():
             if self._clock.ends is not None:

@@ -70,7 +70,7 @@ class VirtualPlatform:
             policy=settings.gather_policy,
             tier_alpha=settings.tier_alpha,
             fidelity=settings.fidelity,
-            overlap=True,
+            overlap=profile.overlaps,
         )
         replica = VirtualReplica(profile, self._clock, asyncio.get_running_loop(), self.faults)
         return Engine(replica, options, clock=self._clock, profiles=profile.stages(), ladder=profile.ladder)

@@ -46,6 +46,8 @@ class DeviceProfile:
     """Pace of copies between device and host."""
     state_bytes: int = 4_096
     """Bytes of each state that chunks do not change. They exist while a state is transferred."""
+    overlaps: bool = True
+    """Whether decodes and copies of states run beside forwards. A worker on one core takes turns."""
     decode_batch: int = 1
     denoising: int = 4
     """Forwards of a chunk before its latents are clean; one more follows."""
