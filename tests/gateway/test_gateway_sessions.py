@@ -54,10 +54,17 @@ async def test_a_session_from_creation_to_end(api: httpx.AsyncClient, start: Sta
         resumed = await api.post(links["resume"])
         assert (resumed.status_code, resumed.json()["activity"]) == (202, "watching")
 
-    for _ in range(2):
-        ended = await api.delete(links["self"])
-        assert (ended.status_code, ended.json()["phase"]) == (200, "terminated")
+    ends = [await api.delete(links["self"]) for _ in range(2)]
+    assert [(each.status_code, each.json()["phase"]) for each in ends] == [(200, "terminated")] * 2
     problem(await api.post(links["prompts"], json={"prompt": "x"}), 409, "transition_not_allowed", "phase")
+    # Answers have the number of the newest event that they reflect.
+    answers = [session, read.json(), paused.json(), resumed.json(), *(each.json() for each in ends)]
+    numbers = [each["newest_event"] for each in answers]
+    assert numbers[0] == 1
+    assert numbers == sorted(numbers)
+    last = (await api.get(links["events"])).text.split("event: ")[-1]
+    assert last.startswith("session.ended\n")
+    assert last.endswith(f"id: {ends[0].json()['newest_event']}\n\n")
     problem(await api.post(links["pause"]), 409, "transition_not_allowed", "phase")
 
 

@@ -253,3 +253,88 @@ def test_over_webrtc_events_continue_and_another_version_of_the_protocol_is_refu
     assert refused.startswith("ProtocolError:")
     assert "version 2" in refused
     assert result["isClosed"]
+
+
+OVERTAKEN = """
+let socket;
+globalThis.WebSocket = class {
+  static OPEN = 1;
+  readyState = 1;
+  constructor() { socket = this; }
+  send() {}
+  close() {}
+};
+globalThis.requestAnimationFrame = () => 0;
+globalThis.cancelAnimationFrame = () => {};
+let answer;
+globalThis.fetch = () => new Promise((resolve) => {
+  answer = (body) => resolve(new Response(JSON.stringify(body), { status: 202 }));
+});
+const playback = {
+  wanted: true, started: false, release() {}, reset() {}, beginAt() {},
+  play() { this.wanted = true; },
+  pause() { this.wanted = false; },
+};
+const seen = [];
+const note = (step) => seen.push([step, played.state.activity, played.state.newestEvent, playback.wanted]);
+let played;
+const modules = process.argv.slice(1).map((module) => import(module));
+Promise.all(modules).then(async ([{ Client }, { PlayedSession }]) => {
+  const session = new Client("http://gateway.test").session("ses_1");
+  played = new PlayedSession(session, { websocket: playback }, () => {}, null, "websocket");
+  const receive = (message) => socket.onmessage({ data: JSON.stringify(message) });
+  const live = { phase: "active", epoch: 1 };
+  const event = (type, sequence, activity) => receive({ type, sequence, activity, ...live });
+  receive({
+    type: "hello", protocol_version: 1, newest_event: 3, events_after: 3, activity: "watching", ...live,
+    start_s: 0, control_seq: 1, report_interval_s: 60,
+  });
+  const pausing = played.pause();
+  event("prompt.accepted", 4, "watching");
+  note("before the answer");
+  answer({ phase: "suspended", activity: "paused", epoch: 1, newest_event: 6 });
+  await pausing;
+  note("answer");
+  event("prompt.applied", 5, "watching");
+  note("late event");
+  event("session.suspended", 6, "paused");
+  note("its own event");
+  event("session.resume_requested", 7, "watching");
+  note("next event");
+  const earlier = played.pause();
+  answer({ phase: "suspended", activity: "paused", epoch: 1 });
+  await earlier;
+  note("earlier gateway");
+  const late = played.resume();
+  answer({ phase: "active", activity: "watching", epoch: 1, newest_event: 6 });
+  await late;
+  note("late answer");
+  const overtaken = played.pause();
+  event("session.resume_requested", 9, "watching");
+  note("resumed by another viewer");
+  answer({ phase: "suspended", activity: "paused", epoch: 1, newest_event: 8 });
+  await overtaken;
+  note("overtaken answer");
+  console.log(JSON.stringify(seen));
+  process.exit();
+});
+"""
+"""Pauses a session while news of it arrives out of order."""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine: nothing was played")
+def test_news_that_was_overtaken_does_not_turn_the_state_back() -> None:
+    modules = [(SDK / "src" / name).as_uri() for name in ("index.js", "played_session.js")]
+    done = subprocess.run(["node", "-e", OVERTAKEN, *modules], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        ["before the answer", "watching", 4, False],
+        ["answer", "paused", 6, False],
+        ["late event", "paused", 6, False],
+        ["its own event", "paused", 6, False],
+        ["next event", "watching", 7, True],
+        ["earlier gateway", "paused", 7, False],
+        ["late answer", "paused", 7, False],
+        ["resumed by another viewer", "watching", 9, False],
+        ["overtaken answer", "watching", 9, True],
+    ]

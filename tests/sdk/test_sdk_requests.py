@@ -68,6 +68,20 @@ def lost(request: httpx.Request) -> httpx.Response:
     raise httpx.ReadError("connection reset", request=request)
 
 
+async def test_an_answer_that_was_overtaken_does_not_replace_a_newer_one() -> None:
+    paused = answer(202, SESSION | {"activity": "paused", "newest_event": 4})
+    late = answer(200, SESSION | {"newest_event": 3})
+    async with AsyncClient(transport=Answers(paused, late, answer(200, SESSION))) as client:
+        session = client.session("ses_1")
+        await session.pause()
+        assert (await session.refresh()).activity == "watching"
+        assert session.info is not None
+        assert session.info.activity == "paused"
+        # An earlier gateway does not number its answers.
+        await session.refresh()
+        assert session.info.activity == "watching"
+
+
 async def test_a_lost_answer_is_asked_for_with_the_same_key() -> None:
     answers = Answers(lost, problem(504, "deadline"), answer(201, SESSION))
     async with AsyncClient(transport=answers) as client:

@@ -8,7 +8,7 @@ import { WebRtcConnection } from "./webrtc_connection.js";
 export const FIRST_PROMPT = "first";
 
 const ENDED = new Set(["terminated", "failed"]);
-const NO_STATE = { phase: null, activity: null, epoch: 0, worker: null, target: null };
+const NO_STATE = { phase: null, activity: null, epoch: 0, worker: null, target: null, newestEvent: 0 };
 
 export class PlayedSession {
   state = NO_STATE;
@@ -31,6 +31,7 @@ export class PlayedSession {
   #timer = 0;
   #frame = 0;
   #closed = false;
+  #isPausing = false;
 
   /**
    * `playbacks`: by transport, `websocket` and `webrtc`. `emit` (type, detail): reports an event. `createdAtMs`:
@@ -99,11 +100,13 @@ export class PlayedSession {
 
   async pause() {
     this.#playback.pause();
+    this.#isPausing = true;
     try {
       return this.#answered(await this.session.pause());
-    } catch (error) {
+    } finally {
+      this.#isPausing = false;
+      // It was refused, or the session was resumed meanwhile.
       if (!this.#closed && this.state.activity === "watching") this.#playback.play();
-      throw error;
     }
   }
 
@@ -137,7 +140,7 @@ export class PlayedSession {
           this.#emit("controlapplied", message);
         }
         this.#emit("sessionevent", { event: message, isNew });
-        if (isNew) this.#learn(message);
+        if (isNew) this.#learn(message, message.sequence);
       },
       end: (message) => {
         this.#playback.finish();
@@ -167,7 +170,7 @@ export class PlayedSession {
       this.#connection.report(this.#playback.playhead, this.#playback.ahead);
     }, message.report_interval_s * 1000);
     this.#emit("hello", message);
-    this.#learn(message);
+    this.#learn(message, message.newest_event);
   }
 
   #received(message, data) {
@@ -183,16 +186,19 @@ export class PlayedSession {
   }
 
   #answered(info) {
-    this.#learn(info);
+    this.#learn(info, info.newest_event);
     return info;
   }
 
-  #learn({ phase, activity, epoch, worker, target }) {
+  // `newestEvent`: the newest event that the news reflects. Answers and events overtake each other.
+  // An earlier gateway's answers have no number, and are believed.
+  #learn({ phase, activity, epoch, worker, target }, newestEvent = this.state.newestEvent) {
     // A late answer: the playback is another session's by now.
-    if (this.#closed) return;
-    this.state = { phase, activity, epoch, worker: worker ?? null, target: target ?? null };
+    if (this.#closed || newestEvent < this.state.newestEvent) return;
+    this.state = { phase, activity, epoch, worker: worker ?? null, target: target ?? null, newestEvent };
     if (activity === "paused") this.#playback.pause();
-    else if (!this.#playback.wanted) this.#playback.play();
+    // An event may still come before the pause.
+    else if (!this.#playback.wanted && !this.#isPausing) this.#playback.play();
     this.#emit("statechange", this.state);
   }
 

@@ -127,7 +127,9 @@ export class Session {
   }
 
   async #described(method, path, options) {
-    this.info = await this.client.request(method, path, options);
-    return this.info;
+    const info = await this.client.request(method, path, options);
+    // Answers overtake each other.
+    if (!(info.newest_event < this.info?.newest_event)) this.info = info;
+    return info;
   }
 }

@@ -42,6 +42,8 @@ export interface SessionInfo {
   controls: Record<string, unknown>;
   control_seq: number;
   applied_control_seq: number;
+  /** Number of the newest event that this answer reflects: an answer with a lower number is older. */
+  newest_event: number;
   playhead_s: number;
   quality: Quality | null;
   max_lead_s: number | null;
@@ -154,6 +156,8 @@ export interface Migration {
   epoch: number;
   worker: string | null;
   target: string | null;
+  /** As in `SessionInfo`. */
+  newest_event: number;
 }
 
 /** Ready workers of one kind that serve a model at one size. */

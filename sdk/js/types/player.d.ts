@@ -12,6 +12,8 @@ export interface SessionState {
   epoch: number;
   worker: string | null;
   target: string | null;
+  /** Number of the newest event that this state reflects. */
+  newestEvent: number;
 }
 
 /** Event of the element → its `detail`. */

@@ -59,6 +59,9 @@ class SessionInfo(_Answer):
     """Number of the newest accepted prompt or control."""
     applied_control_seq: int
     """Number of the newest prompt or control that a chunk was generated under."""
+    newest_event: int | None = None
+    """Number of the newest event that this answer reflects: an answer with a lower number is older. None: the
+    gateway is of an earlier version."""
     playhead_s: float
     """Media time that viewers have reached, seconds."""
     quality: Quality | None = None
@@ -184,6 +187,8 @@ class Migration(_Answer):
     """The worker that runs the session until the commit."""
     target: str | None
     """The worker that the session migrates to. None: the session is there already."""
+    newest_event: int | None = None
+    """As in `SessionInfo`."""
 
 
 class ModelControl(_Answer):

@@ -42,7 +42,7 @@ _ENDED_STREAM = 204
 
 
 class AsyncSession:
-    """A session of one client. `info` is as the gateway last described it."""
+    """A session of one client. `info` is as the gateway last described it: no earlier answer replaces it."""
 
     def __init__(self, transport: Transport, session: str, info: SessionInfo | None = None) -> None:
         self.id = session
@@ -289,5 +289,9 @@ class AsyncSession:
         return AsyncRecording(self._transport, info.id, info)
 
     def _described(self, answer: object) -> SessionInfo:
-        self.info = SessionInfo.model_validate(answer)
-        return self.info
+        found, known = SessionInfo.model_validate(answer), self.info
+        newest = found.newest_event
+        # Answers overtake each other.
+        if known is None or newest is None or newest >= (known.newest_event or 0):
+            self.info = found
+        return found

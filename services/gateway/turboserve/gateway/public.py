@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from turboserve.allocation.classes import SessionClass
 from turboserve.contracts.public_types import TIME_SCHEMA
@@ -30,6 +30,14 @@ _WHEP = re.compile(r"/v1/sessions/[^/]+/whep(?:/[^/]+)?")
 
 ModelName = Annotated[str, BeforeValidator(lambda name: SessionClass.of_name(name).model)]
 """Name of a model in an answer, without the frame size that the name of a class may end in."""
+NewestEvent = Annotated[
+    int,
+    Field(
+        description="Number (`sequence`) of the session's newest event that this answer reflects. Of two "
+        "answers, that with the lower number is older.",
+        examples=[4],
+    ),
+]
 
 
 class PublicInput(BaseModel):

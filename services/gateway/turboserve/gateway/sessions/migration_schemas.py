@@ -9,7 +9,7 @@ from pydantic import Field
 from turboserve.contracts.base import ID_PATTERN
 from turboserve.contracts.requests import MigrationAccepted
 from turboserve.contracts.sessions import Decision
-from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp
+from turboserve.gateway.public import NewestEvent, PublicInput, PublicOutput, Timestamp
 from turboserve.gateway.sessions.schemas import SessionId
 
 
@@ -72,6 +72,7 @@ class StartedMigration(PublicOutput):
         description="Number of this migration, which no other migration of the session has. `null`: none.",
         examples=[12],
     )
+    newest_event: NewestEvent
     decision: SessionDecision = Field(description="Why the scheduler chose this target.")
 
     @classmethod
@@ -83,5 +84,6 @@ class StartedMigration(PublicOutput):
             worker=record.worker,
             target=record.target,
             migration=record.migration,
+            newest_event=record.event_sequence,
             decision=SessionDecision.of(accepted.decision),
         )

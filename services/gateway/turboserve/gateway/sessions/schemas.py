@@ -20,6 +20,7 @@ from turboserve.contracts.sessions import (
 from turboserve.contracts.worker_offers import FRAME_LIMIT
 from turboserve.gateway.public import (
     ModelName,
+    NewestEvent,
     PublicActivity,
     PublicInput,
     PublicOutput,
@@ -253,6 +254,7 @@ class Session(PublicOutput):
     applied_control_seq: int = Field(
         description="Number of the newest prompt or control that a chunk was generated under.", examples=[1]
     )
+    newest_event: NewestEvent
     playhead_s: float = Field(description="Media time that viewers have reached, seconds.", examples=[31.5])
     quality: Quality | None = Field(
         description="Limits of the quality. `null`: the worker may lower it to its own floor.",
@@ -284,6 +286,7 @@ class Session(PublicOutput):
         row = record.model_dump(include=set(cls.model_fields)) | {"activity": activity_of(record)}
         served = SessionClass.of_name(record.model)
         row |= {"width": served.width or None, "height": served.height or None}
+        row |= {"newest_event": record.event_sequence}
         return cls(**row, playout=playout, links=Links.of(record.id))
 
 

@@ -19,23 +19,27 @@ export class MigrationForm {
   #form;
   #field;
   #session = null;
+  #newestEvent = 0;
   #worker = null;
   #target = null;
   #others = [];
 
-  // What an event, a chunk or the beginning of the stream reports of the session; null: there is none.
-  learn(session, { worker, target } = {}) {
+  // The player's state of the session; null: there is none.
+  learn(session, { worker, target, newestEvent } = {}) {
     const isNews = session !== this.#session || worker !== this.#worker;
     this.#session = session;
     this.#worker = worker ?? null;
     this.#target = target ?? null;
+    this.#newestEvent = newestEvent ?? 0;
     this.#show();
     if (isNews) this.#look();
   }
 
   async #migrate() {
     const started = await this.#client.session(this.#session).migrate(this.#select.value);
-    if (started.session === this.#session) this.learn(this.#session, started);
+    // A late answer: the migration may have ended by now.
+    if (started.session !== this.#session || started.newest_event < this.#newestEvent) return;
+    this.learn(this.#session, { ...started, newestEvent: started.newest_event });
   }
 
   async #look() {
