@@ -166,7 +166,7 @@ def main() -> int:
     for file in stale:
         file.write_text(wanted[file], encoding="utf-8")
     names = json.dumps(dict.fromkeys(identities(chosen.workers), ""))
-    print(f"wrote {len(stale)} files; the autoscaler's TURBOSERVE_WORKER_IDENTITIES: {names}")
+    print(f"files written: {len(stale)}; the autoscaler's TURBOSERVE_WORKER_IDENTITIES: {names}")
     return 0
 
 

@@ -309,7 +309,7 @@ def test_consolidation_is_checked_against_the_workers_that_serve() -> None:
 def test_the_limit_is_said() -> None:
     world = World(ControlPolicy(most=3, capacity=K)).run(30, lambda _: 40)
     assert world.controller.target == 3
-    assert "maximum is 3" in world.controller.decisions[-1].reason
+    assert "the maximum size is 3" in world.controller.decisions[-1].reason
 
 
 def test_silence_holds_the_pool_and_says_so() -> None:

@@ -17,8 +17,11 @@ from websockets.asyncio.client import ClientConnection
 from tests.helpers.pool_harness import Pool
 from tests.helpers.reporting_autoscaler import ReportingAutoscaler
 from tests.helpers.stream_protocol import check_sent
+from tests.helpers.waiting import eventually
 from turboserve.bus import Bus
 from turboserve.config import Settings
+from turboserve.contracts.requests import FailSession
+from turboserve.subjects import FAIL_SESSION
 
 PATIENCE_S = 120.0
 
@@ -61,6 +64,37 @@ async def start(api: httpx.AsyncClient) -> AsyncIterator[StartSession]:
     yield create
     for session in made:
         await api.delete(f"/v1/sessions/{session}")
+
+
+FailSessionOf = Callable[[str, str], Awaitable[None]]
+
+
+@pytest.fixture
+async def fail(pool: Pool, api: httpx.AsyncClient) -> AsyncIterator[FailSessionOf]:
+    """`await fail(session, reason)` ends a session as its worker does that cannot go on with it."""
+    settings = Settings(
+        nats_url=pool.nats.address,
+        nats_user="worker",
+        nats_password=SecretStr(pool.nats.passwords["worker"]),
+        request_deadline_s=60,
+    )
+    bus = await Bus.connect("worker", settings)
+
+    async def end(session: str, reason: str) -> None:
+        row: dict[str, Any] = {}
+
+        async def is_owned() -> bool:
+            row.update((await api.get(f"/v1/sessions/{session}")).json())
+            return row["worker"] is not None
+
+        await eventually(is_owned)
+        await bus.call(
+            FAIL_SESSION,
+            FailSession(session=session, epoch=row["epoch"], worker=row["worker"], reason=reason),
+        )
+
+    yield end
+    await bus.close()
 
 
 class Viewer:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import StartSession
+from tests.gateway.conftest import FailSessionOf, StartSession
 from tests.helpers.browser import NEEDS_CHROMIUM, focus_checked, until
 from tests.helpers.pool_harness import Pool
 from tests.helpers.waiting import eventually
@@ -96,7 +96,7 @@ async def test_a_message_is_where_the_eye_is(gateway_url: str, page: Any) -> Non
     full = {"code": "no_capacity", "retryAfterS": 300}
     assert await page.evaluate(words, full) == "All places are taken at the moment. Try again in 5 minutes."
     revoked = {"code": "unknown", "status": 401, "detail": "the gateway closed the stream", "hadKey": True}
-    assert "does not know this API key" in await page.evaluate(words, revoked)
+    assert "does not accept this API key" in await page.evaluate(words, revoked)
 
 
 async def is_inside(text: Any, height: int) -> bool:
@@ -216,6 +216,31 @@ async def test_the_link_of_an_ended_session_replays_it_again_and_again(
     assert await page.evaluate("document.body.dataset.mode") == "empty"
 
 
+async def test_a_failed_session_says_why_wherever_it_is_shown(
+    gateway_url: str, page: Any, start: StartSession, fail: FailSessionOf
+) -> None:
+    """Incidents: a failed session left the list without a word, and the page of a frame said it had ended."""
+    await page.goto(gateway_url)
+    mine = await begin(page)
+    frame = await page.context.new_page()
+    await frame.goto(f"{gateway_url}/embed/{mine}")
+    await frame.locator("#state").wait_for(state="hidden")
+    await page.bring_to_front()
+    other = (await start(prompt="a yellow square moving up"))["id"]
+    row = page.locator("#sessions li", has_text="a yellow square moving up")
+    await row.get_by_role("button", name="End").wait_for()
+    await fail(other, "out of memory")
+    await row.filter(has_text="This session failed: out of memory").wait_for()
+    assert await row.get_by_role("button").all_inner_texts() == ["Open"]
+    await fail(mine, "poisoned: 3 workers in a row failed with a device error in a step of this session")
+    why = "This session failed: its video could not be computed."
+    await page.locator("#veil-text", has_text=why).wait_for()
+    await page.locator("#events", has_text="poisoned: 3 workers in a row").wait_for()
+    await frame.bring_to_front()
+    await frame.locator("#state", has_text=why).wait_for()
+    await frame.close()
+
+
 async def test_nothing_is_wider_than_the_window(gateway_url: str, page: Any) -> None:
     await page.goto(gateway_url)
     await page.locator("#chips").wait_for()
@@ -263,7 +288,7 @@ async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed_url: str, p
     assert await focused(page) == "key"
     await page.get_by_label("API key").fill("wrong-key-of-the-player-page")
     await page.keyboard.press("Enter")
-    await message.filter(has_text="does not know this API key").wait_for()
+    await message.filter(has_text="does not accept this API key").wait_for()
     await page.get_by_label("API key").fill(KEY)
     await page.keyboard.press("Enter")
     await page.locator("#key").wait_for(state="hidden")
@@ -286,7 +311,7 @@ async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed_url: str, p
         await route.fulfill(status=401, json={"code": "unauthorized", "status": 401})
 
     await page.route("**/v1/sessions?*", refuse)
-    await message.filter(has_text="does not know this API key").wait_for()
+    await message.filter(has_text="does not accept this API key").wait_for()
     assert asked == [f"Bearer {KEY}"]
     await page.unroute("**/v1/sessions?*")
     await page.get_by_label("API key").fill(KEY)
@@ -323,6 +348,9 @@ async def test_the_keyboard_keeps_its_place(gateway_url: str, page: Any) -> None
 
 async def test_the_focus_moves_on_when_its_button_goes_away(gateway_url: str, page: Any) -> None:
     """Incident: an example that was started, and the last session of the list, left the focus on the body."""
+    # Those of other tests cannot be ended.
+    none = {"sessions": [], "next": None}
+    await page.route("**/v1/sessions?phase=failed*", lambda route: route.fulfill(json=none))
     await page.goto(gateway_url)
     await page.locator("#examples button").first.focus()
     await page.keyboard.press("Enter")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from typer.testing import CliRunner
 
-from tests.gateway.conftest import StartSession
+from tests.gateway.conftest import FailSessionOf, StartSession
 from turboserve.cli.main import app
 
 PROMPT = "a purple triangle moving upwards over the sea"
@@ -31,3 +31,22 @@ async def test_the_list_breaks_no_word_of_a_prompt(
     assert ("worker" in header.split()) == names_workers
     assert any(line.startswith(session["id"]) for line in lines)
     assert set(PROMPT.split()) <= set(shown.split())
+
+
+async def test_a_failed_session_has_its_reason(
+    gateway_url: str, start: StartSession, fail: FailSessionOf
+) -> None:
+    session = await start(PROMPT)
+    await fail(session["id"], "out of memory")
+
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(app, ["session", *words, "--url", gateway_url], env={"COLUMNS": "140"})
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    shown = await asyncio.to_thread(run, "list", "--all")
+    [line] = [line for line in shown.splitlines() if line.startswith(session["id"])]
+    assert line.split()[1] == "failed"
+    assert {"out", "of", "memory"} <= set(shown.split())
+    watched = await asyncio.to_thread(run, "watch", session["id"])
+    assert watched.splitlines()[-1] == "failed: out of memory"

@@ -238,7 +238,7 @@ def test_waiting_is_noted_once_per_reason() -> None:
     bench.pass_time(3.0)
     assert [note.decision.reason for note in bench.all(RecordDecision)] == [
         "new session: no worker that serves m is ready",
-        "new session: all 1 workers that serve m are full",
+        "new session: the only worker that serves m is full",
     ]
 
 

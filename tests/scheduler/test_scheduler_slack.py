@@ -152,7 +152,7 @@ def test_an_urgent_session_leaves_for_a_relaxed_worker_although_the_counts_are_e
     numbers = migration.numbers
     assert numbers["late_chunks"] > numbers["late_chunks_after"]
     assert numbers["horizon_s"] == HORIZON_S
-    assert "chunks on a and b are expected to be late within 6 s" in migration.reason
+    assert "late chunks expected on a and b within 6 s: " in migration.reason
 
 
 def test_nothing_is_rescued_where_all_are_in_time_or_all_are_late() -> None:

@@ -50,7 +50,7 @@ def test_one_whose_worker_has_died_waits_for_a_slot_with_its_weights_and_then_no
     on_it = session("t", phase=Phase.ACTIVE, worker="a", epoch=1)
     bench = Bench(full, worker("b", capacity=4, weights="new"), on_it, resumed(worker="dead"))
     assert not bench.all(Place)
-    assert "weights old are full" in bench.take(RecordDecision).decision.reason
+    assert "weights old is full" in bench.take(RecordDecision).decision.reason
     bench.pass_time(WAIT_S - 1.0)
     assert not bench.all(Place)
     bench.pass_time(1.5)
@@ -106,7 +106,7 @@ def test_an_operator_cannot_migrate_a_state_to_other_weights() -> None:
     bench.feed(MigrationRequested(2, "s"))
     error = bench.take(Reply).error
     assert error is not None
-    assert "no worker with the weights old" in error.detail or "weights old are full" in error.detail
+    assert "no worker with the weights old" in error.detail or "weights old is full" in error.detail
 
 
 # Workers to be emptied whose weights no other worker has

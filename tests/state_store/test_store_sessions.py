@@ -220,7 +220,7 @@ async def test_the_total_of_sessions_is_limited(start_store: StartStore, setting
             await api.end(record.id)
         await api.worker("total", capacity=5)
         await api.create("total")
-        with pytest.raises(NoCapacityError, match="all that this deployment takes"):
+        with pytest.raises(NoCapacityError, match="takes no more than"):
             await api.create("total")
 
 

@@ -78,7 +78,7 @@ def test_admission_counts_slabs_and_host_memory_together(make_driver: MakeDriver
     driver = make_driver(slabs=1, host_sessions=2)
     for seed in range(3):
         driver.engine.admit(spec(f"s{seed}", seed), driver.now)
-    with pytest.raises(SessionsExhaustedError, match=r"all 1 slabs of \d+ bytes and 2 places of"):
+    with pytest.raises(SessionsExhaustedError, match=r"no room in 1 slab \(\d+ bytes each\) and 2 places in"):
         driver.engine.admit(spec("s3", 3), driver.now)
     driver.engine.evict("s2")
     driver.engine.admit(spec("s3", 3), driver.now)

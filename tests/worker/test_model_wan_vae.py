@@ -229,7 +229,7 @@ def test_another_architecture_is_refused(files: dict[str, Path], transformer_con
     file.write_text(json.dumps({**values, "is_residual": True}))
     with pytest.raises(ModelConfigError, match="vae is_residual: True must be False"):
         load_decoder(files["folder"], transformer_config)
-    with pytest.raises(ModelConfigError, match=r"latents_mean: 6 values, must be z_dim \(7\)"):
+    with pytest.raises(ModelConfigError, match=r"latents_mean: length 6, must be z_dim \(7\)"):
         sizes(z_dim=7)
-    with pytest.raises(ModelConfigError, match="temperal_downsample: 2 values"):
+    with pytest.raises(ModelConfigError, match="temperal_downsample: length 2"):
         sizes(temporal_downsample=(True, False))

@@ -66,10 +66,10 @@ def test_a_changed_text_is_refused(networks: dict[str, nn.Module]) -> None:
         (changed(tensors=[[*first[:3], other_digest], *text["tensors"][1:]]), "digest"),
         (changed(tensors=[[first[0], "torch.int32", *first[2:]], *text["tensors"][1:]]), "digest"),
         (changed(tensors=[[first[0], "torch.what", *first[2:]]]), "large.bias: type torch.what"),
-        (changed(tensors=[[*first[:2], [900], first[3]]]), "large.bias: 1 digests for 3600 bytes"),
+        (changed(tensors=[[*first[:2], [900], first[3]]]), "large.bias: 1 digest for 3600 bytes"),
         (changed(tensors=[[*first[:3], "0g"]]), "tensors.0.3"),
         (changed(piece_bytes=0), "piece_bytes"),
-        (changed(piece_bytes=7), "large.bias: 1 digests for 36 bytes"),
+        (changed(piece_bytes=7), "large.bias: 1 digest for 36 bytes"),
         ("[", "manifest: text"),
     ):
         with pytest.raises(WeightManifestError, match=reason):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from turboserve.cli.errors import failure
+from turboserve.wording import counted
 
 app = typer.Typer(help="Measure this machine, or replay traces.", no_args_is_help=True)
 
@@ -182,7 +183,11 @@ def autoscaler(
         raise failure(f"--out: {out} could not be written: {error}") from None
     for row in table.levels:
         ahead = ", forecast" if row.predictive else ""
-        passed = "" if row.pass_rate is None else f", {row.pass_rate:.0%} of {row.segments} segments pass"
+        passed = (
+            ""
+            if row.pass_rate is None
+            else f", {row.pass_rate:.0%} of {counted(row.segments, 'segment')} pass"
+        )
         upper = "∞" if row.volatility_to is None else f"{row.volatility_to:.2f}"
         typer.echo(
             f"level {row.level}, volatility {row.volatility_from:.2f} to {upper}: "

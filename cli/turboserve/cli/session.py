@@ -14,6 +14,7 @@ import typer
 from turboserve.cli.errors import failure
 from turboserve.cli.frame_size import Size, sides
 from turboserve.cli.progress import progress
+from turboserve.wording import counted
 
 if TYPE_CHECKING:
     from turboserve.client import Chunk, Client, Session, SessionInfo
@@ -75,8 +76,7 @@ def list_sessions(
     from rich.table import Column, Table
 
     with _client(url, data, key) as client:
-        found = [each.info for each in client.sessions() if each.info is not None]
-    shown = [info for info in found if all_ or not info.ended]
+        shown = [one.info for one in client.sessions() if one.info and (all_ or not one.info.ended)]
     if as_json:
         for info in shown:
             typer.echo(_json(info))
@@ -85,11 +85,13 @@ def list_sessions(
     # In a narrow terminal, the prompt would have room for three letters a line.
     wide = console.width >= WIDE_COLUMNS
     names = ("session", "phase", "activity", *(("model", "worker") if wide else ()), "chunks")
-    table = Table(*(Column(name, no_wrap=True) for name in names), "prompt", box=None, pad_edge=False)
+    texts = ("prompt", "reason")[: 1 + any(info.reason for info in shown)]
+    table = Table(*(Column(name, no_wrap=True) for name in names), *texts, box=None, pad_edge=False)
     for info in shown:
         activity = "–" if info.ended else info.activity
         more = (info.model, info.worker or "–") if wide else ()
-        table.add_row(info.id, info.phase, activity, *more, str(info.next_chunk), escape(info.prompt))
+        written = (escape(info.prompt), escape(info.reason or "–"))[: len(texts)]
+        table.add_row(info.id, info.phase, activity, *more, str(info.next_chunk), *written)
     console.print(table)
 
 
@@ -162,7 +164,7 @@ def watch(
                 more = " ".join(f"{name}={value}" for name, value in item.more.items())
                 typer.echo(_json(item) if as_json else f"            {item.type} {more}".rstrip())
         if stream.end is not None and not as_json:
-            typer.echo(f"ended: {stream.end.reason or stream.end.phase}")
+            typer.echo(": ".join(filter(None, (stream.end.phase, stream.end.reason))))
 
 
 @app.command()
@@ -232,7 +234,7 @@ def record(
         result = {"file": str(output), "chunks": written.chunks, "seconds": written.seconds}
         typer.echo(json.dumps(result))
     else:
-        typer.echo(f"{output}: {written.chunks} chunks, {written.seconds:.2f} s")
+        typer.echo(f"{output}: {counted(written.chunks, 'chunk')}, {written.seconds:.2f} s")
 
 
 @app.command()

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from turboserve.cli.errors import failure
+from turboserve.wording import counted
 
 app = typer.Typer(help="Draw and check traces of sessions' changes.", no_args_is_help=True)
 Window = Annotated[
@@ -49,7 +50,8 @@ def draw(
         result = {"file": str(out), "digest": drawn.digest, "events": len(drawn.steps), "peak": drawn.peak}
         typer.echo(json.dumps(result))
         return
-    typer.echo(f"{out}: {drawn.digest}, {len(drawn.steps)} events, peak of {drawn.peak} active sessions")
+    events, peak = counted(len(drawn.steps), "event"), counted(drawn.peak, "active session")
+    typer.echo(f"{out}: {drawn.digest}, {events}, peak of {peak}")
 
 
 @app.command()
@@ -82,10 +84,8 @@ def check(
         typer.echo(json.dumps({**result, "ends_s": found.ends_s, "statistics": statistics}))
         _refuse(outside, len(rows))
         return
-    typer.echo(
-        f"{file.name}: {found.digest}, {len(found.steps)} events until {found.ends_s:g} s, "
-        f"peak of {found.peak} active sessions"
-    )
+    events, peak = counted(len(found.steps), "event"), counted(found.peak, "active session")
+    typer.echo(f"{file.name}: {found.digest}, {events} until {found.ends_s:g} s, peak of {peak}")
     if wanted is None:
         return
     shown = Table("window", "statistic", "published", "found", "difference", box=None, pad_edge=False)
@@ -102,7 +102,8 @@ def _refuse(outside: int, of: int) -> None:
     from turboserve.experiments.autoscale.published import TOLERANCE
 
     if outside:
-        raise failure(f"{outside} of {of} statistics differ by more than {TOLERANCE:.0%}")
+        differ = counted(outside, f"of {of} statistics differs", f"of {of} statistics differ")
+        raise failure(f"{differ} by more than {TOLERANCE:.0%}")
 
 
 @app.command()

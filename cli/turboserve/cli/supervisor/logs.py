@@ -15,6 +15,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from turboserve.wording import counted
+
 LogFormat = Literal["text", "json"]
 
 FILE_BYTES = 10 * 2**20
@@ -138,7 +140,7 @@ class LogHub:
     def _to_console(self, text: str) -> None:
         try:
             if self._lost:
-                self._queue.put_nowait(f"({self._lost} lines omitted: the console was too slow)")
+                self._queue.put_nowait(f"({counted(self._lost, 'line')} omitted: the console was too slow)")
                 self._lost = 0
             self._queue.put_nowait(text)
         except queue.Full:

@@ -11,6 +11,7 @@ from turboserve.autoscaler.pool_members import KEEPABLE, PoolMember
 from turboserve.backoff import backoff_s
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.wording import counted
 
 _READY = PoolMemberPhase.READY
 
@@ -217,7 +218,8 @@ class Lifecycle:
             self._tracker.send(Drain(self._tracker.take(member), member.name, member.worker))
         if now >= member.drain_deadline:
             member.drain_deadline = now + self._policy.drain_deadline_s
-            held = f"still holds {member.sessions} sessions and {member.suspended} suspended ones"
+            suspended = counted(member.suspended, "suspended one")
+            held = f"still holds {counted(member.sessions, 'session')} and {suspended}"
             waits = held if member.drained_since is not None else f"not accepted yet ({member.reason})"
             member.reason = f"{waits}; deadline extended"
             self._tracker.act(now, "extend", member.reason, member)

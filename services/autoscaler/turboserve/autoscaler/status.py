@@ -104,7 +104,7 @@ def _problem(pool: Pool) -> str | None:
         silent = pool.store_doubt
         return None if silent is None else f"no list of workers from the state store: {silent}"
     worst = max(missing, key=lambda member: (member.failures, -member.index))
-    return f"{len(missing)} of {len(wanted)} workers are not ready; {worst.name}: {worst.reason}"
+    return f"workers not ready: {len(missing)} of {len(wanted)}; {worst.name}: {worst.reason}"
 
 
 def scaling_status(controller: Controller, now: float, wall: float) -> ScalingStatus:

@@ -31,6 +31,7 @@ from turboserve.gateway.sharing.service import Sharing
 from turboserve.gateway.timeline.service import TimelineService
 from turboserve.gateway.webhooks.service import TenantWebhooks
 from turboserve.ids import new_id
+from turboserve.wording import counted
 
 RETRY_S = 5.0
 SHOWN_METHOD = 16
@@ -68,14 +69,14 @@ class Streams:
         most = None if key is None else self._per_key(key)
         if key is not None and most is not None and self._of_keys[key] >= most:
             raise KeyQuotaError(
-                f"this key has {self._of_keys[key]} streams at this gateway, at most {most} are allowed",
+                f"this key has {counted(self._of_keys[key], 'stream')} at this gateway, the limit is {most}",
                 field="key_streams",
                 limit=most,
                 retry_after_s=RETRY_S,
             )
         if self._per_tenant and self._open[tenant] >= self._per_tenant:
             raise TenantLimitError(
-                f"this tenant has {self._per_tenant} streams at this gateway, which is all that one may have",
+                f"this tenant has {counted(self._per_tenant, 'stream')} at this gateway, which is the limit",
                 field="tenant_streams",
                 limit=self._per_tenant,
                 retry_after_s=RETRY_S,

@@ -21,6 +21,7 @@ from turboserve.recorder.core.video import segment_index, shift_ticks, shifted, 
 from turboserve.recorder.storage import Storage, StorageError
 from turboserve.recorder.writer import folder_of
 from turboserve.subject_types import Caller
+from turboserve.wording import counted
 
 INDEXES = 1_000
 OPEN_INDEX_S = 1.0
@@ -167,7 +168,7 @@ class Content:
 def _part(index: Index, number: int) -> Part:
     if not 1 <= number <= len(index.parts):
         raise NotFoundError(
-            f"part: the recording has {len(index.parts)} parts, not {number}",
+            f"part: the recording has {counted(len(index.parts), 'part')}, not {number}",
             field="part",
             limit=len(index.parts),
         )

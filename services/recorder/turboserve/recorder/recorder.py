@@ -17,6 +17,7 @@ from turboserve.recording_subjects import FORGET_RECORDING, LIST_RECORDING_ORDER
 from turboserve.service import Runtime
 from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry_names import REASON
+from turboserve.wording import counted
 
 BEHIND_LIMIT = 40
 """Chunks by which a recording may be behind before /readyz warns. The log keeps at least as many."""
@@ -66,7 +67,10 @@ class Recorder:
 
     def behind_warning(self) -> str | None:
         late = [writer.behind for writer in self._writers.values() if writer.behind > BEHIND_LIMIT]
-        return f"{len(late)} recordings are behind, by up to {max(late)} chunks" if late else None
+        if not late:
+            return None
+        behind = counted(len(late), "recording is", "recordings are")
+        return f"{behind} behind, by up to {counted(max(late), 'chunk')}"
 
     async def _orders(self) -> list[RecordingOrder]:
         found: list[RecordingOrder] = []

@@ -33,6 +33,7 @@ from turboserve.scheduler.session_view import SessionView
 from turboserve.scheduler.view import View
 from turboserve.scheduler.worker_classes import worker_of
 from turboserve.scheduler.worker_view import WorkerView
+from turboserve.wording import counted
 
 RETRY_S = 0.5
 
@@ -155,7 +156,7 @@ def named(view: View, session: SessionView, name: str) -> Choice:
         raise NoCapacityError(f"worker {name} is {phase}", field="worker", limit=phase, retry_after_s=1.0)
     if record.phase.holds_slot and free_of(view, worker, record.model) < 1:
         raise NoCapacityError(
-            f"worker {name} holds {worker.load} of {worker.capacity} sessions",
+            f"worker {name} is full: it holds {counted(worker.load, 'session')}",
             field="worker",
             limit=worker.capacity,
             retry_after_s=1.0,

@@ -42,6 +42,7 @@ from turboserve.autoscaler.control.shortage import ShortageMemory
 from turboserve.autoscaler.control.workload import Forecast
 from turboserve.contracts.autoscale import LevelParameters
 from turboserve.contracts.pool import LoadFeedback
+from turboserve.wording import counted
 
 
 class Advisor:
@@ -135,11 +136,9 @@ class Advisor:
                 "a session needs a worker",
             )
         if size > policy.most:
-            return Advice(ScalingAction.LIMITS, policy.most, "limit", f"the maximum is {policy.most} workers")
+            return Advice(ScalingAction.LIMITS, policy.most, "limit", f"the maximum size is {policy.most}")
         if size < policy.least and not policy.scale_to_zero:
-            return Advice(
-                ScalingAction.LIMITS, policy.least, "limit", f"the minimum is {policy.least} workers"
-            )
+            return Advice(ScalingAction.LIMITS, policy.least, "limit", f"the minimum size is {policy.least}")
         feedback = self.feedback_monitor.feedback
         if feedback is None or self.feedback_monitor.is_stale(now):
             return Advice(
@@ -171,8 +170,9 @@ class Advisor:
         ahead = self._ahead() if self.predictive else 0
         if ahead > now_needed:
             return ahead, f"{self.forecast.value:.1f} sessions are expected in {self.policy.horizon_s:g} s"
-        sum_ = f"⌈{feedback.required} / ({self.capacity} × {row.target_utilization:g})⌉ = {now_needed}"
-        return now_needed, f"{feedback.required} sessions need {sum_} workers {self._basis}"
+        need = counted(feedback.required, "session needs", "sessions need")
+        quotient = f"⌈{feedback.required} / ({self.capacity} × {row.target_utilization:g})⌉"
+        return now_needed, f"{need} {quotient} = {counted(now_needed, 'worker')} {self._basis}"
 
     def _is_short(self, feedback: LoadFeedback, now: float) -> bool:
         """Whether quality or lateness shows too few workers although counts do not.
@@ -215,7 +215,7 @@ class Advisor:
                 f"{row.target_utilization:.2f} + {policy.hysteresis:.2f}"
             )
         elif feedback.waiting > 0:
-            trigger = f"{feedback.waiting} sessions wait"
+            trigger = counted(feedback.waiting, "session waits", "sessions wait")
         elif feedback.rho_max >= 1 - EPSILON:
             trigger = "a worker is full"
         elif self._short_size is not None:
@@ -229,7 +229,7 @@ class Advisor:
                 ScalingAction.HOLD,
                 size,
                 "limit",
-                f"{trigger}; {why}, but the maximum is {policy.most} workers",
+                f"{trigger}; {why}, but the maximum size is {policy.most}",
             )
         if self._rests(policy.out_cooldown_s, now):
             return Advice(ScalingAction.HOLD, size, "cooling", f"{trigger}; cool-down after the last change")
@@ -267,13 +267,13 @@ class Advisor:
             if would_hold(feedback.required, self.capacity, min(feedback.workers, rest), upper):
                 reason = f"mean load {mean:.2f} is below the target "
                 reason += f"{row.target_utilization:.2f} − {policy.hysteresis:.2f}; "
-                reason += f"{rest} workers hold {feedback.required} sessions {self._basis}"
+                reason += counted(rest, "worker holds", "workers hold")
+                reason += f" {counted(feedback.required, 'session')} {self._basis}"
                 if rest == recent:
                     reason += f" and the peak of {peak} in the last {self.peak_window_s:g} s"
                 return Advice(ScalingAction.IN, rest, "in", reason)
-        return Advice(
-            ScalingAction.HOLD, size, "packed", f"fewer workers would not hold {feedback.required} sessions"
-        )
+        held = counted(feedback.required, "session")
+        return Advice(ScalingAction.HOLD, size, "packed", f"fewer workers would not hold {held}")
 
     def _peak_slots(self, feedback: LoadFeedback) -> float:
         if self.policy.quality_debt_limit <= 0:

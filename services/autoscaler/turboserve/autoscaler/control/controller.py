@@ -40,6 +40,7 @@ from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control.start_up import StartUpMeter
 from turboserve.autoscaler.control.workload import ACTIVE, WorkloadDetector
 from turboserve.contracts.autoscale import ProfileTable
+from turboserve.wording import counted
 
 KEPT = 32
 NOTED = frozenset({"stale", "packed", "limit"})
@@ -172,7 +173,7 @@ class Controller:
         self.override = size
         if size is None:
             return self._note(ScalingAction.OVERRIDE, self.target, f"{who} removed the override", now)
-        return self._note(ScalingAction.OVERRIDE, size, f"{who} set {size} workers", now)
+        return self._note(ScalingAction.OVERRIDE, size, f"{who} set {counted(size, 'worker')}", now)
 
     def _decide(self, wakes: bool, now: float) -> Decision | None:
         found = self.advisor.advise(self.target, wakes, now)

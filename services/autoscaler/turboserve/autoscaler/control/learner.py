@@ -25,6 +25,7 @@ from turboserve.autoscaler.control.learned_state import CandidateSums, LearnedSt
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control.virtual_pool import VirtualController
 from turboserve.contracts.autoscale import LevelParameters
+from turboserve.wording import counted
 
 STEP_S = 0.2
 """Least time between two steps of the virtual pools. The highest demand in between counts."""
@@ -124,7 +125,7 @@ class HeadroomLearner:
         new, old = self.sums[self.chosen], self.sums[self._before]
         return (
             f"learned from {self.seen_s / 60:.0f} min of this pool's demand: {self.headroom} would have cost "
-            f"{new.cost_s:.0f} worker-seconds with {new.late:.0f} late sessions; before, "
+            f"{new.cost_s:.0f} worker-seconds with {counted(round(new.late), 'late session')}; before, "
             f"{old.cost_s:.0f} with {old.late:.0f}; a late session is priced at "
             f"{self._policy.lateness_price_s:g} worker-seconds"
         )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from turboserve.autoscaler.control.absorption import DEBT_WINDOW_S
 from turboserve.autoscaler.control.scale_in import FARTHEST
 from turboserve.contracts.pool import LoadFeedback
+from turboserve.wording import counted
 
 HOLD_S = 2 * DEBT_WINDOW_S
 """Shortest hold. Quality debt counts over the last minute, so a shorter hold would end with the debt."""
@@ -86,6 +87,7 @@ class ShortageMemory:
 
     def __str__(self) -> str:
         last = self._found
-        return (
-            "no shortage" if last is None else f"{last.size} workers were short at {last.required} sessions"
-        )
+        if last is None:
+            return "no shortage"
+        workers = counted(last.size, "worker was", "workers were")
+        return f"{workers} short at {counted(last.required, 'session')}"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from turboserve.static_frozen import statically_frozen
+from turboserve.wording import counted
 
 TRACKS_KEPT = 64
 """Init segments of which is kept what they say: a session's chunks have the same."""
@@ -88,7 +89,7 @@ def _samples(data: bytes, start: int, end: int) -> tuple[int, list[tuple[int, in
     own_duration, own_size = bool(flags & _DURATION), bool(flags & _SIZE)
     width = 4 * (own_duration + own_size + bool(flags & _FLAGS) + bool(flags & _COMPOSITION))
     if at + width * count > run_end or count > len(data):
-        raise ChunkFormatError(f"trun: {count} samples do not fit")
+        raise ChunkFormatError(f"trun: {counted(count, 'sample does', 'samples do')} not fit")
     samples = []
     for row in range(at, at + width * count, width) if width else [at] * count:
         samples.append(

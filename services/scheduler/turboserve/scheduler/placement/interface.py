@@ -54,9 +54,13 @@ def why_not(candidates: int, refused: bool, demand: Demand) -> str:
         return f"no worker that serves {demand.model} is ready"
     if refused:
         return "all workers with free slots have refused it"
+    one = candidates == 1
+    workers = "the only worker" if one else f"all {candidates} workers"
     if demand.weights_digest is not None:
-        return f"all {candidates} workers with the weights {demand.weights_digest} are full"
-    return f"all {candidates} workers that serve {demand.model} are full"
+        kind = f"with the weights {demand.weights_digest}"
+    else:
+        kind = f"that {'serves' if one else 'serve'} {demand.model}"
+    return f"{workers} {kind} {'is' if one else 'are'} full"
 
 
 class Rebalancer(Protocol):

@@ -23,6 +23,7 @@ from turboserve.scheduler.placement.types import (
     SessionState,
     Weights,
 )
+from turboserve.wording import counted
 
 TRIES = 8
 """Maximum number of limits tried within one stage. Their plans differ only in how near the migrations are."""
@@ -172,7 +173,7 @@ class MinMaxRebalancer:
 
 def _balance(step: Step, base: Plan, best: Plan, gain_s: float, eta: float) -> Migration:
     together = len(best.steps) - len(base.steps)
-    others = "" if together == 1 else f", with {together - 1} other migrations"
+    others = "" if together == 1 else f", with {counted(together - 1, 'other migration')}"
     return Migration(
         session=step.session.id,
         source=step.source.id,

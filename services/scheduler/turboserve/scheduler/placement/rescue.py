@@ -178,8 +178,8 @@ def migration_of(rescue: Rescue, weights: Weights) -> Migration:
         gain_s=rescue.latency_s - rescue.latency_after_s - weights.eta * step.cost_s,
         cost_s=step.cost_s,
         reason=(
-            f"{rescue.late_after.soon} instead of {rescue.late.soon} chunks on {source} and {target} are "
-            f"expected to be late within {horizon_s:g} s"
+            f"late chunks expected on {source} and {target} within {horizon_s:g} s: "
+            f"{rescue.late_after.soon} instead of {rescue.late.soon}"
         ),
         kind=MigrationKind.RESCUE,
         numbers={

@@ -12,6 +12,7 @@ from turboserve.contracts.requests import FailSession
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.sessions import fail
+from turboserve.wording import counted
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def count(
         and record.next_chunk - record.device_error_chunk < limits.chunks
     )
     errors = 1 + (record.device_errors if same else 0)
-    counted = record.model_copy(
+    after = record.model_copy(
         update={
             "device_errors": errors,
             "device_error_at": now,
@@ -61,9 +62,10 @@ def count(
         at=now,
     )
     if not limits.workers or errors < limits.workers:
-        return Change(counted), decision
-    reason = f"poisoned: {errors} workers in a row failed with a device error in a step of this session"
+        return Change(after), decision
+    workers = counted(errors, "worker", "workers in a row")
+    reason = f"poisoned: {workers} failed with a device error in a step of this session"
     request = FailSession(session=record.id, epoch=record.epoch, worker=worker, reason=reason)
-    failed = fail(counted, request, now)
+    failed = fail(after, request, now)
     assert failed is not None
     return failed, decision

@@ -14,6 +14,7 @@ from turboserve.contracts.sessions import RateLeft
 from turboserve.state_store.core import tenants
 from turboserve.state_store.core.tenants import DAY_S as DAY_S
 from turboserve.state_store.core.tenants import day_of
+from turboserve.wording import counted
 
 CREATIONS, PROMPTS = "key_creations_per_minute", "key_prompts_per_minute"
 BUDGET = "key_gpu_seconds_per_day"
@@ -58,7 +59,7 @@ def check_sessions(use: KeyUsage, retry_s: float) -> None:
     most = use.limits.sessions
     if most is not None and use.live >= most:
         raise KeyQuotaError(
-            f"this key's sessions that have not ended are {use.live}, at most {most} are allowed",
+            f"this key has {counted(use.live, *tenants.NOT_ENDED)}, the limit is {most}",
             field="key_sessions",
             limit=most,
             retry_after_s=retry_s,
@@ -70,7 +71,8 @@ def check_slot(use: KeyUsage, retry_s: float, now: float) -> None:
     most = use.limits.slots
     if most is not None and use.slots >= most:
         raise KeyQuotaError(
-            f"{use.slots} sessions of this key run or wait for a slot, at most {most} may",
+            counted(use.slots, "session of this key runs or waits", "sessions of this key run or wait")
+            + f" for a slot, the limit is {most}",
             field="key_slots",
             limit=most,
             retry_after_s=retry_s,

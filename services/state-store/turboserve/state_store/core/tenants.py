@@ -14,6 +14,7 @@ from turboserve.contracts.errors import TenantLimitError, TurboServeError
 from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import RateLeft
 from turboserve.state_store.core.workers import ModelCapacity
+from turboserve.wording import counted
 
 MINUTE_S = 60.0
 DAY_S = 86_400.0
@@ -97,6 +98,9 @@ def text_bytes(text: str) -> int:
     return len(text.encode())
 
 
+NOT_ENDED = ("session that has not ended", "sessions that have not ended")
+
+
 def check_slot(use: TenantUse, room: ModelCapacity, limits: TenantLimits, retry_s: float) -> None:
     """Raise TenantLimitError if no further session of the tenant may take or wait for a slot.
 
@@ -104,7 +108,8 @@ def check_slot(use: TenantUse, room: ModelCapacity, limits: TenantLimits, retry_
     """
     if limits.slots and use.slots >= limits.slots:
         raise TenantLimitError(
-            f"{use.slots} sessions of this tenant run or wait for a slot, at most {limits.slots} may",
+            counted(use.slots, "session of this tenant runs or waits", "sessions of this tenant run or wait")
+            + f" for a slot, the limit is {limits.slots}",
             field="tenant_slots",
             limit=limits.slots,
             retry_after_s=retry_s,
@@ -112,8 +117,8 @@ def check_slot(use: TenantUse, room: ModelCapacity, limits: TenantLimits, retry_
     left = max(room.capacity - room.demand, 0)
     if limits.slots_factor and use.others and use.model_slots >= limits.slots_factor * left:
         raise TenantLimitError(
-            f"this tenant has {use.model_slots} of {room.capacity} slots for {room.model}; the "
-            f"{left} that remain are reserved for other tenants",
+            f"this tenant has {counted(use.model_slots, 'slot')} for {room.model}, of {room.capacity}; the "
+            f"rest ({left}) is reserved for other tenants",
             field="tenant_slots_factor",
             limit=use.model_slots,
             retry_after_s=retry_s,
@@ -124,15 +129,15 @@ def check_sessions(use: TenantUse, limits: TenantLimits, retry_s: float) -> None
     """Raise TenantLimitError if the tenant may not have another session."""
     if limits.sessions and use.live >= limits.sessions:
         raise TenantLimitError(
-            f"this tenant has {use.live} sessions that have not ended, at most {limits.sessions} are allowed",
+            f"this tenant has {counted(use.live, *NOT_ENDED)}, the limit is {limits.sessions}",
             field="tenant_sessions",
             limit=limits.sessions,
             retry_after_s=retry_s,
         )
     if limits.suspended and use.suspended >= limits.suspended:
         raise TenantLimitError(
-            f"this tenant has {use.suspended} suspended sessions, at most {limits.suspended} are allowed: "
-            "end or resume some",
+            f"this tenant has {counted(use.suspended, 'suspended session')}, the limit is "
+            f"{limits.suspended}: end or resume one",
             field="tenant_suspended",
             limit=limits.suspended,
             retry_after_s=retry_s,

@@ -19,6 +19,7 @@ from turboserve.control_values import check_declarations
 from turboserve.served_classes import served_class, served_classes
 from turboserve.state_store.core.change import event_id
 from turboserve.state_store.core.receipts import refused_as_input
+from turboserve.wording import counted
 
 TICK_S = 0.001
 """Minimum time between a renewal and the one before it, seconds."""
@@ -86,7 +87,7 @@ class Slots:
         """Raise NoCapacityError if no slot is free."""
         if self.free < 1:
             raise NoCapacityError(
-                f"worker {worker} holds {self.used} of {self.capacity} sessions",
+                f"worker {worker} is full: it holds {counted(self.used, 'session')}",
                 field="worker",
                 limit=self.capacity,
                 retry_after_s=retry_s,
@@ -110,7 +111,7 @@ class ModelCapacity:
             raise UnknownModelError(f"no worker serves the model {self.model}", field="model")
         if self.demand >= self.capacity:
             raise NoCapacityError(
-                f"all {self.capacity} slots for {self.model} are taken"
+                f"no slot for {self.model} is free ({self.capacity} in all)"
                 if self.capacity
                 else f"no worker for {self.model} is ready yet",
                 field="model",

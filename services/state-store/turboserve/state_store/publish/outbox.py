@@ -26,6 +26,7 @@ from turboserve.state_store.ports.records import PendingEvent
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import EVENT, EVENTS, WORKER_EVENT
 from turboserve.telemetry import context_from, within
+from turboserve.wording import counted
 
 LOCK = 0x7475_7262_0002
 """Number of the advisory lock that lets one instance at a time publish, so that the log keeps the order."""
@@ -84,7 +85,8 @@ class Outbox:
     def warning(self) -> str | None:
         """Return how many events wait for the log and for how long; None if that is short."""
         count, lag_s = self._waiting
-        return f"{count} events wait, the oldest for {lag_s:.0f} s" if lag_s >= LAG_WARN_S else None
+        wait = counted(count, "event waits", "events wait")
+        return f"{wait}, the oldest for {lag_s:.0f} s" if lag_s >= LAG_WARN_S else None
 
     async def run(self) -> None:
         """Publish events; never returns."""

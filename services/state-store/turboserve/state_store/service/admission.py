@@ -19,6 +19,7 @@ from turboserve.state_store.ports.database import UnitOfWork
 from turboserve.state_store.ports.records import AdmissionCounts
 from turboserve.state_store.publish.canaries import LogStatus
 from turboserve.state_store.settings import Settings
+from turboserve.wording import counted
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class Admission:
         await self._admit(db, census.room)
         if census.live >= self._settings.max_sessions:
             raise NoCapacityError(
-                f"{self._settings.max_sessions} sessions are all that this deployment takes",
+                f"this deployment takes no more than {counted(self._settings.max_sessions, 'session')}",
                 field="sessions",
                 limit=self._settings.max_sessions,
                 retry_after_s=self._retry_s,

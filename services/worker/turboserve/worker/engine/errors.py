@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from turboserve.wording import counted
+
 
 class EngineError(Exception):
     """Root of the engine's errors."""
@@ -19,7 +21,7 @@ class SlabsExhaustedError(EngineError):
     retryable = True
 
     def __init__(self, slabs: int, slab_bytes: int) -> None:
-        super().__init__(f"slabs: all {slabs} of {slab_bytes} bytes each are in use")
+        super().__init__(f"slabs: none of {slabs} is free, {slab_bytes} bytes each")
         self.slabs = slabs
         self.slab_bytes = slab_bytes
 
@@ -32,8 +34,8 @@ class SessionsExhaustedError(SlabsExhaustedError):
     def __init__(self, slabs: int, slab_bytes: int, host_sessions: int, state_bytes: int) -> None:
         EngineError.__init__(
             self,
-            f"sessions: all {slabs} slabs of {slab_bytes} bytes and {host_sessions} places of {state_bytes} "
-            "bytes in host memory are in use",
+            f"sessions: no room in {counted(slabs, 'slab')} ({slab_bytes} bytes each) and "
+            f"{counted(host_sessions, 'place')} in host memory ({state_bytes} bytes each)",
         )
         self.slabs, self.slab_bytes = slabs, slab_bytes
         self.host_sessions, self.state_bytes = host_sessions, state_bytes

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from turboserve.wording import counted
 from turboserve.worker.engine.context_forwards import RecacheWork
 from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import SlabLayout, SlabPool
@@ -156,7 +157,9 @@ def _read(path: Path) -> _File:
     values = {"max_frames": chunks * frames} | {n: v for n, v in header.items() if n in fields}
     config = ModelConfig.from_mapping(values)
     if config.session_frames is not None and chunks * frames > config.session_frames:
-        raise GoldenError(f"{path}: {chunks * frames} frames, the model's limit is {config.session_frames}")
+        raise GoldenError(
+            f"{path}: {counted(chunks * frames, 'frame')}, the model's limit is {config.session_frames}"
+        )
     switches = _switches(path, header.get("switches", []))
     shape = (chunks, len(config.denoising_steps), *config.latent_shape)
     _require(path, "shape of noise", tuple(tensors["noise"].shape), shape)
@@ -165,7 +168,8 @@ def _read(path: Path) -> _File:
     if not 0 < tensors["text"].shape[1] <= config.text_len:
         raise GoldenError(f"{path}: {tensors['text'].shape[1]} tokens of text, need 1 to {config.text_len}")
     if tensors["text"].shape[0] < 1 + len(switches):
-        raise GoldenError(f"{path}: {len(switches)} switches need {1 + len(switches)} prompts")
+        need = counted(len(switches), "switch needs", "switches need")
+        raise GoldenError(f"{path}: {need} {counted(1 + len(switches), 'prompt')}")
     return _File(config, switches, weights, tensors["text"], tensors["noise"], tensors["latents"])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from turboserve.wording import counted
 from turboserve.worker.engine.activity import Starting
 from turboserve.worker.engine.context_forwards import ReplayPart
 from turboserve.worker.engine.errors import InvalidRebuildError
@@ -28,17 +29,20 @@ def check_rebuild(rebuild: Rebuild, config: ModelConfig) -> None:
             f"latents: shape {found}, need ({per_chunk}·n, {', '.join(map(str, needed))})"
         )
     if frames > rebuild.next_chunk * per_chunk:
-        raise InvalidRebuildError(f"latents: {frames} frames before chunk {rebuild.next_chunk}")
+        raise InvalidRebuildError(f"latents: {counted(frames, 'frame')} before chunk {rebuild.next_chunk}")
     chunks = frames // per_chunk
     if len(rebuild.fidelities) not in (0, chunks):
-        raise InvalidRebuildError(f"fidelities: {len(rebuild.fidelities)} given for {chunks} chunks")
+        raise InvalidRebuildError(
+            f"fidelities: {len(rebuild.fidelities)} given for {counted(chunks, 'chunk')}"
+        )
     for each in rebuild.fidelities:
         if each is not None:
             each.check(config)
     if rebuild.sink_fidelity is not None:
         rebuild.sink_fidelity.check(config)
     if rebuild.sink is not None and list(rebuild.sink.shape) != [config.sink_size, *needed]:
-        raise InvalidRebuildError(f"sink: shape {tuple(rebuild.sink.shape)}, need {config.sink_size} frames")
+        frames_needed = counted(config.sink_size, "frame")
+        raise InvalidRebuildError(f"sink: shape {tuple(rebuild.sink.shape)}, need {frames_needed}")
 
 
 def plan_rebuild(

@@ -53,14 +53,12 @@ class WanVaeConfig:
 
     def __post_init__(self) -> None:
         for name in ("latents_mean", "latents_std"):
-            if len(getattr(self, name)) != self.z_dim:
-                raise ModelConfigError(
-                    f"vae {name}: {len(getattr(self, name))} values, must be z_dim ({self.z_dim})"
-                )
+            if (length := len(getattr(self, name))) != self.z_dim:
+                raise ModelConfigError(f"vae {name}: length {length}, must be z_dim ({self.z_dim})")
         if len(self.temporal_downsample) != len(self.dim_mult) - 1:
             raise ModelConfigError(
-                f"vae temperal_downsample: {len(self.temporal_downsample)} values, must be one fewer than"
-                f" dim_mult ({len(self.dim_mult)})"
+                f"vae temperal_downsample: length {len(self.temporal_downsample)}, must be one less than "
+                f"that of dim_mult ({len(self.dim_mult)})"
             )
 
     @property

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from turboserve.wording import counted
 from turboserve.worker.engine.memory import SlabLayout, aligned
 from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.receive_buffer import host_bytes, own_limit
@@ -19,9 +20,10 @@ class HostSessionsError(ValueError):
     def __init__(self, sessions: int, needed_bytes: int, free_bytes: int, suspended_bytes: int = 0) -> None:
         """`suspended_bytes`: bytes of `TURBOSERVE_HOST_MEMORY_BYTES`, which `needed_bytes` contains."""
         beside = f" with TURBOSERVE_HOST_MEMORY_BYTES={suspended_bytes}" if suspended_bytes else ""
+        need = counted(sessions, "session needs", "sessions need")
         super().__init__(
-            f"TURBOSERVE_HOST_SESSIONS: {sessions} sessions need {needed_bytes} bytes of host memory"
-            f"{beside}, {free_bytes} are free"
+            f"TURBOSERVE_HOST_SESSIONS: {need} {needed_bytes} bytes of host memory{beside}, "
+            f"{free_bytes} are free"
         )
         self.sessions, self.needed_bytes, self.free_bytes = sessions, needed_bytes, free_bytes
 

@@ -14,6 +14,7 @@ from turboserve.contracts.requests import FailSession
 from turboserve.subjects import FAIL_SESSION
 from turboserve.telemetry import set_error, tracing, use_span
 from turboserve.telemetry_names import EPOCH
+from turboserve.wording import counted
 from turboserve.worker import metrics
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import commands, events
@@ -76,11 +77,8 @@ class SessionLogs:
             return None
         # One chunk after the other may wait all the time, each for a moment: only the oldest one shows a lag.
         waits_s = self._clock.monotonic() - min(chunk.packaged_at_s for chunk in self.chunks.values())
-        return (
-            f"{len(self.chunks)} chunks wait, the oldest for {waits_s:.0f} s"
-            if waits_s >= LAG_WARN_S
-            else None
-        )
+        wait = counted(len(self.chunks), "chunk waits", "chunks wait")
+        return f"{wait}, the oldest for {waits_s:.0f} s" if waits_s >= LAG_WARN_S else None
 
     def carry_out(self, command: LogCommand) -> Coroutine[Any, Any, None]:
         """Begin a command. Returns the rest of it, which the caller runs as a task."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from turboserve.wording import counted
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
     PeerLostError,
@@ -143,7 +144,7 @@ class NixlLink(Link):
         sizes, wanted = [size for _, size, _ in places], [part.numel() for part in parts]
         if sizes != wanted:
             raise TruncatedStateError(
-                f"nixl: {sum(sizes)} bytes in {len(sizes)} parts, {sum(wanted)} announced"
+                f"nixl: {sum(sizes)} bytes in {counted(len(sizes), 'part')}, {sum(wanted)} announced"
             )
         if not parts:
             return 0

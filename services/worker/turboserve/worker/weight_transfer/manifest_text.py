@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from turboserve.wording import counted
 from turboserve.worker.model.weight_manifest import WeightManifest, WeightManifestError, WeightTensor
 
 PIECES_LIMIT = 65_536
@@ -58,9 +59,8 @@ def from_text(text: str | bytes, digest: str) -> WeightManifest:
     manifest = WeightManifest(tensors, parsed.details, parsed.piece_bytes)
     for tensor in tensors:
         if len(tensor.pieces) != -(-tensor.size // manifest.piece_bytes):
-            raise WeightManifestError(
-                f"tensor {tensor.name}: {len(tensor.pieces)} digests for {tensor.size} bytes"
-            )
+            digests = counted(len(tensor.pieces), "digest")
+            raise WeightManifestError(f"tensor {tensor.name}: {digests} for {tensor.size} bytes")
     if sum(len(tensor.pieces) for tensor in tensors) > PIECES_LIMIT:
         raise WeightManifestError(f"manifest: more than {PIECES_LIMIT} pieces")
     if manifest.digest != digest:

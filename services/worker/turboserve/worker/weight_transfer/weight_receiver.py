@@ -92,7 +92,9 @@ class WeightReceiver:
         opening = [self._open_source(holder, digest) for holder in self._grant.holders]
         found = [manifest for manifest in await asyncio.gather(*opening) if manifest is not None]
         if not found:
-            raise WeightsUnavailableError(f"none of {len(opening)} workers has the weights {digest}")
+            raise WeightsUnavailableError(
+                f"no worker has the weights {digest}, of {len(opening)} that were asked"
+            )
         return found[0]
 
     async def _open_source(self, holder: WeightHolder, digest: str) -> WeightManifest | None:

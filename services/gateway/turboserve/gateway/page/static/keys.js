@@ -37,7 +37,7 @@ export class KeyForm {
       this.#askedTabs = true;
       const key = await keyOfOtherTab();
       if (!this.#concerns(problem)) return;
-      if (key) return this.#submit(key);
+      if (key) return this.#submit(key, inWords(problem));
     }
     this.#open(inWords(problem));
   }
@@ -47,7 +47,8 @@ export class KeyForm {
     return !this.isOpen && !this.#isChecking && problem.wasSentWith(this.#client.key);
   }
 
-  async #submit(key) {
+  // `refusal`: what to say if the key is refused; by default what is wrong with it.
+  async #submit(key, refusal) {
     if (!key) return this.#open("Enter a key.");
     this.#client.key = key;
     this.#isChecking = true;
@@ -55,7 +56,7 @@ export class KeyForm {
       await this.#client.models();
     } catch (problem) {
       this.#client.key = "";
-      return this.#open(inWords(problem));
+      return this.#open(refusal ?? inWords(problem));
     } finally {
       this.#isChecking = false;
     }

@@ -2,8 +2,9 @@
 
 import { Client } from "./client/index.js";
 
-// Of the sessions, the page lists the newest that have not ended.
+// Of the sessions, the page lists the newest that have not ended, and of the failed ones.
 const LISTED = 50;
+const FAILED_LISTED = 10;
 const LIVE_PHASES = ["requested", "active", "migrating", "suspended"];
 
 /** One attempt for each request: the page shows a refusal at once, and asks again by itself where it should. */
@@ -11,11 +12,19 @@ export function pageClient() {
   return new Client(new URL(".", document.baseURI), { attempts: 1 });
 }
 
-export async function liveSessions(client) {
+export function liveSessions(client) {
+  return newest(client, LIVE_PHASES, LISTED);
+}
+
+export function failedSessions(client) {
+  return newest(client, ["failed"], FAILED_LISTED);
+}
+
+async function newest(client, phases, most) {
   const found = [];
-  for await (const session of client.sessions({ phases: LIVE_PHASES, pageSize: LISTED })) {
+  for await (const session of client.sessions({ phases, pageSize: most })) {
     found.push(session.info);
-    if (found.length === LISTED) break;
+    if (found.length === most) break;
   }
   return found;
 }

@@ -17,7 +17,7 @@ import { ShareDialog, sharedLink } from "./sharing.js";
 import { SteerPad } from "./steer_pad.js";
 import { Strip } from "./strip.js";
 import { quiet, say, show as showPage, showPrompt } from "./view.js";
-import { inWords, inWordsOfLink, seconds } from "./words.js";
+import { endInWords, inWords, inWordsOfLink, seconds } from "./words.js";
 
 const BUFFER_MS = 250;
 const PIXELATED_BELOW = 256;
@@ -131,6 +131,7 @@ const ON = {
     if (message.control_seq === 0) strip.mark(0, message.prompt);
     if (!at("prompt").value) at("prompt").value = message.prompt;
     composer.show();
+    show();
   },
   format({ width }) {
     player.video.classList.toggle("small", width < PIXELATED_BELOW);
@@ -176,8 +177,8 @@ const ON = {
   transport({ transport }) {
     document.body.dataset.transport = transport;
   },
-  end({ phase, reason }) {
-    ended = phase === "failed" ? `The session failed: ${reason}` : "This session has ended.";
+  end(message) {
+    ended = endInWords(message);
     if (greeting?.activity !== "ended") rememberSession(null);
     greeting = null;
     pad.show(null);
@@ -196,7 +197,7 @@ const ON = {
       clear();
     }
     if (!isFinal || needsKey(error)) complain(error);
-    else failure = words(error);
+    if (isFinal) failure = needsKey(error) ? "Enter an API key to watch this session." : words(error);
     show();
   },
 };

@@ -1,5 +1,7 @@
 // What a model understands of a prompt, as `/v1/models` describes it: reads a prompt, and writes one from choices.
 
+import { counted } from "./words.js";
+
 const WORD = /[a-z]+|[0-9]+/g;
 
 /** Characters of an unknown word that a warning shows. */
@@ -129,6 +131,6 @@ function withArticles(text) {
 function listed(words) {
   const short = (word) => (word.length > SHOWN ? `${word.slice(0, SHOWN)}…` : word);
   const quoted = words.slice(0, 4).map((word) => `“${short(word)}”`);
-  if (words.length > 4) return `${quoted.join(", ")} and ${words.length - 4} more words`;
+  if (words.length > 4) return `${quoted.join(", ")} and ${counted(words.length - 4, "more word")}`;
   return quoted.length > 1 ? `${quoted.slice(0, -1).join(", ")} and ${quoted.at(-1)}` : quoted[0];
 }

@@ -1,5 +1,7 @@
 // The measurements of a session: one field each, with the id `r-NAME`.
 
+import { counted } from "./words.js";
+
 const NAMES = ["buffer", "first", "delivery", "compute", "chunk", "epoch", "slack", "credit", "tier", "fidelity"];
 
 export class Readouts {
@@ -29,5 +31,5 @@ export class Readouts {
 function fidelity(chosen) {
   if (!chosen) return "best";
   const quality = chosen.quality === undefined ? "" : `, ${(chosen.quality * 100).toFixed(1)} %`;
-  return `${chosen.steps} steps, window ${chosen.window_chunks}${quality}`;
+  return `${counted(chosen.steps, "step")}, window ${chosen.window_chunks}${quality}`;
 }

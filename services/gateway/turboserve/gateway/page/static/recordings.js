@@ -2,7 +2,7 @@
 
 import { RecordingPlayback } from "./client/index.js";
 import { openDialog, replaceRows, rowButton, rowText } from "./rows.js";
-import { inWords } from "./words.js";
+import { counted, inWords } from "./words.js";
 
 const LOOK_MS = 3000;
 const LISTED = 20;
@@ -170,7 +170,7 @@ function stateOf({ state, duration_s, bytes, missing_chunks, reason }) {
   const parts = [clock(duration_s), size(bytes)];
   if (state === RUNS) parts.push("recording now");
   else if (state !== "complete") parts.push("the last chunks are being stored");
-  if (missing_chunks) parts.push(`${missing_chunks} chunks are missing`);
+  if (missing_chunks) parts.push(counted(missing_chunks, "chunk is missing", "chunks are missing"));
   if (reason) parts.push(`stopped: ${reason}`);
   return parts.join(", ");
 }

@@ -1,9 +1,12 @@
-// The caller's sessions that have not ended, with a way to open and to end each.
+// The caller's sessions that have not ended, with a way to open and to end each, and those that have just failed.
 
-import { liveSessions } from "./page_client.js";
+import { failedSessions, liveSessions } from "./page_client.js";
 import { replaceRows, rowButton, rowText } from "./rows.js";
+import { endInWords } from "./words.js";
 
 const LOOK_MS = 5000;
+/** How long a failed session is listed. */
+const FAILED_MS = 3_600_000;
 
 export class SessionList {
   // open(id), ended(id); refused(problem): the key was refused; attempt(action) runs an action and shows its problem.
@@ -26,6 +29,9 @@ export class SessionList {
   #current = null;
   #drawn = "";
   #isPaused = false;
+  /** Ids of the sessions that had not ended at the last look; null: there was none. */
+  #live = null;
+  #failed = [];
 
   // `current`: the session on the page, or null.
   show(current) {
@@ -42,7 +48,13 @@ export class SessionList {
   async look() {
     if (document.hidden || this.#isPaused) return;
     try {
-      this.#draw(await liveSessions(this.#client));
+      const live = await liveSessions(this.#client);
+      const ids = live.map(({ id }) => id);
+      // A session that is gone may have failed.
+      if (!this.#live?.every((id) => ids.includes(id))) this.#failed = await failedSessions(this.#client);
+      this.#live = ids;
+      const failed = this.#failed.filter(({ updated_at }) => Date.now() - Date.parse(updated_at) < FAILED_MS);
+      this.#draw([...live, ...failed]);
     } catch (problem) {
       // Not after another request was refused, and not for a key that was replaced meanwhile.
       if (problem.status === 401 && !this.#isPaused && problem.wasSentWith(this.#client.key)) this.#refused(problem);
@@ -64,6 +76,7 @@ export class SessionList {
     row.append(rowText("session-prompt", session.prompt), rowText("quiet", state));
     const about = { of: session.prompt, id: session.id };
     if (!isCurrent) row.append(rowButton("Open", about, () => this.#open(session.id)));
+    if (session.phase === "failed") return row;
     row.append(rowButton("End", about, () => this.#attempt(async () => {
       await this.#client.session(session.id).end();
       this.#ended(session.id);
@@ -73,7 +86,8 @@ export class SessionList {
   }
 }
 
-function stateOf({ phase, activity }) {
+function stateOf({ phase, activity, reason }) {
+  if (phase === "failed") return endInWords({ phase, reason }).replace(/\.$/, "");
   if (activity === "paused") return "paused";
   if (phase === "suspended") return "suspended: no viewer";
   return phase === "requested" ? "waits for a worker" : "playing";

@@ -13,7 +13,7 @@ export function inWords(problem) {
       return `Too many people are watching through this server.${wait}`;
     case "unauthorized":
       return problem.hadKey
-        ? "The server does not know this API key. Check it and enter it again."
+        ? "The server does not accept this API key. It may be mistyped, have expired or have been revoked."
         : "This server needs an API key.";
     case "link_ended":
       return "This link has ended: it was revoked or has expired. Ask its sender for a new one.";
@@ -55,6 +55,14 @@ export function inWordsOfLink(problem) {
   return inWords(problem.status === 401 ? { code: "link_ended" } : problem);
 }
 
+/** Why a session has ended: its phase, and its reason where it has one. */
+export function endInWords({ phase, reason = "" }) {
+  if (phase !== "failed") return "This session has ended.";
+  if (reason.startsWith("frames:")) return "This session has ended: its model makes no longer video.";
+  if (reason.startsWith("poisoned:")) return "This session failed: its video could not be computed.";
+  return reason ? `This session failed: ${reason}.` : "This session failed.";
+}
+
 export function seconds(value) {
   const whole = Math.max(1, Math.ceil(value));
   if (whole <= 90) return counted(whole, "second");
@@ -62,7 +70,8 @@ export function seconds(value) {
   return minutes <= 90 ? counted(minutes, "minute") : counted(Math.ceil(minutes / 60), "hour");
 }
 
-const counted = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
+/** A count with its noun. `many`: the words after all numbers but 1; by default `one` with an s. */
+export const counted = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 
 function promptWords(problem) {
   return problem.limit && Number(problem.limit) > 1

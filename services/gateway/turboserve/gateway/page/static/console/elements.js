@@ -1,5 +1,7 @@
 // Elements, numbers and times of the console. Lists keep their rows, so that a refresh disturbs no reader.
 
+import { counted } from "../words.js";
+
 export function element(name, text = "", more = {}) {
   const made = document.createElement(name);
   made.textContent = text;
@@ -73,7 +75,7 @@ export function numbersOf(numbers) {
     pair.append(element("dt", name), element("dd", shortNumber(value)));
     list.append(pair);
   }
-  box.append(element("summary", `${entries.length} numbers`), list);
+  box.append(element("summary", counted(entries.length, "number")), list);
   return box;
 }
 
@@ -119,5 +121,4 @@ export function showEmpty(node, isEmpty, text) {
   if (isEmpty) setText(node, text);
 }
 
-export const count = (total, what) => `${total} ${what}${total === 1 ? "" : "s"}`;
 export const period = ({ since, until }) => `from ${clock(since)} to ${clock(until)}`;

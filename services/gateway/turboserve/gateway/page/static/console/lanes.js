@@ -1,8 +1,9 @@
 // Workers as rows, their sessions as lanes in them, chunks as bars, and migrations as arrows between lanes.
 
 import { tickText, timeTicks } from "./axis.js";
-import { clock, count, element, readoutOf, setText, svg } from "./elements.js";
+import { clock, element, readoutOf, setText, svg } from "./elements.js";
 import { PADDING } from "./plot.js";
+import { counted } from "../words.js";
 
 const LANE = 14;
 const BAR = 10;
@@ -107,7 +108,7 @@ export class Lanes {
     this.#svg.replaceChildren(...parts);
     const sessions = this.#workers.reduce((sum, worker) => sum + worker.sessions.length, 0);
     const chunks = this.#bars.reduce((sum, { bar }) => sum + bar.chunks, 0);
-    const text = `${count(this.#workers.length, "worker")}, ${count(sessions, "session")}, ${count(chunks, "chunk")}, ${count(this.#migrations.length, "migration")}, ${clock(since)} to ${clock(until)}.`;
+    const text = `${counted(this.#workers.length, "worker")}, ${counted(sessions, "session")}, ${counted(chunks, "chunk")}, ${counted(this.#migrations.length, "migration")}, ${clock(since)} to ${clock(until)}.`;
     this.#svg.setAttribute("aria-label", `Lanes of sessions by worker: ${text} Arrow keys read chunks.`);
     setText(this.#readout, this.#chosen >= 0 ? words(this.#bars[this.#chosen]) : text);
   }

@@ -1,7 +1,8 @@
 // The state of one pool now, its reasons, and what it had and needed over time.
 
-import { count, duration, element, keyed, number, setText, setTime } from "./elements.js";
+import { duration, element, keyed, number, setText, setTime } from "./elements.js";
 import { Plot, pointsOf } from "./plot.js";
+import { counted } from "../words.js";
 
 const at = (id) => document.getElementById(id);
 const READOUTS = ["target", "limits", "required", "rho", "volatility", "basis", "target-rho", "weight"];
@@ -60,7 +61,7 @@ function updateMember(box, member) {
   setText(name, member.member);
   setText(phase, member.phase.replace("_", " "));
   const suspended = member.suspended ? `, ${member.suspended} suspended` : "";
-  const holds = member.worker ? `${count(member.sessions, "session")}${suspended}` : "";
+  const holds = member.worker ? `${counted(member.sessions, "session")}${suspended}` : "";
   setText(box.children[1], [holds, member.reason].filter(Boolean).join(" · "));
   const runs = member.playout && member.playout.slack_s !== null;
   setText(box.children[2], runs ? playout(member.playout) : "");

@@ -2,6 +2,7 @@
 
 import { duration, keyed, setCells, setText, showEmpty, tableRow } from "./elements.js";
 import { Plot, pointsOf } from "./plot.js";
+import { counted } from "../words.js";
 
 const at = (id) => document.getElementById(id);
 const plot = new Plot(at("plot-queue"), {
@@ -29,6 +30,6 @@ export const queue = {
     showEmpty(at("queue-empty"), !rows.length, waiting ? "No session waits for a slot now." : past);
     const more = (waiting?.total ?? 0) - rows.length;
     at("queue-more").hidden = more <= 0;
-    setText(at("queue-more"), `${more} more sessions wait.`);
+    setText(at("queue-more"), `${counted(more, "more session waits", "more sessions wait")}.`);
   },
 };
