@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.browser import NEEDS_CHROMIUM, PATIENT_WEBRTC, WAIT_MS, connected
+from tests.helpers.browser import NEEDS_CHROMIUM, PATIENT_WEBRTC, SLOW_FRAMES, WAIT_MS, connected
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.experiments.key_press import page
 from turboserve.experiments.key_press.command import PARTS, measure
@@ -16,14 +16,15 @@ pytestmark = NEEDS_CHROMIUM
 
 
 class PatientBrowser:
-    """A browser whose pages do not give WebRTC up on a busy machine."""
+    """A browser whose pages do not give WebRTC up on a busy machine, and save its time."""
 
     def __init__(self, chromium: Any) -> None:
         self._chromium = chromium
 
     async def new_context(self) -> Any:
-        context = await self._chromium.new_context()
+        context = await self._chromium.new_context(reduced_motion="reduce")
         await context.add_init_script(PATIENT_WEBRTC)
+        await context.add_init_script(SLOW_FRAMES)
         return context
 
 

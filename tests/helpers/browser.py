@@ -48,6 +48,20 @@ NEEDS_CHROMIUM = [
 
 WAIT_MS = 120_000
 """Longer than anything that a page waits for takes on a busy machine."""
+FRAME_MS = 100
+SLOW_FRAMES = f"""
+const frame = requestAnimationFrame, cancel = cancelAnimationFrame, timers = new Set();
+const slow = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+globalThis.requestAnimationFrame = (work) => {{
+  if (!slow()) return frame(work);
+  const timer = -setTimeout(() => timers.delete(timer) && work(performance.now()), {FRAME_MS});
+  timers.add(timer);
+  return timer;
+}};
+globalThis.cancelAnimationFrame = (id) => timers.delete(id) ? clearTimeout(-id) : cancel(id);
+"""
+"""Script for pages that are to look at themselves ten times a second, not sixty. Without the GPU, each look
+makes the processor draw a frame. A page whose motion is not reduced keeps its own pace."""
 PATIENT_WEBRTC = f"""
 const later = setTimeout, after = AbortSignal.timeout.bind(AbortSignal);
 globalThis.setTimeout = (work, ms, ...more) => later(work, ms === 5000 ? {WAIT_MS} : ms, ...more);
@@ -153,6 +167,7 @@ async def new_page(browser_address: str) -> AsyncIterator[Any]:
         # Without the GPU, the processor draws each frame of an animation.
         context = await browser.new_context(reduced_motion="reduce")
         context.set_default_timeout(WAIT_MS)
+        await context.add_init_script(SLOW_FRAMES)
         yield await context.new_page()
         await context.close()
 
