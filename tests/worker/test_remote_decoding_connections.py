@@ -51,8 +51,11 @@ CHUNKS = 5
 class Place:
     """A decode worker's address. The worker may be replaced."""
 
-    def __init__(self, decoder: ToyDecoder, config: ModelConfig, name: str, room: int = 8) -> None:
+    def __init__(
+        self, decoder: ToyDecoder, config: ModelConfig, name: str, room: int = 8, sessions: int = 8
+    ) -> None:
         self.decoder, self.config, self.name, self.room = decoder, config, name, room
+        self.sessions = sessions
         self.server: DecodeServer | None = None
         self.port = 0
         self._listener: asyncio.Server | None = None
@@ -64,7 +67,8 @@ class Place:
 
     async def start(self) -> None:
         cached = CachedDecoder(self.decoder, CPU, CacheTable(self.room, 1e9))
-        self.server = DecodeServer(self.name, MODEL, self.config, cached, KEY, time.monotonic)
+        now = time.monotonic
+        self.server = DecodeServer(self.name, MODEL, self.config, cached, KEY, now, self.sessions)
         self._run = asyncio.create_task(self.server.run())
         self._listener, self.port = await listen(self.server.serve, HOST, self.port)
 
@@ -81,6 +85,7 @@ class Scene:
         self.decoder, self.config = decoder, config
         self.open = AsyncExitStack()
         self.expected: list[Tensor] = []
+        self.running: dict[DecodeClient, asyncio.Task[None]] = {}
         torch.manual_seed(3)
         self.latents = [torch.randn(config.latent_shape) for _ in range(CHUNKS)]
         reference = CachedDecoder(decoder, CPU, CacheTable(1))
@@ -99,12 +104,19 @@ class Scene:
         return place
 
     async def client(
-        self, *places: Place, key: bytes = KEY, model: str = MODEL, timeout_s: float = LIMIT_S
+        self,
+        *places: Place,
+        key: bytes = KEY,
+        model: str = MODEL,
+        timeout_s: float = LIMIT_S,
+        name: str = "wrk_1",
+        capacity: int = 4,
     ) -> DecodeClient:
         addresses = [place.address for place in places]
-        client = DecodeClient("wrk_1", model, self.config, addresses, key, timeout_s)
+        client = DecodeClient(name, model, self.config, addresses, key, timeout_s, capacity, own=1)
         running = asyncio.create_task(client.run())
         self.open.push_async_callback(stop, running)
+        self.running[client] = running
         return client
 
     async def connected(self, client: DecodeClient, count: int) -> None:
@@ -127,6 +139,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "ADMIT_S", LIMIT_S)
     monkeypatch.setattr(server, "ANSWER_S", LIMIT_S)
     monkeypatch.setattr(client, "CONNECT_S", LIMIT_S)
+    monkeypatch.setattr(client, "ASK_S", 0.05)
 
 
 @pytest.fixture
@@ -230,7 +243,7 @@ class Answers:
 
 async def test_both_questions_of_a_decode_worker_have_one_deadline(scene: Scene) -> None:
     now = [0.0]
-    home = DecodeClient("wrk_1", MODEL, scene.config, [], KEY, 1.0, now=lambda: now[0])
+    home = DecodeClient("wrk_1", MODEL, scene.config, [], KEY, 1.0, 4, now=lambda: now[0])
     answers = Answers(now, 0.25, NoCache(number=0), scene.expected[1])
     home._connections["dec_1"] = answers  # type: ignore[assignment]
     home.router.handle(DecoderConnected("dec_1"), now[0])
@@ -274,6 +287,41 @@ async def test_what_keeps_a_decode_worker_from_being_used_is_logged_once(scene: 
     assert home.router.workers == 0
 
 
+async def limited_to(sessions: int, *homes: DecodeClient) -> None:
+    """Wait until each of them has so many sessions at most."""
+    async with asyncio.timeout(LIMIT_S):
+        while any(home.limited(100) != sessions for home in homes):
+            await asyncio.sleep(0.01)
+
+
+async def test_workers_divide_what_their_decode_workers_carry(scene: Scene) -> None:
+    places = [await scene.place("dec_1", sessions=7), await scene.place("dec_2", sessions=6)]
+    first = await scene.client(*places)
+    await limited_to(13, first)
+    second = await scene.client(*places, name="wrk_2")
+    await limited_to(6, first, second)
+    # K itself may be less.
+    assert first.limited(4) == 4
+    # A chunk is decoded between the questions.
+    await scene.plays(first, 0)
+    # One that ends has no part any more.
+    await stop(scene.running[second])
+    await limited_to(13, first)
+
+
+async def test_a_decode_worker_that_returns_with_less_time_allots_less(scene: Scene) -> None:
+    place = await scene.place(sessions=6)
+    home = await scene.client(place)
+    await limited_to(6, home)
+    await place.end()
+    await scene.connected(home, 0)
+    # It counts for a while: most are back at once.
+    assert home.limited(100) == 6
+    place.sessions = 3
+    await place.start()
+    await limited_to(3, home)
+
+
 class Hangs:
     """A decoder that returns only when it is released."""
 
@@ -296,9 +344,9 @@ async def test_a_decode_that_hangs_ends_the_decode_worker(
     monkeypatch.setattr(os, "_exit", statuses.append)
     hangs = Hangs(scene.decoder)
     cached = CachedDecoder(hangs, CPU, CacheTable(8))  # type: ignore[arg-type]
-    served = DecodeServer("dec_1", MODEL, scene.config, cached, KEY, time.monotonic)
+    served = DecodeServer("dec_1", MODEL, scene.config, cached, KEY, time.monotonic, 8)
     listener, port = await listen(served.serve, HOST, 0)
-    home = DecodeClient("wrk_1", MODEL, scene.config, [f"tcp://{HOST}:{port}"], KEY, LIMIT_S)
+    home = DecodeClient("wrk_1", MODEL, scene.config, [f"tcp://{HOST}:{port}"], KEY, LIMIT_S, 4)
     running = asyncio.create_task(home.run())
     try:
         await scene.connected(home, 1)
@@ -367,7 +415,7 @@ async def test_a_worker_of_another_model_is_refused(scene: Scene) -> None:
     place = await scene.place()
     async with channel_to(place) as channel:
         await admitted(channel)
-        await channel.post(DecodeHello(model="x" * 32), (), LIMIT_S)
+        await channel.post(DecodeHello(model="x" * 32, capacity=4), (), LIMIT_S)
         assert (await refused(channel)).code == "wrong_layout"
 
 
@@ -397,7 +445,7 @@ async def test_sizes_that_are_not_the_model_s_are_refused_before_any_memory_is_t
     job = scene.job(0)
     async with channel_to(place) as channel:
         await admitted(channel)
-        await channel.post(DecodeHello(model=MODEL), (), LIMIT_S)
+        await channel.post(DecodeHello(model=MODEL, capacity=4), (), LIMIT_S)
         assert isinstance(await channel.next(LIMIT_S), DecodeWelcome)
         question = DecodeChunk(
             number=0,
@@ -416,7 +464,7 @@ async def test_a_payload_that_was_changed_on_the_way_ends_the_connection(scene: 
     job = scene.job(0)
     async with channel_to(place) as channel:
         await admitted(channel)
-        await channel.post(DecodeHello(model=MODEL), (), LIMIT_S)
+        await channel.post(DecodeHello(model=MODEL, capacity=4), (), LIMIT_S)
         assert isinstance(await channel.next(LIMIT_S), DecodeWelcome)
         question = DecodeChunk(
             number=0,

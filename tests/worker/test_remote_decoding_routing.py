@@ -15,6 +15,7 @@ from turboserve.worker.remote_decoding.routing import (
     SESSION_S,
     SETTLED_S,
     WORKERS_PER_CHUNK,
+    AllotmentKnown,
     AskFailed,
     AskWorker,
     CacheMissed,
@@ -71,6 +72,25 @@ def test_a_session_stays_with_its_worker_and_a_new_one_goes_to_the_emptiest() ->
         assert [scene.decoded("a"), scene.decoded("b")] == [first, second]
     scene.decoded("c")
     assert scene.router.workers == 2
+
+
+def test_unlike_decode_workers_get_sessions_as_they_have_time() -> None:
+    scene = Scene("v", "w")
+    scene.tell(AllotmentKnown("v", 1))
+    scene.tell(AllotmentKnown("w", 3))
+    placed = [scene.decoded(session) for session in "abcd"]
+    assert sorted(placed) == ["v", "w", "w", "w"]
+
+
+def test_a_decode_worker_that_comes_back_has_said_nothing_yet() -> None:
+    scene = Scene("v", "w")
+    scene.tell(AllotmentKnown("v", 1))
+    scene.tell(AllotmentKnown("w", 3))
+    assert scene.decoded("a") == "w"
+    scene.tell(DecoderDisconnected("w"))
+    scene.tell(AllotmentKnown("w", 3))
+    scene.tell(DecoderConnected("w"))
+    assert scene.decoded("b") == "v"
 
 
 def test_a_worker_without_the_cache_is_asked_again_with_the_context_and_only_once() -> None:

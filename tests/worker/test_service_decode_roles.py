@@ -19,7 +19,9 @@ from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import models as engines
 from turboserve.worker.service.decode_roles import (
+    MEASURED_CHUNKS,
     MOST_CACHES,
+    LoadedDecoder,
     caches_that_fit,
     decoding_apart,
     key_of,
@@ -139,7 +141,24 @@ def test_a_decode_worker_has_decoded_before_it_is_asked(
     load_decoder(
         Settings(roles="decode", decode_key=KEY), lambda _: dataclasses.replace(models, decoder=counted)
     )
-    assert counted.calls == [False, True]
+    # What comes after measures its time.
+    assert counted.calls == [False, True, *[True] * MEASURED_CHUNKS]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "room", "sessions"), [(0.1, 64, 4), (0.1, 3, 3), (0.15, 64, 3), (1.0, 64, 0)]
+)
+def test_a_decode_worker_carries_what_its_time_and_memory_allow(
+    tiny_config: ModelConfig,
+    make_models: Callable[..., Models],
+    seconds: float,
+    room: int,
+    sessions: int,
+) -> None:
+    """g = b / (L(b) k), with one chunk at a time and one decode for each chunk."""
+    decoder = make_models(tiny_config).decoder
+    loaded = LoadedDecoder(decoder, tiny_config, "f", torch.device("cpu"), room, seconds)
+    assert loaded.sessions(0.45 / tiny_config.chunk_media_s) == sessions
 
 
 def test_a_decode_worker_keeps_the_decoder_and_as_many_caches_as_fit(
@@ -156,4 +175,5 @@ def test_a_decode_worker_keeps_the_decoder_and_as_many_caches_as_fit(
     loaded = load_decoder(settings, lambda _: models)
     assert loaded.decoder is decoder
     assert (loaded.room, loaded.fingerprint) == (3, models.fingerprint)
+    assert loaded.seconds > 0
     assert loaded.device == torch.device("cpu")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from pathlib import Path
 
 import av
 import pytest
+import torch
+from pydantic import SecretStr
 
+from tests.worker.tiny_worker import CONFIG, tiny_models
 from tests.worker.worker_processes import Store
 from tests.worker.worker_scene import FENCED, LOST, TAKEOVERS, Scene, environment, pool, scene, store
 from turboserve.bus import next_entry
 from turboserve.bus.log import Entry
 from turboserve.contracts.chunks import HEADER, ChunkHeader, Ownership
+from turboserve.contracts.errors import NoCapacityError
 from turboserve.contracts.requests import (
     EndSession,
     ListWorkers,
@@ -34,8 +39,14 @@ from turboserve.subjects import (
     RESUME_SESSION,
     SUBMIT_PROMPT,
 )
+from turboserve.tasks import stop
+from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable
 from turboserve.worker.model.presets import SHIPPED
+from turboserve.worker.remote_decoding.server import DecodeServer
 from turboserve.worker.replicas.toyworld import load_toyworld
+from turboserve.worker.service.decode_roles import key_of
+from turboserve.worker.settings import Settings
+from turboserve.worker.transfer.network import listen
 
 __all__ = ["environment", "pool", "scene", "store"]
 
@@ -416,3 +427,41 @@ async def test_a_worker_gets_its_weights_from_one_that_serves_the_model(scene: S
     for part in ("import", "weights", "warm_up"):
         name, label = "turboserve_worker_start_duration_seconds", f'turboserve_start_part="{part}"'
         assert scene.metric(second, name, label) > 0, part
+
+
+async def test_a_home_takes_no_more_sessions_than_its_decode_workers_carry(scene: Scene) -> None:
+    key = "k" * 32
+    settings = Settings(roles="decode", decode_key=SecretStr(key))
+    models = tiny_models(settings)
+    decoder = CachedDecoder(models.decoder, torch.device("cpu"), CacheTable(8))
+    served = DecodeServer(
+        "dec_1", models.fingerprint, CONFIG, decoder, key_of(settings), time.monotonic, sessions=3
+    )
+    serving = asyncio.create_task(served.run())
+    listener, port = await listen(served.serve, "127.0.0.1", 0)
+    try:
+        home = await scene.worker(
+            TURBOSERVE_ROLES="denoise",
+            TURBOSERVE_DECODE_WORKERS=f"tcp://127.0.0.1:{port}",
+            TURBOSERVE_DECODE_KEY=key,
+            # A busy machine is not taken for a frozen decode worker.
+            TURBOSERVE_DECODE_TIMEOUT_S="60",
+            TURBOSERVE_WORKER_MAX_SESSIONS="5",
+        )
+
+        async def limited() -> bool:
+            page = await scene.bus.call(LIST_WORKERS, ListWorkers())
+            return any(row.id == home and row.capacity == 3 for row in page.workers)
+
+        # Its own memory has room for more.
+        await scene.until(limited, "the home has as many slots as its decode worker")
+        assert scene.metric(home, "turboserve_worker_capacity") == 3
+        sessions = [await scene.started(home, seed=seed) for seed in range(3)]
+        # It is not created unless another worker has room, and not placed here.
+        with pytest.raises(NoCapacityError):
+            await scene.started(home, seed=3)
+        await scene.chunks(sessions[0], 2)
+        assert served.decoded > 0
+    finally:
+        listener.close()
+        await stop(serving)

@@ -32,13 +32,10 @@ class Pool:
     ) -> None:
         """Start a worker. `command`: what follows `python`."""
         self.health[worker] = health_port
-        own = {
-            "TURBOSERVE_WORKER_ID": worker,
-            "TURBOSERVE_WORKER_MAX_SESSIONS": "2",
-            "TURBOSERVE_HEALTH_PORT": str(health_port),
-        }
+        own = {"TURBOSERVE_WORKER_ID": worker, "TURBOSERVE_HEALTH_PORT": str(health_port)}
+        given = {"TURBOSERVE_WORKER_MAX_SESSIONS": "2"} | environment | own
         with self.log(worker).open("ab") as log:
-            self.processes[worker] = forked_process.start(command, environment | own, log.fileno())
+            self.processes[worker] = forked_process.start(command, given, log.fileno())
 
     def kill(self, worker: str) -> None:
         process = self.processes[worker]

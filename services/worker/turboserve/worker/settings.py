@@ -192,7 +192,8 @@ class Settings(Shared):
     """Interval at which the worker checks whether something must be retried."""
     real_time_margin: float = Field(default=0.6, gt=0, le=1)
     """Share of a chunk's playing time that its generation may take, where K comes from the profile. The rest
-    is for packaging, for everything else on the machine, and for catching up."""
+    is for packaging, for everything else on the machine, and for catching up. For `roles=decode`: the share
+    that the decoding of all sessions may take."""
     video_crf: int = Field(default=18, ge=0, le=51)
     """H.264 quality: lower is better and larger."""
     video_preset: Literal["ultrafast", "superfast", "veryfast", "faster", "fast", "medium"] = "veryfast"

@@ -12,27 +12,26 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from turboserve import logs
+from turboserve.tasks import stop
 from turboserve.worker import metrics
 from turboserve.worker.engine.decode_jobs import DecodeJob
 from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.remote_decoding.allotments import AllottedSessions
+from turboserve.worker.remote_decoding.connection import DecodeConnection
 from turboserve.worker.remote_decoding.frames import (
     PURPOSE,
-    ChunkFrames,
     DecodeChannel,
-    DecodeChunk,
     DecodeHello,
     DecodeWelcome,
     NoCache,
-    NoRoom,
-    TensorSpec,
 )
 from turboserve.worker.remote_decoding.routing import (
     RECONNECT_S,
     WORKERS_PER_CHUNK,
+    AllotmentKnown,
     AskFailed,
     AskWorker,
     CacheMissed,
@@ -49,81 +48,21 @@ from turboserve.worker.remote_decoding.routing import (
 )
 from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, unexpected
-from turboserve.worker.transfer.errors import DeadlineExceededError, PeerLostError, TransferError
+from turboserve.worker.transfer.errors import DeadlineExceededError, TransferError
 from turboserve.worker.transfer.frames import Open
 from turboserve.worker.transfer.target import parse_address
 
 BUFFER_BYTES = 4 << 20
 """Frames that are read at once, bytes: a chunk of a public model has 14 MB."""
 CONNECT_S = 5.0
+ASK_S = 2.0
+"""Pause between two questions for the allotment, seconds."""
+ALLOTMENT_S = 30.0
+"""Longest time until its answer, seconds. The answer waits for no decode."""
 
 log = logs.get("decoding")
 Connect = Callable[[str, int], Awaitable[tuple[ByteReader, ByteWriter]]]
 CONNECT: Connect = partial(asyncio.open_connection, limit=BUFFER_BYTES)
-
-
-class DecodeConnection:
-    """An authenticated connection to one decode worker. One chunk at a time."""
-
-    def __init__(self, worker: str, channel: DecodeChannel, config: ModelConfig) -> None:
-        self.worker = worker
-        self.closed = asyncio.Event()
-        self.late = False
-        """Whether the connection was closed because an answer was late."""
-        self._channel, self._config = channel, config
-        self._turn = asyncio.Lock()
-        self._numbers = itertools.count()
-
-    async def ask(self, job: DecodeJob, *, with_context: bool, seconds: float) -> NoCache | NoRoom | Tensor:
-        """The frames of a chunk, or what the worker lacks. A failed connection closes.
-
-        Raises `TransferError`.
-        """
-        try:
-            async with asyncio.timeout(seconds), self._turn:
-                return await self._ask(job, with_context, seconds)
-        except (TimeoutError, DeadlineExceededError):
-            self.late = True
-            self.close()
-            raise DeadlineExceededError(f"{self.worker}: not within {seconds:.3g} s") from None
-        except BaseException:
-            # A canceled question has an answer that no later one must take for its own.
-            self.close()
-            raise
-
-    async def _ask(self, job: DecodeJob, with_context: bool, seconds: float) -> NoCache | NoRoom | Tensor:
-        if self.closed.is_set():
-            raise PeerLostError(f"{self.worker}: the connection is closed")
-        payloads: tuple[Tensor, ...] = (job.latents,)
-        if with_context:
-            # Copies from the device may wait for its work: not on the event loop's thread.
-            payloads = (job.latents, await asyncio.to_thread(_stacked, job.context))
-        number = next(self._numbers)
-        question = DecodeChunk(
-            number=number,
-            session=job.session,
-            index=job.index,
-            base=job.base,
-            digest=job.digest,
-            latents=TensorSpec.of(payloads[0]),
-            context=TensorSpec.of(payloads[1]) if with_context else None,
-        )
-        await self._channel.post(question, payloads, seconds)
-        answer = await self._channel.next(seconds)
-        if not isinstance(answer, ChunkFrames | NoCache | NoRoom) or answer.number != number:
-            raise unexpected(answer)
-        if not isinstance(answer, ChunkFrames):
-            return answer
-        width, height = self._config.frame_size
-        frames = len(job.latents) * self._config.frames_per_latent
-        count = frames if job.base is not None else frames - self._config.frames_per_latent + 1
-        return await self._channel.payload(answer.frames, (count, height, width, 3), seconds)
-
-    def close(self) -> None:
-        """Close the connection at once."""
-        if not self.closed.is_set():
-            self.closed.set()
-            self._channel.abort()
 
 
 class DecodeClient:
@@ -137,15 +76,20 @@ class DecodeClient:
         addresses: Sequence[str],
         key: bytes,
         timeout_s: float,
+        capacity: int,
+        own: int = 0,
         connect: Connect = CONNECT,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`worker`, `model`: id and `state_fingerprint` of this worker. `addresses`, `key`: of the decode
-        workers. `timeout_s`: limit of one question, seconds."""
+        workers. `timeout_s`: limit of one question, seconds. `capacity`: K of this worker. `own`: sessions
+        that it can decode itself."""
         self._worker, self._model, self._config = worker, model, config
         self._addresses, self._key, self._timeout_s = addresses, key, timeout_s
         self._connect, self._now = connect, now
         self.router = DecodeRouter()
+        self._capacity = capacity
+        self._allotted = AllottedSessions(addresses, own, now())
         self._connections: dict[str, DecodeConnection] = {}
         self._jobs = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -159,6 +103,11 @@ class DecodeClient:
             self._loop = None
             for connection in [*self._connections.values()]:
                 connection.close()
+
+    def limited(self, capacity: int) -> int:
+        """Return K, or fewer sessions if the decode workers allot no more."""
+        limit = self._allotted.limit(self._now())
+        return capacity if limit is None else min(capacity, limit)
 
     def decode(self, jobs: Sequence[DecodeJob]) -> list[Tensor | None]:
         """See `RemoteDecoder.decode`. Call it on another thread than the event loop's."""
@@ -250,15 +199,36 @@ class DecodeClient:
         self.router.handle(DecoderConnected(connection.worker), self._now())
         metrics.decode_workers.set(self.router.workers)
         log.info("decode worker ready", worker=connection.worker, address=address)
+        asking = asyncio.create_task(self._ask_allotments(connection, address))
         try:
             await connection.closed.wait()
             return connection.late
         finally:
             connection.close()
+            # First: an answer that is here already is not taken.
+            asking.cancel()
+            self._allotted.lost(address, self._now())
             self.router.handle(DecoderDisconnected(connection.worker), self._now())
             metrics.decode_workers.set(self.router.workers)
             del self._connections[connection.worker]
             log.warning("decode worker lost", worker=connection.worker, address=address)
+            await stop(asking)
+
+    async def _ask_allotments(self, connection: DecodeConnection, address: str) -> None:
+        """Ask for the allotment again and again, until the connection is closed."""
+        before: int | None = None
+        while True:
+            try:
+                sessions = await connection.ask_allotment(ALLOTMENT_S)
+            except TransferError as error:
+                log.warning("no allotment of decode worker", worker=connection.worker, error=str(error))
+                return
+            self.router.handle(AllotmentKnown(connection.worker, sessions), self._now())
+            self._allotted.set_allotment(address, sessions)
+            if sessions != before:
+                log.info("allotment of decode worker", worker=connection.worker, sessions=sessions)
+            before = sessions
+            await asyncio.sleep(ASK_S)
 
     async def _open(self, address: str) -> DecodeConnection:
         try:
@@ -270,7 +240,7 @@ class DecodeClient:
         opened = Open(session=PURPOSE, migration=0, worker=self._worker, nonce=handshake.new_nonce())
         try:
             await handshake.authenticate(channel, opened, self._key, CONNECT_S)
-            await channel.post(DecodeHello(model=self._model), (), CONNECT_S)
+            await channel.post(DecodeHello(model=self._model, capacity=self._capacity), (), CONNECT_S)
             welcome = await channel.next(CONNECT_S)
             if not isinstance(welcome, DecodeWelcome):
                 raise unexpected(welcome)
@@ -278,7 +248,3 @@ class DecodeClient:
             channel.abort()
             raise
         return DecodeConnection(welcome.worker, channel, self._config)
-
-
-def _stacked(context: Sequence[Tensor]) -> Tensor:
-    return torch.stack([each.cpu() for each in context])

@@ -51,6 +51,8 @@ class DecodeHello(_DecodeFrame):
     type: Literal["decode_hello"] = "decode_hello"
     model: str = Field(max_length=64)
     """`state_fingerprint` of the worker's model: both must have the same weights."""
+    capacity: int = Field(ge=1, le=1 << 20)
+    """The worker's K, as far as it is not the decode workers that limit it."""
 
 
 class DecodeWelcome(_DecodeFrame):
@@ -59,6 +61,20 @@ class DecodeWelcome(_DecodeFrame):
     type: Literal["decode_welcome"] = "decode_welcome"
     worker: Id
     """Id of the decode worker."""
+
+
+class AskAllotment(_DecodeFrame):
+    """worker → decode worker, regularly: how many sessions may count on you? It also says that I am there."""
+
+    type: Literal["ask_allotment"] = "ask_allotment"
+
+
+class Allotment(_DecodeFrame):
+    """decode worker → worker: answers `AskAllotment`."""
+
+    type: Literal["allotment"] = "allotment"
+    sessions: int = Field(ge=0, le=1 << 20)
+    """Sessions of this worker whose chunks are decoded in real time."""
 
 
 class DecodeChunk(_DecodeFrame):
@@ -108,6 +124,8 @@ DecodeFrame = Annotated[
     | Refuse
     | DecodeHello
     | DecodeWelcome
+    | AskAllotment
+    | Allotment
     | DecodeChunk
     | ChunkFrames
     | NoCache

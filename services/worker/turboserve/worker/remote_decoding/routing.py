@@ -1,6 +1,6 @@
 """Which decode worker decodes a chunk, without I/O: events in, commands out.
 
-    ChunkWaits       → AskWorker (the one that has the session's cache, else the one with the fewest sessions)
+    ChunkWaits       → AskWorker (the one that has the session's cache, else the one with the most room)
     CacheMissed      → AskWorker (the same one, with the latents from which it rebuilds the cache)
     RoomRefused      → AskWorker (another one)
     AskFailed        → AskWorker (another one)
@@ -52,6 +52,14 @@ class DecoderDisconnected:
 
 
 @dataclass(frozen=True)
+class AllotmentKnown:
+    """A decode worker has said for how many sessions of this worker it has time."""
+
+    worker: str
+    sessions: int
+
+
+@dataclass(frozen=True)
 class ChunkWaits:
     """A chunk waits for its decoding."""
 
@@ -97,6 +105,7 @@ class ChunkAbandoned:
 RoutingEvent = (
     DecoderConnected
     | DecoderDisconnected
+    | AllotmentKnown
     | ChunkWaits
     | CacheMissed
     | RoomRefused
@@ -145,6 +154,8 @@ class DecodeRouter:
     def __init__(self) -> None:
         self._full_until: dict[str, float] = {}
         """Connected workers, and the time until which each takes no further session."""
+        self._allotted: dict[str, int] = {}
+        """Connected worker → sessions that it allots, if it has said so."""
         self._sessions: dict[str, tuple[str, float]] = {}
         """The worker that decoded each session's last chunk, and when it was asked."""
         self._jobs: dict[int, _Asked] = {}
@@ -171,6 +182,10 @@ class DecodeRouter:
                 self._full_until[worker] = now
             case DecoderDisconnected(worker=worker):
                 self._full_until.pop(worker, None)
+                self._allotted.pop(worker, None)
+            case AllotmentKnown(worker=worker, sessions=sessions):
+                if worker in self._full_until:
+                    self._allotted[worker] = sessions
             case ChunkWaits(job=job, session=session):
                 self._forget_idle(now)
                 return self._route(job, session, frozenset(), now)
@@ -215,7 +230,12 @@ class DecodeRouter:
         if before is not None and before in self._full_until and before not in tried:
             return before
         usable = [each for each, until in self._full_until.items() if until <= now and each not in tried]
-        return min(usable, key=lambda each: (self._load(each, now), each), default=None)
+        # The most sessions fewer than allotted. Where equal numbers are, that is the fewest sessions.
+        return min(
+            usable,
+            key=lambda each: (self._load(each, now) - self._allotted.get(each, 0), each),
+            default=None,
+        )
 
     def _load(self, worker: str, now: float) -> int:
         recent = (each for each, asked_s in self._sessions.values() if now - asked_s <= SESSION_S)

@@ -20,8 +20,11 @@ from turboserve.worker import metrics
 from turboserve.worker.engine.decode_jobs import CachedDecoder, DecodeJob
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.remote_decoding.allotments import DividedSessions
 from turboserve.worker.remote_decoding.frames import (
     PURPOSE,
+    Allotment,
+    AskAllotment,
     ChunkFrames,
     DecodeChannel,
     DecodeChunk,
@@ -72,11 +75,14 @@ class DecodeServer:
         decoder: CachedDecoder,
         key: bytes,
         now: Callable[[], float],
+        sessions: int,
     ) -> None:
-        """`model`: `state_fingerprint` of the weights. `key`: that the workers must prove."""
+        """`model`: `state_fingerprint` of the weights. `key`: that the workers must prove. `sessions`: that
+        it carries in real time."""
         self._worker, self._model, self._config = worker, model, config
         self._decoder, self._key, self._now = decoder, key, now
         self._context_limit = -(-config.window_frames // config.frames_per_chunk)
+        self._divided = DividedSessions(sessions)
         self._half_open = HalfOpenConnections(now=now)
         self._serving: dict[asyncio.Task[None], DecodeChannel] = {}
         self._turn = asyncio.Lock()
@@ -118,13 +124,18 @@ class DecodeServer:
             self._half_open.refused(channel.peer, error)
             return
         try:
-            await self._welcome(channel)
+            capacity = await self._welcome(channel)
             log.info("worker decodes here", worker=opened.worker)
             while True:
                 question = await channel.next(QUIET_S)
-                if not isinstance(question, DecodeChunk):
+                self._divided.heard(opened.worker, channel, capacity, self._now())
+                if isinstance(question, AskAllotment):
+                    sessions = self._divided.allotment(opened.worker, self._now())
+                    await channel.post(Allotment(sessions=sessions), (), ANSWER_S)
+                elif isinstance(question, DecodeChunk):
+                    await self._answer(channel, question)
+                else:
                     raise unexpected(question)
-                await self._answer(channel, question)
         except TransferError as error:
             log.info("worker left", worker=opened.worker, error=str(error))
             await refuse(channel, error.code, str(error))
@@ -135,6 +146,8 @@ class DecodeServer:
             # What one chunk raises ends its connection: the worker itself decodes it, and learns why.
             log.exception("chunk not decoded", worker=opened.worker)
             await refuse(channel, TransferError.code, repr(error))
+        finally:
+            self._divided.left(opened.worker, channel)
 
     def _hangs(self) -> None:
         if not self._device_lost.done():
@@ -143,13 +156,15 @@ class DecodeServer:
     def _key_of(self, purpose: str, number: int) -> bytes | None:
         return self._key if (purpose, number) == (PURPOSE, 0) else None
 
-    async def _welcome(self, channel: DecodeChannel) -> None:
+    async def _welcome(self, channel: DecodeChannel) -> int:
+        """Answer a worker's first frame. Returns the worker's K."""
         hello = await channel.next(ADMIT_S)
         if not isinstance(hello, DecodeHello):
             raise unexpected(hello)
         if hello.model != self._model:
             raise LayoutMismatchError(f"model: {hello.model}, {self._model} is decoded here")
         await channel.post(DecodeWelcome(worker=self._worker), (), ADMIT_S)
+        return hello.capacity
 
     async def _answer(self, channel: DecodeChannel, question: DecodeChunk) -> None:
         shape = self._config.latent_shape

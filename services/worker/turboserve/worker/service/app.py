@@ -87,7 +87,8 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
         # First: the state store sends keys as soon as it knows that the worker is ready.
         await send_weights(worker, loaded.weights, runtime.bus, runtime.clock.monotonic)
     if settings.roles == "denoise":
-        decode_elsewhere(worker.id, engine, settings, runtime.spawn)
+        decoding = decode_elsewhere(worker.id, engine, settings, capacity, runtime.spawn)
+        worker.limited = decoding.limited
     await worker.start(runtime.spawn)
     if settings.sequence_parallel_directory is not None:
         limit_s = settings.sequence_parallel_timeout_s
@@ -167,7 +168,7 @@ def expose(worker: Worker) -> None:
     )
     metrics.sessions_offloaded.add(worker, lambda worker: worker.engine.offloaded)
     metrics.offloaded_memory.add(worker, lambda worker: worker.engine.offloaded_bytes)
-    metrics.capacity.add(worker, lambda worker: worker.table.capacity)
+    metrics.capacity.add(worker, lambda worker: worker.limited(worker.table.capacity))
     metrics.chunks_unpublished.add(worker, lambda worker: worker.table.unpublished)
     metrics.lead.add(worker, _smallest_lead)
     metrics.kv.add(worker, lambda worker: sum(one.slab_bytes_used for one in worker.classes.engines))

@@ -7,6 +7,7 @@ import gc
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from turboserve import logs
+from turboserve.allocation.roles import RoleCapacity, chunks_per_s
 from turboserve.service import Runtime
 from turboserve.worker.engine.budget import decode_bytes
 from turboserve.worker.engine.decode_jobs import (
@@ -24,7 +26,7 @@ from turboserve.worker.engine.decode_jobs import (
     DecodeJob,
     digest_of_latents,
 )
-from turboserve.worker.engine.decoding_apart import DecodingApart
+from turboserve.worker.engine.decoding_apart import OWN_CACHES, DecodingApart
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import BudgetTooSmallError
 from turboserve.worker.engine.interface import Decoder
@@ -41,6 +43,9 @@ from turboserve.worker.transfer.network import listen
 KEEP_S = 30.0
 """Time for which a decode worker keeps an unused cache, although another session has no room, seconds."""
 MOST_CACHES = 1_024
+WARM_UP_CHUNKS = 2
+MEASURED_CHUNKS = 3
+"""Further chunks of which the fastest is a decode worker's time of a chunk: noise only adds time."""
 HUNG_STATUS = 1
 """Exit status of a decode worker whose decode does not return."""
 
@@ -54,8 +59,13 @@ def decoding_apart(engine: Engine) -> DecodingApart | None:
     return backend.apart if isinstance(backend, TensorBackend) else None
 
 
-def decode_elsewhere(worker: str, engine: Engine, settings: Settings, spawn: Spawn) -> None:
-    """Have the engine's chunks decoded by the configured decode workers, as soon as each is reached."""
+def decode_elsewhere(
+    worker: str, engine: Engine, settings: Settings, capacity: int, spawn: Spawn
+) -> DecodeClient:
+    """Have the engine's chunks decoded by the configured decode workers, as soon as each is reached.
+
+    `capacity`: K of the worker.
+    """
     apart = decoding_apart(engine)
     assert apart is not None
     client = DecodeClient(
@@ -65,9 +75,12 @@ def decode_elsewhere(worker: str, engine: Engine, settings: Settings, spawn: Spa
         addresses_of(settings.decode_workers),
         key_of(settings),
         settings.decode_timeout_s,
+        capacity,
+        OWN_CACHES,
     )
     apart.remote = client
     spawn(client.run(), "decode workers")
+    return client
 
 
 def key_of(settings: Settings) -> bytes:
@@ -111,6 +124,13 @@ class LoadedDecoder:
     device: torch.device
     room: int
     """Number of caches that the device memory holds."""
+    seconds: float
+    """Time of one chunk. On a CPU, processor seconds: see `warm_up.measure`."""
+
+    def sessions(self, margin: float) -> int:
+        """Sessions that it decodes in real time. `margin`: part of the time that decoding may take."""
+        one = RoleCapacity(chunks_per_s({1: self.seconds}), self.room)
+        return one.of(1, margin * self.config.chunk_media_s)
 
 
 def load_decoder(settings: Settings, load: Callable[[Settings], Models]) -> LoadedDecoder:
@@ -129,18 +149,29 @@ def load_decoder(settings: Settings, load: Callable[[Settings], Models]) -> Load
         # PyTorch keeps the memory of the other networks, and the device does not count it as free.
         torch.cuda.empty_cache()
     room = caches_that_fit(decoder, working, memory_bytes(settings, device, decoder))
-    warm_up(decoder, config, device)
-    return LoadedDecoder(decoder, config, fingerprint, device, room)
+    seconds = warm_up(decoder, config, device, WARM_UP_CHUNKS + MEASURED_CHUNKS)
+    return LoadedDecoder(decoder, config, fingerprint, device, room, min(seconds[WARM_UP_CHUNKS:]))
 
 
-def warm_up(decoder: Decoder, config: ModelConfig, device: torch.device) -> None:
-    """Decode the first two chunks of a video. A device's first decode takes longer than a home waits."""
+def warm_up(
+    decoder: Decoder, config: ModelConfig, device: torch.device, chunks: int = WARM_UP_CHUNKS
+) -> list[float]:
+    """Decode the first chunks of a video. Returns the time of each, as in `LoadedDecoder.seconds`.
+
+    A device's first decode takes longer than a home waits.
+    """
+    clock = time.process_time if device.type == "cpu" else time.monotonic
     cached, latents = CachedDecoder(decoder, device, CacheTable(1)), torch.zeros(config.latent_shape)
     base: str | None = None
-    for index in range(2):
+    seconds: list[float] = []
+    for index in range(chunks):
         digest = digest_of_latents(index, latents)
+        began = clock()
         cached.decode(DecodeJob("warm-up", index, latents, base, digest, ()))
+        # A clock may not have moved.
+        seconds.append(max(clock() - began, 1e-6))
         base = digest
+    return seconds
 
 
 def memory_bytes(settings: Settings, device: torch.device, decoder: Decoder) -> int:
@@ -181,7 +212,8 @@ async def start_decode_worker(
     loaded = await asyncio.to_thread(load_decoder, settings, load)
     now = runtime.clock.monotonic
     decoder = CachedDecoder(loaded.decoder, loaded.device, CacheTable(loaded.room, KEEP_S), now)
-    served = DecodeServer(name, loaded.fingerprint, loaded.config, decoder, key_of(settings), now)
+    sessions = loaded.sessions(settings.real_time_margin)
+    served = DecodeServer(name, loaded.fingerprint, loaded.config, decoder, key_of(settings), now, sessions)
     listener, port = await listen(served.serve, interface.address, settings.transfer_port)
 
     async def close() -> None:
@@ -195,4 +227,6 @@ async def start_decode_worker(
         address=f"tcp://{interface.address}:{port}",
         device=str(loaded.device),
         caches=loaded.room,
+        chunk_s=round(loaded.seconds, 4),
+        sessions=sessions,
     )

@@ -92,6 +92,8 @@ class Worker:
         self._connection = bus.connection
         self._stopping = False
         self._admissions = AdmissionSpans()
+        self.limited: Callable[[int], int] = lambda sessions: sessions
+        """Sessions that memory and engine allow → those that are reported: decode workers may limit them."""
 
     # Start and stop
 
@@ -147,22 +149,20 @@ class Worker:
         return self.heartbeat.answered
 
     def load(self) -> LoadReport:
-        draining = self.table.draining or self._stopping
         runs = {entry.session: entry.run for entry in self.table.entries.values()}
         held = self.table.held(self._config.media_start, self.classes.starts)
         now, classes = self._clock.monotonic(), self.classes.report()
-        engine, fidelity = self.engine, self.engine.fidelity
-        width, height = self._config.frame_size
+        engine, fidelity, (width, height) = self.engine, self.engine.fidelity, self._config.frame_size
         seconds = quality.beyond_slabs(self.classes.profile.to_mapping(), engine.slabs, engine.places)
         return LoadReport(
             worker=self.id,
             model=self._settings.models[0],
-            capacity=self.table.capacity if classes is None else classes[0].capacity,
+            capacity=self.limited(self.table.capacity) if classes is None else classes[0].capacity,
             weights_digest=self._engine.engine.fingerprint,
             controls=self.engine.declarations,
             frame=FrameSize(width=width, height=height),
             classes=classes,
-            phase=WorkerPhase.DRAINING if draining else WorkerPhase.READY,
+            phase=WorkerPhase.DRAINING if self.table.draining or self._stopping else WorkerPhase.READY,
             sessions=self._quality.onto(self.slack.onto(held, runs, now), runs),
             refusals=self.table.refusals(),
             migrations=self.table.incoming.reports(),
@@ -170,7 +170,7 @@ class Worker:
             host=self.migrations.machine,
             chunk_latency_s=seconds,
             floor_chunk_latency_s=quality.floor_seconds(seconds, fidelity.ladder) if fidelity.lowers else {},
-            floor_capacity=self.table.floor_capacity if fidelity.lowers else None,
+            floor_capacity=self.limited(self.table.floor_capacity) if fidelity.lowers else None,
             quality=self._quality.mean(now),
             quality_debt=self._quality.debt(now),
             deficit=self.slack.deficit,

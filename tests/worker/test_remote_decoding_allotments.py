@@ -1,0 +1,85 @@
+"""How many sessions a worker may count on its decode workers for."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turboserve.worker.remote_decoding.allotments import KEPT_S, SILENT_S, AllottedSessions, DividedSessions
+
+V, W = "tcp://v:1", "tcp://w:1"
+
+
+def test_workers_have_parts_by_their_k() -> None:
+    divided = DividedSessions(12)
+    divided.heard("a", "first", 4, 0.0)
+    assert divided.allotment("a", 0.0) == 12
+    divided.heard("b", "second", 2, 0.0)
+    assert [divided.allotment(name, 0.0) for name in "ab"] == [8, 4]
+    assert divided.allotment("c", 0.0) == 0
+
+
+def test_who_has_left_or_is_silent_has_no_part() -> None:
+    divided, first, second = DividedSessions(12), object(), object()
+    divided.heard("a", first, 4, 0.0)
+    divided.heard("b", second, 4, 0.0)
+    assert divided.allotment("a", 0.0) == 6
+    divided.left("b", second)
+    assert divided.allotment("a", 0.0) == 12
+    divided.heard("b", second, 4, 1.0)
+    divided.heard("a", first, 4, SILENT_S)
+    assert divided.allotment("a", SILENT_S + 1.0) == 6
+    assert divided.allotment("a", SILENT_S + 1.1) == 12
+
+
+def test_a_connection_that_closes_late_does_not_end_the_newer_one() -> None:
+    divided, first, second = DividedSessions(12), object(), object()
+    divided.heard("a", first, 4, 0.0)
+    divided.heard("a", second, 4, 1.0)
+    divided.left("a", first)
+    assert divided.allotment("a", 1.0) == 12
+    divided.left("a", second)
+    assert divided.allotment("a", 1.0) == 0
+
+
+@given(
+    st.integers(0, 200),
+    st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 40), min_size=1),
+)
+def test_no_more_is_allotted_than_there_is(sessions: int, capacities: dict[str, int]) -> None:
+    divided = DividedSessions(sessions)
+    for name, capacity in capacities.items():
+        divided.heard(name, name, capacity, 0.0)
+    parts = {name: divided.allotment(name, 0.0) for name in capacities}
+    assert sessions - len(parts) < sum(parts.values()) <= sessions
+    if len(set(capacities.values())) == 1:
+        assert len(set(parts.values())) == 1
+
+
+def test_nothing_limits_a_worker_until_its_decode_workers_are_known() -> None:
+    allotted = AllottedSessions([V, W], 2, 100.0)
+    assert allotted.limit(100.0) is None
+    allotted.set_allotment(V, 5)
+    assert allotted.limit(101.0) is None
+    allotted.set_allotment(W, 3)
+    assert allotted.limit(102.0) == 8
+    # One that does not come counts nothing, and the worker itself decodes two.
+    alone = AllottedSessions([V, W], 2, 100.0)
+    alone.set_allotment(V, 5)
+    assert alone.limit(100.1 + KEPT_S) == 5
+    assert AllottedSessions([V], 2, 100.0).limit(100.1 + KEPT_S) == 2
+
+
+def test_a_lost_decode_worker_counts_until_its_successor_should_be_there() -> None:
+    allotted = AllottedSessions([V, W], 2, 0.0)
+    for address in (V, W):
+        allotted.set_allotment(address, 4)
+    allotted.lost(W, 100.0)
+    allotted.lost(W, 120.0)
+    assert allotted.limit(100.0 + KEPT_S) == 8
+    assert allotted.limit(100.1 + KEPT_S) == 4
+    allotted.set_allotment(W, 6)
+    assert allotted.limit(1e6) == 10
+    for address in (V, W):
+        allotted.lost(address, 2e6)
+    assert allotted.limit(3e6) == 2
