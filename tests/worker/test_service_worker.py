@@ -42,6 +42,7 @@ from turboserve.subjects import (
 from turboserve.tasks import stop
 from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable
 from turboserve.worker.model.presets import SHIPPED
+from turboserve.worker.remote_decoding import server
 from turboserve.worker.remote_decoding.server import DecodeServer
 from turboserve.worker.replicas.toyworld import load_toyworld
 from turboserve.worker.service.decode_roles import key_of
@@ -429,7 +430,12 @@ async def test_a_worker_gets_its_weights_from_one_that_serves_the_model(scene: S
         assert scene.metric(second, name, label) > 0, part
 
 
-async def test_a_home_takes_no_more_sessions_than_its_decode_workers_carry(scene: Scene) -> None:
+async def test_a_home_takes_no_more_sessions_than_its_decode_workers_carry(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A busy machine keeps the connection.
+    monkeypatch.setattr(server, "ADMIT_S", 60.0)
+    monkeypatch.setattr(server, "ANSWER_S", 60.0)
     key = "k" * 32
     settings = Settings(roles="decode", decode_key=SecretStr(key))
     models = tiny_models(settings)
