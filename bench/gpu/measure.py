@@ -28,9 +28,11 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "services" / "worker"), str(ROOT
 
 import torch  # noqa: E402
 from configurations import configurations  # noqa: E402
+from digest import digest_seconds  # noqa: E402
 from forward_profile import forward_profile  # noqa: E402
 from notes import Notes, reason  # noqa: E402
 from shipped_model import shipped_model  # noqa: E402
+from video import video  # noqa: E402
 
 from turboserve.bench.engine.hardware import chunk_flop, matrix_rate, slab_memory, suspend  # noqa: E402
 from turboserve.bench.engine.kernels import attention_kernels  # noqa: E402
@@ -59,7 +61,9 @@ BFLOAT16_TOLERANCE = 0.2
 """Tolerance against float32 after all chunks of a reference. Latents have a standard deviation of about 1."""
 MOST_DECODED = 4
 """Maximum number of sessions whose chunks are decoded at once: each takes 8 GB with the Wan VAE at 480p."""
-PARTS = ("correctness", "shipped", "kernels", "speed", "profile", "fidelity", "whole")
+PARTS = ("correctness", "shipped", "digest", "kernels", "speed", "profile", "fidelity", "whole", "video")
+LOWER = "fp8"
+"""The kind of attention of lower fidelity. It is measured, and never taken for the fastest."""
 TINY = ModelConfig(
     dim=48,
     ffn_dim=96,
@@ -85,7 +89,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument(
-        "--windows", type=int, nargs="+", default=[12, 21], help="window sizes, in latent frames"
+        "--windows", type=int, nargs="*", default=[12, 21], help="window sizes, in latent frames"
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--repeats", type=int, default=5)
@@ -104,7 +108,11 @@ def main() -> int:
     if "correctness" in arguments.parts:
         notes.found["correctness"] = correctness(arguments.golden, device)
     if "shipped" in arguments.parts:
-        notes.take(notes.found, "shipped", partial(shipped_model, device, 4 if arguments.tiny else 100))
+        prompts = 4 if arguments.tiny else 100
+        notes.take(notes.found, "shipped", partial(shipped_model, device, prompts))
+        notes.take(notes.found, f"shipped_{LOWER}", partial(shipped_model, device, prompts, LOWER))
+    if "digest" in arguments.parts:
+        notes.take(notes.found, "digest", partial(digest_seconds, device, 256 if arguments.tiny else 8192))
     # An option that the device lacks is reported and is no failure.
     checks = notes.found.get("correctness", [])
     passed = all(each["passed"] for each in checks if "unavailable" not in each)
@@ -140,6 +148,12 @@ def main() -> int:
                 whole(model, text, arguments, notes, into)
             # Two models at once leave less room for the second model's sessions.
             del model, text
+    if "video" in arguments.parts:
+        config = dataclasses.replace(TINY, max_frames=9) if arguments.tiny else preset("self-forcing-1-3b")
+        compiler = COMPILER if device.type == "cuda" else "eager"
+        decoder = (TINY_DECODERS if arguments.tiny else PUBLIC_DECODERS)["taehv"]
+        ways = {"rows": ("rows", None), "compiled": ("rows", compiler), LOWER: (LOWER, compiler)}
+        notes.take(notes.found, "video", partial(video, config, decoder, device, dtype, ways))
     notes.save()
     print(json.dumps(notes.found, indent=2))
     return 0 if passed else 1
@@ -186,7 +200,7 @@ def speed(
     """Measure latencies at one window.
 
     Kinds of attention, and the compiler, are compared with one session. The fastest is used to measure every
-    other batch.
+    other batch. The kind of lower fidelity is no candidate.
     """
     config, device = model.config, model.patch_embedding.weight.device
     compiler = COMPILER if device.type == "cuda" else "eager"
@@ -200,11 +214,14 @@ def speed(
 
     ways: dict[str, tuple[str, str | None]] = {kind: (kind, None) for kind in KINDS}
     usable = {name: way for name, way in ways.items() if notes.take(options, name, one(1, *way))}
+    lower = usable.pop(LOWER, None)
     fastest = min(usable, key=lambda name: float(options[name]["chunk_s"]), default="rows")
     compiled = f"{fastest} compiled"
     ways[compiled] = (fastest, compiler)
     if notes.take(options, compiled, one(1, *ways[compiled])):
         fastest = min(fastest, compiled, key=lambda name: float(options[name]["chunk_s"]))
+    if lower is not None and notes.take(options, f"{LOWER} compiled", one(1, LOWER, compiler)):
+        into["fp8_speedup"] = options[fastest]["chunk_s"] / options[f"{LOWER} compiled"]["chunk_s"]
     into["fastest"] = fastest
     by_batch: dict[str, Any] = {}
     into["batches"] = by_batch

@@ -15,12 +15,13 @@ sys.path.append(str(ROOT / "experiments"))
 
 from turboserve.experiments.toyworld.judge import Verdict, judge  # noqa: E402
 from turboserve.experiments.toyworld.quality import CHUNKS_AFTER, CHUNKS_BEFORE, generate, held_out_jobs  # noqa: E402
+from turboserve.worker.engine.fidelity import AttentionName  # noqa: E402
 from turboserve.worker.replicas.toyworld import load_toyworld  # noqa: E402
 
 SEED = 7
 
 
-def shipped_model(device: torch.device, prompts: int) -> dict[str, Any]:
+def shipped_model(device: torch.device, prompts: int, attention: AttentionName = "rows") -> dict[str, Any]:
     """Play held-out prompts, each with a switch.
 
     Returns the shares that the judge finds right in the last two chunks before and after the switch, and the
@@ -28,7 +29,7 @@ def shipped_model(device: torch.device, prompts: int) -> dict[str, Any]:
     """
     jobs = held_out_jobs(prompts, SEED)
     begun = time.monotonic()
-    played = generate(load_toyworld(device), jobs, CHUNKS_BEFORE + CHUNKS_AFTER)
+    played = generate(load_toyworld(device), jobs, CHUNKS_BEFORE + CHUNKS_AFTER, attention=attention)
     found: dict[str, Any] = {
         "prompts": prompts,
         "chunks_per_s": prompts * (CHUNKS_BEFORE + CHUNKS_AFTER) / (time.monotonic() - begun),

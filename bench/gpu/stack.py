@@ -1,4 +1,5 @@
-"""The whole stack with a large model on one GPU: viewers of one worker, and migrations between two.
+"""The whole stack with a large model on one GPU: viewers of one worker, migrations between two, and a home
+whose chunks a decode worker decodes.
 
     python bench/gpu/stack.py --out stack.json
 
@@ -25,7 +26,19 @@ from turboserve.bench.engine.random_models import NAME
 from turboserve.bench.stream import Target, measure
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
+from turboserve.cli.stack.decode_pool import DECODE_WORKER
 
+DECODED = {
+    "chunks": "turboserve_worker_decode_duration_seconds_count",
+    "seconds": "turboserve_worker_decode_duration_seconds_sum",
+    "rebuilt": "turboserve_worker_decode_rebuilt_total",
+}
+POOLS = {
+    "1": ("--workers", "1"),
+    "2": ("--workers", "2"),
+    "decode": ("--workers", "1", "--decode-workers", "1"),
+}
+"""Options of `turboserve up` by the name of the workers."""
 Work = Callable[[], Awaitable[dict[str, Any]]]
 WAIT_S = 60.0
 MIGRATED_S = 40.0
@@ -60,6 +73,18 @@ async def ready_workers(api: httpx.AsyncClient, count: int) -> set[str]:
 async def streams(stack: BackgroundStack, sessions: int, seconds: float) -> dict[str, Any]:
     """Watch `sessions` sessions, as `turboserve bench stream` does."""
     return (await measure(Target.find(stack.data), sessions, seconds)).report()
+
+
+async def decoded_apart(stack: BackgroundStack, seconds: float) -> dict[str, Any]:
+    """Watch a session whose chunks the decode worker decodes. Counts are of the decode worker's metrics."""
+    found = await streams(stack, 1, seconds)
+    async with httpx.AsyncClient(timeout=WAIT_S) as api:
+        port = stack.record.processes[DECODE_WORKER]["port"]
+        lines = (await api.get(f"http://127.0.0.1:{port}/metrics")).text.splitlines()
+    for name, series in DECODED.items():
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(series)]
+        found[f"decode_worker_{name}"] = sum(values)
+    return found
 
 
 async def migrations(stack: BackgroundStack, count: int) -> dict[str, Any]:
@@ -99,11 +124,15 @@ async def migrations(stack: BackgroundStack, count: int) -> dict[str, Any]:
 async def _migrate(api: httpx.AsyncClient, viewer: Viewer, workers: set[str]) -> dict[str, Any]:
     row = (await api.get(f"/v1/sessions/{viewer.session}")).json()
     [target] = workers - {row["worker"]}
-    began_s, began = time.monotonic(), len(viewer.chunks)
+    began_s, began, told = time.monotonic(), len(viewer.chunks), len(viewer.events)
     answer = await api.post(f"/v1/sessions/{viewer.session}/migrate", json={"worker": target})
     if answer.status_code != 202:
         return {"refused": answer.json()}
-    await viewer.event("session.migrated", MIGRATED_S, worker=target)
+    await viewer.until(
+        lambda: any(event["type"] == "session.migrated" for event in viewer.events[told:]),
+        MIGRATED_S,
+        "event session.migrated",
+    )
     migrated_s = time.monotonic() - began_s
     await viewer.until(
         lambda: sum(chunk.worker == target for chunk in viewer.chunks[began:]) >= 2, WAIT_S, "two chunks"
@@ -118,7 +147,7 @@ async def _migrate(api: httpx.AsyncClient, viewer: Viewer, workers: set[str]) ->
 
 
 def main() -> None:
-    """Measure one worker, then two."""
+    """Measure one worker, then two, then one with a decode worker."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write; logs are beside it")
     parser.add_argument("--model", default=NAME)
@@ -127,11 +156,10 @@ def main() -> None:
     parser.add_argument("--migrations", type=int, default=4)
     parser.add_argument(
         "--workers",
-        type=int,
         nargs="+",
-        choices=(1, 2),
-        default=(1, 2),
-        help="1: viewers of one worker; 2: migrations between two",
+        choices=tuple(POOLS),
+        default=tuple(POOLS),
+        help="1: viewers of one worker; 2: migrations between two; decode: a home and a decode worker",
     )
     parser.add_argument("--limit-s", type=float, default=200.0, help="begin nothing after this many seconds")
     arguments = parser.parse_args()
@@ -141,7 +169,7 @@ def main() -> None:
 
     for workers in arguments.workers:
         began = time.monotonic()
-        stack = BackgroundStack(folder / f"data{workers}", "--workers", str(workers), environment=settings)
+        stack = BackgroundStack(folder / f"data{workers}", *POOLS[workers], environment=settings)
         try:
             stack.start()
             notes.found[f"start_s_{workers}"] = time.monotonic() - began
@@ -157,10 +185,12 @@ def main() -> None:
     print(json.dumps(notes.found, indent=1))
 
 
-def parts(stack: BackgroundStack, workers: int, arguments: argparse.Namespace) -> list[tuple[str, Work]]:
-    """Return what to measure with this number of workers, by name."""
-    if workers == 2:
+def parts(stack: BackgroundStack, workers: str, arguments: argparse.Namespace) -> list[tuple[str, Work]]:
+    """Return what to measure with these workers, by name."""
+    if workers == "2":
         return [("migrations", partial(migrations, stack, arguments.migrations))]
+    if workers == "decode":
+        return [("decoded_apart", partial(decoded_apart, stack, arguments.seconds))]
     return [(f"streams_{count}", partial(streams, stack, count, arguments.seconds)) for count in (1, 2)]
 
 

@@ -33,6 +33,9 @@ def test_the_script_checks_measures_and_writes(tmp_path: Path) -> None:
     # An option that a CPU lacks is reported, and the rest is measured: the fastest option with every batch.
     assert list(window["options"])[:4] == ["rows", "flash", "cudnn", "varlen"]
     assert "unavailable" in window["options"]["cudnn"]
+    for refused in (window["options"]["fp8"], window["attention_kernels"]["fp8"], found["shipped_fp8"]):
+        assert refused["unavailable"].startswith("AttentionUnavailableError: attention fp8: cpu")
+    assert found["digest"]["same_on_the_host"]
     assert window["options"][window["fastest"]]["chunk_s"] > 0
     assert [name for name in window["options"] if name.endswith("compiled")]
     assert window["attention_kernels"]["varlen"]["max_abs_error"] < 1e-5

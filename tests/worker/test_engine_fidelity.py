@@ -21,6 +21,7 @@ from turboserve.worker.engine.fidelity import (
     step_indices,
 )
 from turboserve.worker.engine.interface import ChunkReady, Control, Rebuild, SessionSpec, Step
+from turboserve.worker.engine.kv_ring import attention
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.sparse_attention import sparse_attention
 from turboserve.worker.model.config import ModelConfig
@@ -80,7 +81,7 @@ def test_sparse_attention_equals_dense_attention_with_masked_blocks(sparsity: fl
         for i in best:
             mask[head, :, i * block : (i + 1) * block] = True
     expected = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask[None])
-    found = sparse_attention(q, k, v, sparsity, block)
+    found = sparse_attention(q, k, v, sparsity, block, attention)
     assert torch.allclose(found, expected.transpose(1, 2), atol=1e-5)
     dense = F.scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2)
     assert torch.equal(found, dense) == (sparsity == 0)

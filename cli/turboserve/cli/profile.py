@@ -97,7 +97,7 @@ def fidelity(
     """
     # Torch takes seconds to import.
     from turboserve.experiments.fidelity.profile import SPARSITIES, UnmeasurableError, profile_models
-    from turboserve.worker.engine.errors import InvalidFidelityError
+    from turboserve.worker.engine.errors import AttentionUnavailableError, InvalidFidelityError
     from turboserve.worker.service.models import load_models
     from turboserve.worker.settings import Settings
 
@@ -112,8 +112,9 @@ def fidelity(
             sparsities=sparsity or SPARSITIES,
             quality_file=quality,
             say=typer.echo,
+            attention=settings.attention,
         )
-    except (UnmeasurableError, InvalidFidelityError) as error:
+    except (UnmeasurableError, InvalidFidelityError, AttentionUnavailableError) as error:
         raise failure(str(error)) from None
     try:
         found.write(out)

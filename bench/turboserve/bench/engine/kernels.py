@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from turboserve.bench.engine.measure import Timer
+from turboserve.worker.engine.fp8_attention import fp8_attention, require_fp8
 from turboserve.worker.engine.varlen import Runs, require_varlen, varlen
 from turboserve.worker.model.config import ModelConfig
 
@@ -25,8 +26,8 @@ def attention_kernels(
 ) -> dict[str, dict[str, Any]]:
     """Measure a chunk's queries over a full window with each kernel.
 
-    Returns seconds, operations per second and the largest error against float32, or why a kernel is not
-    available.
+    Returns seconds, operations per second, and the largest and the relative error against float32, or why a
+    kernel is not available.
     """
     shape = (config.num_heads, config.head_dim)
     tokens = config.frames_per_chunk * config.tokens_per_frame
@@ -39,7 +40,7 @@ def attention_kernels(
         found: dict[str, dict[str, Any]] = {}
         for name, kernel in _kernels(device, dtype).items():
             try:
-                error = (kernel(q, k, v)[:, :CHECKED].float() - exact).abs().max()
+                error = kernel(q, k, v)[:, :CHECKED].float() - exact
                 seconds = Timer(device).median(lambda run=kernel: run(q, k, v), repeats)  # type: ignore[misc]
             except Exception as refusal:
                 # A kernel's compiler may raise any exception; its message is the result.
@@ -47,7 +48,12 @@ def attention_kernels(
                 found[name] = {"unavailable": f"{type(refusal).__name__}: {reason}"}
                 continue
             flop = 4.0 * tokens * keys * config.dim
-            found[name] = {"seconds": seconds, "flop_per_s": flop / seconds, "max_abs_error": float(error)}
+            found[name] = {
+                "seconds": seconds,
+                "flop_per_s": flop / seconds,
+                "max_abs_error": float(error.abs().max()),
+                "relative_error": float(error.norm() / exact.norm()),
+            }
     return found
 
 
@@ -59,6 +65,7 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> dict[str, Kernel]:
         "cudnn": _only(SDPBackend.CUDNN_ATTENTION),
         "varlen": _varlen(device, dtype),
         "flex": _flex(device),
+        "fp8": _fp8(device),
     }
 
 
@@ -79,6 +86,15 @@ def _varlen(device: torch.device, dtype: torch.dtype) -> Kernel:
     def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         require_varlen(device, dtype)
         return varlen(q, k[0], v[0], Runs([k[0]], [k.shape[1]], q.shape[1]))
+
+    return kernel
+
+
+def _fp8(device: torch.device) -> Kernel:
+    def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not q.is_cuda:
+            require_fp8(q.shape[2], q.shape[3], device)
+        return fp8_attention(q, k.transpose(1, 2), v.transpose(1, 2))
 
     return kernel
 

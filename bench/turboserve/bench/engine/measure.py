@@ -38,12 +38,14 @@ class Timer:
         """Return the median seconds of `repeats` runs of `work`, after warm-up runs."""
         for _ in range(WARM_UP):
             work()
-        seconds = []
-        for _ in range(repeats):
-            begin = self()
-            work()
-            seconds.append(self() - begin)
+        seconds = [self.once(work) for _ in range(repeats)]
         return sorted(seconds)[len(seconds) // 2]
+
+    def once(self, work: Callable[[], object]) -> float:
+        """Return the seconds of one run of `work`."""
+        begin = self()
+        work()
+        return self() - begin
 
 
 @dataclass(frozen=True)

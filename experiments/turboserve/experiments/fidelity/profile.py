@@ -20,7 +20,7 @@ from turboserve.experiments.toyworld.judge import Verdict, judge
 from turboserve.experiments.toyworld.quality import Job, generate, held_out_jobs
 from turboserve.experiments.toyworld.world import Scene
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.fidelity import Fidelity, most_chunks
+from turboserve.worker.engine.fidelity import AttentionName, Fidelity, most_chunks
 from turboserve.worker.engine.fidelity_profile import FidelityProfile, MeasuredFidelity
 from turboserve.worker.engine.interface import ChunkReady, EngineOptions, SessionFailed, SessionSpec
 from turboserve.worker.engine.memory import SlabLayout
@@ -65,10 +65,11 @@ def profile(
     quality: Callable[[Fidelity], tuple[float, tuple[float, float]]],
     prompts: int,
     say: Callable[[str], None] = lambda line: None,
+    attention: AttentionName = "rows",
 ) -> FidelityProfile:
     """Measure every configuration of the grid. `quality` returns a mean and its 95 % interval.
 
-    Raises InvalidFidelityError and UnmeasurableError.
+    Raises InvalidFidelityError, UnmeasurableError and AttentionUnavailableError.
     """
     config = models.transformer.config
     for each in grid:
@@ -76,7 +77,7 @@ def profile(
     timed: dict[Fidelity, list[float]] = {each: [] for each in grid}
     for _ in range(ROUNDS):
         for each in grid:
-            timed[each] += seconds_per_chunk(models, each)
+            timed[each] += seconds_per_chunk(models, each, attention)
     measured = []
     for each in grid:
         mean, interval = quality(each)
@@ -87,7 +88,7 @@ def profile(
     return FidelityProfile(fingerprint(config), device, prompts, tuple(measured))
 
 
-def seconds_per_chunk(models: Models, fidelity: Fidelity) -> list[float]:
+def seconds_per_chunk(models: Models, fidelity: Fidelity, attention: AttentionName = "rows") -> list[float]:
     """Return the times from the beginning of one chunk to that of the next, of a lone session, seconds.
 
     They cover all forwards and the decoding, without packaging. The window is full, or as full as a session
@@ -97,7 +98,8 @@ def seconds_per_chunk(models: Models, fidelity: Fidelity) -> list[float]:
     weight = models.transformer.patch_embedding.weight
     clock = time.process_time if weight.device.type == "cpu" else time.monotonic
     slab = SlabLayout.of(config, weight.dtype).total_bytes
-    engine = Engine(models, EngineOptions(slab_bytes=slab, max_lead_s=math.inf), clock)
+    options = EngineOptions(slab_bytes=slab, max_lead_s=math.inf, attention=attention)
+    engine = Engine(models, options, clock)
     chunks = math.inf if config.session_frames is None else config.session_frames // config.frames_per_chunk
     if chunks < 2:
         raise UnmeasurableError(f"model: a session of {chunks} chunk has no next chunk to measure up to")
@@ -117,13 +119,13 @@ def seconds_per_chunk(models: Models, fidelity: Fidelity) -> list[float]:
 
 
 def judged_quality(
-    models: Models, prompts: int, seed: int
+    models: Models, prompts: int, seed: int, attention: AttentionName = "rows"
 ) -> Callable[[Fidelity], tuple[float, tuple[float, float]]]:
     """Return a function that measures toyworld's quality over held-out prompts, the same for each call."""
     jobs = [Job(job.scene, job.prompt, job.seed) for job in held_out_jobs(prompts, seed)]
 
     def measure(fidelity: Fidelity) -> tuple[float, tuple[float, float]]:
-        played = generate(models, jobs, JUDGED_CHUNKS, fidelity=fidelity)
+        played = generate(models, jobs, JUDGED_CHUNKS, fidelity=fidelity, attention=attention)
         scores = [
             score(judge(np.concatenate(each.chunks[1:])), job.scene)
             for each, job in zip(played, jobs, strict=True)
@@ -189,16 +191,18 @@ def profile_models(
     sparsities: Sequence[float],
     quality_file: Path | None,
     say: Callable[[str], None],
+    attention: AttentionName,
 ) -> FidelityProfile:
     """Measure a model. `judged`: its videos are toyworld's, which the judge understands.
 
-    Raises UnmeasurableError and InvalidFidelityError.
+    Raises UnmeasurableError, InvalidFidelityError and AttentionUnavailableError.
     """
     config = models.transformer.config
     if quality_file is not None:
         prompts, known = supplied_quality(quality_file)
-        return profile(models, list(known), known.__getitem__, prompts, say)
+        return profile(models, list(known), known.__getitem__, prompts, say, attention)
     if not judged:
         raise UnmeasurableError("--quality: needed for this model, since no judge is built in for it")
     grid = configurations(config, steps, sparsities)
-    return profile(models, grid, judged_quality(models, prompts, seed), prompts, say)
+    quality = judged_quality(models, prompts, seed, attention)
+    return profile(models, grid, quality, prompts, say, attention)

@@ -23,7 +23,7 @@ from turboserve.experiments.toyworld.judge import Verdict, has_colours, judge
 from turboserve.experiments.toyworld.prompts import phrase
 from turboserve.experiments.toyworld.world import Scene, random_scene
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity import AttentionName, Fidelity
 from turboserve.worker.engine.interface import (
     ChunkReady,
     Control,
@@ -97,14 +97,16 @@ def generate(
     chunks: int,
     concurrent: int = CONCURRENT,
     fidelity: Fidelity | None = None,
+    attention: AttentionName = "rows",
 ) -> list[Played]:
     """Run the jobs through one engine, `concurrent` sessions at a time, `chunks` chunks each.
 
-    `fidelity`: the configuration of all chunks. None: the best.
+    `fidelity`: the configuration of all chunks. None: the best. Raises AttentionUnavailableError.
     """
     config = models.transformer.config
     slab = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype).total_bytes
-    engine = Engine(models, EngineOptions(slab_bytes=concurrent * slab, max_lead_s=float("inf")))
+    options = EngineOptions(slab_bytes=concurrent * slab, max_lead_s=float("inf"), attention=attention)
+    engine = Engine(models, options)
     played = [Played() for _ in jobs]
     waiting = list(range(len(jobs)))
     running = 0

@@ -12,6 +12,7 @@ from turboserve.allocation.classes import SessionClass
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
 from turboserve.contracts.fidelity import TIER_ALPHA, TierAlpha
+from turboserve.worker.engine.fidelity import AttentionName
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
 from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.replicas.models import check_models
@@ -127,10 +128,11 @@ class Settings(Shared):
     fidelity_floor: float | None = Field(default=None, ge=0, le=1)
     """Least quality of a chunk, relative to the best configuration's. None: the floor of the profile, the
     median of all its configurations."""
-    attention: Literal["rows", "flash", "cudnn", "varlen"] = "rows"
+    attention: AttentionName = "rows"
     """Attention kernel. `rows`, `flash` and `cudnn` compute each session's attention by itself: `rows` by the
     kernel that PyTorch chooses, the other two by the named one. `varlen` computes all sessions of a forward
-    in one call; a GPU supports that in bfloat16 only."""
+    in one call; a GPU supports that in bfloat16 only. `fp8` rounds to 8 bits, in all chunks: it needs a GPU
+    of compute capability 9.0 and the worker's extra `fp8`. A worker that lacks its kind does not start."""
     compile: bool = False
     """Fuse the operations between two attentions with torch's compiler. The start takes a minute longer, and
     on a CPU a C++ compiler is required. Measure first whether it pays."""

@@ -7,10 +7,13 @@ ring keeps every frame, so that the next chunk may be generated at any configura
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from turboserve.worker.engine.errors import InvalidFidelityError
 from turboserve.worker.model.config import ModelConfig
 
+AttentionName = Literal["rows", "flash", "cudnn", "varlen", "fp8"]
+"""How all forwards of a worker attend: see `tensor_backend.KINDS`. `fp8` alone is of lower fidelity."""
 LARGEST_BLOCK = 64
 """Largest number of keys that sparse attention selects or skips together."""
 

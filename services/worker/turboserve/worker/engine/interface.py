@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from turboserve.static_frozen import statically_frozen
-from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity import AttentionName, Fidelity
 from turboserve.worker.engine.gather import ALPHA
 
 if TYPE_CHECKING:
@@ -162,8 +162,7 @@ class EngineOptions:
     """Whether sessions' states have no decoder's caches: other workers decode (`decoding_apart`)."""
     overlap: bool = False
     """Decode and copy states on separate threads while others compute. If off, it happens in `step`."""
-    attention: Literal["rows", "flash", "cudnn", "varlen"] = "rows"
-    """See `tensor_backend.KINDS`."""
+    attention: AttentionName = "rows"
     compile: bool = False
     """Fuse the operations between two attentions with torch's compiler. The first forwards take a minute
     longer, and a CPU needs a C++ compiler."""

@@ -18,6 +18,14 @@ from turboserve.worker.engine.sparse_attention import sparse_attention
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation, rotate
 
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Softmax attention: q [1, S, heads, head_dim]; k, v [1, heads, N, head_dim] → q's shape."""
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """See `Attention`."""
+    return F.scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2)
+
 
 class KVRing:
     """Ring positions of one slab, and the frames whose keys and values they hold.
@@ -112,8 +120,9 @@ class KVRing:
         v: Tensor,
         *,
         heads: slice = slice(None),
+        by: Attention = attention,
     ) -> Tensor:
-        """Write this forward's keys and values, then attend over all visible ones.
+        """Write this forward's keys and values, then attend over all visible ones, computed by `by`.
 
         q, k, v: [1, S, heads, head_dim]; returns q's shape. `heads`: q has only these heads of the slab's.
         """
@@ -124,8 +133,8 @@ class KVRing:
             for x in (view.keys, view.values)
         )
         if placement.sparsity:
-            return sparse_attention(q, keys, values, placement.sparsity, block_size(self._tokens))
-        return attention(q, keys, values)
+            return sparse_attention(q, keys, values, placement.sparsity, block_size(self._tokens), by)
+        return by(q, keys, values)
 
     def write(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> None:
         """Write this forward's keys and values, [1, S, heads, head_dim], without attending."""
@@ -256,11 +265,6 @@ class KVRing:
         # Turning all layers at once would temporarily need several times the sink's memory.
         for keys, written in zip(self.slab.keys[layers], self.slab.sink_keys[layers], strict=True):
             keys[:kept] = rotate(written, turn)
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention. q: [1, S, heads, head_dim]; k, v: [1, heads, N, head_dim]; returns q's shape."""
-    return F.scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2)
 
 
 def _for_attention(tokens: Tensor) -> Tensor:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
-def sparse_attention(q: Tensor, k: Tensor, v: Tensor, sparsity: float, block: int) -> Tensor:
+def sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sparsity: float,
+    block: int,
+    by: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
     """Softmax attention over the key blocks that score highest (block top-k).
 
     Each head selects blocks for all of its queries: a block's score is the mean query times the mean key of
     the block. `block` divides the number of keys. At sparsity 0 no block is skipped.
+    `by` computes the attention over the selected keys (`kv_ring.Attention`).
 
     q: [1, S, heads, head_dim]; k, v: [1, heads, N, head_dim]. Returns q's shape.
     """
@@ -29,4 +38,4 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, sparsity: float, block: in
             x[0].reshape(heads, blocks, block, width).gather(1, index).flatten(1, 2).unsqueeze(0)
             for x in (k, v)
         )
-    return F.scaled_dot_product_attention(queries, k, v).transpose(1, 2)
+    return by(q, k, v)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.decode_jobs import CacheApart, rebuilt_cache
 from turboserve.worker.engine.decoding_apart import DecodingApart
 from turboserve.worker.engine.errors import AttentionUnavailableError
+from turboserve.worker.engine.fp8_attention import fp8_attention, require_fp8
 from turboserve.worker.engine.interface import Decoder, EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.layer_arrival import LayerArrival
@@ -62,9 +64,11 @@ KINDS = {
     "flash": AttentionKind(RowsMemory, SDPBackend.FLASH_ATTENTION),
     "cudnn": AttentionKind(RowsMemory, SDPBackend.CUDNN_ATTENTION),
     "varlen": AttentionKind(VarlenMemory),
+    "fp8": AttentionKind(partial(RowsMemory, by=fp8_attention)),
 }
 """Kinds by name. `varlen` computes all rows in one call; the others compute each row in its own call, by the
-kernel that PyTorch chooses or by the named one."""
+kernel that PyTorch chooses or by the named one. `fp8` alone gives another result than the rest: see
+`fp8_attention`."""
 
 
 @torch.inference_mode()
@@ -76,6 +80,8 @@ def attention_kind(name: str, config: ModelConfig, device: torch.device, dtype: 
     kind = KINDS[name]
     if name == "varlen":
         require_varlen(device, dtype)
+    elif name == "fp8":
+        require_fp8(config.num_heads, config.head_dim, device)
     elif kind.kernel is not None:
         tokens = torch.zeros(1, config.num_heads, 8, config.head_dim, device=device, dtype=dtype)
         try:

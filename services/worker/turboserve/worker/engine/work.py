@@ -11,7 +11,7 @@ from cachetools import LRUCache
 from torch import Tensor
 
 from turboserve.worker.engine.fidelity import step_indices
-from turboserve.worker.engine.kv_ring import KVRing
+from turboserve.worker.engine.kv_ring import Attention, KVRing, attention
 from turboserve.worker.engine.ring_placement import Placement
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.model.block import AttentionMemory
@@ -39,13 +39,14 @@ class Row:
 class RowsMemory:
     """The transformer's memory for a batch of rows: each row attends to its own ring, in place."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = rows
+    def __init__(self, rows: Sequence[Row], by: Attention = attention) -> None:
+        """`by` computes self-attention. Attention over the prompt, which has few keys, is always exact."""
+        self._rows, self._by = rows, by
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `AttentionMemory.attend`."""
         out = [
-            row.ring.attend(layer, row.placement, *(x[i : i + 1] for x in (q, k, v)))
+            row.ring.attend(layer, row.placement, *(x[i : i + 1] for x in (q, k, v)), by=self._by)
             for i, row in enumerate(self._rows)
         ]
         return out[0] if len(out) == 1 else torch.cat(out)
