@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,21 +15,33 @@ from tests.gateway.conftest import FailSessionOf, StartSession
 from tests.helpers.browser import NEEDS_CHROMIUM, focus_checked, until
 from tests.helpers.pool_harness import Pool
 from tests.helpers.waiting import eventually
+from turboserve.gateway.auth import key_file
 
 pytestmark = NEEDS_CHROMIUM
 
 PROMPT = "What should the video show?"
-KEY = "right-key-of-the-player-page-0123456789"
 OVERFLOWS = "document.documentElement.scrollWidth - innerWidth"
 SAW_PAUSE = "window.sawPause ||= (document.getElementById('pause')?.getClientRects().length ?? 0) > 0"
 ALL = "{subtree: true, childList: true, attributes: true}"
 SIZES = {"desktop": (1280, 800), "phone": (390, 844), "landscape": (844, 390)}
 
 
+@dataclass(frozen=True)
+class KeyedGateway:
+    """A gateway that needs a key of a file."""
+
+    url: str
+    file: Path
+    id: str
+    key: str
+
+
 @pytest.fixture
-def keyed_url(pool: Pool) -> Iterator[str]:
-    """A gateway that needs an API key."""
-    yield pool.gateway("page_keyed", TURBOSERVE_API_KEYS=f"{KEY}=page", DRAWN_KEY=KEY)
+def keyed(pool: Pool, tmp_path: Path) -> Iterator[KeyedGateway]:
+    file = tmp_path / "keys.json"
+    stored, key = key_file.add(file, "page")
+    url = pool.gateway("page_keyed", TURBOSERVE_API_KEYS_FILE=str(file), DRAWN_KEY=key)
+    yield KeyedGateway(url, file, stored.id, key)
     pool.stop("page_keyed")
 
 
@@ -264,17 +278,17 @@ async def test_nothing_is_wider_than_the_window(gateway_url: str, page: Any) -> 
     await page.get_by_role("button", name="End session").click()
 
 
-async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed_url: str, page: Any) -> None:
-    await page.goto(keyed_url)
+async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed: KeyedGateway, page: Any) -> None:
+    await page.goto(keyed.url)
     await page.get_by_label("API key").wait_for()
     # Who tries without a key is sent back to its field.
     await page.get_by_label(PROMPT).fill("a red circle")
     await page.keyboard.press("Enter")
     await until(page, "() => document.activeElement.id === 'key'")
-    await page.get_by_label("API key").fill(KEY)
+    await page.get_by_label("API key").fill(keyed.key)
     await page.keyboard.press("Enter")
     await page.locator("#chips").wait_for()
-    assert KEY not in page.url
+    assert keyed.key not in page.url
     assert not await page.locator("#key").is_visible()
     session = await begin(page)
     await page.get_by_text("Play it elsewhere").click()
@@ -289,7 +303,7 @@ async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed_url: str, p
     await page.get_by_label("API key").fill("wrong-key-of-the-player-page")
     await page.keyboard.press("Enter")
     await message.filter(has_text="does not accept this API key").wait_for()
-    await page.get_by_label("API key").fill(KEY)
+    await page.get_by_label("API key").fill(keyed.key)
     await page.keyboard.press("Enter")
     await page.locator("#key").wait_for(state="hidden")
     await page.locator("body[data-mode=live]").wait_for()
@@ -298,11 +312,11 @@ async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed_url: str, p
     assert await page.locator("#key").input_value() == ""
     # The pool page has the key, in this tab and in another one.
     other = await page.context.new_page()
-    await other.goto(f"{keyed_url}/pool")
+    await other.goto(f"{keyed.url}/pool")
     # With or without a pool that reports: the server has answered.
     await other.locator("#summary").filter(has_text=re.compile(r"\w")).wait_for()
     assert not await other.get_by_label("API key").is_visible()
-    await other.close()
+    await page.bring_to_front()
     # The key is revoked: the list of sessions stops asking with it, and the page asks for another one.
     asked = []
 
@@ -312,11 +326,26 @@ async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed_url: str, p
 
     await page.route("**/v1/sessions?*", refuse)
     await message.filter(has_text="does not accept this API key").wait_for()
-    assert asked == [f"Bearer {KEY}"]
+    assert asked == [f"Bearer {keyed.key}"]
     await page.unroute("**/v1/sessions?*")
-    await page.get_by_label("API key").fill(KEY)
+    await page.get_by_label("API key").fill(keyed.key)
     await page.keyboard.press("Enter")
     await page.locator("#key").wait_for(state="hidden")
+    # The key is revoked while the session plays. It goes on with another key, which is entered in one tab.
+    new = key_file.add(keyed.file, "page")[1]
+    key_file.revoke(keyed.file, keyed.id)
+    await other.locator("#key-message", has_text="does not accept this API key").wait_for()
+    await page.locator("#veil-text", has_text="Enter an API key to watch this session.").wait_for()
+    await message.filter(has_text="does not accept this API key").wait_for()
+    # The list would say that the session plays on this page.
+    assert await page.locator("#sessions").is_hidden()
+    await page.get_by_label("API key").fill(new)
+    await page.keyboard.press("Enter")
+    await page.locator("body[data-mode=live]").wait_for()
+    await page.locator("#sessions", has_text="on this page").wait_for()
+    assert (await page.evaluate("location.hash")) == f"#{session}"
+    await other.locator("#key").wait_for(state="hidden")
+    await other.close()
     await page.get_by_role("button", name="End session").click()
 
 

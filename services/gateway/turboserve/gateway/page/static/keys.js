@@ -1,6 +1,6 @@
 // The form for an API key. A key counts once the server has accepted it; other tabs of the browser share it.
 
-import { keyOfOtherTab, rememberKey } from "./memory.js";
+import { keyOfOtherTab, onKeyOfOtherTab, rememberKey } from "./memory.js";
 import { inWords } from "./words.js";
 
 export class KeyForm {
@@ -11,6 +11,9 @@ export class KeyForm {
     form.addEventListener("submit", (submitted) => {
       submitted.preventDefault();
       this.#submit(this.#field.value.trim());
+    });
+    onKeyOfOtherTab((key) => {
+      if (this.isOpen && !this.#isChecking) this.#submit(key, this.#message.textContent);
     });
   }
 
@@ -69,8 +72,12 @@ export class KeyForm {
   #open(text) {
     const wasOpen = this.isOpen;
     this.#form.hidden = false;
-    this.#form.querySelector("[role=alert]").textContent = text;
+    this.#message.textContent = text;
     if (!wasOpen) this.#field.focus();
+  }
+
+  get #message() {
+    return this.#form.querySelector("[role=alert]");
   }
 
   get #field() {

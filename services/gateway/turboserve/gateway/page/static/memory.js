@@ -37,8 +37,10 @@ export function rememberedKey() {
   return read(sessionStorage, KEY);
 }
 
+// Other open tabs that wait for a key get it.
 export function rememberKey(key) {
   write(sessionStorage, KEY, key);
+  if (key) tabs?.postMessage({ key });
 }
 
 export function rememberedLead() {
@@ -57,6 +59,11 @@ tabs?.addEventListener("message", ({ data }) => {
   const key = read(sessionStorage, KEY);
   if (data === "wanted" && key) tabs.postMessage({ key });
 });
+
+// Call `handle` with each key that another tab gets from its user.
+export function onKeyOfOtherTab(handle) {
+  tabs?.addEventListener("message", ({ data }) => data?.key && handle(data.key));
+}
 
 // The key that another open tab has; empty if there is none.
 export function keyOfOtherTab() {

@@ -40,9 +40,11 @@ export class SessionList {
     this.look();
   }
 
-  // The server refuses this page's requests until a key is entered.
+  // The server refuses this page's requests until a key is entered. What a refused key had listed cannot be opened.
   pause(isPaused) {
     this.#isPaused = isPaused;
+    this.#live = null;
+    if (isPaused) this.#draw([]);
   }
 
   async look() {
@@ -52,6 +54,7 @@ export class SessionList {
       const ids = live.map(({ id }) => id);
       // A session that is gone may have failed.
       if (!this.#live?.every((id) => ids.includes(id))) this.#failed = await failedSessions(this.#client);
+      if (this.#isPaused) return;
       this.#live = ids;
       const failed = this.#failed.filter(({ updated_at }) => Date.now() - Date.parse(updated_at) < FAILED_MS);
       this.#draw([...live, ...failed]);
