@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.waiting import eventually
 from tests.state_store.database_servers import DatabaseServer
 from tests.state_store.state_store_harness import PATIENT, no_fence
 from turboserve.bus import Ack, Bus, append
@@ -21,6 +22,7 @@ from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.settings import Settings
 from turboserve.state_store.streams import Streams
 from turboserve.subjects import EVENTS
+from turboserve.tasks import stop
 
 SHORT_S = 1.0
 SETTINGS = Settings(nats_url="nats://state-store@memory", **PATIENT)
@@ -39,13 +41,14 @@ async def bus(broker: MemoryBroker) -> Any:
     await bus.close()
 
 
-async def tell(database: Database, count: int) -> list[str]:
-    """Commit `count` events of one subject. Returns their ids."""
+async def tell(database: Database, count: int, first: int = 0) -> list[str]:
+    """Commit `count` events of one subject, numbered from `first`. Returns their ids."""
     record = WorkerRecord(
         id="wk_1", model="m", phase=WorkerPhase.READY, capacity=1, started_at=1.0, renewed_at=1.0
     )
     now = SystemClock().wall()
-    events = [joined_event(record, now).model_copy(update={"id": f"ev_{number}"}) for number in range(count)]
+    names = [f"ev_{number}" for number in range(first, first + count)]
+    events = [joined_event(record, now).model_copy(update={"id": name}) for name in names]
     async with database.transaction() as db:
         await db.outbox.add(events)
     return [event.id for event in events]
@@ -127,6 +130,29 @@ async def test_who_is_held_up_in_an_append_is_overtaken_and_repeats_nothing(
     assert logged(broker) == ids
     async with database.statement() as db:
         assert await db.outbox.backlog() == (0, None)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_turn_goes_on_with_what_is_committed_meanwhile_unless_it_is_late(
+    late: bool, server: DatabaseServer, database: Database, broker: MemoryBroker, bus: Bus, monkeypatch: Any
+) -> None:
+    first = await tell(database, 1)
+    held = Held()
+    monkeypatch.setattr(outbox, "append", held.append)
+    monkeypatch.setattr(outbox, "TURN_S", 3_600.0)
+    monkeypatch.setattr(outbox, "READ_ON_S", -1.0 if late else 3_600.0)
+    publisher = Outbox(server.connect(), bus, SystemClock(), SETTINGS)
+    turn = asyncio.create_task(publisher.drain())
+    await held.asked.wait()
+    second = await tell(database, 1, first=1)
+    publisher.wake()
+    held.let_go.set()
+    assert not await turn
+    assert logged(broker) == first + ([] if late else second)
+    publishing = asyncio.create_task(publisher.run())
+    # A later turn publishes what a late one has left.
+    await eventually(lambda: logged(broker) == first + second)
+    await stop(publishing)
 
 
 async def test_of_two_instances_one_publishes_at_a_time(

@@ -33,6 +33,8 @@ LOCK = 0x7475_7262_0002
 BATCH = 64
 TURN_S = 1.0
 """Time in a turn after which no event is appended, seconds, so that the lock outlasts the turn."""
+READ_ON_S = 0.25
+"""Time in a turn after which no further events are read, seconds, so that other instances get turns."""
 
 log = logs.get("outbox")
 
@@ -91,7 +93,6 @@ class Outbox:
     async def run(self) -> None:
         """Publish events; never returns."""
         while True:
-            self._awake.clear()
             try:
                 if await self.drain():
                     continue
@@ -119,7 +120,10 @@ class Outbox:
             return True
 
     async def drain(self) -> bool:
-        """Publish one batch. Returns whether there may be more. Raises UnavailableError if a server is away.
+        """Publish what waits, in one turn. Returns whether there may be more.
+
+        After `wake`, the turn reads again, so that events of many commits share its lock. Raises
+        UnavailableError if a server is away.
 
         Events are read, published and removed under the lock but without a transaction, so that a slow broker
         blocks no row. After a crash before the removal, events are published again with the same message id.
@@ -128,34 +132,47 @@ class Outbox:
         turn.
         """
         started = self._clock.monotonic()
-        problem: TurboServeError | None = None
         async with self._database.exclusive(LOCK) as db:
-            pending = await db.outbox.oldest(BATCH)
-            done: list[int] = await self._published_before(pending)
-            for event in pending:
-                if event.number in done:
-                    continue
-                if self._clock.monotonic() - started > self._turn_s:
+            while True:
+                # Before the read: what is committed after it wakes again.
+                self._awake.clear()
+                pending = await db.outbox.oldest(BATCH)
+                done, problem = await self._append_all(pending, started)
+                if done:
+                    await db.outbox.remove(done)
+                more = len(pending) == BATCH or len(done) < len(pending)
+                late = self._clock.monotonic() - started > READ_ON_S
+                if problem is not None or late or not (more or self._awake.is_set()):
                     break
-                try:
-                    with within(context_from(event.traceparent)):
-                        await append(
-                            self._bus,
-                            event.subject,
-                            event.body.encode(),
-                            message_id=event.event_id,
-                            deadline_s=TURN_S,
-                        )
-                except TurboServeError as error:
-                    problem = error
-                    break
-                done.append(event.number)
-                metrics.outbox_delay.record(max(0.0, self._clock.wall() - event.created_at))
-            if done:
-                await db.outbox.remove(done)
         if problem is not None:
             raise problem
-        return len(pending) == BATCH or len(done) < len(pending)
+        return more
+
+    async def _append_all(
+        self, pending: Sequence[PendingEvent], started: float
+    ) -> tuple[list[int], TurboServeError | None]:
+        """Append events, in a turn that `started` then. Returns the numbers of those that are in the log, and
+        the error that ended the turn."""
+        done = await self._published_before(pending)
+        for event in pending:
+            if event.number in done:
+                continue
+            if self._clock.monotonic() - started > self._turn_s:
+                break
+            try:
+                with within(context_from(event.traceparent)):
+                    await append(
+                        self._bus,
+                        event.subject,
+                        event.body.encode(),
+                        message_id=event.event_id,
+                        deadline_s=TURN_S,
+                    )
+            except TurboServeError as error:
+                return done, error
+            done.append(event.number)
+            metrics.outbox_delay.record(max(0.0, self._clock.wall() - event.created_at))
+        return done, None
 
     async def measure(self, every_s: float = 5.0) -> None:
         """Keep the gauges of waiting events up to date; never returns."""
