@@ -70,6 +70,8 @@ def real(stage_s: float) -> dict[str, Any]:
     environment = {
         "TURBOSERVE_POOL_WORKER_COMMAND": json.dumps(command),
         "TURBOSERVE_WORKER_MAX_SESSIONS": str(CAPACITY),
+        # As a worker chooses on one core, and as on the virtual device.
+        "TURBOSERVE_OVERLAP": "off",
     }
     found, chunks = played(environment, str(WORKERS), WORKERS, staircase(stage_s), REPORT_INTERVAL_S)
     return {**found, "by_sessions": by_sessions(chunks, stage_s)}
