@@ -217,7 +217,7 @@ def test_event_numbers_that_are_not_stored_are_found(monkeypatch: pytest.MonkeyP
 
 def test_an_engine_that_lowers_pinned_sessions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     crowded = Scale(workers=1, most_workers=1, slots=3, fidelity="in-time")
-    assert violations(range(3), CALM, scale=crowded) == set()
+    assert violations(range(1, 4), CALM, scale=crowded) == set()
     lowest = FidelityLadder.lowest
     monkeypatch.setattr(FidelityLadder, "lowest", lambda self, floor, pinned: lowest(self, floor, False))
     assert is_found("pinned_is_best", range(20), CALM, scale=crowded)

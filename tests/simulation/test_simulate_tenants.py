@@ -88,7 +88,7 @@ def test_a_limit_binds_and_a_store_without_it_is_found(
 ) -> None:
     limit, enforces, instead = PLANTS[name]
     scale = limited(**{name: limit})
-    seed, seconds = (3, 15.0) if name == "tenant_suspended" else (0, 10.0)
+    seed, seconds = (3, 15.0) if name == "tenant_suspended" else (1, 10.0)
     outcome = run_scenario(seed, seconds=seconds, faults=CALM, scale=scale)
     assert outcome.violations == {}, outcome.messages
     assert refused[name] > 0
