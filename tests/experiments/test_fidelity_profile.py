@@ -81,6 +81,13 @@ def test_wrong_options_are_refused_by_name(tmp_path: Path, arguments: tuple[str,
     assert message in " ".join(found.output.split())
 
 
+def test_attention_that_the_device_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURBOSERVE_ATTENTION", "fp8")
+    found = run("--out", str(tmp_path / "out.json"))
+    assert found.exit_code != 0
+    assert "attention fp8: cpu is no GPU" in " ".join(found.output.split())
+
+
 def test_a_quality_file_of_another_form_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "quality.json"
     file.write_text(json.dumps({"prompts": 3, "configurations": [{"steps": 4}]}))
