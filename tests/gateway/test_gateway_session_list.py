@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -34,7 +35,7 @@ async def test_the_list_breaks_no_word_of_a_prompt(
 
 
 async def test_a_failed_session_has_its_reason(
-    gateway_url: str, start: StartSession, fail: FailSessionOf
+    gateway_url: str, start: StartSession, fail: FailSessionOf, tmp_path: Path
 ) -> None:
     session = await start(PROMPT)
     await fail(session["id"], "out of memory")
@@ -50,3 +51,5 @@ async def test_a_failed_session_has_its_reason(
     assert {"out", "of", "memory"} <= set(shown.split())
     watched = await asyncio.to_thread(run, "watch", session["id"])
     assert watched.splitlines()[-1] == "failed: out of memory"
+    recorded = await asyncio.to_thread(run, "record", session["id"], "--output", str(tmp_path / "video.mp4"))
+    assert recorded.splitlines()[-1].endswith(" s; failed: out of memory")

@@ -85,13 +85,13 @@ def list_sessions(
     # In a narrow terminal, the prompt would have room for three letters a line.
     wide = console.width >= WIDE_COLUMNS
     names = ("session", "phase", "activity", *(("model", "worker") if wide else ()), "chunks")
-    texts = ("prompt", "reason")[: 1 + any(info.reason for info in shown)]
+    texts = ("prompt", "reason") if any(info.reason for info in shown) else ("prompt",)
     table = Table(*(Column(name, no_wrap=True) for name in names), *texts, box=None, pad_edge=False)
     for info in shown:
-        activity = "–" if info.ended else info.activity
-        more = (info.model, info.worker or "–") if wide else ()
-        written = (escape(info.prompt), escape(info.reason or "–"))[: len(texts)]
-        table.add_row(info.id, info.phase, activity, *more, str(info.next_chunk), *written)
+        row = [info.id, info.phase, "–" if info.ended else info.activity]
+        row += [info.model, info.worker or "–"] if wide else []
+        row += [str(info.next_chunk), escape(info.prompt), escape(info.reason or "–")]
+        table.add_row(*row[: len(table.columns)])
     console.print(table)
 
 
@@ -164,7 +164,7 @@ def watch(
                 more = " ".join(f"{name}={value}" for name, value in item.more.items())
                 typer.echo(_json(item) if as_json else f"            {item.type} {more}".rstrip())
         if stream.end is not None and not as_json:
-            typer.echo(": ".join(filter(None, (stream.end.phase, stream.end.reason))))
+            typer.echo(stream.end.summary)
 
 
 @app.command()
@@ -231,10 +231,10 @@ def record(
     with progress("recording", seconds) as advance, _client(url, data, key) as client:
         written = client.session(session).record(output, seconds, after=after, on_chunk=on_chunk)
     if as_json:
-        result = {"file": str(output), "chunks": written.chunks, "seconds": written.seconds}
-        typer.echo(json.dumps(result))
+        typer.echo(json.dumps({"file": str(output), "chunks": written.chunks, "seconds": written.seconds}))
     else:
-        typer.echo(f"{output}: {counted(written.chunks, 'chunk')}, {written.seconds:.2f} s")
+        how = "" if written.end is None else f"; {written.end.summary}"
+        typer.echo(f"{output}: {counted(written.chunks, 'chunk')}, {written.seconds:.2f} s{how}")
 
 
 @app.command()

@@ -329,6 +329,11 @@ class End(_Answer):
     last: int
     """Index of the last chunk; -1: there was none."""
 
+    @property
+    def summary(self) -> str:
+        """Phase and reason, such as `failed: out of memory`."""
+        return self.phase if self.reason is None else f"{self.phase}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Skip:

@@ -14,7 +14,7 @@ import tenacity
 from pydantic import BaseModel, ConfigDict
 
 from turboserve.client.errors import GatewayUnreachableError
-from turboserve.client.models import Chunk
+from turboserve.client.models import Chunk, End
 from turboserve.client.stream import VideoStream
 from turboserve.client.transport import Transport, raise_for_problem, wait_s, worth_repeating
 
@@ -29,6 +29,8 @@ class RecordedFile:
     chunks: int
     seconds: float
     """Duration of the video, seconds."""
+    end: End | None = None
+    """How the session ended. None: the video has the wanted duration."""
 
 
 class RecordingInfo(BaseModel):
@@ -196,7 +198,7 @@ async def write_video(
                 # A chunk's duration is a sum of floating point numbers.
                 if seconds is not None and duration_s >= seconds - 1e-6:
                     break
-    return RecordedFile(target, chunks, duration_s)
+    return RecordedFile(target, chunks, duration_s, stream.end)
 
 
 def _write(file: BinaryIO, data: bytes) -> None:
