@@ -105,6 +105,14 @@ async def test_a_session_is_recorded_replayed_downloaded_and_deleted(
     assert times == sorted(times)
     assert times[-1] == pytest.approx(length_s, abs=0.2)
 
+    # What a refused key has listed cannot be played any more. With another key it can.
+    refusal = {"code": "unauthorized", "status": 401}
+    await page.route("**/v1/sessions?*", lambda route: route.fulfill(status=401, json=refusal))
+    await page.get_by_label("API key").wait_for()
+    await page.locator("#recordings").wait_for(state="hidden")
+    await page.unroute("**/v1/sessions?*")
+    await page.get_by_label("API key").fill("any-key-of-a-gateway-without-keys")
+    await page.keyboard.press("Enter")
     for answer, state in (("Cancel", "visible"), ("Delete it", "detached")):
         await row.get_by_role("button", name="Delete").click()
         await page.locator("#delete-recording").get_by_role("button", name=answer).click()

@@ -49,6 +49,7 @@ export class Recordings {
   // The server refuses this page's requests until a key is entered.
   pause(isPaused) {
     this.#isPaused = isPaused;
+    if (isPaused) this.#draw([]);
   }
 
   async look() {
@@ -65,7 +66,7 @@ export class Recordings {
       if (problem.status === 401 && session === this.#session) this.#draw([]);
       return;
     }
-    if (session !== this.#session) return;
+    if (session !== this.#session || this.#isPaused) return;
     this.#mark(session && found.find(({ state }) => state === RUNS));
     this.#draw(found);
   }
