@@ -100,7 +100,7 @@ def test_the_switch_matters(tmp_path: Path) -> None:
         ({"latents": torch.zeros(0, 3, 16, 8, 12)}, "no chunk in latents"),
         ({"text": torch.zeros(1, 12, 31)}, "width of text is 31, need 32"),
         ({"text": torch.zeros(1, 13, 32)}, "13 tokens of text, need 1 to 12"),
-        ({"text": torch.zeros(0, 12, 32)}, "0 switches need 1 prompts"),
+        ({"text": torch.zeros(0, 12, 32)}, "0 switches need 1 prompt"),
     ],
 )
 def test_malformed_tensors_are_named(tmp_path: Path, tensors: dict[str, Any], message: str) -> None:
