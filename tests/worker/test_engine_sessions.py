@@ -273,7 +273,7 @@ def test_refusals_are_typed(make_driver: MakeDriver) -> None:
     driver.engine.admit(spec("a"), driver.now)
     with pytest.raises(DuplicateSessionError):
         driver.engine.admit(spec("a"), driver.now)
-    with pytest.raises(SlabsExhaustedError, match="all 1 of"):
+    with pytest.raises(SlabsExhaustedError, match="none of 1 is free"):
         driver.engine.admit(spec("b"), driver.now)
     calls: tuple[Callable[[], object], ...] = (
         lambda: driver.engine.control("x", Control(1)),
