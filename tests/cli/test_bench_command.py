@@ -45,6 +45,7 @@ NAMES = (
     "paper",
     "placement",
     "report",
+    "residency",
     "roles",
     "scale",
     "sequence-parallel",

@@ -11,8 +11,11 @@ from turboserve.contracts.fidelity import ChunkFidelity
 from turboserve.contracts.workers import HeldSession
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
+from turboserve.worker.engine.fidelity_profile import FidelityProfile
 from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.profile_file import InvalidProfileError
+from turboserve.worker.engine.snapshot import fingerprint
+from turboserve.worker.model.presets import preset
 from turboserve.worker.replicas.toyworld import load_toyworld
 from turboserve.worker.service.models import SHIPPED_FIDELITY, fidelity_ladder
 from turboserve.worker.service.quality import WINDOW_S, QualityBoard, chunk_fidelity, floor_seconds
@@ -104,7 +107,7 @@ def test_a_profile_of_another_device_or_model_is_ignored_and_a_broken_one_ends_t
     toyworld: Models, tmp_path: Path
 ) -> None:
     device = torch.device("cpu")
-    shipped: dict[str, Any] = json.loads(SHIPPED_FIDELITY.read_text())
+    shipped: dict[str, Any] = json.loads(SHIPPED_FIDELITY["toyworld"].read_text())
     path = tmp_path / "profile.json"
     settings = Settings(fidelity="in-time", fidelity_profile=path)
     for field, value in (("device", "cuda"), ("model", "other")):
@@ -116,3 +119,12 @@ def test_a_profile_of_another_device_or_model_is_ignored_and_a_broken_one_ends_t
             fidelity_ladder(toyworld, settings, device)
     other_weights = Settings(fidelity="in-time", model_weights=tmp_path / "mine.safetensors")
     assert fidelity_ladder(toyworld, other_weights, device) is None
+
+
+@pytest.mark.parametrize("name", SHIPPED_FIDELITY)
+def test_the_configurations_that_ship_are_of_the_weights_beside_them(name: str) -> None:
+    config = preset(name)
+    found = FidelityProfile.read(SHIPPED_FIDELITY[name], config, model=fingerprint(config), device="cpu")
+    ladder = FidelityLadder.of_profile(found, config)
+    assert ladder.rungs[ladder.lowest(None, pinned=False)].forwards < ladder.best.forwards
+    assert found.prompts >= 100

@@ -92,12 +92,13 @@ def fidelity(
 ) -> None:
     """Measure latency and quality of the configurations in which the model can generate a chunk.
 
-    Model and device are those of a worker with these TURBOSERVE_… variables. The shipped model's quality is
-    its judge's score over held-out prompts. For other models --quality states it.
+    Model and device are those of a worker with these TURBOSERVE_… variables. The quality of a model that
+    ships is its judge's score over held-out prompts. For other models --quality states it.
     """
     # Torch takes seconds to import.
     from turboserve.experiments.fidelity.profile import SPARSITIES, UnmeasurableError, profile_models
     from turboserve.worker.engine.errors import AttentionUnavailableError, InvalidFidelityError
+    from turboserve.worker.model.presets import SHIPPED
     from turboserve.worker.service.models import load_models
     from turboserve.worker.settings import Settings
 
@@ -105,7 +106,7 @@ def fidelity(
     try:
         found = profile_models(
             load_models(settings),
-            settings.model == "toyworld",
+            settings.model in SHIPPED,
             prompts=prompts,
             seed=seed,
             steps=steps or (),

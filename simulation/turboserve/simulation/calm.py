@@ -134,12 +134,14 @@ class CalmScale(Scale):
         # With the latency of one session alone, the scheduler takes two sessions for twice as slow as one and
         # fills the few workers that have measured more sizes. So the sizes of a warm-up are declared too.
         sizes = [size for size in BATCHES if size <= most]
-        return DeviceProfile(
-            forward_s={size: forward(size) for size in (*sizes, most + 1)},
-            load_s=load_s,
-            slabs=most,
-            host_states=most,
-            chunk_at_once=not self.every_forward,
+        return self.with_host_sessions(
+            DeviceProfile(
+                forward_s={size: forward(size) for size in (*sizes, most + 1)},
+                load_s=load_s,
+                slabs=most,
+                host_states=most,
+                chunk_at_once=not self.every_forward,
+            )
         )
 
 
@@ -201,6 +203,7 @@ def run_calm(
     gather: str = GATHER,
     rebalancer: str = REBALANCER,
     rescue_horizon_s: float = RESCUE_HORIZON_S,
+    host_sessions: int = 0,
 ) -> dict[str, Any]:
     """Simulate `seconds` of virtual time. Returns the counts, the violations and the cost."""
     scale = CalmScale(
@@ -213,6 +216,7 @@ def run_calm(
         gather=gather,
         rebalancer=rebalancer,
         rescue_horizon_s=rescue_horizon_s,
+        host_sessions=host_sessions,
         # Rescues decide by the tiers.
         tier_report_s=SHIPPED_TIER_REPORT_S if rescue_horizon_s else TIER_REPORT_S,
     )
@@ -246,6 +250,7 @@ def run_calm(
             "rescue_horizon_s": rescue_horizon_s,
             "engine_step": "forward" if every_forward else "chunk",
             "workers": workers,
+            "host_sessions": host_sessions,
             "sessions": len(coming),
             "refused": users.refused,
             "violations": dict.fromkeys(INVARIANTS, 0) | dict(checker.violations),

@@ -68,6 +68,13 @@ def run(
     workers: Annotated[int, typer.Option(min=1, help="Calm: number of workers.")] = 8,
     sessions: Annotated[int, typer.Option(min=1, help="Calm: number of concurrent sessions.")] = 50,
     slots: Annotated[int, typer.Option(min=1, help="Calm: number of slots per worker.")] = 8,
+    host_sessions: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Calm: number of these slots beyond the worker's slabs. Sessions take turns in the slabs.",
+        ),
+    ] = 0,
     minutes: Annotated[float, typer.Option(min=0.1, help="Calm: virtual minutes.")] = 5.0,
     arrivals: Annotated[
         str | None,
@@ -104,8 +111,8 @@ def run(
     mechanisms: Annotated[
         Mechanisms,
         typer.Option(
-            help="With faults: in which seeds workers lower quality and gather by tiers, schedulers rescue "
-            "late chunks, the pool absorbs bursts, and admission forecasts slots."
+            help="With faults: in which seeds workers lower quality, gather by tiers and have more sessions "
+            "than slabs, schedulers rescue late chunks, the pool absorbs, and admission forecasts slots."
         ),
     ] = Mechanisms.DRAWN,
     models: Annotated[
@@ -139,6 +146,8 @@ def run(
         raise typer.BadParameter(str(error)) from error
     if models > 1 and (mode is SimulationMode.CALM or fidelity not in (None, FIDELITY)):
         raise typer.BadParameter("--models: calm mode and --fidelity need workers of one model")
+    if host_sessions >= slots:
+        raise typer.BadParameter(f"--host-sessions: {host_sessions} must be less than --slots, {slots}")
     if mode is SimulationMode.CALM:
         use_huge_pages()
         file = None if arrivals is None else Path(arrivals)
@@ -155,6 +164,7 @@ def run(
             gather=gather or GATHER,
             rebalancer=rebalancer,
             rescue_horizon_s=RESCUE_HORIZON_S if rescue_horizon is None else rescue_horizon,
+            host_sessions=host_sessions,
         )
     replaced = {"gather": gather, "rescue_horizon_s": rescue_horizon, "fidelity": fidelity}
     chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)

@@ -14,11 +14,18 @@ ALL_IN = 0.3
 """Share of these seeds that use all of them."""
 EACH_IN = 0.5
 """Share of the others that use one mechanism."""
+RESIDENCY_IN = 0.15
+"""Share of the seeds whose workers have more sessions than slabs."""
+HOST_SESSIONS = (1, 1, 2, 3)
+"""Choices for the number of sessions beyond the slabs."""
+COPIES_S = (0.01, 0.1, 0.3)
+"""Choices for the time of a copy of a state between slab and host."""
 NAMES = ("fidelity", "gather", "rescues", "absorption", "forecast")
 
 
 class Mechanisms(StrEnum):
-    """The mechanisms of playout slack: fidelity, tiers, rescues, absorption, admission by forecast."""
+    """The mechanisms of playout slack: fidelity, tiers, rescues, absorption, admission by forecast, and more
+    sessions than slabs."""
 
     DRAWN = "drawn"
     """Each seed draws its own."""
@@ -31,6 +38,31 @@ def with_mechanisms(scale: Scale, seed: int, mechanisms: Mechanisms = Mechanisms
 
     The draws are independent of all others of the seed. So a seed without mechanisms runs as before.
     """
+    return _with_residency(_with_slack(scale, seed, mechanisms), seed, mechanisms)
+
+
+def without_residency(scale: Scale) -> Scale:
+    """Return the deployment with as many sessions as slabs."""
+    more = 0 if scale.quality_debt_limit > 0 else scale.host_sessions
+    return replace(scale, host_sessions=0, slots=scale.slots - more)
+
+
+def _with_residency(scale: Scale, seed: int, mechanisms: Mechanisms) -> Scale:
+    chance = random.Random(f"residency {seed}")
+    used, more, copy_s = (
+        chance.random() < RESIDENCY_IN,
+        chance.choice(HOST_SESSIONS),
+        chance.choice(COPIES_S),
+    )
+    if mechanisms is Mechanisms.NONE or (mechanisms is Mechanisms.DRAWN and not used):
+        return scale
+    if scale.quality_debt_limit > 0:
+        # While it absorbs, a worker has sessions beyond the slabs.
+        return replace(scale, host_sessions=min(more, scale.slots), state_copy_s=copy_s)
+    return replace(scale, slots=scale.slots + more, host_sessions=more, state_copy_s=copy_s)
+
+
+def _with_slack(scale: Scale, seed: int, mechanisms: Mechanisms) -> Scale:
     chance = random.Random(f"mechanisms {seed}")
     used, everything = chance.random() < USED_IN, chance.random() < ALL_IN
     drawn = {name for name in NAMES if chance.random() < EACH_IN}

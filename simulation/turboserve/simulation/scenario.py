@@ -11,7 +11,7 @@ from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.simulation.faults import Faults, draw
 from turboserve.simulation.injector import FaultInjector
-from turboserve.simulation.mechanisms import Mechanisms, with_mechanisms
+from turboserve.simulation.mechanisms import Mechanisms, with_mechanisms, without_residency
 from turboserve.simulation.null_logging import quiet
 from turboserve.simulation.session_classes import draw_classes
 from turboserve.simulation.settings import BEST, Scale
@@ -80,7 +80,7 @@ def with_classes(scale: Scale, seed: int) -> Scale:
     Capacity is then no number of slots, so no tenant has a part of those that are left.
     """
     return replace(
-        scale,
+        without_residency(scale),
         classes=draw_classes(seed),
         fidelity=BEST,
         quality_debt_limit=0.0,

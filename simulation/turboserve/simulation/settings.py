@@ -13,6 +13,7 @@ from turboserve.config import Settings
 from turboserve.gateway.auth.access import DEFAULT_TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.simulation.runtime.device.pages import state_size
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.session_classes import MODEL, SessionClasses
 from turboserve.simulation.tenant_keys import key_set
@@ -47,6 +48,8 @@ ABSORBED = 2
 FORWARDS_OF = {4: 1.0, 2: 0.6, 1: 0.4}
 """Number of denoising steps → time of a chunk, relative to the best configuration's."""
 QUALITIES = {4: 1.0, 2: 0.95, 1: 0.9}
+STATE_LAYERS = 4
+"""Layers of a state on a device with more sessions than slabs."""
 NO_VARIABLES = "TURBOSERVE_SIMULATED_"
 """Prefix of the environment variables that are read. None exist, so a run depends on its parameters alone."""
 SETTINGS_KEPT = 1_000
@@ -101,6 +104,11 @@ class Scale:
     absorb_at_maximum: bool = False
     admission_slot_s: float | None = None
     """A session is refused if its slot is expected later than this. None: it waits."""
+    host_sessions: int = 0
+    """Number of a worker's sessions beyond its slabs, which `most_sessions` counts. Their states take turns
+    in the slabs and wait in host memory."""
+    state_copy_s: float = 0.1
+    """Time of a copy of a state between slab and host, if `host_sessions` is not 0."""
     tenants: int = 1
     """Number of tenants. With more than one, gateways need their keys."""
     tenant_limits: Mapping[str, float] = field(default_factory=dict)
@@ -192,6 +200,7 @@ class Scale:
             real_time_margin=REAL_TIME_MARGIN,
             gather_policy=self.gather,
             fidelity=self.fidelity,
+            host_sessions=self.host_sessions,
             device="cpu",
             nats_password=PASSWORD,
         ).model_copy(update=names)
@@ -199,12 +208,25 @@ class Scale:
     def profile(self, load_s: float) -> DeviceProfile:
         """Return the profile of each worker's device."""
         slots = self.most_sessions
-        profile = DeviceProfile(load_s=load_s, slabs=slots, host_states=2 * slots, chunk_at_once=True)
+        profile = self.with_host_sessions(
+            DeviceProfile(load_s=load_s, slabs=slots, host_states=2 * slots, chunk_at_once=True)
+        )
         if self.fidelity == BEST:
             return profile
         slow_s = SLOWER_FORWARD_S if self.rescue_horizon_s > 0 else SLOW_FORWARD_S
         forward_s = slow_s if slots == self.slots else _forward_of(profile, self.slots)
         return replace(profile, forward_s=forward_s, ladder=_ladder(profile))
+
+    def with_host_sessions(self, profile: DeviceProfile) -> DeviceProfile:
+        """Return the device with fewer slabs than sessions, if some of them are beyond the slabs."""
+        if not self.host_sessions:
+            return profile
+        return replace(
+            profile,
+            slabs=profile.slabs - self.host_sessions,
+            host_bytes_per_s=state_size(profile) / self.state_copy_s,
+            state_layers=STATE_LAYERS,
+        )
 
     def profiles(self, load_s: float, models: tuple[str, ...], checkpoint: int) -> dict[str, DeviceProfile]:
         """Return the profile of a worker's device for each of its classes."""

@@ -127,7 +127,8 @@ class StreamScale(CalmScale):
         return self._of(SchedulerSettings, **{"placement": self.placement, **self.scheduler_settings})
 
     def profile(self, load_s: float) -> DeviceProfile:
-        return replace(self.device, load_s=load_s, slabs=self.slots, host_states=self.slots)
+        slabs = self.slots - self.host_sessions
+        return replace(self.device, load_s=load_s, slabs=slabs, host_states=self.slots)
 
 
 class StreamUsers(Clients):

@@ -18,7 +18,12 @@ from turboserve.simulation.runtime.device.platform import VirtualPlatform
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.device.work import VirtualChunk, VirtualPass
 from turboserve.simulation.service import ServiceProcess
+from turboserve.worker.engine.activity import HostState, Offloaded, Transferring
 from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.residency_controller import ResidencyCounts
+from turboserve.worker.engine.session import Session
+from turboserve.worker.engine.snapshot import Snapshot
+from turboserve.worker.engine.state_transfer import TransferPurpose
 from turboserve.worker.engine.work import Work
 from turboserve.worker.service import app
 from turboserve.worker.service.worker import Worker
@@ -33,6 +38,7 @@ class HeldState:
     number: int
     """Number of the state; see `device.contents`."""
     on_host: bool
+    """Whether the session is suspended."""
 
 
 class WorkerHost(Protocol):
@@ -78,7 +84,7 @@ class VirtualWorker:
         )
         if len(self.profiles) > 1:
             platform.profiles = self.profiles
-        platform.faults.host_full = self._host_full
+        platform.faults.host_full = platform.faults.offload_fails = self._host_full
         self._platform = platform
         self.worker = await app.compose(runtime, settings, platform)
         for model, engine in zip(self.profiles, self._engines, strict=True):
@@ -105,10 +111,12 @@ class VirtualWorker:
         if engine is None:
             return None
         active = engine.sessions.get(session)
-        if active is not None:
-            return HeldState(active.state.next_chunk, number_of(active), False)
-        snapshot = engine.snapshot(session)
-        return HeldState(snapshot.next_chunk, _number(snapshot.tensors["numbers"]), True)
+        if active is None:
+            return _held(engine.snapshot(session), on_host=True)
+        kept = _kept(active)
+        if kept is not None:
+            return _held(kept, on_host=False)
+        return HeldState(active.state.next_chunk, number_of(active), False)
 
     @property
     def copies(self) -> tuple[str, ...]:
@@ -123,6 +131,16 @@ class VirtualWorker:
         backends = (engine.backend for engine in self._engines)
         return sum(one.parallel.begun for one in backends if isinstance(one, VirtualBackend))
 
+    @property
+    def residency(self) -> ResidencyCounts:
+        """Numbers of sessions that left their slabs for others and came back since its model is loaded."""
+        counts = [engine.residency.counts for engine in self._engines]
+        return ResidencyCounts(
+            sum(one.offloads for one in counts),
+            sum(one.returns for one in counts),
+            sum(one.late_returns for one in counts),
+        )
+
     def held(self) -> dict[str, int]:
         """Count the memory and entries in use, by kind."""
         if self.worker is None:
@@ -131,6 +149,8 @@ class VirtualWorker:
         return {
             "slabs": sum(engine.slabs - engine.free_slabs for engine in engines),
             "host bytes": sum(engine.host_bytes_used for engine in engines),
+            "cell bytes": sum(engine.offloaded_bytes for engine in engines),
+            "reserved places": sum(engine._table._reserved for engine in engines),
             "sessions": len(table.entries),
             "chunks": table.unpublished,
             "copies": len(self.copies),
@@ -177,6 +197,24 @@ class VirtualWorker:
         if self._platform is None or self.worker is None or not self.alive:
             return False
         return self._platform.runner.generating
+
+
+def _kept(active: Session) -> Snapshot | None:
+    """Return the state of an active session that is in host memory; None if the session has its slab, or has
+    not begun."""
+    match active.activity:
+        case Offloaded(state=HostState(snapshot=snapshot)):
+            return snapshot
+        case Offloaded(arrived=snapshot):
+            return snapshot
+        case Transferring(transfer=transfer) if transfer.purpose is TransferPurpose.STORAGE:
+            return transfer.snapshot
+        case _:
+            return None
+
+
+def _held(snapshot: Snapshot, *, on_host: bool) -> HeldState:
+    return HeldState(snapshot.next_chunk, _number(snapshot.tensors["numbers"]), on_host)
 
 
 def _number(page: Tensor) -> int:

@@ -352,6 +352,9 @@ class World(Servers):
             "placements": self.checker.placements,
             "moves": self.checker.migrations,
             "loans": sum(worker.loans for worker in self.workers.values()),
+            "offloads": sum(worker.residency.offloads for worker in self.workers.values()),
+            "returns": sum(worker.residency.returns for worker in self.workers.values()),
+            "late_returns": sum(worker.residency.late_returns for worker in self.workers.values()),
             "workers": len(self.workers),
             "kills": self.kills,
         }

@@ -33,8 +33,9 @@ ROUNDS = 3
 """Number of times that each configuration is timed; other configurations are timed in between."""
 TIMED_CHUNKS = 4
 """Number of chunks with a full window that one round times."""
-JUDGED_CHUNKS = 5
-"""Chunks of one prompt. The judge sees all but the first, which has fewer frames."""
+JUDGED_FRAMES = 15
+"""Latent frames of one prompt, in whole chunks. The judge sees all chunks but the first, which has fewer
+frames."""
 _Z95 = 1.96
 
 
@@ -125,7 +126,8 @@ def judged_quality(
     jobs = [Job(job.scene, job.prompt, job.seed) for job in held_out_jobs(prompts, seed)]
 
     def measure(fidelity: Fidelity) -> tuple[float, tuple[float, float]]:
-        played = generate(models, jobs, JUDGED_CHUNKS, fidelity=fidelity, attention=attention)
+        chunks = -(-JUDGED_FRAMES // models.transformer.config.frames_per_chunk)
+        played = generate(models, jobs, chunks, fidelity=fidelity, attention=attention)
         scores = [
             score(judge(np.concatenate(each.chunks[1:])), job.scene)
             for each, job in zip(played, jobs, strict=True)
@@ -193,7 +195,7 @@ def profile_models(
     say: Callable[[str], None],
     attention: AttentionName,
 ) -> FidelityProfile:
-    """Measure a model. `judged`: its videos are toyworld's, which the judge understands.
+    """Measure a model. `judged`: its videos are of toyworld's world, which the judge understands.
 
     Raises UnmeasurableError, InvalidFidelityError and AttentionUnavailableError.
     """

@@ -82,7 +82,7 @@ def paced_profile(forward_s: float) -> FidelityProfile:
     Such a device saves no time by a shorter window or by sparsity, so configurations with them are left out.
     """
     config = preset(MODEL)
-    shipped = FidelityProfile.read(SHIPPED_FIDELITY, config, model=fingerprint(config), device="cpu")
+    shipped = FidelityProfile.read(SHIPPED_FIDELITY[MODEL], config, model=fingerprint(config), device="cpu")
     window = max(each.fidelity.window_chunks for each in shipped.measured)
     measured = [
         MeasuredFidelity(each.fidelity, (each.fidelity.steps + 1) * forward_s, each.quality, each.interval)

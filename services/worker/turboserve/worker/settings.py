@@ -123,8 +123,8 @@ class Settings(Shared):
     installs `bmpr` and `fixed-level`."""
     fidelity_profile: Path | None = None
     """File of measured configurations, from `turboserve profile fidelity`. None: the file that ships with
-    toyworld's weights. Without a file of the model and the type of device, every chunk is generated at the
-    best configuration."""
+    toyworld or toyworld-small. Without a file of the model and the type of device, every chunk is generated
+    at the best configuration."""
     fidelity_floor: float | None = Field(default=None, ge=0, le=1)
     """Least quality of a chunk, relative to the best configuration's. None: the floor of the profile, the
     median of all its configurations."""

@@ -46,6 +46,10 @@ class ResidencyCounts:
     returns: int = 0
     late_returns: int = 0
     """Returns that began after their latest time."""
+    returned: int = 0
+    """Returns whose session may compute: the first layer is there."""
+    return_s: float = 0.0
+    """Sum of their times, from the begin of the copy on."""
 
 
 class ResidencyController:
@@ -132,8 +136,11 @@ class ResidencyController:
     def came(self, transfer: Transfer, now: float) -> None:
         """Learn from a copy to a slab whose session may compute."""
         if self._arrival is not None and self._arrival[0] is transfer:
-            self._copy_in_s = _mean(self._copy_in_s, now - self._arrival[1])
+            took_s = now - self._arrival[1]
+            self._copy_in_s = _mean(self._copy_in_s, took_s)
             self._arrival = None
+            self.counts.returned += 1
+            self.counts.return_s += took_s
 
     def returns_s(self, now: float) -> dict[str, float]:
         """Earliest time at which each session without its state in a slab may compute, seconds from now.

@@ -6,7 +6,6 @@ import gc
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -22,6 +21,7 @@ from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.profile_file import ForeignProfileError, ProfileFile
 from turboserve.worker.engine.sequence_parallel_sizes import lent_bytes
 from turboserve.worker.engine.snapshot import fingerprint
+from turboserve.worker.model.presets import SHIPPED
 from turboserve.worker.model.weight_manifest import WeightManifest
 from turboserve.worker.replicas.models import ModelOptions, load_model
 from turboserve.worker.replicas.weight_filler import WeightFiller, WeightsUnavailableError
@@ -40,8 +40,10 @@ _FREE_SHARE = 0.9
 """Share of the free memory that is used. The rest is for what no formula covers: fragmentation, and
 workspaces of the device's libraries."""
 
-SHIPPED_FIDELITY = Path(__file__).parents[1] / "weights" / "toyworld-fidelity-cpu.json"
-"""Measured configurations of the shipped model, on a CPU."""
+SHIPPED_FIDELITY = {
+    name: SHIPPED[name].with_name(f"{name}-fidelity-cpu.json") for name in ("toyworld", "toyworld-small")
+}
+"""Measured configurations of models that ship, on a CPU, by name."""
 
 log = logs.get("worker")
 
@@ -251,8 +253,8 @@ def fidelity_ladder(models: Models, settings: Settings, device: torch.device) ->
     with a warning.
     """
     path = settings.fidelity_profile
-    if path is None and settings.model == "toyworld" and settings.model_weights is None:
-        path = SHIPPED_FIDELITY
+    if path is None and settings.model_weights is None:
+        path = SHIPPED_FIDELITY.get(settings.model)
     if settings.fidelity == "best":
         return None
     if path is None:

@@ -10,8 +10,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from turboserve.simulation.runtime.device.arrival import arrives, layers_wait_s, whole
 from turboserve.simulation.runtime.device.clock import DeviceClock, VirtualStreamExecutor
-from turboserve.simulation.runtime.device.contents import LOST, Embedding, Latents, VirtualState, begin, link
+from turboserve.simulation.runtime.device.contents import (
+    LOST,
+    Embedding,
+    Latents,
+    VirtualState,
+    begin,
+    latents_of,
+    link,
+    virtual,
+)
 from turboserve.simulation.runtime.device.faults import DeviceFaults
 from turboserve.simulation.runtime.device.loans import VirtualLoans
 from turboserve.simulation.runtime.device.pages import (
@@ -143,8 +153,8 @@ class VirtualBackend:
 
         Without the newest chunk's latents, the session continues from another state.
         """
-        state = _virtual(session.state)
-        kept = _latents(rebuild.latents, self.config.frames_per_chunk)
+        state = virtual(session.state)
+        kept = latents_of(rebuild.latents, self.config.frames_per_chunk)
         follows = kept[-1].index == rebuild.next_chunk - 1
         state.number = kept[-1].number if follows else link(LOST, rebuild.next_chunk)
         plan_rebuild(session, rebuild, [each.tensor for each in kept], None, self.config)
@@ -156,24 +166,18 @@ class VirtualBackend:
 
     def leave(self, session: Session, purpose: TransferPurpose = TransferPurpose.SUSPENSION) -> Transfer:
         """See `Backend.leave`."""
-        state = _virtual(session.state)
-        extent = self.host.take_cell() if purpose is TransferPurpose.RESIDENCY else self._take_host()
+        state, offloads = whole(session.state), purpose is TransferPurpose.RESIDENCY
+        extent = self.host.take_cell() if offloads else self._take_host()
         snapshot = Snapshot(header_of(state, self.fingerprint), tensors_of(state, self._profile))
-        return VirtualTransfer(
-            session.name, TransferDirection.LEAVING, snapshot, extent, self._copy_s, self._clock, purpose
-        )
+        fails, way = offloads and self._faults.offload_fails(), TransferDirection.LEAVING
+        name, copy_s = session.name, self._copy_s
+        return VirtualTransfer(name, way, snapshot, extent, copy_s, self._clock, purpose, fails=fails)
 
     def store(self, snapshot: Snapshot) -> Transfer:
         """See `Backend.store`."""
-        return VirtualTransfer(
-            snapshot.session,
-            TransferDirection.LEAVING,
-            snapshot,
-            self._take_host(),
-            self._copy_s,
-            self._clock,
-            TransferPurpose.STORAGE,
-        )
+        way, purpose = TransferDirection.LEAVING, TransferPurpose.STORAGE
+        name, extent, copy_s = snapshot.session, self._take_host(), self._copy_s
+        return VirtualTransfer(name, way, snapshot, extent, copy_s, self._clock, purpose)
 
     def _take_host(self) -> Extent:
         size = self.state_host_bytes
@@ -184,19 +188,19 @@ class VirtualBackend:
     def arrive(self, snapshot: Snapshot, slab: Slab, extent: Extent | None) -> tuple[SessionState, Transfer]:
         """See `Backend.arrive`."""
         state = restore(snapshot.header, snapshot.tensors["numbers"], slab, self.config)
-        return state, VirtualTransfer(
-            snapshot.session, TransferDirection.ARRIVING, snapshot, extent, self._copy_s, self._clock
-        )
+        arrival, way = arrives(state, self._profile.state_layers, self._clock), TransferDirection.ARRIVING
+        name, copy_s = snapshot.session, self._copy_s
+        return state, VirtualTransfer(name, way, snapshot, extent, copy_s, self._clock, arrival=arrival)
 
     # A session's forwards
 
     def chunk(self, state: SessionState) -> ChunkWork:
         """See `Backend.chunk`."""
-        return VirtualChunk(_virtual(state), self._profile, self.config.frames_per_chunk)
+        return VirtualChunk(virtual(state), self._profile, self.config.frames_per_chunk)
 
     def recache(self, state: SessionState) -> Work:
         """See `Backend.recache`."""
-        frames = min(len(state.recent) * self.config.frames_per_chunk, self.config.window_frames)
+        frames = min(len(whole(state).recent) * self.config.frames_per_chunk, self.config.window_frames)
         return VirtualPass(state.session, frames, 1)
 
     def replay(self, state: SessionState, parts: Sequence[ReplayPart]) -> Work:
@@ -205,12 +209,13 @@ class VirtualBackend:
 
     def set_prompt(self, state: SessionState, prompt: str, text: Tensor) -> None:
         """See `Backend.set_prompt`."""
+        whole(state)
         state.prompt, state.text = prompt, text
 
     def finish(self, state: SessionState, chunk: ChunkWork) -> None:
         """See `Backend.finish`."""
         latents = cast(Latents, chunk.clean)
-        _virtual(state).number = latents.number
+        virtual(state).number = latents.number
         state.remember(latents.tensor, self.config)
 
     # Computing
@@ -224,6 +229,9 @@ class VirtualBackend:
         # The row of the borrowed session comes first, as on a real device.
         alone = [each for each in passes if not self._with_donor(each)]
         if alone:
+            if self._profile.state_layers > 1:
+                chunks = (each.state for each in alone if isinstance(each, VirtualChunk))
+                self._clock.advance(layers_wait_s(chunks, self._forward(len(alone))))
             self.compute(self._time(alone))
         self.parallel.split = len(alone) < len(passes)
         return [_COMPUTED] * len(passes)
@@ -250,6 +258,8 @@ class VirtualBackend:
     def decode(self, batch: Sequence[Decoding]) -> list[Decoded]:
         """See `Backend.decode`."""
         self._harm(each.session.name for each in batch)
+        for each in batch:
+            whole(each.session.state)
         self.compute(self._decode(len(batch)))
         return [Decoded(each.item.latents, each.item.latents, {}) for each in batch]
 
@@ -263,12 +273,12 @@ class VirtualBackend:
 
     def pages_in_use(self, session: Session) -> list[Page]:
         """See `Backend.pages_in_use`."""
-        state = _virtual(session.state)
+        state = whole(session.state)
         return pages_of_tensors(tensors_of(state, self._profile), (state.number, state.next_chunk))
 
     def pages_quiesced(self, session: Session) -> tuple[dict[str, Any], list[Page]]:
         """See `Backend.pages_quiesced`."""
-        return header_of(_virtual(session.state), self.fingerprint), self.pages_in_use(session)
+        return header_of(virtual(session.state), self.fingerprint), self.pages_in_use(session)
 
     def pages_of(self, snapshot: Snapshot) -> tuple[dict[str, Any], list[Page]]:
         """See `Backend.pages_of`."""
@@ -280,20 +290,3 @@ class VirtualBackend:
             return VirtualBuffer(self.pool.acquire(), None, self.fingerprint, self._profile)
         extent = self.host.take_cell() if cell else self._take_host()
         return VirtualBuffer(None, extent, self.fingerprint, self._profile)
-
-
-def _virtual(state: SessionState) -> VirtualState:
-    assert isinstance(state, VirtualState)
-    return state
-
-
-def _latents(kept: Tensor, frames: int) -> list[Latents]:
-    """Return the latents of each chunk.
-
-    `kept` is either the engine's `Latents`, or int64 [3·n, 1, 1, 1] from the hot store.
-    """
-    ours: object = kept
-    if isinstance(ours, Latents):
-        return [ours]
-    numbers = kept.reshape(-1, frames).tolist()
-    return [Latents(*(int(each) for each in row)) for row in numbers]

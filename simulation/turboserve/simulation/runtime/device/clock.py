@@ -24,8 +24,8 @@ class DeviceClock:
         self._clock = clock
         self.now = clock.monotonic()
         self.ends: list[float] | None = None
-        """Times at which jobs of stream executors end, as a heap, for a runner that looks at them itself.
-        None: each job wakes the engine's runner at its end."""
+        """Times at which jobs of stream executors end or have results, as a heap, for a runner that looks at
+        them itself. None: each job wakes the engine's runner at its end."""
 
     def __call__(self) -> float:
         return self.now
@@ -45,6 +45,11 @@ class DeviceClock:
     def catch_up(self) -> None:
         """Set the time to the loop's. Called when no computation is under way."""
         self.now = max(self.now, self._clock.monotonic())
+
+    def wake_at(self, when: float) -> None:
+        """Wake a runner that looks at the ends of jobs itself at `when`. Others are woken when a job ends."""
+        if self.ends is not None:
+            heapq.heappush(self.ends, when)
 
     def next_end(self) -> float:
         """Return the time at which the next job ends; infinity if none is under way."""

@@ -93,8 +93,30 @@ class VirtualState(SessionState):
 
     number: int = LOST
 
+    def forget(self) -> None:
+        """See `SessionState.forget`. A chunk that is generated from it later shows in the log."""
+        super().forget()
+        self.number = LOST
+
+
+def virtual(state: SessionState) -> VirtualState:
+    """Return a state of a virtual device as such."""
+    assert isinstance(state, VirtualState)
+    return state
+
 
 def number_of(session: Session) -> int:
     """Return the number of a session's state."""
-    assert isinstance(session.state, VirtualState)
-    return session.state.number
+    return virtual(session.state).number
+
+
+def latents_of(kept: Tensor, frames: int) -> list[Latents]:
+    """Return the latents of each chunk.
+
+    `kept` is either the engine's `Latents`, or int64 [3·n, 1, 1, 1] from the hot store.
+    """
+    ours: object = kept
+    if isinstance(ours, Latents):
+        return [ours]
+    numbers = kept.reshape(-1, frames).tolist()
+    return [Latents(*(int(each) for each in row)) for row in numbers]

@@ -25,6 +25,8 @@ class DeviceFaults:
     """Called for each session of a forward that begins."""
     host_full: Callable[[], bool] = lambda: False
     """Called for each state that is to leave for host memory; True if there is no room."""
+    offload_fails: Callable[[], bool] = lambda: False
+    """Called for each active session that is to leave its slab; True if the copy fails."""
 
 
 def is_device_error(error: BaseException | None) -> bool:

@@ -44,6 +44,8 @@ class DeviceProfile:
     """Suspended sessions that fit in host memory."""
     host_bytes_per_s: float = 1e6
     """Pace of copies between device and host."""
+    state_layers: int = 1
+    """Layers of a state. A session that returns to a slab computes from the arrival of the first one on."""
     state_bytes: int = 4_096
     """Bytes of each state that chunks do not change. They exist while a state is transferred."""
     overlaps: bool = True

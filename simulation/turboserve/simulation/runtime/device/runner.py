@@ -56,7 +56,8 @@ class VirtualEngineRunner:
         # During a step, the end of a job has no effect. So the runner itself waits for it while it rests.
         clock.ends = []
         intervals_s = quiet_s, patience_s, tier_report_s
-        self._several = bool(classes)
+        self._whole_rounds = bool(classes) or bool(engine.options.host_sessions)
+        """Whether one session's playhead may let another one compute, or leave its slab."""
         self._driver: EngineDriver | ClassDrivers
         if classes:
             policy = GATHER_POLICIES.make(engine.options.policy)
@@ -90,7 +91,7 @@ class VirtualEngineRunner:
 
     def submit(self, command: EngineCommand) -> None:
         """See `EngineRunner.submit`."""
-        at_once = not (self._several or self._commands)
+        at_once = not (self._whole_rounds or self._commands)
         if at_once and isinstance(command, commands.SetPlayhead) and self._rests:
             self._move_playhead(command)
             return

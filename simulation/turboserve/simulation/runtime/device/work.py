@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from turboserve.simulation.runtime.device.arrival import VirtualArrival
 from turboserve.simulation.runtime.device.clock import DeviceClock
 from turboserve.simulation.runtime.device.contents import Latents, VirtualState, link
 from turboserve.simulation.runtime.device.profile import DeviceProfile
@@ -19,7 +20,7 @@ class VirtualChunk(ChunkWork):
     """A chunk's forwards, which are only counted."""
 
     def __init__(self, state: VirtualState, profile: DeviceProfile, frames: int) -> None:
-        self.session = state.session
+        self.session, self.state = state.session, state
         self.index = state.next_chunk
         self.done = 0
         steps = profile.denoising if state.fidelity is None else state.fidelity.steps
@@ -75,10 +76,20 @@ class VirtualTransfer(Transfer):
         seconds: float,
         clock: DeviceClock,
         purpose: TransferPurpose = TransferPurpose.SUSPENSION,
+        arrival: VirtualArrival | None = None,
+        *,
+        fails: bool = False,
     ) -> None:
+        """`arrival`: gets the layers. `fails`: the copy ends with an error."""
         super().__init__(session, way, snapshot, extent, {}, {}, purpose)
-        self._seconds, self._clock = seconds, clock
+        self.arrival = arrival
+        self._seconds, self._clock, self._arrival, self._fails = seconds, clock, arrival, fails
 
     def run(self) -> None:
         """See `Job.run`."""
+        began = self._clock.now
         self._clock.advance(self._seconds)
+        if self._arrival is not None:
+            self._arrival.takes(began, self._clock.now)
+        if self._fails:
+            self.error = RuntimeError(f"{self.session}: the virtual copy fails")
