@@ -6,8 +6,9 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 BIN := $(VENV)/bin
-# What running needs; and beyond it what style, types and tests need.
+# What running needs, then compiled; and beyond it what style, types and tests need.
 STAMP := $(VENV)/.setup-done
+COMPILED := $(VENV)/.setup-compiled
 DEV_STAMP := $(VENV)/.setup-dev-done
 DOCS_STAMP := $(VENV)/.setup-docs-done
 LOG := $(VENV)/setup.log
@@ -40,16 +41,14 @@ help:
 	@echo "make wheels  build every distribution into dist/"
 	@echo "make format  let ruff fix and format the code"
 
-setup: $(STAMP)
+setup: $(COMPILED)
 
 setup-dev: $(DEV_STAMP)
 
 PIP = pip() { $(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt "$$@" >>$(LOG) 2>&1 \
 	|| { grep -E '^ *(ERROR|error)' $(LOG) || tail -n 20 $(LOG); echo "setup: pip failed; all of it in $(LOG)"; exit 1; }; }
-READY = size="$$SECONDS s, $$(du -sm $(VENV) | cut -f1) MB"; echo "setup: $(VENV) is ready: $$size"
 
 # Depends on what decides the environment's content, so that an unchanged tree costs nothing.
-# pip compiles modules on one core, compileall on all. Some packages ship files that are not Python 3: no error.
 $(STAMP): $(PROJECTS) constraints.txt
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "setup: TurboServe needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || true)."; \
@@ -63,13 +62,21 @@ $(STAMP): $(PROJECTS) constraints.txt
 	pip hatchling editables; \
 	echo "setup: installing TurboServe's distributions, editable, and what they need (the first time takes a minute or two)"; \
 	pip --no-build-isolation --no-compile $(foreach p,$(PROJECTS),-e ./$(dir $(p))); \
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >>$(LOG) 2>&1 || true; \
-	$(READY); echo "$$size" >$@  # `turboserve up` prints it.
+	echo "$$SECONDS s" >$@
 
-# Tests import a small part of these packages, and Python keeps what it compiles when it imports.
+# pip compiles modules on one core, compileall on all. Some packages ship files that are not Python 3: no error.
+$(COMPILED): $(STAMP)
+	@set -- $(VENV)/lib/*/site-packages/*; $(BIN)/python -m compileall -q -j 0 "$$@" >>$(LOG) 2>&1 || true; \
+	size="$$(($$(cut -d ' ' -f 1 $(STAMP)) + SECONDS)) s, $$(du -smc "$$@" 2>>$(LOG) | tail -n 1 | cut -f 1 || true) MB"; \
+	touch -r $(STAMP) $@; echo "$$size" >$(STAMP); touch -r $@ $(STAMP); \
+	echo "setup: $(VENV) is ready: $$size"  # `turboserve up` prints the size.
+
+# Tests import a small part of these packages, and Python keeps what it compiles when it imports. What running
+# needs is compiled meanwhile: pip uses one core.
 $(DEV_STAMP): $(STAMP) requirements-dev.txt requirements-docs.txt requirements-s3.txt
-	@echo "setup: installing what style, types and tests need"; $(PIP); \
-	pip --no-compile -r requirements-dev.txt; pip --no-compile --no-deps -r requirements-s3.txt; touch $@; $(READY)
+	@echo "setup: installing what style, types and tests need"; $(PIP); make $(COMPILED) & compiling=$$!; \
+	pip --no-compile -r requirements-dev.txt; pip --no-compile --no-deps -r requirements-s3.txt; \
+	wait $$compiling; touch $@; echo "setup: and what testing needs: $$SECONDS s"
 
 $(DOCS_STAMP): $(STAMP) requirements-docs.txt
 	@echo "setup: installing what the documentation site needs"; $(PIP); pip -r requirements-docs.txt; touch $@
