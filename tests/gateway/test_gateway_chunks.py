@@ -25,7 +25,13 @@ from turboserve.tasks import stop
 LIMIT_S = 60
 
 
-STREAM = api.StreamConfig(name=CHUNKS, subjects=[OWN.every, CHUNK.every], allow_direct=True)
+# Every test makes the stream anew: the broker may still be deleting the files of the one before.
+STREAM = api.StreamConfig(
+    name=CHUNKS,
+    subjects=[OWN.every, CHUNK.every],
+    storage=api.StorageType.MEMORY,
+    allow_direct=True,
+)
 
 
 @pytest.fixture

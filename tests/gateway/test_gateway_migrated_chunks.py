@@ -92,6 +92,8 @@ async def scene(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Scene]:
             name=CHUNKS,
             subjects=[OWN.every, CHUNK.every],
             max_msgs_per_subject=KEPT,
+            # Every test makes the stream anew: the broker may still be deleting the files of the one before.
+            storage=api.StorageType.MEMORY,
             allow_direct=True,
             republish=api.RePublish(src=">", dest="live.>"),
         )
