@@ -62,6 +62,8 @@ CONTROLS = (
         value_schema={"type": "string", "enum": ["stop", "left", "right", "up", "down"]},
     ),
 )
+RENEW_S = 0.6
+"""Most of what an idle pool costs are these renewals."""
 COMPUTE_S = float(os.environ.get("DRAWN_COMPUTE_S", "0.05"))
 
 
@@ -134,7 +136,7 @@ class DrawnWorker:
                     await self._join_again()
             except TurboServeError:
                 pass
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(RENEW_S)
 
     async def _join_again(self) -> None:
         """Continue as a new worker: the id of a worker that was declared gone never comes back."""

@@ -13,4 +13,10 @@ DEADLINES: Final = {
 WORKERS: Final = {"TURBOSERVE_LEASE_S": "30", "TURBOSERVE_WORKER_TIMEOUT_S": "40"}
 """A worker that does not renew for 12 s, the default, is taken for dead. The end of a process is seen at
 once."""
-PATIENT: Final = {**DEADLINES, **WORKERS}
+LEADERS: Final = {
+    "TURBOSERVE_LEADER_RENEW_S": "2",
+    "TURBOSERVE_LEADER_LEASE_S": "8",
+    "TURBOSERVE_LEADER_TIMEOUT_S": "10",
+}
+"""By default, the scheduler and the autoscaler renew every half second: half of what an idle stack costs."""
+PATIENT: Final = {**DEADLINES, **WORKERS, **LEADERS}

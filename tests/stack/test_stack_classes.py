@@ -20,8 +20,8 @@ from turboserve.cli.stack.background import BackgroundStack
 
 pytestmark = pytest.mark.stack
 
-LARGE, SMALL = "toyworld", "toyworld-small"
-SIZES = {LARGE: (128, 128), SMALL: (64, 64)}
+LARGE, SMALL = "toyworld-small", "paced"
+SIZES = {LARGE: (64, 64), SMALL: (16, 16)}
 LIMIT_S = 120.0
 
 

@@ -32,7 +32,7 @@ LIMIT_S = 120.0
 PROMPT, SEED = "a red circle moving left", 5
 DECODER = "decode-worker"
 ENOUGH = 40
-"""Chunks that each test of a machine which is not busy needs at most."""
+"""Least length of the reference. A test compares more chunks only on a slow machine."""
 MODEL = "--model", "toyworld-small"
 SETTINGS = {
     **patient_stack.PATIENT,
