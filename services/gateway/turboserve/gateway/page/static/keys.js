@@ -1,6 +1,6 @@
 // The form for an API key. A key counts once the server has accepted it; other tabs of the browser share it.
 
-import { keyOfOtherTab, onKeyOfOtherTab, rememberKey } from "./memory.js";
+import { keyOfOtherTab, onKeyEntered, rememberKey, shareKey } from "./memory.js";
 import { inWords } from "./words.js";
 
 export class KeyForm {
@@ -8,11 +8,13 @@ export class KeyForm {
     this.#client = client;
     this.#form = form;
     this.#onAccepted = onAccepted;
-    form.addEventListener("submit", (submitted) => {
+    form.addEventListener("submit", async (submitted) => {
       submitted.preventDefault();
-      this.#submit(this.#field.value.trim());
+      const key = this.#field.value.trim();
+      if (await this.#submit(key)) shareKey(key);
     });
-    onKeyOfOtherTab((key) => {
+    onKeyEntered((key) => {
+      this.#entered = key;
       if (this.isOpen && !this.#isChecking) this.#submit(key, this.#message.textContent);
     });
   }
@@ -22,6 +24,10 @@ export class KeyForm {
   #onAccepted;
   #askedTabs = false;
   #isChecking = false;
+  /** How many keys were checked. */
+  #checks = 0;
+  /** Key that the user has entered in another tab since this tab accepted one; empty: none. */
+  #entered = "";
 
   get isOpen() {
     return !this.#form.hidden;
@@ -33,9 +39,12 @@ export class KeyForm {
     // The user tried something else meanwhile.
     if (this.isOpen) return this.#field.focus();
     if (!this.#concerns(problem)) return;
-    if (this.#client.key) {
+    const refused = this.#client.key;
+    if (refused) {
       this.#client.key = "";
       rememberKey("");
+      // This tab sent no request while the user entered a new key in another one.
+      if (this.#entered && this.#entered !== refused) return this.#submit(this.#entered, inWords(problem));
     } else if (!this.#askedTabs) {
       this.#askedTabs = true;
       const key = await keyOfOtherTab();
@@ -50,23 +59,28 @@ export class KeyForm {
     return !this.isOpen && !this.#isChecking && problem.wasSentWith(this.#client.key);
   }
 
-  // `refusal`: what to say if the key is refused; by default what is wrong with it.
+  // Check a key, and return whether it counts. `refusal`: what to say if the key is refused; by default what is
+  // wrong with it.
   async #submit(key, refusal) {
     if (!key) return this.#open("Enter a key.");
     this.#client.key = key;
     this.#isChecking = true;
-    try {
-      await this.#client.models();
-    } catch (problem) {
+    this.#checks += 1;
+    const check = this.#checks;
+    const problem = await this.#client.models().then(() => null, (error) => error);
+    // Another key was entered meanwhile, and it decides.
+    if (check !== this.#checks) return false;
+    this.#isChecking = false;
+    if (problem) {
       this.#client.key = "";
       return this.#open(refusal ?? inWords(problem));
-    } finally {
-      this.#isChecking = false;
     }
     rememberKey(key);
+    this.#entered = "";
     this.#field.value = "";
     this.#form.hidden = true;
     this.#onAccepted();
+    return true;
   }
 
   #open(text) {
@@ -74,6 +88,7 @@ export class KeyForm {
     this.#form.hidden = false;
     this.#message.textContent = text;
     if (!wasOpen) this.#field.focus();
+    return false;
   }
 
   get #message() {

@@ -37,10 +37,8 @@ export function rememberedKey() {
   return read(sessionStorage, KEY);
 }
 
-// Other open tabs that wait for a key get it.
 export function rememberKey(key) {
   write(sessionStorage, KEY, key);
-  if (key) tabs?.postMessage({ key });
 }
 
 export function rememberedLead() {
@@ -60,9 +58,14 @@ tabs?.addEventListener("message", ({ data }) => {
   if (data === "wanted" && key) tabs.postMessage({ key });
 });
 
-// Call `handle` with each key that another tab gets from its user.
-export function onKeyOfOtherTab(handle) {
-  tabs?.addEventListener("message", ({ data }) => data?.key && handle(data.key));
+// Tell the other open tabs which key the user has entered in this one.
+export function shareKey(key) {
+  tabs?.postMessage({ entered: key });
+}
+
+// Call `handle` with each key that the user enters in another tab.
+export function onKeyEntered(handle) {
+  tabs?.addEventListener("message", ({ data }) => data?.entered && handle(data.entered));
 }
 
 // The key that another open tab has; empty if there is none.

@@ -26,6 +26,8 @@ export class MigrationForm {
 
   // The player's state of the session; null: there is none.
   learn(session, { worker, target, newestEvent } = {}) {
+    // An event that the answer to a migration has overtaken, of which the player does not know.
+    if (session === this.#session && newestEvent < this.#newestEvent) return;
     const isNews = session !== this.#session || worker !== this.#worker;
     this.#session = session;
     this.#worker = worker ?? null;
