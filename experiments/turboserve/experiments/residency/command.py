@@ -36,6 +36,8 @@ DEFINITIONS = {
     "smooth_sessions": "Largest number of sessions with which no viewer stalls with any seed. A first chunk "
     "that comes more than 2 s after the request is a stall.",
     "cpr": "Mean over streams of the share of chunks that are there when the viewer needs them.",
+    "engine": "Real time on this machine. If viewers stall with a slab for each session (`resident`), the "
+    "machine is too busy for the comparison.",
     "return_s": "Mean time from the begin of a copy to a slab until the session may compute.",
 }
 

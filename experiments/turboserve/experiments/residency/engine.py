@@ -24,7 +24,7 @@ REST_S = 0.02
 
 
 @dataclass
-class _Viewer:
+class EngineViewer:
     """Plays what is delivered, from the first chunk on."""
 
     delivered_s: float = 0.0
@@ -64,7 +64,7 @@ def play(models: Models, slabs: int, host_sessions: int, seconds: float) -> dict
         slab_bytes=slabs * layout.total_bytes, host_sessions=host_sessions, max_batch=slabs, overlap=True
     )
     engine = Engine(models, options)
-    viewers = {f"s{number}": _Viewer() for number in range(slabs + host_sessions)}
+    viewers = {f"s{number}": EngineViewer() for number in range(slabs + host_sessions)}
     for seed, name in enumerate(viewers):
         engine.admit(SessionSpec(name, PROMPT, seed), time.monotonic())
     _play(engine, viewers, WARM_UP_S)
@@ -88,7 +88,7 @@ def play(models: Models, slabs: int, host_sessions: int, seconds: float) -> dict
     }
 
 
-def _play(engine: Engine, viewers: dict[str, _Viewer], seconds: float) -> None:
+def _play(engine: Engine, viewers: dict[str, EngineViewer], seconds: float) -> None:
     config = engine.config
     now = time.monotonic()
     end, reported = now + seconds, now
