@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import CancelledError
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +16,7 @@ from turboserve.allocation.linear import SolverError
 from turboserve.bus import Bus
 from turboserve.clock import SystemClock
 from turboserve.scheduler.executor import Executor
-from turboserve.scheduler.messages import SolveShares
+from turboserve.scheduler.messages import SharesSolved, SolveShares
 from turboserve.scheduler.placement import Candidate, ShareKeeper, solve_shares
 from turboserve.scheduler.placement.quotas import ShareProblem, Worker
 from turboserve.scheduler.placement.share_keeper import quotas_of_problems
@@ -155,6 +157,22 @@ def test_both_ways_to_solve_have_the_same_quotas_and_failures() -> None:
         Executor(cast(Bus, None), SystemClock(), solve=fails).run(SolveShares(1, problems(2)))
     )
     assert (broken.failed, broken.quotas(0.0)) == (getattr(solved, "error", ""), {}) == ("made to fail", {})
+
+
+@pytest.mark.parametrize("raised", [SystemExit("ends"), StopIteration("ends"), CancelledError("ends")])
+def test_whatever_a_policy_raises_is_a_failure_to_solve(raised: BaseException) -> None:
+    """Incident: the first ended the process, and after the others shares were never solved again."""
+
+    def fails(*_: object) -> Any:
+        raise raised
+
+    async def solved() -> object:
+        async with asyncio.timeout(LIMIT_S):
+            return await Executor(cast(Bus, None), SystemClock(), solve=fails).run(
+                SolveShares(1, problems(1))
+            )
+
+    assert asyncio.run(solved()) == SharesSolved(1, error="ends")
 
 
 def test_a_policy_that_hangs_does_not_keep_the_process_from_ending() -> None:

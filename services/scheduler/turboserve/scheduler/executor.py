@@ -11,6 +11,7 @@ import nats.errors
 from pydantic import ValidationError
 
 from turboserve import logs, subjects
+from turboserve.allocation.linear import SolverError
 from turboserve.bus import Bus
 from turboserve.bus.client import NoServerError
 from turboserve.clock import Clock
@@ -55,6 +56,7 @@ from turboserve.scheduler.messages import (
     WorkersListed,
 )
 from turboserve.scheduler.placement import Solve, solve_shares
+from turboserve.scheduler.placement.quotas import Quotas, ShareProblem
 from turboserve.scheduler.placement.share_keeper import quotas_of_problems
 from turboserve.subject_types import Endpoint
 
@@ -184,14 +186,14 @@ class Executor:
 
     async def _shares(self, command: SolveShares) -> SharesSolved:
         """Solve in a thread: a program takes milliseconds, and more the more kinds of workers there are."""
-        solve = partial(quotas_of_problems, self._solve, command.problems)
+        solve = partial(_quotas_or_error, self._solve, command.problems)
         try:
             quotas = await asyncio.get_running_loop().run_in_executor(self._solving, solve)
         except Exception as error:
             # Without shares, placement is min-max alone.
             reason = str(error) or repr(error)
             if reason != self._not_solved:
-                log.warning("shares not solved", error=repr(error))
+                log.warning("shares not solved", error=repr(error.__cause__ or error))
             self._not_solved = reason
             return SharesSolved(command.ticket, error=reason)
         self._not_solved = None
@@ -216,6 +218,18 @@ class Executor:
             if page.next is None:
                 return tuple(found)
             after = page.next
+
+
+def _quotas_or_error(solve: Solve, problems: tuple[ShareProblem, ...]) -> Quotas:
+    """Return the quotas. Raises SolverError, whatever a policy raises.
+
+    In the event loop, its `SystemExit` would end the process. Its `StopIteration` or `CancelledError` would
+    leave the command without an answer.
+    """
+    try:
+        return quotas_of_problems(solve, problems)
+    except BaseException as error:
+        raise SolverError(str(error) or repr(error)) from error
 
 
 def refusal(error: TurboServeError, command: Command) -> Refused:
