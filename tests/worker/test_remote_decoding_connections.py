@@ -297,7 +297,8 @@ async def limited_to(sessions: int, *homes: DecodeClient) -> None:
 async def test_workers_divide_what_their_decode_workers_carry(scene: Scene) -> None:
     places = [await scene.place("dec_1", sessions=7), await scene.place("dec_2", sessions=6)]
     first = await scene.client(*places)
-    await limited_to(13, first)
+    await first.wait_until_known(LIMIT_S)
+    assert first.limited(100) == 13
     second = await scene.client(*places, name="wrk_2")
     await limited_to(6, first, second)
     # K itself may be less.

@@ -132,7 +132,8 @@ class Settings(Shared):
     """Attention kernel. `rows`, `flash` and `cudnn` compute each session's attention by itself: `rows` by the
     kernel that PyTorch chooses, the other two by the named one. `varlen` computes all sessions of a forward
     in one call; a GPU supports that in bfloat16 only. `fp8` rounds to 8 bits, in all chunks: it needs a GPU
-    of compute capability 9.0 and the worker's extra `fp8`. A worker that lacks its kind does not start."""
+    of compute capability 9.0 or higher and the worker's extra `fp8`. A worker that lacks its kind does not
+    start."""
     compile: bool = False
     """Fuse the operations between two attentions with torch's compiler. The start takes a minute longer, and
     on a CPU a C++ compiler is required. Measure first whether it pays."""

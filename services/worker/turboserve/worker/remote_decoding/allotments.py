@@ -60,6 +60,11 @@ class AllottedSessions:
         self._lost_s: dict[str, float] = {}
         """Address of each decode worker that is lost → since when."""
 
+    @property
+    def known(self) -> bool:
+        """Whether every decode worker has said how many sessions it allots."""
+        return None not in self._allotted.values()
+
     def set_allotment(self, address: str, sessions: int) -> None:
         """A decode worker has said how many sessions it allots."""
         self._allotted[address] = sessions
@@ -72,7 +77,7 @@ class AllottedSessions:
     def limit(self, now: float) -> int | None:
         """Return the most sessions of the worker. None: the decode workers are not known yet."""
         starting = now - self._began_s <= KEPT_S
-        if starting and None in self._allotted.values():
+        if starting and not self.known:
             return None
         counted = (
             sessions

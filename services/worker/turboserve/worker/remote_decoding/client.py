@@ -10,6 +10,7 @@ import concurrent.futures
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from torch import Tensor
@@ -90,6 +91,8 @@ class DecodeClient:
         self.router = DecodeRouter()
         self._capacity = capacity
         self._allotted = AllottedSessions(addresses, own, now())
+        self._known = asyncio.Event()
+        """Set when all allotments are known."""
         self._connections: dict[str, DecodeConnection] = {}
         self._jobs = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,6 +106,12 @@ class DecodeClient:
             self._loop = None
             for connection in [*self._connections.values()]:
                 connection.close()
+
+    async def wait_until_known(self, seconds: float) -> None:
+        """Wait until every decode worker has said what it allots, for so long at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._known.wait()
 
     def limited(self, capacity: int) -> int:
         """Return K, or fewer sessions if the decode workers allot no more."""
@@ -225,6 +234,8 @@ class DecodeClient:
                 return
             self.router.handle(AllotmentKnown(connection.worker, sessions), self._now())
             self._allotted.set_allotment(address, sessions)
+            if self._allotted.known:
+                self._known.set()
             if sessions != before:
                 log.info("allotment of decode worker", worker=connection.worker, sessions=sessions)
             before = sessions

@@ -28,6 +28,10 @@ from turboserve.worker.service.weights import PeerWeights, send_weights
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
 
+ALLOTMENTS_S = 1.0
+"""Longest time for which a worker that starts waits for all allotments of its decode workers, seconds. It
+sends no heartbeat meanwhile."""
+
 log = logs.get("worker")
 _trace = tracer("worker")
 
@@ -89,6 +93,8 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
     if settings.roles == "denoise":
         decoding = decode_elsewhere(worker.id, engine, settings, capacity, runtime.spawn)
         worker.limited = decoding.limited
+        # Waiting sessions would fill all of K at the first report.
+        await decoding.wait_until_known(ALLOTMENTS_S)
     await worker.start(runtime.spawn)
     if settings.sequence_parallel_directory is not None:
         limit_s = settings.sequence_parallel_timeout_s
