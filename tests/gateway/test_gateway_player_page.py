@@ -378,7 +378,7 @@ async def test_the_keyboard_keeps_its_place(gateway_url: str, page: Any) -> None
 async def test_the_focus_moves_on_when_its_button_goes_away(gateway_url: str, page: Any) -> None:
     """Incident: an example that was started, and the last session of the list, left the focus on the body."""
     # Those of other tests cannot be ended.
-    none = {"sessions": [], "next": None}
+    none: dict[str, Any] = {"sessions": [], "next": None}
     await page.route("**/v1/sessions?phase=failed*", lambda route: route.fulfill(json=none))
     await page.goto(gateway_url)
     await page.locator("#examples button").first.focus()
