@@ -1,4 +1,4 @@
-"""How many sessions a worker may count on its decode workers for. Pure: time is an argument.
+"""How many sessions of a worker its decode workers decode in real time. Pure: time is an argument.
 
 A decode worker carries a number of sessions in real time, and divides it among the workers that ask it by
 their K. Each part is an *allotment*. A worker reports no more sessions than its decode workers allot to it.

@@ -64,7 +64,7 @@ class DecodeWelcome(_DecodeFrame):
 
 
 class AskAllotment(_DecodeFrame):
-    """worker → decode worker, regularly: how many sessions may count on you? It also says that I am there."""
+    """worker → decode worker, every 2 s: asks for the worker's allotment, and shows that the worker runs."""
 
     type: Literal["ask_allotment"] = "ask_allotment"
 
