@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -51,5 +52,9 @@ async def test_a_failed_session_has_its_reason(
     assert {"out", "of", "memory"} <= set(shown.split())
     watched = await asyncio.to_thread(run, "watch", session["id"])
     assert watched.splitlines()[-1] == "failed: out of memory"
-    recorded = await asyncio.to_thread(run, "record", session["id"], "--output", str(tmp_path / "video.mp4"))
+    record = ("record", session["id"], "--output", str(tmp_path / "video.mp4"))
+    recorded = await asyncio.to_thread(run, *record)
     assert recorded.splitlines()[-1].endswith(" s; failed: out of memory")
+    as_json = await asyncio.to_thread(run, *record, "--json")
+    end = json.loads(as_json.splitlines()[-1])["end"]
+    assert (end["phase"], end["reason"]) == ("failed", "out of memory")

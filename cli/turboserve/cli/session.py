@@ -186,10 +186,8 @@ def timeline(
     if as_json:
         typer.echo(_json(found))
         return
-    typer.echo(
-        f"chunk {found.index} of {found.session}: epoch {found.epoch}, prompt {found.control_seq}, ", nl=False
-    )
-    typer.echo(f"{found.bytes} bytes, {found.total_s:.3f} s in all")
+    of = f"chunk {found.index} of {found.session}: epoch {found.epoch}, prompt {found.control_seq}"
+    typer.echo(f"{of}, {found.bytes} bytes, {found.total_s:.3f} s in all")
     if found.decision is not None:
         numbers = " ".join(f"{name}={value:g}" for name, value in found.decision.numbers.items())
         typer.echo(f"{found.decision.kind}: {found.decision.reason} {numbers}".rstrip())
@@ -231,9 +229,10 @@ def record(
     with progress("recording", seconds) as advance, _client(url, data, key) as client:
         written = client.session(session).record(output, seconds, after=after, on_chunk=on_chunk)
     if as_json:
-        typer.echo(json.dumps({"file": str(output), "chunks": written.chunks, "seconds": written.seconds}))
+        result = {"file": str(output), "chunks": written.chunks, "seconds": written.seconds}
+        typer.echo(json.dumps(result | {"end": written.end and written.end.model_dump(mode="json")}))
     else:
-        how = "" if written.end is None else f"; {written.end.summary}"
+        how = f"; {written.end.summary}" if written.end else ""
         typer.echo(f"{output}: {counted(written.chunks, 'chunk')}, {written.seconds:.2f} s{how}")
 
 

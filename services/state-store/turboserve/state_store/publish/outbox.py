@@ -151,8 +151,10 @@ class Outbox:
     async def _append_all(
         self, pending: Sequence[PendingEvent], started: float
     ) -> tuple[list[int], TurboServeError | None]:
-        """Append events, in a turn that `started` then. Returns the numbers of those that are in the log, and
-        the error that ended the turn."""
+        """Append events. Returns the numbers of those that are in the log, and the error that ended the turn.
+
+        `started`: when the turn began, by the monotonic clock.
+        """
         done = await self._published_before(pending)
         for event in pending:
             if event.number in done:
