@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,10 +129,21 @@ def test_down_without_a_stack_says_so(tmp_path: Path) -> None:
     assert "no stack is running" in done.stderr
 
 
+# Where the tests run in the background of a script, SIGINT is ignored, and children inherit that.
+WAITING = """
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+print(flush=True)
+time.sleep(60)
+"""
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A living process whose id the record and the lock of `tmp_path` name."""
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
     values = {f"{name}_url": "http://127.0.0.1:1" for name in ("nats", "redis", "postgres")}
     stack = {"version": record.VERSION, "url": "http://127.0.0.1:1", **values, "data": str(tmp_path)}
     stack |= {"supervisor_pid": process.pid, "processes": {}, "ready": True}

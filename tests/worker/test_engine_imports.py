@@ -1,7 +1,7 @@
 """The engine runs on a machine that has torch, numpy and safetensors.
 
-Of the other distributions it imports only `turboserve.policies`, `turboserve.plugins` and
-`turboserve.static_frozen`, which need the standard library alone.
+Of the other distributions it imports only `turboserve.policies`, `turboserve.plugins`,
+`turboserve.static_frozen` and `turboserve.wording`, which need the standard library alone.
 """
 
 import pkgutil
@@ -16,9 +16,8 @@ import importlib, sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         root = name.split(".")[0]
-        alone = ("turboserve.policies", "turboserve.plugins", "turboserve.static_frozen")
-        available = ("turboserve.worker", *alone)
-        ours = name.startswith("turboserve.") and not name.startswith(available)
+        available = {"worker", "policies", "plugins", "static_frozen", "wording"}
+        ours = root == "turboserve" and "." in name and name.split(".")[1] not in available
         services = {"pydantic", "nats", "av", "structlog", "opentelemetry", "fastapi", "sqlalchemy"}
         models = {"transformers", "diffusers", "tokenizers", "huggingface_hub", "ftfy"}
         if ours or root in services | models:

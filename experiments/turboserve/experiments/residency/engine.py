@@ -46,19 +46,19 @@ class EngineViewer:
 
 
 def compare(seconds: float) -> dict[str, Any]:
-    """Play the same sessions with a slab for each, and with fewer slabs."""
+    """Serve the same sessions with a slab for each, and with fewer slabs."""
     models = toyworld()
     return {
         "sessions": SESSIONS,
         "slabs": SLABS,
         "seconds": seconds,
-        "resident": play(models, SESSIONS, 0, seconds),
-        "offloaded": play(models, SLABS, SESSIONS - SLABS, seconds),
+        "resident": measure(models, SESSIONS, 0, seconds),
+        "offloaded": measure(models, SLABS, SESSIONS - SLABS, seconds),
     }
 
 
-def play(models: Models, slabs: int, host_sessions: int, seconds: float) -> dict[str, Any]:
-    """Play `slabs` + `host_sessions` sessions. Raises BenchError if one of them fails."""
+def measure(models: Models, slabs: int, host_sessions: int, seconds: float) -> dict[str, Any]:
+    """Serve `slabs` + `host_sessions` sessions to viewers. Raises BenchError if one of them fails."""
     layout = SlabLayout.of(models.transformer.config, models.transformer.patch_embedding.weight.dtype)
     options = EngineOptions(
         slab_bytes=slabs * layout.total_bytes, host_sessions=host_sessions, max_batch=slabs, overlap=True
@@ -67,12 +67,12 @@ def play(models: Models, slabs: int, host_sessions: int, seconds: float) -> dict
     viewers = {f"s{number}": EngineViewer() for number in range(slabs + host_sessions)}
     for seed, name in enumerate(viewers):
         engine.admit(SessionSpec(name, PROMPT, seed), time.monotonic())
-    _play(engine, viewers, WARM_UP_S)
+    _serve(engine, viewers, WARM_UP_S)
     for viewer in viewers.values():
         viewer.stalls, viewer.stalled_s = 0, 0.0
     before, computed = engine.residency.counts.returns, time.process_time()
     waited_s, returned = engine.residency.counts.return_s, engine.residency.counts.returned
-    _play(engine, viewers, seconds)
+    _serve(engine, viewers, seconds)
     counts = engine.residency.counts
     returned = counts.returned - returned
     limits = engine.residency.options
@@ -88,7 +88,8 @@ def play(models: Models, slabs: int, host_sessions: int, seconds: float) -> dict
     }
 
 
-def _play(engine: Engine, viewers: dict[str, EngineViewer], seconds: float) -> None:
+def _serve(engine: Engine, viewers: dict[str, EngineViewer], seconds: float) -> None:
+    """Let the engine work and the viewers play for `seconds` of real time."""
     config = engine.config
     now = time.monotonic()
     end, reported = now + seconds, now
