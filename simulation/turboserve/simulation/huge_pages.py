@@ -8,8 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 COMMAND = "turboserve"
-VARIABLES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""With these, the C library allocates all objects, and asks Linux for huge pages."""
+VARIABLES = {
+    "PYTHONMALLOC": "malloc",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=2000",
+}
+"""With these, the C library allocates all objects, and asks Linux for huge pages.
+
+It also keeps 2,000 freed pieces of a size at hand, instead of seven: a chunk frees many small objects.
+"""
 GLIBC = (2, 35)
 """First version of the GNU C library with this tunable."""
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
