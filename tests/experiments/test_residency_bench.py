@@ -6,7 +6,7 @@ import pytest
 
 from turboserve.bench.report import BenchError
 from turboserve.experiments.residency import command, virtual
-from turboserve.experiments.residency.engine import EngineViewer
+from turboserve.experiments.residency.engine import player
 from turboserve.experiments.residency.virtual import SLABS, ResidencyRun, simulate
 from turboserve.worker.engine.gather import LatencyProfile
 
@@ -38,17 +38,18 @@ def test_the_largest_number_is_the_one_before_the_first_that_stalls() -> None:
 
 
 def test_a_viewer_stalls_once_for_each_gap() -> None:
-    viewer = EngineViewer()
-    viewer.advance(1.0)
-    assert (viewer.stalls, viewer.stalled_s) == (0, 0.0)
-    viewer.delivered_s = 0.75
-    for seconds in (0.5, 0.5, 0.25):
-        viewer.advance(seconds)
-    assert (viewer.stalls, viewer.stalled_s, viewer.playhead_s) == (1, 0.5, 0.75)
-    viewer.delivered_s = 1.5
-    viewer.advance(0.5)
-    viewer.advance(0.5)
-    assert (viewer.stalls, viewer.stalled_s, viewer.playhead_s) == (2, 0.75, 1.5)
+    viewer = player()
+    viewer.tick(0.0)
+    viewer.tick(1.0)
+    assert (viewer.stalls, viewer.stall_s) == (0, 0.0)
+    viewer.arrived(0, 0.0, 0.75, 1.0)
+    for now_s in (1.5, 2.0, 2.25):
+        viewer.tick(now_s)
+    assert (viewer.stalls, viewer.stall_s, viewer.position_s) == (1, 0.5, 0.75)
+    viewer.arrived(1, 0.75, 1.5, 2.25)
+    viewer.tick(2.75)
+    viewer.tick(3.25)
+    assert (viewer.stalls, viewer.stall_s, viewer.position_s) == (2, 0.75, 1.5)
 
 
 def test_an_unknown_part_is_refused() -> None:

@@ -78,18 +78,19 @@ def device(copy_s: float) -> DeviceProfile:
 def simulate(run: ResidencyRun) -> ResidencyOutcome:
     """Play concurrent streams on one worker."""
     more = max(0, run.sessions - SLABS) if run.offloads else 0
+    declared = device(run.copy_s)
     scale = StreamScale(
         workers=1,
         most_workers=1,
         slots=SLABS + more,
         host_sessions=more,
-        device=device(run.copy_s),
+        device=declared,
         worker_settings={"max_lead_s": run.lead_s},
     )
     chance = random.Random(f"residency {run.seed}")
     times = sorted(chance.uniform(0.0, ARRIVE_WITHIN_S) for _ in range(run.sessions))
     plans = [StreamPlan(at, CHUNKS) for at in times]
-    media_s = device(run.copy_s).config.media_start(CHUNKS)
+    media_s = declared.config.media_start(CHUNKS)
     longest_s = WARM_UP_S + ARRIVE_WITHIN_S + media_s + TAIL_S
     records, result = run_streams(run.seed, scale, plans, START_BUFFER_S, longest_s)
     counts = result["counts"]
