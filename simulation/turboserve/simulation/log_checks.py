@@ -51,7 +51,7 @@ class SessionLog:
     migrated: tuple[int, int] | None = None
     """Epoch under which the session was migrated, and the number of the migrated state."""
 
-    def newest_owner(self, own: Stored | None) -> None:
+    def note_restart(self, own: Stored | None) -> None:
         """Note that the broker restarted, and that `own` is the newest entry left that names an owner."""
         revision = 0 if own is None else own.sequence
         if revision < self.revision:
@@ -149,13 +149,13 @@ class LogChecks:
     def streams_lost(self) -> None:
         """Note that the broker restarted without its streams."""
         for log in self.sessions.values():
-            log.newest_owner(None)
+            log.note_restart(None)
 
     def tail_lost(self, stream: Stream | None) -> None:
         """Note that the broker restarted without the end of the chunk log, which is `stream` now."""
         for session, log in self.sessions.items():
             own = None if stream is None else stream.get(stream.newest_sequence(OWN.of(session)))
-            log.newest_owner(own)
+            log.note_restart(own)
 
     def appended(self, stream: Stream, stored: Stored) -> None:
         """Check an entry that the broker has accepted."""

@@ -14,7 +14,7 @@ from turboserve.experiments.agreement.outcome import SAME_ACTION_S, matched
 
 REPEATS = 5
 SPREAD = ("cost_worker_s", "p50_s", "p95_s", "migrations")
-"""Figures of which the lowest and the highest are told."""
+"""Figures whose lowest and highest values are reported."""
 _SUMS = ("refused",)
 
 

@@ -87,7 +87,7 @@ class AgreementScale(CalmScale):
 
 @dataclass(frozen=True)
 class Disturbances:
-    """How much slower than usual a worker computes, drawn for each worker anew after a while.
+    """How much slower than usual each worker computes. The factor is drawn again every `every_s` seconds.
 
     The logarithm is normal, since delays by other processes are rare and long.
     """

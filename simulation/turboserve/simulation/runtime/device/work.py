@@ -67,6 +67,8 @@ class VirtualPass:
 class VirtualTransfer(Transfer):
     """A state on its way between device and host, which takes its declared time."""
 
+    arrival: VirtualArrival | None
+
     def __init__(
         self,
         session: str,
@@ -83,13 +85,13 @@ class VirtualTransfer(Transfer):
         """`arrival`: gets the layers. `fails`: the copy ends with an error."""
         super().__init__(session, way, snapshot, extent, {}, {}, purpose)
         self.arrival = arrival
-        self._seconds, self._clock, self._arrival, self._fails = seconds, clock, arrival, fails
+        self._seconds, self._clock, self._fails = seconds, clock, fails
 
     def run(self) -> None:
         """See `Job.run`."""
         began = self._clock.now
         self._clock.advance(self._seconds)
-        if self._arrival is not None:
-            self._arrival.takes(began, self._clock.now)
+        if self.arrival is not None:
+            self.arrival.takes(began, self._clock.now)
         if self._fails:
             self.error = RuntimeError(f"{self.session}: the virtual copy fails")
