@@ -11,15 +11,13 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-from pydantic import SecretStr
 from websockets.asyncio.client import ClientConnection
 
 from tests.helpers.pool_harness import Pool
 from tests.helpers.reporting_autoscaler import ReportingAutoscaler
+from tests.helpers.service_process import connected
 from tests.helpers.stream_protocol import check_sent
 from tests.helpers.waiting import eventually
-from turboserve.bus import Bus
-from turboserve.config import Settings
 from turboserve.contracts.requests import FailSession
 from turboserve.subjects import FAIL_SESSION
 
@@ -38,13 +36,7 @@ StartSession = Callable[..., Awaitable[dict[str, Any]]]
 @pytest.fixture
 async def autoscaler(pool: Pool, api: httpx.AsyncClient) -> AsyncIterator[ReportingAutoscaler]:
     """Publishes reports of pools, as an autoscaler's user, to the gateway at `api`."""
-    settings = Settings(
-        nats_url=pool.nats.address,
-        nats_user="autoscaler",
-        nats_password=SecretStr(pool.nats.passwords["autoscaler"]),
-        request_deadline_s=60,
-    )
-    bus = await Bus.connect("autoscaler", settings)
+    bus = await connected(pool.nats, "autoscaler", request_deadline_s=60)
     yield ReportingAutoscaler(bus, api)
     await bus.close()
 
@@ -72,13 +64,7 @@ FailSessionOf = Callable[[str, str], Awaitable[None]]
 @pytest.fixture
 async def fail(pool: Pool, api: httpx.AsyncClient) -> AsyncIterator[FailSessionOf]:
     """`await fail(session, reason)` ends a session as its worker does that cannot go on with it."""
-    settings = Settings(
-        nats_url=pool.nats.address,
-        nats_user="worker",
-        nats_password=SecretStr(pool.nats.passwords["worker"]),
-        request_deadline_s=60,
-    )
-    bus = await Bus.connect("worker", settings)
+    bus = await connected(pool.nats, "worker", request_deadline_s=60)
 
     async def end(session: str, reason: str) -> None:
         row: dict[str, Any] = {}

@@ -25,7 +25,7 @@ from turboserve.tasks import stop
 LIMIT_S = 60
 
 
-# Every test makes the stream anew: the broker may still be deleting the files of the one before.
+# Every test creates the stream again: the broker may still be deleting the last one's files.
 STREAM = api.StreamConfig(
     name=CHUNKS,
     subjects=[OWN.every, CHUNK.every],

@@ -92,7 +92,7 @@ async def scene(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Scene]:
             name=CHUNKS,
             subjects=[OWN.every, CHUNK.every],
             max_msgs_per_subject=KEPT,
-            # Every test makes the stream anew: the broker may still be deleting the files of the one before.
+            # Every test creates the stream again: the broker may still be deleting the last one's files.
             storage=api.StorageType.MEMORY,
             allow_direct=True,
             republish=api.RePublish(src=">", dest="live.>"),

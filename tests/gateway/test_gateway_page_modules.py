@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import turboserve.gateway.page
+from tests.helpers.node import needs_node, output_of
 
 PAGE = Path(turboserve.gateway.page.__path__[0]) / "static"
 STUBS = """
@@ -37,7 +37,7 @@ const finish = () => { console.log(JSON.stringify(seen)); process.exit(); };
 """
 """The little of a browser that the modules use here."""
 
-pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine: nothing ran")
+pytestmark = needs_node
 
 
 @pytest.fixture
@@ -51,10 +51,7 @@ def page(tmp_path: Path) -> Path:
 def played(page: Path, module: str, script: str) -> Any:
     """Run `script` with the exports of `module` as `page`. Returns what it has seen."""
     text = f"{STUBS}import(process.argv[1]).then(async (page) => {{{script}finish();}});"
-    command = ["node", "-e", text, (page / module).as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(output_of(text, page / module))
 
 
 KEYS = """

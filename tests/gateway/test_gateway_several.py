@@ -7,15 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from tests.gateway.conftest import StartSession, Watch
 from tests.helpers.pool_harness import Pool
 from tests.helpers.problem import problem
+from tests.helpers.service_process import connected
 from tests.helpers.waiting import eventually
 from tests.helpers.whep_client import WhepViewer
-from turboserve.bus import Bus
-from turboserve.config import Settings
 from turboserve.contracts.workers import Playhead
 from turboserve.subjects import PLAYHEAD
 
@@ -30,10 +28,7 @@ def other_url(pool: Pool) -> Iterator[str]:
 @pytest.fixture
 async def words(pool: Pool) -> AsyncIterator[list[Playhead]]:
     """The gateways' playhead reports, as a worker receives them."""
-    settings = Settings(
-        nats_url=pool.nats.address, nats_user="worker", nats_password=SecretStr(pool.nats.passwords["worker"])
-    )
-    bus = await Bus.connect("worker", settings)
+    bus = await connected(pool.nats, "worker")
     heard: list[Playhead] = []
 
     async def hear(word: Playhead, _: bytes) -> None:

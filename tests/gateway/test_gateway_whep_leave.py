@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from tests.helpers.problem import problem
-from turboserve.bus import Bus
+from tests.helpers.service_process import connected
 from turboserve.cli.embedded import NatsServer
 from turboserve.clock import SystemClock
-from turboserve.config import Settings as BusSettings
 from turboserve.gateway.app import create_app, create_gateway
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
@@ -26,12 +24,7 @@ async def test_without_a_connection_to_the_broker_the_answer_is_unavailable(
         """Stand in for the state store: the session exists."""
 
     monkeypatch.setattr(Sessions, "get_or_remembered", known)
-    settings = BusSettings(
-        nats_url=nats_server.address,
-        nats_user="gateway",
-        nats_password=SecretStr(nats_server.passwords["gateway"]),
-    )
-    bus = await Bus.connect("gateway", settings)
+    bus = await connected(nats_server, "gateway")
     app = create_app(create_gateway(Settings(), bus, SystemClock(), dict))
     await bus.close()
     other = new_id("gtw").removeprefix("gtw_")

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.node import needs_node, output_of
+
 ROOT = Path(__file__).parents[2]
 SDK = ROOT / "sdk" / "js"
 SOURCES = {file.name: file.read_text() for file in (SDK / "src").glob("*.js")}
@@ -144,13 +146,11 @@ def test_npm_packs_the_modules_and_the_types(tmp_path: Path) -> None:
         assert {path.removeprefix("./") for path in described["exports"][entry].values()} <= names
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine: nothing was imported")
+@needs_node
 def test_node_imports_the_client_without_a_browser() -> None:
     script = "import(process.argv[1]).then((client) => console.log(Object.keys(client).join()))"
-    done = subprocess.run(
-        ["node", "-e", script, (SDK / "src/index.js").as_uri()], capture_output=True, text=True, check=True
-    )
-    assert set(done.stdout.strip().split(",")) == exported(SOURCES["index.js"])
+    names = output_of(script, SDK / "src/index.js")
+    assert set(names.strip().split(",")) == exported(SOURCES["index.js"])
 
 
 def prompts_on_screen(steps: str) -> list[Any]:
@@ -161,17 +161,11 @@ def prompts_on_screen(steps: str) -> list[Any]:
       {steps}
       console.log(JSON.stringify(reported));
     }})"""
-    done = subprocess.run(
-        ["node", "-e", script, (SDK / "src/shown_prompts.js").as_uri()],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    reported: list[Any] = json.loads(done.stdout)
+    reported: list[Any] = json.loads(output_of(script, SDK / "src/shown_prompts.js"))
     return reported
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine: no prompt was shown")
+@needs_node
 def test_the_newest_prompt_stays_on_screen_when_its_first_chunk_is_forgotten() -> None:
     steps = """
       shown.applied(0, "a red circle", "first");
@@ -183,7 +177,7 @@ def test_the_newest_prompt_stays_on_screen_when_its_first_chunk_is_forgotten() -
     assert prompts_on_screen(steps) == ["first", "second"]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine: no prompt was shown")
+@needs_node
 def test_a_prompt_that_a_reconnection_repeats_is_reported_once() -> None:
     steps = """
       shown.applied(0, "a red circle", "first");
@@ -241,12 +235,9 @@ import(process.argv[1]).then(async ({ Client }) => {
 """Leads a `WebRtcConnection` through two greetings, the second in another version of the protocol."""
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine: nothing was connected")
+@needs_node
 def test_over_webrtc_events_continue_and_another_version_of_the_protocol_is_refused() -> None:
-    modules = [(SDK / "src" / name).as_uri() for name in ("index.js", "webrtc_connection.js")]
-    done = subprocess.run(["node", "-e", OVER_WEBRTC, *modules], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = json.loads(output_of(OVER_WEBRTC, SDK / "src/index.js", SDK / "src/webrtc_connection.js"))
     assert result["asked"] == [None, "6"]
     assert result["heard"][:4] == ["hello", [5, False], [6, True], "lost"]
     [refused] = result["heard"][4:]
@@ -322,12 +313,10 @@ Promise.all(modules).then(async ([{ Client }, { PlayedSession }]) => {
 """Pauses a session while news of it arrives out of order."""
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine: nothing was played")
+@needs_node
 def test_news_that_was_overtaken_does_not_turn_the_state_back() -> None:
-    modules = [(SDK / "src" / name).as_uri() for name in ("index.js", "played_session.js")]
-    done = subprocess.run(["node", "-e", OVERTAKEN, *modules], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [
+    seen = json.loads(output_of(OVERTAKEN, SDK / "src/index.js", SDK / "src/played_session.js"))
+    assert seen == [
         ["before the answer", "watching", 4, False],
         ["answer", "paused", 6, False],
         ["late event", "paused", 6, False],

@@ -14,13 +14,11 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-from pydantic import SecretStr
 from websockets.asyncio.client import ClientConnection
 
 from tests.helpers.pool_harness import Pool
+from tests.helpers.service_process import connected
 from turboserve import subjects
-from turboserve.bus import Bus
-from turboserve.config import Settings
 from turboserve.contracts.pool import PoolReport
 
 GREEDY_KEY, MODEST_KEY = "key-of-the-greedy-0123456789", "key-of-the-modest-0123456789"
@@ -181,13 +179,7 @@ async def test_a_session_that_waits_gets_the_next_slot_before_a_queue_of_the_oth
     shared: Pool, greedy: Tenant, modest: Tenant
 ) -> None:
     """While a pool may grow, sessions beyond the present room are admitted and wait."""
-    settings = Settings(
-        nats_url=shared.nats.address,
-        nats_user="autoscaler",
-        nats_password=SecretStr(shared.nats.passwords["autoscaler"]),
-        request_deadline_s=PATIENCE_S,
-    )
-    bus = await Bus.connect("autoscaler", settings)
+    bus = await connected(shared.nats, "autoscaler", request_deadline_s=PATIENCE_S)
     report = PoolReport(pool="shared", model="toyworld", maximum=10)
 
     async def keep_reporting() -> None:
