@@ -45,8 +45,7 @@ setup: $(COMPILED)
 
 setup-dev: $(DEV_STAMP)
 
-# With uv, where it can be had: see tools/install.py.
-PIP = pip() { $(BIN)/python tools/install.py -c constraints.txt "$$@" >>$(LOG) 2>&1 \
+PIP = pip() { $(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt "$$@" >>$(LOG) 2>&1 \
 	|| { grep -E '^ *(ERROR|error)' $(LOG) || tail -n 20 $(LOG); echo "setup: pip failed; all of it in $(LOG)"; exit 1; }; }
 
 # Depends on what decides the environment's content, so that an unchanged tree costs nothing.
@@ -60,13 +59,12 @@ $(STAMP): $(PROJECTS) constraints.txt
 			echo "setup: no virtual environment could be made (on Debian: apt-get install python3-venv)"; exit 1; }; fi; \
 	: >$(LOG); $(PIP); \
 	echo "setup: installing build tools (details in $(LOG))"; \
-	$(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt uv >>$(LOG) 2>&1 || true; \
 	pip hatchling editables; \
-	echo "setup: installing TurboServe's distributions, editable, and what they need (the first time may take a minute)"; \
-	pip --no-build-isolation $(foreach p,$(PROJECTS),-e ./$(dir $(p))); \
+	echo "setup: installing TurboServe's distributions, editable, and what they need (the first time takes a minute or two)"; \
+	pip --no-build-isolation --no-compile $(foreach p,$(PROJECTS),-e ./$(dir $(p))); \
 	echo "$$SECONDS s" >$@
 
-# compileall compiles modules on all cores. Some packages ship files that are not Python 3: no error.
+# pip compiles modules on one core, compileall on all. Some packages ship files that are not Python 3: no error.
 $(COMPILED): $(STAMP)
 	@set -- $(VENV)/lib/*/site-packages/*; $(BIN)/python -m compileall -q -j 0 "$$@" >>$(LOG) 2>&1 || true; \
 	size="$$(($$(cut -d ' ' -f 1 $(STAMP)) + SECONDS)) s, $$(du -smc "$$@" 2>>$(LOG) | tail -n 1 | cut -f 1 || true) MB"; \
@@ -74,10 +72,10 @@ $(COMPILED): $(STAMP)
 	echo "setup: $(VENV) is ready: $$size"  # `turboserve up` prints the size.
 
 # Tests import a small part of these packages, and Python keeps what it compiles when it imports. What running
-# needs is compiled meanwhile.
+# needs is compiled meanwhile: pip uses one core.
 $(DEV_STAMP): $(STAMP) requirements-dev.txt requirements-docs.txt requirements-s3.txt
 	@echo "setup: installing what style, types and tests need"; $(PIP); make $(COMPILED) & compiling=$$!; \
-	pip -r requirements-dev.txt; pip --no-deps -r requirements-s3.txt; \
+	pip --no-compile -r requirements-dev.txt; pip --no-compile --no-deps -r requirements-s3.txt; \
 	wait $$compiling; touch $@; echo "setup: and what testing needs: $$SECONDS s"
 
 $(DOCS_STAMP): $(STAMP) requirements-docs.txt
