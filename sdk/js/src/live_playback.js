@@ -2,6 +2,10 @@
 
 /** A chunk's message and its first frame are sent together. They may arrive in another order, by up to this. */
 const TOGETHER_MS = 25;
+/** A chunk that says nothing new is announced up to this much later, together with the next ones. */
+const ANNOUNCED_LATE_S = 1;
+/** Ticks of RTP time per millisecond. */
+const RTP_KHZ = 90;
 const STALLED_MS = 500;
 const LOOK_MS = 250;
 const KEPT = 8;
@@ -75,7 +79,10 @@ export class LivePlayback {
   init() {}
 
   chunk(message) {
-    this.#chunks = [...this.#chunks.slice(-KEPT), { ...message, at: performance.now() - TOGETHER_MS }];
+    const at = performance.now() - TOGETHER_MS;
+    // Announcements may have waited for this one.
+    for (const one of this.#chunks) one.at = Math.min(one.at, at - (message.rtp_time - one.rtp_time) / RTP_KHZ);
+    this.#chunks = [...this.#chunks.slice(-KEPT), { ...message, at }];
   }
 
   skip() {}
@@ -100,7 +107,10 @@ export class LivePlayback {
   #shown(at) {
     this.#frameAt = performance.now();
     const chunk = this.#chunks.findLast((one) => one.at <= at);
-    if (chunk) this.playhead = chunk.start_s + Math.min((at - chunk.at) / 1000, chunk.duration_s);
+    if (chunk) {
+      // The next chunk may have begun without an announcement.
+      this.playhead = chunk.start_s + Math.min((at - chunk.at) / 1000, chunk.duration_s + ANNOUNCED_LATE_S);
+    }
     if (this.started) return;
     this.started = true;
     this.#onFirstFrame();

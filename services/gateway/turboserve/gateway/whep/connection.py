@@ -12,7 +12,6 @@ from contextvars import ContextVar
 
 from aioice import ice
 from aiortc import (
-    InvalidStateError,
     RTCBundlePolicy,
     RTCConfiguration,
     RTCDataChannel,
@@ -27,7 +26,9 @@ from turboserve.clock import Clock
 from turboserve.gateway.ice_servers import IceServer
 from turboserve.gateway.problems.errors import InvalidOfferError
 from turboserve.gateway.whep.frame_sender import FrameSender
+from turboserve.gateway.whep.frame_times import FrameTimes
 from turboserve.gateway.whep.incoming import Incoming
+from turboserve.gateway.whep.messages import send_together
 from turboserve.gateway.whep.offer import CheckedOffer
 
 MESSAGES_WAITING = 64
@@ -64,9 +65,11 @@ def _bound_to(addresses: Sequence[str] | None) -> Iterator[None]:
 class ViewerConnection:
     """Answers one offer, and lets `frames` send to its viewer."""
 
-    def __init__(self, frames: FrameSender, servers: Sequence[IceServer], clock: Clock) -> None:
+    def __init__(
+        self, frames: FrameSender, servers: Sequence[IceServer], clock: Clock, times: FrameTimes
+    ) -> None:
         self._frames = frames
-        self._incoming = Incoming(clock, frames.repeat)
+        self._incoming = Incoming(clock, times, frames.repeat)
         self._sender: RTCRtpSender | None = None
         self._pc = RTCPeerConnection(
             RTCConfiguration(
@@ -115,14 +118,16 @@ class ViewerConnection:
         """Bytes of messages that the viewer has not acknowledged."""
         return 0 if self._channel is None else self._channel.bufferedAmount
 
-    def send(self, text: str) -> None:
-        """Send a message. Without an open data channel, nothing is sent."""
+    def send(self, *texts: str) -> None:
+        """Send messages. Without an open data channel, nothing is sent."""
         if self._channel is None or self._channel.readyState != "open":
             return
         try:
-            self._channel.send(text)
-        except (InvalidStateError, ConnectionError):
+            send_together(self._channel, texts)
+        except ConnectionError:
             self.gone.set()
+        else:
+            self._incoming.sent()
 
     def check(self) -> None:
         """Find out from time to time whether a silent viewer is there. If not, `gone` is set."""

@@ -2,23 +2,30 @@
 
 aiortc parses each datagram as STUN first, and passes it through a queue and a task. A viewer sends a report
 of its reception every second, which says nothing that the gateway needs except that the viewer is there, and
-an acknowledgment of each message.
+an acknowledgment of each message. Where the system allows it, these wait until frames are sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import math
+import socket
+from collections.abc import Callable
 from typing import Any
 
 import pylibsrtp
 from aioice import ice, stun
 from aiortc.rtcdtlstransport import RTCDtlsTransport
+from aiortc.rtcsctptransport import RTCSctpTransport
 from aiortc.rtp import RTCP_RR, AnyRtcpPacket, RtcpPacket, is_rtcp
 from OpenSSL import SSL
 
 from turboserve import logs
 from turboserve.clock import Clock
+from turboserve.gateway.whep import consent
+from turboserve.gateway.whep.frame_times import FrameTimes
+from turboserve.gateway.whep.messages import run_without_waiting
+from turboserve.gateway.whep.second_socket import second_socket
 
 SILENT_S = 2.0
 """Silence of a viewer after which it is asked whether it is there, and interval of the questions, seconds."""
@@ -32,6 +39,11 @@ COMPONENT = 1
 _FIRST_DTLS, _AFTER_DTLS, _FIRST_RTP, _AFTER_RTP = 20, 64, 128, 192
 """First bytes of DTLS, and of RTP and RTCP. Source: RFC 7983, 7."""
 _LARGEST_BYTES = 1_500
+READ_S = 0.25
+"""Interval at which acknowledgments are read while some are expected, seconds. Frames are sent then, too."""
+READ_AT_ONCE = 64
+"""Maximum number of datagrams that are read at a time."""
+_SHORT_BYTES = 256
 
 log = logs.get("whep")
 
@@ -39,10 +51,17 @@ log = logs.get("whep")
 class Incoming:
     """The datagrams of one viewer."""
 
-    def __init__(self, clock: Clock, feedback: Callable[[AnyRtcpPacket], None]) -> None:
-        """`feedback` is called with each packet of a report that is more than a report of reception."""
-        self._clock, self._feedback = clock, feedback
+    def __init__(self, clock: Clock, times: FrameTimes, feedback: Callable[[AnyRtcpPacket], None]) -> None:
+        """`times`: those of all viewers. `feedback` is called with each packet of a report that is more than
+        a report of reception."""
+        self._clock, self._times, self._feedback = clock, times, feedback
         self._transport: RTCDtlsTransport | None = None
+        self._second: socket.socket | None = None
+        """Has what need not be handled at once. None: everything is handled where it arrives."""
+        self._received: Callable[[bytes | str, tuple[Any, ...]], None] | None = None
+        self._reads_soon = False
+        self._hurries = False
+        """Whether messages wait for acknowledgments, so that these are handled where they arrive."""
         self._heard_s = self._asked_s = 0.0
         self._unanswered = 0
         self._asking: asyncio.Task[None] | None = None
@@ -57,6 +76,60 @@ class Incoming:
         for protocol in transport.transport._connection._protocols:
             # asyncio's transport looks the method up for each datagram.
             protocol.datagram_received = self._receiver(protocol)  # type: ignore[method-assign, assignment]
+        pair = transport.transport._connection._nominated.get(COMPONENT)
+        # Over a TURN server, everything comes from the server.
+        if pair is not None and pair.local_candidate.type != "relay":
+            self._received = pair.protocol.datagram_received
+            self._second = second_socket(pair.protocol.transport.get_extra_info("socket"))
+
+    def sent(self) -> None:
+        """Expect the acknowledgment of a message."""
+        if self._second is None:
+            return
+        messages = self._messages_of_viewer()
+        if messages is not None and messages._outbound_queue:
+            self._hurry(True)
+        elif not self._reads_soon:
+            self._reads_soon = True
+            now = self._clock.monotonic()
+            self._times.call_at((math.floor(now / READ_S) + 1) * READ_S, self._read_soon)
+
+    def _read_soon(self) -> None:
+        self._reads_soon = False
+        self._read()
+        messages = self._messages_of_viewer()
+        if messages is not None and messages._sent_queue:
+            self.sent()
+
+    def _read(self) -> None:
+        """Handle what has waited."""
+        if self._second is None or self._received is None:
+            return
+        for _ in range(READ_AT_ONCE):
+            try:
+                data, address = self._second.recvfrom(_SHORT_BYTES)
+            except OSError:
+                break
+            self._received(data, address)
+        messages = self._messages_of_viewer()
+        if self._hurries and (messages is None or not messages._outbound_queue):
+            self._hurry(False)
+            if messages is not None and messages._sent_queue:
+                self.sent()
+
+    def _hurry(self, hurries: bool) -> None:
+        if hurries == self._hurries or self._second is None:
+            return
+        self._hurries = hurries
+        loop = asyncio.get_running_loop()
+        if hurries:
+            loop.add_reader(self._second, self._read)
+        else:
+            loop.remove_reader(self._second)
+
+    def _messages_of_viewer(self) -> RTCSctpTransport | None:
+        receiver = None if self._transport is None else self._transport._data_receiver
+        return receiver if isinstance(receiver, RTCSctpTransport) else None
 
     def check(self) -> None:
         """Ask a viewer that has been silent whether it is there. If it does not answer, its connection ends.
@@ -64,6 +137,7 @@ class Incoming:
         A viewer that sends authenticated reports of its reception from the address to which video is sent
         wants to receive, so it is not asked. RFC 7675 knows only answers over STUN.
         """
+        self._read()
         now = self._clock.monotonic()
         if self._transport is None or now - max(self._heard_s, self._asked_s) < SILENT_S - EARLY_S:
             return
@@ -73,6 +147,10 @@ class Incoming:
     async def close(self) -> None:
         if self._asking is not None:
             self._asking.cancel()
+        if self._second is not None:
+            self._hurry(False)
+            self._second.close()
+            self._second = None
 
     async def _ask(self, connection: ice.Connection) -> None:
         """Check for consent once. Source: RFC 7675, 5.1."""
@@ -106,10 +184,21 @@ class Incoming:
                 self._report(data, address)
             elif _FIRST_DTLS <= first < _AFTER_DTLS:
                 self._message(data, protocol.receiver)
-            else:
+            elif not self._consented(data, address, protocol):
                 original(data, address)
 
         return received
+
+    def _consented(self, data: bytes, address: tuple[Any, ...], protocol: ice.StunProtocol) -> bool:
+        """Answer the viewer's check of the path over which video is sent. Returns whether it is one."""
+        connection = protocol.receiver
+        pair = connection._nominated.get(COMPONENT)
+        if pair is None or pair.protocol is not protocol or pair.remote_addr != address[:2]:
+            return False
+        response = consent.answer(data, pair.remote_addr, connection.local_password.encode())
+        if response is not None:
+            protocol.transport.sendto(response, address)
+        return response is not None
 
     def _message(self, data: bytes, connection: ice.Connection) -> None:
         """Take DTLS, which carries the messages of the data channel and their acknowledgments."""
@@ -155,19 +244,6 @@ class Incoming:
             return
         for packet in packets:
             self._feedback(packet)
-
-
-def run_without_waiting(step: Coroutine[Any, Any, object]) -> None:
-    """Run a coroutine of aiortc that encrypts and writes to a socket, and waits for nothing.
-
-    Raises what it raises, and RuntimeError if it does wait.
-    """
-    try:
-        step.send(None)
-    except StopIteration:
-        return
-    step.close()
-    raise RuntimeError("aiortc waits before it sends")
 
 
 def _end(connection: ice.Connection) -> None:

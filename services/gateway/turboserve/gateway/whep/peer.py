@@ -31,6 +31,7 @@ from turboserve.gateway.stream.requests import (
 )
 from turboserve.gateway.stream.watch import Watch, until_decided
 from turboserve.gateway.whep.access_units import AccessUnit, ChunkFormatError, access_units
+from turboserve.gateway.whep.announcements import Announcements
 from turboserve.gateway.whep.connection import ViewerConnection
 from turboserve.gateway.whep.frame_sender import FrameSender
 from turboserve.gateway.whep.frame_times import FrameTimes
@@ -91,7 +92,7 @@ class Peer:
         self._gateway, self._identity, self._record, self._start = gateway, identity, record, start
         self._pacer = Pacer(gateway.settings.whep_buffer_s, gateway.settings.whep_window_s)
         self._frames = FrameSender(self._pacer, gateway.clock, times, self._begins)
-        self._connection = ViewerConnection(self._frames, servers, gateway.clock)
+        self._connection = ViewerConnection(self._frames, servers, gateway.clock, times)
         self._watch = Watch(
             gateway, record, start, self_paced=False, events_after=events_after, on_event=self._event
         )
@@ -100,6 +101,7 @@ class Peer:
         """Chunks of which no frame was sent, by index, each with the announcement for its first frame."""
         self._waiting: deque[str] | None = deque(maxlen=MESSAGES_KEPT)
         """Messages that wait for the data channel, since video may come before. None: they need not wait."""
+        self._announcements = Announcements()
         self._init: bytes | None = None
         self.check_due = asyncio.Event()
         """Set from time to time, for all viewers of the gateway at once: see `_check`."""
@@ -194,14 +196,15 @@ class Peer:
         if chunk.init != self._init:
             self._init = chunk.init
             self._say(init_message(chunk).text())
-        self._say(f'{announcement[:-1]},"rtp_time":{round(frame.presentation_s * RTP_CLOCK)}}}')
+        text = f'{announcement[:-1]},"rtp_time":{round(frame.presentation_s * RTP_CLOCK)}}}'
+        now = self._gateway.clock.monotonic()
+        if self._announcements.add(text, chunk.header, frame.presentation_s, now):
+            self._say()
 
     async def _listen(self) -> None:
         await self._connection.opened.wait()
-        self._connection.send(self._requests.hello(self._record, self._start).text())
         waiting, self._waiting = self._waiting or (), None
-        for text in waiting:
-            self._connection.send(text)
+        self._connection.send(self._requests.hello(self._record, self._start).text(), *waiting)
         while True:
             await self._requests.handle(await self._connection.messages.get())
 
@@ -229,6 +232,8 @@ class Peer:
             await self._gateway.timeline.reported(
                 self.session, self._watch.viewer, playhead_s, max(0.0, self._pacer.end_s - playhead_s)
             )
+            if self._announcements.is_late(now):
+                self._say()
             waiting = self._connection.waiting_bytes
             unread_since = None if not waiting else unread_since or now
             late = unread_since is not None and now - unread_since > self._gateway.settings.write_timeout_s
@@ -249,8 +254,10 @@ class Peer:
     async def _send(self, message: OutgoingMessage) -> None:
         self._say(message.text())
 
-    def _say(self, text: str) -> None:
+    def _say(self, *texts: str) -> None:
+        """Send messages, after the announcements that wait."""
+        texts = *self._announcements.take(), *texts
         if self._waiting is None:
-            self._connection.send(text)
+            self._connection.send(*texts)
         else:
-            self._waiting.append(text)
+            self._waiting.extend(texts)

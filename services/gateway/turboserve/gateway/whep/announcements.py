@@ -1,0 +1,48 @@
+"""When a WebRTC viewer is told of a chunk: at once if it says something new, else with the next ones.
+
+Pure: methods take monotonic seconds. Each message costs a datagram and its acknowledgment.
+"""
+
+from __future__ import annotations
+
+from turboserve.contracts.chunks import ChunkHeader
+
+TOGETHER_S = 1.0
+"""Maximum delay of an announcement that only continues the one before it, seconds of video."""
+_ROUNDING_S = 0.001
+
+
+class Announcements:
+    """The announcements of one viewer that wait."""
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+        self._since_s = 0.0
+        """When the oldest was added."""
+        self._said: tuple[int, int] | None = None
+        """Newest control and epoch of which the viewer was told."""
+        self._next_s = 0.0
+        """Presentation time at which the next chunk begins if it is not late and nothing is skipped."""
+
+    def add(self, text: str, header: ChunkHeader, presentation_s: float, now: float) -> bool:
+        """Keep the announcement of a chunk that begins. Returns whether all that wait are due.
+
+        `presentation_s`: that of its first frame.
+        """
+        if not self._waiting:
+            self._since_s = now
+        self._waiting.append(text)
+        says = header.control_seq, header.epoch
+        duration_s = header.end_s - header.start_s
+        continues = says == self._said and abs(presentation_s - self._next_s) < _ROUNDING_S
+        self._said, self._next_s = says, presentation_s + duration_s
+        return not continues or now - self._since_s + duration_s > TOGETHER_S
+
+    def is_late(self, now: float) -> bool:
+        """Whether one waits although the chunk after it should have begun."""
+        return bool(self._waiting) and now - self._since_s > TOGETHER_S
+
+    def take(self) -> list[str]:
+        """Return all that wait, which no later call returns."""
+        taken, self._waiting = self._waiting, []
+        return taken
