@@ -10,7 +10,9 @@ from nats.aio.msg import Msg
 
 from tests.helpers.broker_scene import Scene
 from turboserve.bus import append
+from turboserve.contracts.errors import FencedError, LogFullError, LogUnavailableError
 from turboserve.simulation.runtime.broker import Network
+from turboserve.simulation.runtime.broker.jetstream import Storage
 from turboserve.simulation.runtime.broker.patterns import PatternIndex, matches
 from turboserve.subjects import OWN
 
@@ -26,6 +28,39 @@ def test_an_append_on_an_immediate_network_ends_without_a_suspension() -> None:
         assert (ack.sequence, scene.loop.callbacks) == (1, before)
 
     scene.run("state-store", send())
+    scene.close()
+
+
+@pytest.mark.parametrize("immediate", [False, True])
+def test_an_acknowledgement_is_the_same_with_and_without_a_message_for_it(immediate: bool) -> None:
+    scene = Scene(Network(immediate=immediate))
+    bus = scene.connect("state-store")
+    scene.make_stream()
+    published: list[str] = []
+    scene.broker.on_message = lambda subject, _: published.append(subject)
+    heard = scene.hear("state-store", "live.own.*")
+    subject = OWN.of("ses_1")
+
+    async def send() -> list[object]:
+        found: list[object] = []
+        for message_id, revision in (("m1", 0), ("m1", 1), ("m2", 0), ("m2", 1)):
+            body = message_id.encode()
+            try:
+                ack = await append(bus, subject, body, message_id=message_id, expect=(subject, revision))
+                found.append((ack.sequence, ack.duplicate))
+            except FencedError as error:
+                found.append(error.detail)
+        for storage, error_type in ((Storage.FULL, LogFullError), (Storage.OFF, LogUnavailableError)):
+            scene.broker.set_storage(storage)
+            with pytest.raises(error_type):
+                await append(bus, subject, b"3", message_id="m3")
+        return found
+
+    found = scene.run("state-store", send())
+    scene.run("state-store", asyncio.sleep(1.0))
+    assert found == [(1, False), (1, True), f"{subject}: wrong last sequence: 1", (2, False)]
+    assert [body for _, body in heard] == [b"m1", b"m2"]
+    assert published == [subject] * 6
     scene.close()
 
 

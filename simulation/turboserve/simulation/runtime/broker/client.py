@@ -23,12 +23,13 @@ from nats.aio.subscription import Subscription
 from nats.errors import StaleConnectionError, UnexpectedEOF
 from nats.js.api import Header
 
+from turboserve.simulation.runtime.broker.appends import AppendingBroker, append
 from turboserve.simulation.runtime.broker.formats import as_received
 from turboserve.simulation.runtime.broker.handlers import HandlerQueue
 from turboserve.simulation.runtime.broker.link import Link
 from turboserve.simulation.runtime.broker.messages import Message
-from turboserve.simulation.runtime.broker.network import Network
 from turboserve.simulation.runtime.broker.receiver import MemoryJetStream, MessageQueue, Receiver
+from turboserve.simulation.runtime.broker.stream import Appended
 from turboserve.simulation.runtime.process import Process, enter
 
 SERVER_VERSION = "2.15.1"
@@ -39,11 +40,10 @@ Callback = Callable[[], Awaitable[None]]
 ErrorCallback = Callable[[Exception], Awaitable[None]]
 
 
-class ListeningBroker(Protocol):
+class ListeningBroker(AppendingBroker, Protocol):
     """The broker as its clients know it."""
 
     random: Random
-    network: Network
     loop: asyncio.AbstractEventLoop
     max_payload: int
 
@@ -198,6 +198,35 @@ class MemoryClient(Receiver):
         self._send(subject, payload, reply, headers)
 
     def _send(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None) -> None:
+        message = self._message(subject, payload, reply, headers)
+        self._count(message)
+        if self._link is not None:
+            self._link.publish(message)
+        else:
+            self._buffer.append(message)
+            self._pending_data_size += len(payload) + len(subject) + len(reply)
+
+    def _append(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None
+    ) -> tuple[str, Appended] | None:
+        link, process = self._link, self.process
+        if link is None:
+            return None
+        message = self._message(subject, payload, "", headers)
+        found = append(self._broker, link, message)
+        if found is not None:
+            self._count(message)
+            if process is not None and not process.alive:
+                process.check_alive()
+        return found
+
+    def _count(self, message: Message) -> None:
+        stats = self.stats
+        stats["out_msgs"] += 1
+        stats["out_bytes"] += len(message.data)
+
+    def _message(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None) -> Message:
+        """Return a message that may be sent now. Raises nats-py's errors."""
         process = self.process
         if process is not None and not process.alive:
             process.check_alive()
@@ -213,15 +242,7 @@ class MemoryClient(Receiver):
                 raise nats.errors.OutboundBufferLimitError
         if size > self._max_payload:
             raise nats.errors.MaxPayloadError
-        message = Message(subject, bytes(payload), reply, as_received(headers) if headers else None)
-        stats = self.stats
-        stats["out_msgs"] += 1
-        stats["out_bytes"] += size
-        if self._link is not None:
-            self._link.publish(message)
-        else:
-            self._buffer.append(message)
-            self._pending_data_size += size + len(subject) + len(reply)
+        return Message(subject, bytes(payload), reply, as_received(headers) if headers else None)
 
     async def request(
         self,

@@ -12,7 +12,7 @@ from turboserve.simulation.runtime.broker.consumers import MessageRouter
 from turboserve.simulation.runtime.broker.formats import ApiError, to_json
 from turboserve.simulation.runtime.broker.messages import Kind, Message
 from turboserve.simulation.runtime.broker.requests import ConsumerRequests, Handler, StreamRequests
-from turboserve.simulation.runtime.broker.stream import Stored, Stream
+from turboserve.simulation.runtime.broker.stream import Appended, Stored, Stream
 from turboserve.simulation.runtime.broker.stream_table import StreamTable
 
 API = "$JS.API."
@@ -78,23 +78,34 @@ class JetStream:
             return True
         stream = self.streams[name]
         try:
-            if self.storage is Storage.FULL:
-                raise ApiError(503, 10077, "no space left on device")
-            appended = stream.append(message.subject, message.data, message.headers or {})
+            appended = self.store(stream, message)
         except ApiError as error:
             self._answer(message, to_json({"error": error.body(), "stream": name, "seq": 0}), Kind.ACK)
             return True
-        if appended.stored is None:
+        stored = appended.stored
+        if stored is None:
             self._answer(
                 message, b'{"stream":"%b","seq":%d,"duplicate": true}' % (name.encode(), appended.sequence)
             )
             return True
-        self.on_append(stream, appended.stored)
-        self._republish(stream, appended.stored, appended.before)
         self._answer(message, b'{"stream":"%b","seq":%d}' % (name.encode(), appended.sequence))
-        for consumer in self._table.consumers[name].values():
-            consumer.appended(appended.stored)
+        self.deliver(stream, stored)
         return True
+
+    def store(self, stream: Stream, message: Message) -> Appended:
+        """Store a message and republish it. Raises ApiError if a condition or a limit refuses it."""
+        if self.storage is Storage.FULL:
+            raise ApiError(503, 10077, "no space left on device")
+        appended = stream.append(message.subject, message.data, message.headers or {})
+        if appended.stored is not None:
+            self.on_append(stream, appended.stored)
+            self._republish(stream, appended.stored, appended.before)
+        return appended
+
+    def deliver(self, stream: Stream, stored: Stored) -> None:
+        """Deliver a stored message to the stream's consumers, after its acknowledgement."""
+        for consumer in self._table.consumers[stream.name].values():
+            consumer.appended(stored)
 
     def _republish(self, stream: Stream, stored: Stored, before: int) -> None:
         subject = stream.live_subject(stored.subject)

@@ -18,8 +18,10 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError
 from pydantic_core import from_json
 
+from turboserve.simulation.runtime.broker.formats import ApiError
 from turboserve.simulation.runtime.broker.link import Link
 from turboserve.simulation.runtime.broker.messages import Message
+from turboserve.simulation.runtime.broker.stream import Appended
 
 STATUS = "Status"
 """Header of the broker's own answers."""
@@ -76,6 +78,15 @@ class Receiver(Client):
 
     def _send(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None) -> None:
         """Publish a message. `reply`: empty, or a valid subject. Raises nats-py's errors."""
+        raise NotImplementedError
+
+    def _append(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None
+    ) -> tuple[str, Appended] | None:
+        """Have a message stored while it is sent. Returns the stream and what it has stored.
+
+        None: it must be sent as a request. Raises nats-py's errors and ApiError.
+        """
         raise NotImplementedError
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
@@ -205,6 +216,13 @@ class MemoryJetStream(JetStreamContext):
             return await super().publish(subject, payload, timeout, stream, headers, msg_ttl)
         client = self._nc
         assert isinstance(client, Receiver)
+        try:
+            stored = client._append(subject, payload, headers)
+        except ApiError as error:
+            raise APIError.from_error(error.body()) from None
+        if stored is not None:
+            name, appended = stored
+            return PubAck(name, appended.sequence, None, True if appended.stored is None else None)
         answer = await client._request_new_style(
             subject, payload, self._timeout if timeout is None else timeout, headers
         )

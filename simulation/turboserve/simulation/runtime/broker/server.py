@@ -84,8 +84,7 @@ class MemoryBroker:
         now = self.loop.time()
         ready_at = max(self._frozen_until, self._cut_for(client))
         if ready_at > now:
-            # The system accepts connections for a frozen process, and drops the packets of one that is cut
-            # off.
+            # The system accepts connections for a frozen process, and drops packets of one that is cut off.
             await asyncio.sleep(min(ready_at - now, timeout_s))
             if max(self._frozen_until, self._cut_for(client)) > self.loop.time():
                 raise TimeoutError("the broker does not answer")
@@ -97,8 +96,7 @@ class MemoryBroker:
         return link
 
     def _round_trip_s(self, client: MemoryClient) -> float:
-        delays = (self.network.delay(client, Kind.HINT, to_broker) for to_broker in (True, False))
-        return sum(delays) + self.slow_s
+        return sum(self.network.delay(client, Kind.HINT, way) for way in (True, False)) + self.slow_s
 
     def disconnect(self, link: Link) -> None:
         """Remove a connection, with its subscriptions."""
@@ -158,19 +156,23 @@ class MemoryBroker:
             return False
         delivered = False
         groups: dict[str, list[Interest]] | None = None
+        at_once = self.network.at_once and self.undisturbed
         for interest in found:
-            process = interest.link.process
-            if process is not None and not process.alive and not self._connected(interest.link):
+            process = (link := interest.link).process
+            if process is not None and not process.alive and not self._connected(link):
                 continue
             if interest.queue:
                 if groups is None:
                     groups = defaultdict(list)
                 groups[interest.queue].append(interest)
             else:
-                if interest.left is None:
-                    interest.link.deliver(interest.sid, kind, message)
-                else:
+                if interest.left is not None:
                     self._deliver(interest, message, kind)
+                elif not at_once:
+                    link.deliver(interest.sid, kind, message)
+                elif link.open_at_client:
+                    # As `Link.deliver`, without its frame.
+                    link.client.take(link, interest.sid, message)
                 delivered = True
         if groups is not None:
             for members in groups.values():
@@ -220,11 +222,9 @@ class MemoryBroker:
         self.jetstream.restarted()
 
     def start(self, *, lost_streams: bool = False, written_until: float | None = None) -> None:
-        """Start the broker again.
+        """Start the broker again. `lost_streams`: whether it starts on another disk.
 
-        Args:
-            lost_streams: Whether it starts on another disk.
-            written_until: Loop time from which on its disk has lost what it stored; None: it has lost none.
+        `written_until`: loop time from which on its disk has lost what it stored; None: it has lost none.
         """
         if lost_streams:
             self.jetstream.lose_streams()
