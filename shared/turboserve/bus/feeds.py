@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 LOOK_S = 0.25
 """Time between two looks at the readers' waits, seconds."""
+SHORTEST_WAIT_S = 1.0
+"""Shortest wait of a reader, seconds: the looks in between need not ask each reader."""
 ASK_S = 1.0
 """Minimum interval between two questions to the broker about one stream, for all followers together."""
 
@@ -144,7 +146,10 @@ class Backlog(Generic[T]):
         self.wake()
 
     async def get(self, limit_s: float) -> T | None:
-        """Return the oldest message; None if none comes within `limit_s` seconds, or up to `LOOK_S` more."""
+        """Return the oldest message; None if none comes within `limit_s` seconds, or up to `LOOK_S` more.
+
+        `limit_s`: at least `SHORTEST_WAIT_S`.
+        """
         if not self._entries:
             self.deadline = self._loop.time() + limit_s
             self._waiter = self._loop.create_future()
@@ -170,6 +175,8 @@ class LiveFeeds:
         self._client = client
         self._feeds: dict[str, _Feed] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._earliest = -math.inf
+        """No reader's wait ends before this time."""
         self._questions: dict[Hashable, asyncio.Future[Any]] = {}
 
     @asynccontextmanager
@@ -201,10 +208,17 @@ class LiveFeeds:
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for feed in self._feeds.values():
-            for backlog in feed.backlogs:
-                if now >= backlog.deadline:
-                    backlog.wake()
+        if now >= self._earliest:
+            # Waits that begin after this look end after `SHORTEST_WAIT_S` or later.
+            earliest = now + SHORTEST_WAIT_S
+            for feed in self._feeds.values():
+                for backlog in feed.backlogs:
+                    deadline = backlog.deadline
+                    if now >= deadline:
+                        backlog.wake()
+                    elif deadline < earliest:
+                        earliest = deadline
+            self._earliest = earliest
         self._timer = loop.call_later(LOOK_S, self._look) if self._feeds else None
 
     async def shared(self, key: Hashable, question: Callable[[], Awaitable[T]]) -> T:
