@@ -44,9 +44,12 @@ REPORT_S = PLAYHEAD_S
 """Time between two reports of one viewer: what the gateway asks of its viewers."""
 TIMES = {"heartbeat_s": 4.0, "lease_s": 16.0, "worker_timeout_s": 24.0}
 """Times of workers: twice the shipped lease and timeout, and heartbeats at a quarter of the lease."""
-PROGRESS_S = 1.0
-"""Time of chunks that the state store counts in one transaction."""
+PROGRESS_S = 2.0
+"""Time of chunks that the state store counts in one transaction. The process keeps so many headers parsed."""
+COST_SAMPLE_S = 10.0
+"""Time between two divisions of the workers' cost among sessions. Nothing in the run decides by it."""
 SHIPPED_PROGRESS_S = float(StoreSettings.model_fields["progress_interval_s"].default)
+SHIPPED_COST_SAMPLE_S = float(StoreSettings.model_fields["cost_sample_s"].default)
 TICK_S = 2.0
 """Time between two ticks in which a worker retries failed actions. Without faults there are none."""
 TIER_REPORT_S = 4.0
@@ -87,6 +90,7 @@ class CalmScale(Scale):
     tick_s: float = TICK_S
     tier_report_s: float = TIER_REPORT_S
     progress_s: float = PROGRESS_S
+    cost_sample_s: float = COST_SAMPLE_S
     kept: Mapping[str, float] = field(default_factory=lambda: dict(KEPT))
     """Settings of the state store by what the logs keep."""
 
@@ -110,6 +114,7 @@ class CalmScale(Scale):
             tenant_suspended=0,
             tenant_creations_per_minute=0,
             progress_interval_s=self.progress_s,
+            cost_sample_s=self.cost_sample_s,
             # Nothing decides by it, and it would fill the memory.
             chunk_history_s=0.0,
             **self.kept,

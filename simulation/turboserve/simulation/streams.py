@@ -13,6 +13,7 @@ from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.simulation.calm import (
     LATENCY_S,
+    SHIPPED_COST_SAMPLE_S,
     SHIPPED_PROGRESS_S,
     SHIPPED_TIER_REPORT_S,
     STATEMENT_S,
@@ -103,6 +104,7 @@ class StreamScale(CalmScale):
     tick_s: float = TICK_S
     tier_report_s: float = SHIPPED_TIER_REPORT_S
     progress_s: float = SHIPPED_PROGRESS_S
+    cost_sample_s: float = SHIPPED_COST_SAMPLE_S
     kept: Mapping[str, float] = field(default_factory=dict)
     device: DeviceProfile = field(default_factory=DeviceProfile)
     worker_settings: Mapping[str, Any] = field(default_factory=dict)
