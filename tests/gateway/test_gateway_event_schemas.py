@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.chunk_headers import chunk_header
 from tests.helpers.stream_protocol import check_sent
 from turboserve.contracts import events
+from turboserve.contracts.fidelity import ChunkFidelity
 from turboserve.contracts.public_events import SCHEMAS, public_event
 from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.gateway.stream.protocol import ChunkMessage
 
 RECORD = SessionRecord(
     id="ses_a",
@@ -86,3 +89,33 @@ def test_members_that_would_be_null_are_left_out() -> None:
         sent = json.loads(public_event(event).text())
         check_sent(sent)
         assert not {"worker", "target", "previous_worker", "previous_weights", "reason"} & set(sent)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {
+            "slack_s": -0.25,
+            "credit_s": 1e-7,
+            "tier": "urgent",
+            "compute_s": 0.1,
+            "published_at": 1.7e9 + 1 / 3,
+        },
+        {"fidelity": ChunkFidelity(steps=3, window_chunks=2, sparsity=0.5, quality=0.97)},
+        {"fidelity": ChunkFidelity(steps=3, window_chunks=2, sparsity=0.0)},
+    ],
+)
+def test_a_chunk_is_announced_with_the_text_of_its_schema(changes: dict[str, Any]) -> None:
+    header = chunk_header("ses_a", 3, 2, "wk_a", control_seq=4).model_copy(update=changes)
+    text = ChunkMessage.text_of(header, 1234)
+    sent = json.loads(text)
+    # Members that are null are left out of a message, and its class has no defaults for them.
+    known = {**dict.fromkeys(("slack_s", "credit_s", "tier", "fidelity")), **sent}
+    if header.fidelity is not None:
+        known["fidelity"] = {"quality": None, **sent["fidelity"]}
+    assert ChunkMessage.model_validate(known).text() == text
+    given = ("index", "epoch", "worker", "start_s", "control_seq", "compute_s", "slack_s", "credit_s", "tier")
+    assert sent["bytes"] == 1234
+    assert sent["duration_s"] == 0.75
+    assert [sent.get(name) for name in given] == [getattr(header, name) for name in given]

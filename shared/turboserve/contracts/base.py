@@ -108,6 +108,12 @@ class Contract(BaseModel):
         _set(copied, "__pydantic_private__", None)
         return copied
 
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any]) -> Self:
+        """As the constructor, in two thirds of its time. Each chunk needs some messages."""
+        message: Self = cls.__pydantic_validator__.validate_python(fields)
+        return message
+
     def to_text(self) -> str:
         """Return the message as JSON with its schema version, for a header."""
         # The same as `model_dump_json`, without its twenty arguments.

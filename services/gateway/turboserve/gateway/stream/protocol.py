@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field
+from pydantic_core import to_json
 
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.fidelity import Tier
 from turboserve.contracts.links import Role
+from turboserve.contracts.public_types import written
 from turboserve.contracts.sessions import Phase
 from turboserve.gateway.problems.schemas import Problem
 from turboserve.gateway.public import (
@@ -17,7 +19,6 @@ from turboserve.gateway.public import (
     PublicMessage,
     PublicOutput,
     Timestamp,
-    timestamp,
 )
 from turboserve.gateway.sessions.schemas import ControlValues
 
@@ -141,24 +142,31 @@ class ChunkMessage(PublicMessage):
         examples=[135000],
     )
 
-    @classmethod
-    def of(cls, header: ChunkHeader, size: int, rtp_time: int | None = None) -> ChunkMessage:
-        return cls(
-            index=header.index,
-            epoch=header.epoch,
-            worker=header.worker,
-            start_s=header.start_s,
-            duration_s=header.frames / header.fps,
-            control_seq=header.control_seq,
-            compute_s=header.compute_s,
-            slack_s=header.slack_s,
-            credit_s=header.credit_s,
-            tier=header.tier,
-            fidelity=None if header.fidelity is None else ChunkFidelity(**header.fidelity.model_dump()),
-            published_at=timestamp(header.published_at),
-            bytes=size,
-            rtp_time=rtp_time,
-        )
+    @staticmethod
+    def text_of(header: ChunkHeader, size: int) -> str:
+        """Return the message about a chunk as `text` does, in a third of the time.
+
+        Each chunk needs it for each viewer. The header was validated when it was read.
+        """
+        fields = {
+            "type": "chunk",
+            "index": header.index,
+            "epoch": header.epoch,
+            "worker": header.worker,
+            "start_s": header.start_s,
+            "duration_s": header.frames / header.fps,
+            "control_seq": header.control_seq,
+            "compute_s": header.compute_s,
+            "slack_s": header.slack_s,
+            "credit_s": header.credit_s,
+            "tier": header.tier,
+            "fidelity": header.fidelity and ChunkFidelity(**header.fidelity.model_dump()),
+            "published_at": written(header.published_at),
+            "bytes": size,
+        }
+        return to_json(
+            {name: value for name, value in fields.items() if value is not None}, exclude_none=True
+        ).decode()
 
 
 class Skip(PublicMessage):

@@ -195,7 +195,7 @@ class Connection:
                         if skips(chunk, self._record):
                             await self._socket.send_text(skip_message(chunk).text())
                             await self._watch.skipped(header.start_s)
-                        await self._socket.send_text(protocol.ChunkMessage.of(header, len(fragment)).text())
+                        await self._socket.send_text(protocol.ChunkMessage.text_of(header, len(fragment)))
                         await self._socket.send_bytes(fragment)
                 await self._watch.sent(chunk, len(fragment))
 

@@ -66,7 +66,7 @@ def _shared_of(chunk: Chunk) -> tuple[tuple[AccessUnit, ...], str]:
     """
     key = chunk.header.session, chunk.sequence
     if key not in _shared:
-        announcement = protocol.ChunkMessage.of(chunk.header, len(chunk.fragment)).text()
+        announcement = protocol.ChunkMessage.text_of(chunk.header, len(chunk.fragment))
         _shared[key] = access_units(chunk.init, chunk.fragment), announcement
     return _shared[key]
 

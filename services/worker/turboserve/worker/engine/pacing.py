@@ -229,15 +229,10 @@ class Pacing:
         waiting_s = math.inf
         if isinstance(item, UndecodedChunk):
             waiting_s = max(0.0, now - item.timings.denoised_s)
+        # By position, in the order of the class: a step, the steps left, the waiting time, slack, credit.
+        begins = session.state.decoder_cache is None
         return Candidate(
-            session=session.name,
-            frames=item.latents.shape[0],
-            step=0,
-            steps_left=1,
-            waiting_s=waiting_s,
-            slack_s=left_s,
-            credit_s=left_s - decode_s,
-            begins=session.state.decoder_cache is None,
+            session.name, item.latents.shape[0], 0, 1, waiting_s, left_s, left_s - decode_s, begins
         )
 
     def _generated(self, session: Session) -> float:

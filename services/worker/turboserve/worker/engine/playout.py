@@ -94,16 +94,18 @@ def candidate_of(
     """
     frames, done, total = part
     rest_s = forward_s * (total - done) + after_s if done else 0.0
+    # By position, in the order of the class.
     return Candidate(
-        session=session,
-        frames=frames,
-        step=done,
-        steps_left=total - done,
-        waiting_s=max(0.0, waiting_s),
-        slack_s=slack_s,
-        credit_s=slack_s - rest_s - chunk_s,
-        left_s=left_s,
-        alpha=alpha,
+        session,
+        frames,
+        done,
+        total - done,
+        max(0.0, waiting_s),
+        slack_s,
+        slack_s - rest_s - chunk_s,
+        False,
+        left_s,
+        alpha,
     )
 
 

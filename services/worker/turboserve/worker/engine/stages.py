@@ -261,15 +261,15 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
         self, session: Session, item: UndecodedChunk, decoded: Decoded, timings: ChunkTimings
     ) -> ChunkReady:
         return ChunkReady(
-            session=session.name,
-            index=item.index,
-            latents=decoded.latents,
-            frames=decoded.frames,
-            control_seq=item.control_seq,
-            media_start_s=self._config.media_start(item.index),
-            timings=timings,
-            fidelity=item.fidelity,
-            lowered=item.lowered,
+            session.name,
+            item.index,
+            decoded.latents,
+            decoded.frames,
+            item.control_seq,
+            self._config.media_start(item.index),
+            timings,
+            item.fidelity,
+            item.lowered,
         )
 
 

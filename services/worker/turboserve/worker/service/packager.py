@@ -160,27 +160,28 @@ class ChunkPackager:
         compute_s = now - ready.timings.started_s
         span = self._span(made, began, now) if tracing() else INVALID_SPAN
         latents, shape = self._encoder.latents(ready)
+        # By position, which takes a third of the time, in the order of the class.
         return PackagedChunk(
-            session=ready.session,
-            run=made.run,
-            index=ready.index,
-            control_seq=ready.control_seq,
-            first_frame=first_frame,
-            fps=self._fps,
-            packaged=packaged,
-            latents=latents,
-            latents_dtype=self._encoder.latents_dtype,
-            latents_shape=shape,
-            compute_s=compute_s,
-            timings=ready.timings,
-            packaged_at_s=now,
-            concurrent_sessions=made.concurrent_sessions,
-            span=span,
-            playout=made.playout,
-            fidelity=chunk_fidelity(ready.fidelity, self._ladder),
-            lowered=ready.lowered,
-            reference=made.reference,
-            model=made.model,
+            ready.session,
+            made.run,
+            ready.index,
+            ready.control_seq,
+            first_frame,
+            self._fps,
+            packaged,
+            latents,
+            self._encoder.latents_dtype,
+            shape,
+            compute_s,
+            ready.timings,
+            now,
+            made.concurrent_sessions,
+            span,
+            made.playout,
+            chunk_fidelity(ready.fidelity, self._ladder),
+            ready.lowered,
+            made.reference,
+            made.model,
         )
 
     def _nanoseconds(self, at_s: float) -> int:

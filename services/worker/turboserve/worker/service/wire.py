@@ -98,30 +98,31 @@ class Wire:
         packaged = chunk.packaged
         now = self._clock.monotonic()
         left = None if chunk.playout is None else chunk.playout[1].after(now - chunk.playout[0])
-        header = ChunkHeader(
-            session=chunk.session,
-            index=chunk.index,
-            epoch=epoch,
-            began=began,
-            contiguous_from=contiguous_from,
-            worker=self._worker,
-            control_seq=chunk.control_seq,
-            drops_buffer=drops_buffer,
-            first_frame=chunk.first_frame,
-            frames=packaged.frames,
-            fps=chunk.fps,
-            width=packaged.width,
-            height=packaged.height,
-            codec=packaged.codec,
-            init_bytes=len(packaged.init),
-            compute_s=chunk.compute_s,
-            fidelity=chunk.fidelity,
-            slack_s=None if left is None else bounded(left.slack_s),
-            credit_s=None if left is None else bounded(left.credit_s),
-            tier=None if left is None else TIERS[left.tier],
-            published_at=self._clock.wall(),
-            stages=stages_of(chunk, now),
-        )
+        fields: dict[str, object] = {
+            "session": chunk.session,
+            "index": chunk.index,
+            "epoch": epoch,
+            "began": began,
+            "contiguous_from": contiguous_from,
+            "worker": self._worker,
+            "control_seq": chunk.control_seq,
+            "drops_buffer": drops_buffer,
+            "first_frame": chunk.first_frame,
+            "frames": packaged.frames,
+            "fps": chunk.fps,
+            "width": packaged.width,
+            "height": packaged.height,
+            "codec": packaged.codec,
+            "init_bytes": len(packaged.init),
+            "compute_s": chunk.compute_s,
+            "fidelity": chunk.fidelity,
+            "slack_s": None if left is None else bounded(left.slack_s),
+            "credit_s": None if left is None else bounded(left.credit_s),
+            "tier": None if left is None else TIERS[left.tier],
+            "published_at": self._clock.wall(),
+            "stages": stages_of(chunk, now),
+        }
+        header = ChunkHeader.of_fields(fields)
         try:
             ack = await append(
                 self._bus,
@@ -243,12 +244,16 @@ def stages_of(chunk: PackagedChunk, now_s: float) -> ChunkStages:
     timings = chunk.timings
     at_s = timings.due_s, timings.started_s, timings.denoised_s, timings.ready_s, chunk.packaged_at_s
     due_s, started_s, denoised_s, decoded_s, packaged_s = [
-        round(now_s - at, 6) if at < now_s else 0.0 for at in at_s
+        # In half the time of `round` to digits.
+        round((now_s - at) * 1e6) / 1e6 if at < now_s else 0.0
+        for at in at_s
     ]
-    return ChunkStages(
-        due_s=due_s,
-        started_s=started_s,
-        denoised_s=denoised_s,
-        decoded_s=decoded_s,
-        packaged_s=packaged_s,
+    return ChunkStages.of_fields(
+        {
+            "due_s": due_s,
+            "started_s": started_s,
+            "denoised_s": denoised_s,
+            "decoded_s": decoded_s,
+            "packaged_s": packaged_s,
+        }
     )
