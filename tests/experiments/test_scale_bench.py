@@ -8,17 +8,19 @@ import av
 import pytest
 
 from turboserve.contracts.events import SessionCreated, SessionPlaced
-from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.requests import PlaceSession
+from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.experiments.scale import command
 from turboserve.experiments.scale.clients import missing
 from turboserve.experiments.scale.hosted import Hosted
-from turboserve.experiments.scale.observed import CommandTimes, percentiles
+from turboserve.experiments.scale.latency import event_to_command, split
+from turboserve.experiments.scale.observed import Command, CommandTimes, percentiles
 from turboserve.experiments.scale.usage import service_of
 from turboserve.experiments.scale.workers import encoded, profile_of
 
 KEYS = {
     "sessions", "event_to_command_s", "create_s", "prompt_applied_s", "chunk_delivery_s", "creates_per_s",
-    "cpu_s_by_service", "rss_by_service", "chunks_lost",
+    "cpu_s_by_service", "waited_s_by_service", "rss_by_service", "chunks_lost",
 }  # fmt: skip
 RECORD = SessionRecord(
     id="ses_1",
@@ -34,24 +36,50 @@ RECORD = SessionRecord(
 )
 
 
+def placement(version: int, sent_at: float) -> PlaceSession:
+    decision = Decision(session=RECORD.id, epoch=1, worker="wk1", kind="place", reason="x", at=sent_at)
+    return PlaceSession(session=RECORD.id, expected_version=version, worker="wk1", decision=decision, term=1)
+
+
 def test_the_time_of_a_command_begins_with_the_event_that_asks_for_it() -> None:
     times = CommandTimes()
-    times.add(SessionCreated(id="e1", at=10.0, record=RECORD))
+    times.add(SessionCreated(id="e1", at=10.0, record=RECORD), 10.0625)
     assert times.unanswered == 1
-    times.add(SessionPlaced(id="e2", at=10.25, record=RECORD, kind="place"))
+    # A repeated request belongs to the same decision.
+    for sent_at in (10.125, 10.1875):
+        times.sent(placement(RECORD.version, sent_at))
+    placed = RECORD.model_copy(update={"version": RECORD.version + 1})
+    times.add(SessionPlaced(id="e2", at=10.25, record=placed, kind="place"), 10.3)
     # A recovery answers no event.
-    times.add(SessionPlaced(id="e3", at=12.0, record=RECORD, kind="recover"))
-    assert times.seconds == [(10.0, 0.25)]
+    times.add(SessionPlaced(id="e3", at=12.0, record=placed, kind="recover"), 12.1)
+    [command] = times.commands
+    assert command.asked_at == 10.0
+    assert command.seconds == 0.25
+    assert command.hops == {"log": 0.0625, "decision": 0.0625, "placement": 0.125}
     assert times.unanswered == 0
     assert times.kinds == {"session.created": 1, "session.placed": 2}
 
 
+def command_of(asked_at: float, seconds: float) -> Command:
+    placed_at = asked_at + seconds
+    return Command("session.created", asked_at, asked_at, placed_at, placed_at)
+
+
 def test_a_failover_is_counted_apart() -> None:
-    times = [(1.0, 0.1), (9.95, 2.1), (10.5, 1.5), (12.5, 0.2), (20.0, 0.3)]
-    usual, failover = command.split(times, killed_at=10.0)
-    assert usual == [0.1, 0.2, 0.3]
-    assert failover == [2.1, 1.5]
-    assert command.split(times, None) == ([0.1, 2.1, 1.5, 0.2, 0.3], [])
+    commands = [
+        command_of(*times) for times in [(1.0, 0.1), (9.95, 2.1), (10.5, 1.5), (12.5, 0.2), (80.0, 0.3)]
+    ]
+    usual, failover = split(commands, killed_at=10.0)
+    assert usual == [commands[0], commands[3], commands[4]]
+    assert failover == commands[1:3]
+    assert split(commands, None) == (commands, [])
+    found = event_to_command(commands, killed_at=10.0, began_at=0.0)
+    assert found["max"] == pytest.approx(0.3)
+    assert found["with_failover"]["max"] == pytest.approx(2.1)
+    assert {n: part["count"] for n, part in found["by_minute"].items()} == {"0": 2, "1": 1}
+    assert found["by_event"]["session.created"]["count"] == 3
+    assert found["by_hop"]["decision"]["max"] == pytest.approx(0.3)
+    assert [one["at_s"] for one in found["slowest"]] == [80.0, 12.5, 1.0]
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
@@ -108,6 +136,13 @@ def test_a_short_run_loses_no_chunk_although_the_leader_is_killed() -> None:
     assert found["silent_viewers"] == 0
     assert found["failover"]["killed"]
     assert found["event_to_command_s"]["count"] + found["failover"]["event_to_command_s"]["count"] >= 6
+    hops = found["event_to_command_s"]["by_hop"]
+    assert {name: hop["count"] for name, hop in hops.items()} == dict.fromkeys(
+        ("log", "decision", "placement"), found["event_to_command_s"]["count"]
+    )
+    # The store's own times would hide that no request was seen.
+    assert hops["placement"]["max"] > 0
     services = {"gateway", "scheduler", "autoscaler", "state-store", "nats", "redis", "postgres", "workers"}
     assert found["cpu_s_by_service"].keys() >= services
     assert min(found["rss_by_service"].values()) > 0
+    assert found["waited_s_by_service"].keys() >= services

@@ -29,6 +29,7 @@ from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.experiments.scale.clients import Clients
 from turboserve.experiments.scale.hosted import Hosted
+from turboserve.experiments.scale.latency import event_to_command, seconds, split
 from turboserve.experiments.scale.observed import CommandTimes, percentiles
 from turboserve.experiments.scale.usage import LOAD, WORKERS, Usage
 from turboserve.subjects import LIST_WORKERS
@@ -65,9 +66,12 @@ def run(
     workers on virtual devices, 50 in one process. Sessions arrive in the first 40 % of the run. Watched
     sessions act every 15 s: a prompt, a pause, or a migration.
 
-    - `event_to_command_s`: from the commit of an event that asks for a worker (a new session, a resumption)
-      to the commit of the scheduler's placement. Events between the kill of the leader and the first
-      placement of the next one are apart, in `failover`.
+    - `event_to_command_s`: from an event that asks for a worker (a new session, a resumption) to the
+      scheduler's placement. The state store sets the first time before the event's transaction, the second
+      one before the commit of the placement. `by_hop`: until the broker has the event (`log`), until the
+      scheduler asks for the placement (`decision`), and the rest (`placement`). Events between the kill of
+      the leader and the first placement of the next one are apart, in `failover`. `with_failover` has all.
+    - `waited_s_by_service`: seconds in which threads could run and had no processor.
     - `chunk_delivery_s`: from the hand-over of a chunk to the broker until a viewer has it.
     - `chunks_lost`: chunks that are missing in what a viewer received.
     """
@@ -172,7 +176,7 @@ class Load:
                 clients = Clients(api, playing, chance)
                 before = psutil.cpu_times()
                 self._look(begins=True)
-                began = time.monotonic()
+                began, began_at = time.monotonic(), time.time()
                 looking = asyncio.create_task(self._look_forever())
                 killing = asyncio.create_task(self._kill(0.5 * self._seconds))
                 try:
@@ -190,7 +194,13 @@ class Load:
                 after = psutil.cpu_times()
         finally:
             await bus.close()
-        return self._result(clients, times, rate, joined_s, lasted_s, busy(before, after))
+        return {
+            **self._result(clients, times, began_at),
+            "creates_per_s": round(rate, 2),
+            "join_s": round(joined_s, 1),
+            "seconds": round(lasted_s, 1),
+            "cpu_busy": round(busy(before, after), 3),
+        }
 
     async def _joined(self, bus: Bus) -> float:
         began = time.monotonic()
@@ -244,27 +254,16 @@ class Load:
                 await asyncio.sleep(LOOK_S)
         raise BenchError(f"no scheduler leads within {LEADER_LIMIT_S:g} s")
 
-    def _result(
-        self,
-        clients: Clients,
-        times: CommandTimes,
-        rate: float,
-        joined_s: float,
-        lasted_s: float,
-        busy_share: float,
-    ) -> dict[str, Any]:
-        usual, failover = split(times.seconds, self._killed_at)
+    def _result(self, clients: Clients, times: CommandTimes, began_at: float) -> dict[str, Any]:
+        _, failover = split(times.commands, self._killed_at)
         return {
             "workers": self._workers,
             "sessions": len(clients.sessions),
             "playing": len(clients.viewers),
-            "seconds": round(lasted_s, 1),
-            "join_s": round(joined_s, 1),
-            "event_to_command_s": percentiles(usual),
-            "failover": {"killed": self._killed_at is not None, "event_to_command_s": percentiles(failover)},
+            "event_to_command_s": event_to_command(times.commands, self._killed_at, began_at),
+            "failover": {"killed": self._killed_at is not None, "event_to_command_s": seconds(failover)},
             "unanswered": times.unanswered,
             "create_s": percentiles(clients.create_s),
-            "creates_per_s": round(rate, 2),
             "prompt_applied_s": percentiles(clients.prompt_applied_s),
             "chunk_delivery_s": percentiles(clients.chunk_delivery_s),
             "chunks": clients.chunks,
@@ -273,21 +272,9 @@ class Load:
             "events": dict(sorted(times.kinds.items())),
             "refused": dict(sorted(clients.refused.items())),
             "cpu_s_by_service": self._usage.cpu_s(),
+            "waited_s_by_service": self._usage.waited_s(),
             "rss_by_service": self._usage.rss_bytes(),
-            "cpu_busy": round(busy_share, 3),
         }
-
-
-def split(seconds: list[tuple[float, float]], killed_at: float | None) -> tuple[list[float], list[float]]:
-    """Return the times apart from the leader's failover, and those of events in it.
-
-    The failover lasts from the kill to the first placement of an event after it.
-    """
-    if killed_at is None:
-        return [took for _, took in seconds], []
-    ends = min((at + took for at, took in seconds if at >= killed_at), default=killed_at)
-    usual = [took for at, took in seconds if not killed_at - took <= at <= ends]
-    return usual, [took for at, took in seconds if killed_at - took <= at <= ends]
 
 
 def busy(before: Any, after: Any) -> float:

@@ -1,9 +1,11 @@
-"""Processor time and memory of a stack's processes, by service."""
+"""Processor time, waits for a processor, and memory of a stack's processes, by service."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -22,6 +24,8 @@ class Usage:
         self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
         self._rss: dict[str, int] = {}
+        self._waits: dict[tuple[int, int], tuple[float, float]] = {}
+        """Process and thread → seconds without a processor, by the first reading and the last."""
 
     def add(self, name: str | None, processes: Iterable[psutil.Process], *, begins: bool) -> None:
         """Read the processes now. `name`: their service, or None to find it by their commands.
@@ -42,6 +46,9 @@ class Usage:
             self._first.setdefault(process.pid, seconds if begins else 0.0)
             self._last[process.pid] = seconds
             now[self._names[process.pid]] += memory
+            for thread, waited_s in waits(process.pid):
+                first, _ = self._waits.get((process.pid, thread), (waited_s if begins else 0.0, 0.0))
+                self._waits[process.pid, thread] = first, waited_s
         for service, memory in now.items():
             self._rss[service] = max(self._rss.get(service, 0), memory)
 
@@ -52,9 +59,23 @@ class Usage:
             found[self._names[pid]] += last - self._first[pid]
         return {name: round(seconds, 2) for name, seconds in sorted(found.items())}
 
+    def waited_s(self) -> dict[str, float]:
+        """Return the seconds since the first reading in which threads could run and had no processor."""
+        found: dict[str, float] = defaultdict(float)
+        for (pid, _), (first, last) in self._waits.items():
+            found[self._names[pid]] += last - first
+        return {name: round(seconds, 2) for name, seconds in sorted(found.items())}
+
     def rss_bytes(self) -> dict[str, int]:
         """Return the largest resident memory, by service. Memory that processes share counts in each."""
         return dict(sorted(self._rss.items()))
+
+
+def waits(pid: int) -> Iterator[tuple[int, float]]:
+    """Yield the threads of a process, and the seconds that each has waited for a processor, on Linux."""
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):
+            yield int(thread.parent.name), int(thread.read_text().split()[1]) / 1e9
 
 
 def service_of(program: str, command: list[str]) -> str:

@@ -19,7 +19,7 @@ from typing import cast
 import numpy as np
 from pydantic import SecretStr
 
-from turboserve import logs
+from turboserve import logs, program_start
 from turboserve.bench.paced.fragments import shifted
 from turboserve.broker_accounts import worker_user
 from turboserve.bus import Bus
@@ -165,6 +165,8 @@ async def _until_closed() -> None:
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
     )
+    # A full collection of 50 workers' objects stops all of them for 0.2 s.
+    program_start.collect_rarely()
     serving = asyncio.create_task(serve(Hosted(**json.loads(await reader.readline()))))
     closed = asyncio.create_task(reader.read())
     done, _ = await asyncio.wait((serving, closed), return_when=asyncio.FIRST_COMPLETED)
