@@ -359,12 +359,27 @@ def test_migrations_at_once_are_bounded_over_all_and_per_worker() -> None:
 
 def test_balance_waits_for_those_who_wait_and_drains_do_not() -> None:
     waiting = session("w", None, phase=Phase.REQUESTED, epoch=0, model="n")
-    bench = Bench(worker("a"), worker("b"), session("s1"), session("s2"), waiting)
+    leaves = worker("a", phase=WorkerPhase.DRAINING)
+    bench = Bench(leaves, worker("b"), session("s1"), session("s2"), waiting)
     bench.wishes.wish("s1", "b")
     bench.wishes.wish("s2", "b", MigrationKind.DRAIN)
-    bench.pass_time(2.0)
+    bench.feed(Tick(), after=2.0)
     assert bench.take(BeginMigration).session == "s2"
     assert bench.none(BeginMigration)
+
+
+def test_no_migration_is_planned_while_sessions_wait_and_no_worker_drains() -> None:
+    waiting = session("w", None, phase=Phase.REQUESTED, epoch=0)
+    bench = Bench(worker("a"), worker("b"), session("s"), waiting)
+    bench.wishes.wish("s", "b")
+    place = bench.take(Place)
+    bench.pass_time(2.0)
+    # A plan would take longer than the placement that is under way.
+    assert bench.wishes.asked == 0
+    placed = bench.change("w", phase=Phase.ACTIVE, worker=place.worker, epoch=1)
+    bench.feed(Answered(place.ticket, placed))
+    bench.pass_time(2.0)
+    assert bench.take(BeginMigration).session == "s"
 
 
 def test_without_rebalancing_only_drains_and_operators_migrate() -> None:

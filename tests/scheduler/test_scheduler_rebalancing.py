@@ -233,6 +233,22 @@ def test_a_new_session_leaves_the_near_slot_to_one_that_migrates() -> None:
     assert (migration.source, migration.target) == ("a", "b")
 
 
+def test_where_no_worker_is_nearer_a_placement_plans_no_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[float] = []
+
+    def plans(self: MinMaxRebalancer, there: Cluster, now: float) -> list[Migration]:
+        planned.append(now)
+        return []
+
+    monkeypatch.setattr(MinMaxRebalancer, "propose", plans)
+    demand, placement = Demand("new", "toy", "place"), MinMax(MinMaxRebalancer())
+    one_host = cluster({"a": 3, "b": 1}, a={"host": "n/1"}, b={"host": "n/1"})
+    assert placement.assign(one_host, [demand]) == MinMax().assign(one_host, [demand])
+    assert planned == []
+    placement.assign(cluster({"a": 3, "b": 1}, a={"host": "n/1"}, b={"host": "n/2"}), [demand])
+    assert len(planned) == 1
+
+
 def test_without_a_change_nothing_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[float] = []
 

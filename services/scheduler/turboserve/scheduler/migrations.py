@@ -176,6 +176,9 @@ class Migrations:
         ):
             return
         self.wanted, self._looked_at = False, now
+        if waiting and not any(worker.draining for worker in view.workers.values()):
+            # A plan takes longer than the placements that it would delay.
+            return
         ends = Counter(_ends(view))
         room = self._policy.migrations_at_once - sum(ends.values()) // 2
         if room <= 0:

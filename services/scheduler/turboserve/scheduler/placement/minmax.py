@@ -205,6 +205,9 @@ def swap_for_locality(
     target instead. The number of sessions on each worker does not change, so L′ does not either, and the
     migration becomes cheaper when it is decided.
     """
+    if len({entry.state.host for entry in cluster.entries.values()}) < 2:
+        # No worker is nearer than another. Planning migrations would take longer than the placement.
+        return list(choices)
     before = {d.session: cluster.sessions.get(d.session) for d in demands}
     _try_out(cluster, demands, choices, before)
     migrations = rebalancer.propose(cluster, inf)
