@@ -43,3 +43,13 @@ def test_garbage_is_collected_after_the_start_and_never_off_elsewhere() -> None:
         assert gc.get_freeze_count() > frozen
     finally:
         gc.enable()
+
+
+def test_full_collections_can_be_rare() -> None:
+    before = gc.get_threshold()
+    try:
+        program_start.collect_rarely()
+        assert gc.get_threshold() == (*before[:2], program_start.RARELY)
+        assert before[2] * 10 <= program_start.RARELY
+    finally:
+        gc.set_threshold(*before)

@@ -452,9 +452,14 @@ class RandomRows:
     def do_workers_renewed(self) -> Call:
         workers = self.random.sample([*WORKERS, "wk_unknown"], self.random.randrange(4))
         times = {worker: self.number() for worker in workers}
+        latency_s = {1: self.number() + 0.1}
 
         async def run(db: UnitOfWork) -> Any:
             before = await db.workers.lock_free(workers)
+            changed = [before[worker] for worker in sorted(before)]
+            if changed:
+                after = [one.model_copy(update={"chunk_latency_s": latency_s}) for one in changed]
+                await db.workers.write_all(after)
             await db.workers.write_renewed_at(times)
             return sorted(before.items()), [await db.workers.get(worker) for worker in workers]
 

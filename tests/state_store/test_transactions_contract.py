@@ -23,6 +23,7 @@ from turboserve.state_store.core.change import Change
 from turboserve.state_store.leader import lead
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.ports.records import LockedPlacement
+from turboserve.state_store.settings import Settings
 from turboserve.tasks import stop
 
 KEY = 7
@@ -462,6 +463,26 @@ async def test_advisory_locks_are_held_until_the_end(server: DatabaseServer, dat
         order.append("first")
     await task
     assert order == ["first", "second"]
+
+
+async def test_those_that_wait_to_admit_leave_connections_to_others(
+    server: DatabaseServer, database: Database
+) -> None:
+    begun: list[int] = []
+
+    async def admit(number: int) -> None:
+        begun.append(number)
+        async with database.transaction(admits=True):
+            pass
+
+    more = 3 * Settings().postgres_pool
+    async with server.connect().transaction(admits=True):
+        waiting = [asyncio.create_task(admit(number)) for number in range(more)]
+        while len(begun) < more:
+            await asyncio.sleep(0)
+        assert await capacity(database) is None
+        assert not any(task.done() for task in waiting)
+    await asyncio.gather(*waiting)
 
 
 async def test_of_two_that_wait_for_each_other_one_is_given_up(

@@ -22,6 +22,7 @@ from turboserve.state_store.database_errors import (
 )
 from turboserve.state_store.kept_connections import KeptConnections
 from turboserve.state_store.migrate import migrate
+from turboserve.state_store.ports.database import ADMISSIONS
 from turboserve.state_store.repository.admission import ADMISSION_LOCK, SqlAdmission, SqlTenants
 from turboserve.state_store.repository.audit import SqlAudit
 from turboserve.state_store.repository.changes import SqlChanges
@@ -160,6 +161,7 @@ class PostgresDatabase:
         self._connections = KeptConnections(self.engine)
         self._errors = DatabaseErrors(self._connections.disconnect)
         self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._admissions = asyncio.Semaphore(ADMISSIONS)
         self.reachable = False
 
     @asynccontextmanager
@@ -169,7 +171,7 @@ class PostgresDatabase:
         # Not the current span: what the transaction stores continues the request.
         span = _trace.start_child("TRANSACTION", kind=SpanKind.CLIENT, attributes=_ATTRIBUTES)
         try:
-            async with self._bounded() as (connection, driver):
+            async with self._bounded(admits=admits) as (connection, driver):
                 try:
                     begin = _BEGIN if durable else _BEGIN + _UNFLUSHED
                     await driver.execute(begin + _ADMITS if admits else begin)
@@ -229,14 +231,20 @@ class PostgresDatabase:
             raise self._errors.convert(error) from error
 
     @asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[tuple[AsyncConnection, Any]]:
-        """Return a connection and the driver's own, which are closed at the deadline."""
+    async def _bounded(self, *, admits: bool = False) -> AsyncIterator[tuple[AsyncConnection, Any]]:
+        """Return a connection and the driver's own, which are closed at the deadline.
+
+        `admits`: wait first until it is the turn of this one among those that admit.
+        """
         connection = self._single.connect()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._deadline_s
         driver: Any = None
+        turn = False
         try:
             async with asyncio.timeout_at(deadline):
+                if admits:
+                    turn = await self._admissions.acquire()
                 await connection.start()
             # Terminate instead of cancel: a rollback waits for the server's answer and would hang as well.
             driver = (await connection.get_raw_connection()).driver_connection
@@ -256,6 +264,9 @@ class PostgresDatabase:
             if driver is None or not driver.is_closed():
                 raise
             raise self._errors.unavailable(error) from error
+        finally:
+            if turn:
+                self._admissions.release()
 
     async def ping(self) -> bool:
         """Write something, and keep in `reachable` whether that worked.

@@ -33,6 +33,9 @@ from turboserve.state_store.ports.sessions import (
 from turboserve.state_store.ports.webhooks import WebhookRepository
 
 RETRY_AFTER_S = 1.0
+ADMISSIONS = 2
+"""Transactions of one process that admit and have a connection. One holds the lock of admission, and one is
+next. Further ones would only keep connections from other requests while they wait for the lock."""
 LOCK_ANSWER_SHARE = 0.6
 """Share of `silence_s` after which the connection of a session lock is lost if it does not answer."""
 

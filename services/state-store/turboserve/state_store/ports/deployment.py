@@ -28,6 +28,9 @@ class WorkerRepository(Protocol):
     async def write(self, record: WorkerRecord, *, gone_at: float | None = None) -> None:
         """Replace the row; the caller holds its lock."""
 
+    async def write_all(self, records: Sequence[WorkerRecord]) -> None:
+        """Replace the rows of workers that are not gone, at once; the caller holds their locks."""
+
     async def write_renewed_at(self, times: Mapping[str, float]) -> None:
         """Write `renewed_at` of these workers; the caller holds the locks of their rows."""
 

@@ -47,7 +47,7 @@ class SessionRepository(Protocol):
     ) -> Callable[[], dict[str, WorkerSessions]]:
         """Read what the renewals of these workers list. `held`: sessions that each worker holds.
 
-        Returns a function that parses the rows, for the time when they are no longer locked.
+        Returns a function that parses the rows, for the time when the connection is free again.
         """
 
     async def migration_keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -106,6 +106,10 @@ class SqlWorkers:
     async def write(self, record: WorkerRecord, *, gone_at: float | None = None) -> None:
         values = _values(record) | {"gone_at": gone_at, "worker": record.id}
         await self._db.execute(_WRITE_WORKER, values)
+
+    async def write_all(self, records: Sequence[WorkerRecord]) -> None:
+        rows = [_values(record) | {"gone_at": None, "worker": record.id} for record in records]
+        await self._db.execute(_WRITE_WORKER, rows)
 
     async def write_renewed_at(self, times: Mapping[str, float]) -> None:
         values = {"renewed_worker": list(times), "renewed_time": list(times.values())}

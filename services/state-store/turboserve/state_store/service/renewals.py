@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ from turboserve.contracts.workers import LoadReport, Renewal, WorkerPhase, Worke
 from turboserve.state_store.core import workers as rules
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork, unavailable
+from turboserve.state_store.ports.records import WorkerSessions
 from turboserve.state_store.service.renewal_queue import (
     PendingRenewal,
     QueuedRenewal,
@@ -149,10 +150,10 @@ class Renewals:
                 if before is None:
                     raise unavailable()
                 await _write(db, [(before, record)])
-            sessions = await db.sessions.of_workers({load.worker: renewal.held})
         if joined:
             self._post_commit.events()
-        return RenewedLease(renewal, record, sessions()[load.worker])
+        sessions = await self._sessions({load.worker: renewal.held})
+        return RenewedLease(renewal, record, sessions[load.worker])
 
     # Renewals that share a transaction
 
@@ -205,10 +206,17 @@ class Renewals:
                 else:
                     changes.append((before, record))
             await _write(db, changes)
-            found = await db.sessions.of_workers({after.id: batch[after.id].held for _, after in changes})
-        sessions = found()
+        sessions = await self._sessions({after.id: batch[after.id].held for _, after in changes})
         leases = [RenewedLease(batch[after.id], after, sessions[after.id]) for _, after in changes]
         return outcomes | {lease.record.id: lease for lease in await self._with_playheads(leases)}
+
+    async def _sessions(self, held: Mapping[str, Collection[str]]) -> Mapping[str, WorkerSessions]:
+        """Read what the answers list. After the commit: a placement waits for the locks of workers' rows."""
+        if not held:
+            return {}
+        async with self._database.statement() as db:
+            found = await db.sessions.of_workers(held)
+        return found()
 
     async def _with_playheads(self, leases: Sequence[RenewedLease]) -> list[RenewedLease]:
         """Read the playheads of all sessions at once, except of workers that wait for a fence."""
@@ -225,13 +233,17 @@ class Renewals:
 
 
 async def _write(db: UnitOfWork, changes: Sequence[tuple[WorkerRecord, WorkerRecord]]) -> None:
-    """Write rows before and after a renewal. Most change nothing but the time."""
+    """Write rows before and after a renewal. Most change nothing but the time; others have a new latency."""
     times: dict[str, float] = {}
+    others: list[WorkerRecord] = []
     for before, after in changes:
         if before.model_copy(update={"renewed_at": after.renewed_at}) == after:
             times[after.id] = after.renewed_at
         else:
-            await db.workers.write(after)
+            others.append(after)
+    if others:
+        # One round trip: placements on all these workers wait for the end of the transaction.
+        await db.workers.write_all(others)
     if times:
         await db.workers.write_renewed_at(times)
 

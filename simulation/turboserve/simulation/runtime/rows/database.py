@@ -15,7 +15,7 @@ from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.unit import MemoryUnitOfWork
-from turboserve.state_store.ports.database import LOCK_ANSWER_SHARE, unavailable
+from turboserve.state_store.ports.database import ADMISSIONS, LOCK_ANSWER_SHARE, unavailable
 
 
 class MemoryDatabase:
@@ -24,7 +24,7 @@ class MemoryDatabase:
     def __init__(self, server: MemoryPostgres, *, deadline_s: float = 2.5, connections: int = 12) -> None:
         self._server, self._deadline_s = server, deadline_s
         self._process = current()
-        self._free = asyncio.Semaphore(connections)
+        self._free, self._admissions = asyncio.Semaphore(connections), asyncio.Semaphore(ADMISSIONS)
         self._cut_off_until = 0.0
         self.reachable = False
 
@@ -88,14 +88,7 @@ class MemoryDatabase:
         """
         if self._process is not None:
             self._process.check_alive()
-        if self._free.locked():
-            try:
-                async with asyncio.timeout(self._deadline_s):
-                    await self._free.acquire()
-            except TimeoutError:
-                raise unavailable() from None
-        else:
-            await self._free.acquire()
+        await self._take(self._free, self._deadline_s)
         if self._cut_off_until > self._server.loop.time():
             self._free.release()
             raise unavailable()
@@ -108,6 +101,16 @@ class MemoryDatabase:
             autocommit=autocommit,
             durable=durable,
         )
+
+    async def _take(self, places: asyncio.Semaphore, limit_s: float) -> None:
+        if not places.locked():
+            await places.acquire()
+            return
+        try:
+            async with asyncio.timeout(limit_s):
+                await places.acquire()
+        except TimeoutError:
+            raise unavailable() from None
 
     def _disconnect(self, session: Session) -> None:
         session.abandon()
@@ -126,19 +129,30 @@ class _Transaction:
 
     async def __aenter__(self) -> MemoryUnitOfWork:
         database = self._database
-        session = self._session = await database._connect(
-            durable=self._durable,
-            autocommit=self._autocommit,
-            deadline=database._server.loop.time() + database._deadline_s,
-            idle_limit_s=database._deadline_s,
-        )
-        if self._admits:
+        deadline = database._server.loop.time() + database._deadline_s
+        if not self._admits:
+            self._session = await self._connect(deadline)
+            return MemoryUnitOfWork(self._session)
+        await database._take(database._admissions, database._deadline_s)
+        try:
+            session = self._session = await self._connect(deadline)
             try:
                 await session.execute(lambda: session.take(ADMISSION_LOCK))
             except BaseException:
                 database._disconnect(session)
                 raise
+        except BaseException:
+            database._admissions.release()
+            raise
         return MemoryUnitOfWork(session)
+
+    async def _connect(self, deadline: float) -> Session:
+        return await self._database._connect(
+            durable=self._durable,
+            autocommit=self._autocommit,
+            deadline=deadline,
+            idle_limit_s=self._database._deadline_s,
+        )
 
     async def __aexit__(
         self,
@@ -153,6 +167,8 @@ class _Transaction:
                 await session.commit()
         finally:
             self._database._disconnect(session)
+            if self._admits:
+                self._database._admissions.release()
 
 
 class MemorySessionLock:

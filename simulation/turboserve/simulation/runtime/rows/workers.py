@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.worker_offers import ServedClass
@@ -66,6 +66,14 @@ class MemoryWorkers:
         def run() -> None:
             if self._db.lock(self._rows, record.id, LockMode.NO_KEY_UPDATE) is not None:
                 self._db.update(self._rows, record.id, entry)
+
+        await self._db.execute(run)
+
+    async def write_all(self, records: Sequence[WorkerRecord]) -> None:
+        def run() -> None:
+            for record in records:
+                if self._db.lock(self._rows, record.id, LockMode.NO_KEY_UPDATE) is not None:
+                    self._db.update(self._rows, record.id, WorkerEntry(_stored(record), None))
 
         await self._db.execute(run)
 
