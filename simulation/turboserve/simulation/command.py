@@ -151,7 +151,7 @@ def run(
     if mode is SimulationMode.CALM:
         use_huge_pages()
         file = None if arrivals is None else Path(arrivals)
-        return run_calm(
+        result = run_calm(
             seed or first,
             workers,
             slots,
@@ -166,6 +166,9 @@ def run(
             rescue_horizon_s=RESCUE_HORIZON_S if rescue_horizon is None else rescue_horizon,
             host_sessions=host_sessions,
         )
+        # The process ends next. Its end would search millions of objects for garbage.
+        gc.freeze()
+        return result
     replaced = {"gather": gather, "rescue_horizon_s": rescue_horizon, "fidelity": fidelity}
     chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
     began, began_cpu = time.monotonic(), time.process_time()

@@ -293,6 +293,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._stopping:  # type: ignore[attr-defined]
             return
         times, timers, frozen = self._times, self._timers, self._frozen
+        if not frozen:
+            self._fire_next()
+            return
         when = math.inf
         while times:
             first = times[0]
@@ -323,6 +326,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     if not process.ready:
                         self._runnable.append(process)
                     process.ready.append(timer)
+
+    def _fire_next(self) -> None:
+        """Jump to the next timer and fire all timers of its time. As `_jump`, while no process is frozen."""
+        times, timers, pop = self._times, self._timers, heapq.heappop
+        fired = False
+        while times and not (fired and times[0] > self._now):
+            when = pop(times)
+            for timer in timers.pop(when):
+                process = timer.process
+                if timer._cancelled or not process.alive:
+                    continue
+                timer._scheduled = False
+                if not fired:
+                    fired = True
+                    if when > self._now:
+                        self._now = when
+                if not process.ready:
+                    self._runnable.append(process)
+                process.ready.append(timer)
+        if not fired:
+            raise DeadlockError(f"no event is left at {self._now:.6f} s")
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Do nothing: a cancelled timer leaves the queue when its time comes."""

@@ -131,18 +131,19 @@ class TimelineService:
         for command in commands:
             match command:
                 case Publish(session, playhead_s, viewers, live, age_s):
-                    message = Playhead(
-                        session=session,
-                        gateway=self._gateway,
-                        playhead_s=playhead_s,
-                        age_s=age_s,
-                        viewers=viewers,
-                        viewer_s=self._viewer_time(session, viewers),
+                    fields: dict[str, object] = {
+                        "session": session,
+                        "gateway": self._gateway,
+                        "playhead_s": playhead_s,
+                        "age_s": age_s,
+                        "viewers": viewers,
+                        "viewer_s": self._viewer_time(session, viewers),
                         # Whatever becomes of the message: better too little than the same bytes twice.
-                        delivered_bytes=min(self._delivered.pop(session, 0), DELIVERED_LIMIT),
-                        live=live,
-                        at=self._clock.wall(),
-                    )
+                        "delivered_bytes": min(self._delivered.pop(session, 0), DELIVERED_LIMIT),
+                        "live": live,
+                        "at": self._clock.wall(),
+                    }
+                    message = Playhead.of_fields(fields)
                     # A playhead is lost while the broker is away: the next one follows in a moment.
                     with suppress(nats.errors.Error, OSError):
                         await self._bus.publish(PLAYHEAD, session, message)
