@@ -53,8 +53,8 @@ class SetGauge(Protocol):
         """Set the value that has these attributes."""
 
 
-Observed = float | Mapping[str, float] | None
-"""What a source shows: one value, one value for each value of the gauge's attribute, or none."""
+Observed = float | Mapping[str, float] | Mapping[tuple[str, ...], float] | None
+"""What a source shows: one value, one value for each value of the gauge's attributes, or none."""
 
 
 class ObservedGauge:
@@ -64,19 +64,20 @@ class ObservedGauge:
     """
 
     def __init__(
-        self, meter: metrics.Meter, name: str, unit: str, description: str, attribute: str | None = None
+        self, meter: metrics.Meter, name: str, unit: str, description: str, *attributes: str
     ) -> None:
-        """`attribute`: distinguishes the values of one source. None: a source has one value."""
+        """`attributes`: distinguish the values of one source. None: a source has one value."""
         self._sources: weakref.WeakKeyDictionary[Any, Callable[[Any], Observed]]
         self._sources = weakref.WeakKeyDictionary()
-        self._attribute = attribute
+        self._attributes = attributes
         meter.create_observable_gauge(name, callbacks=[self._observe], unit=unit, description=description)
 
     def add(self, source: Source, read: Callable[[Source], Observed]) -> None:
         """Export what `source` shows from now on.
 
         `read` returns it, or None while the source shows nothing. It must not refer to the source itself. For
-        a gauge with an attribute, it returns a mapping from the attribute's values to the gauge's.
+        a gauge with attributes, it returns a mapping from their values to the gauge's. A key is a tuple where
+        there are several attributes.
         """
         self._sources[source] = read
 
@@ -85,10 +86,11 @@ class ObservedGauge:
         for source, read in list(self._sources.items()):
             shown = read(source)
             if isinstance(shown, Mapping):
-                assert self._attribute is not None
-                name = self._attribute
-                # A condition is a bool, which the exporter of OTLP does not take.
-                found += [metrics.Observation(float(value), {name: key}) for key, value in shown.items()]
+                for key, value in shown.items():
+                    values = (key,) if isinstance(key, str) else key
+                    attributes = dict(zip(self._attributes, values, strict=True))
+                    # A condition is a bool, which the exporter of OTLP does not take.
+                    found.append(metrics.Observation(float(value), attributes))
             elif shown is not None:
                 found.append(metrics.Observation(shown))
         return found
@@ -138,12 +140,10 @@ class Instruments:
         _register("gauge", name, unit, description, attributes)
         return self._meter.create_gauge(name, unit=unit, description=description)
 
-    def observed_gauge(
-        self, name: str, unit: str, description: str, attribute: str | None = None
-    ) -> ObservedGauge:
-        """Create a value that is read at every export. `attribute`: see `ObservedGauge`."""
-        _register("gauge", name, unit, description, () if attribute is None else (attribute,))
-        return ObservedGauge(self._meter, name, unit, description, attribute)
+    def observed_gauge(self, name: str, unit: str, description: str, *attributes: str) -> ObservedGauge:
+        """Create a value that is read at every export. `attributes`: see `ObservedGauge`."""
+        _register("gauge", name, unit, description, attributes)
+        return ObservedGauge(self._meter, name, unit, description, *attributes)
 
 
 def _register(kind: str, name: str, unit: str, description: str, attributes: tuple[str, ...]) -> None:

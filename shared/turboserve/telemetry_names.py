@@ -39,6 +39,7 @@ MIGRATION_ON_HOST = "turboserve.migration.on_host"
 MIGRATION_ROUND = "turboserve.migration.round"
 MIGRATION_ROUNDS = "turboserve.migration.rounds"
 MIGRATION_STEP = "turboserve.migration.step"
+MODEL = "turboserve.model"
 PERIODIC = "turboserve.periodic"
 POOL = "turboserve.pool"
 POOL_ACTION = "turboserve.pool.action"
@@ -93,6 +94,7 @@ ATTRIBUTES = {
     STREAM: "A stream of the log.",
     MESSAGE: "First token of a message's subject.",
     SCHEDULER_EVENT: "Input of the scheduler's core, by class.",
+    MODEL: "Model of sessions, with the frame size where it is not the model's own.",
     TENANT: "A tenant.",
     START_PART: "Part of a start: `import`, `weights` or `warm_up`.",
     TAKEOVER: "What was left of a session's state: `whole`, `partial` or `lost`.",

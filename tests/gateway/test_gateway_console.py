@@ -88,7 +88,8 @@ async def test_an_operator_reads_what_the_pool_did(
     async def paid() -> bool:
         await autoscaler.report(pool, rental.model_copy(update={"age_s": 60.0 + time.time() - began}))
         cost = await read(api, pool, "cost")
-        return "default" in [one["tenant"] for one in cost["tenants"]]
+        named = {(one["model"], one["width"]) for one in cost["models"]}
+        return "default" in [one["tenant"] for one in cost["tenants"]] and ("toyworld", None) in named
 
     await autoscaler.report(pool, rental, sample=sample)
     await eventually(counted)

@@ -279,6 +279,8 @@ async def test_cost_is_shown_by_tenant(past: type[Past], gateway_url: str, page:
     rows = page.locator("#tenant-rows tr")
     await rows.filter(has_text="default").wait_for()
     await rows.filter(has_text="no session: idle or starting").wait_for()
+    # The shares by model are those of the same time.
+    assert await page.locator("#model-rows tr").count() == 2
     assert int(await page.locator("#plot-cost svg.plot-area").get_attribute("data-points") or 0) >= 1
     await until(page, "document.getElementById('c-pool').textContent !== '–'")
     assert await serious(page) == []

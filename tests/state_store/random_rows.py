@@ -31,7 +31,7 @@ from turboserve.contracts.sessions import (
     PromptReceipt,
     SessionRecord,
 )
-from turboserve.contracts.usage import ListUsage, UsageDimension
+from turboserve.contracts.usage import HOURS, ListUsage, UsageDimension
 from turboserve.contracts.worker_offers import FrameSize, ServedClass
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.core import sessions as rules
@@ -534,25 +534,29 @@ class RandomRows:
         return lambda db: db.rentals.put(rows.values())
 
     def do_rentals_accrue(self) -> Call:
-        day = self.random.randrange(2)
+        hour = self.random.randrange(2 * HOURS)
         past = PoolRange(pool=self.random.choice(POOLS), since=0, until=9, managed=self.random.random() < 0.5)
 
         async def run(db: UnitOfWork) -> Any:
             await db.rentals.lock()
-            await db.rentals.accrue(day, day)
+            await db.rentals.accrue(hour, hour // HOURS)
             everything = ListUsage(from_day=0, to_day=9)
+            fine = everything.model_copy(update={"group_by": tuple(UsageDimension)})
             costs = sorted((await db.pool_history.costs(past)).items())
             shares = sorted(await db.pool_history.tenant_costs(past), key=lambda one: one.tenant or "")
-            return await db.rentals.used(), await db.rentals.usage(everything), costs, shares
+            models = sorted(await db.pool_history.model_costs(past), key=lambda one: one.model or "")
+            usage = [await db.rentals.usage(one) for one in (everything, fine)]
+            return await db.rentals.used(), usage, costs, shares, models
 
         return run
 
     def do_usage(self) -> Call:
-        day, deletes = self.random.randrange(3), self.random.random() < 0.1
+        hour, deletes = self.random.randrange(3 * HOURS), self.random.random() < 0.1
         shares = [
             UsageShare(
                 self.random.choice(TENANTS),
                 self.maybe(f"key_{self.random.randrange(3)}"),
+                self.random.choice(("model", "other_64x64")),
                 self.random.randrange(5),
                 self.number(),
                 self.number(),
@@ -564,13 +568,13 @@ class RandomRows:
             self.session(): ViewerUse(self.number(), self.random.randrange(9))
             for _ in range(self.random.randrange(3))
         }
-        tenant, after = self.maybe(self.random.choice(TENANTS)), self.maybe("1.ta.key_1")
+        tenant, after = self.maybe(self.random.choice(TENANTS)), self.maybe("1.ta.key_1.30.model")
         group_by = tuple(one for one in UsageDimension if self.random.random() < 0.4)
         request = ListUsage(tenant=tenant, from_day=0, to_day=2, limit=2, after=after, group_by=group_by)
 
         async def run(db: UnitOfWork) -> Any:
-            await db.progress.add_usage(day, shares)
-            await db.progress.add_viewer_use(day, used)
+            await db.progress.add_usage(hour, shares)
+            await db.progress.add_viewer_use(hour, used)
             if deletes:
                 await db.rentals.forget_usage(1)
             return await db.rentals.usage(request)

@@ -168,7 +168,8 @@ async def session(database: Database, name: str, tenant: str, **more: object) ->
 
 async def test_the_cost_of_a_minute_is_shared_by_tenants_and_the_idle_rest(database: Database) -> None:
     for name, tenant in (("ses_1", "a"), ("ses_2", "b")):
-        await session(database, name, tenant, phase=Phase.ACTIVE, worker="wk_1", epoch=1)
+        more = {"model": "m_64x64"} if tenant == "b" else {}
+        await session(database, name, tenant, phase=Phase.ACTIVE, worker="wk_1", epoch=1, **more)
     async with database.transaction() as db:
         rows = [rental("wk_1", "p", paid_s=10.0), rental("wk_2", "p", paid_s=3.0), rental("wk_3", None)]
         await db.rentals.put(rows)
@@ -179,9 +180,11 @@ async def test_the_cost_of_a_minute_is_shared_by_tenants_and_the_idle_rest(datab
         await db.rentals.accrue(0, T0 + 60)
         costs = await db.pool_history.costs(ALL)
         tenants = await db.pool_history.tenant_costs(ALL)
+        models = await db.pool_history.model_costs(ALL)
         free = await db.pool_history.costs(ALL.model_copy(update={"managed": False}))
     assert costs == {T0: (34.0, 34.0), T0 + 60: (2.0, 2.0)}
     assert [(one.tenant, one.gpu_seconds) for one in tenants] == [("a", 14.0), ("b", 14.0), (None, 8.0)]
+    assert {one.model: one.gpu_seconds for one in models} == {"m": 14.0, "m_64x64": 14.0, None: 8.0}
     assert free == {T0: (2.0, 2.0)}
 
 

@@ -18,7 +18,7 @@ from turboserve.contracts.errors import KeyQuotaError, NotFoundError
 from turboserve.contracts.keys import ChangeKey, CreateKey, GetValidKeys, KeyLimits, KeyRecord
 from turboserve.contracts.pool import PoolReport
 from turboserve.contracts.sessions import Phase
-from turboserve.contracts.usage import ListUsage, UsageDay, UsageDimension, UsageGroup
+from turboserve.contracts.usage import BY_DAY, ListUsage, UsageDay, UsageDimension, UsageGroup
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id, random_token
 from turboserve.state_store.settings import Settings
@@ -215,7 +215,7 @@ async def test_usage_is_counted_by_day_tenant_and_key(api: Harness) -> None:
 async def check_sums(api: Harness, tenant: str, days: list[UsageDay]) -> None:
     """Check that all sums of `days`, read one by one, are those of the rows. Nothing is counted meanwhile."""
     for number in range(1, 4):
-        for names in itertools.combinations(UsageDimension, number):
+        for names in itertools.combinations(BY_DAY, number):
             request = ListUsage(tenant=tenant, from_day=0, to_day=30_000, limit=1, group_by=names)
             groups: list[UsageGroup] = []
             while True:

@@ -44,6 +44,15 @@ async def test_several_instances_migrate_at_once_and_the_schema_is_the_codes(
 async def test_every_migration_can_be_undone_and_done_again(database: PostgresDatabase) -> None:
     await migrate(database.engine)
     async with database.engine.begin() as connection:
+        await connection.run_sync(lambda sync: command.downgrade(config(sync), "0030"))
+        await connection.exec_driver_sql(
+            "insert into usage_days (day, tenant, key, gpu_seconds, money, chunks, viewer_seconds) "
+            "values (3, 't', 'k', 1.5, 2, 4, 8)"
+        )
+        await connection.run_sync(lambda sync: command.upgrade(config(sync), "head"))
+        [row] = (await connection.exec_driver_sql("select * from usage_hours")).mappings()
+        # What was counted before stands in the first hour of its day, of no model.
+        assert (row["hour"], row["tenant"], row["key"], row["model"], row["chunks"]) == (72, "t", "k", "", 4)
         await connection.run_sync(lambda sync: command.downgrade(config(sync), "base"))
     async with database.engine.connect() as connection:
         names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tests.state_store.state_store_harness import Harness, Store
 from turboserve import subjects
 from turboserve.contracts.base import NUMBER_LIMIT
-from turboserve.contracts.usage import ListUsage, UsageDimension
+from turboserve.contracts.usage import HOURS, ListUsage, UsageDimension
 from turboserve.contracts.workers import DELIVERED_LIMIT, Playhead
 from turboserve.ids import new_id
 from turboserve.state_store.periodic_writes import ViewerUsage
@@ -23,11 +23,11 @@ SERVERS = ("memory",)
 
 async def test_counts_stop_at_the_greatest_that_an_answer_carries(database: Database) -> None:
     """Incident: two messages with greater sums ended every state store, and each restart after that."""
-    most = UsageShare("acme", None, chunks=NUMBER_LIMIT, delivered_bytes=NUMBER_LIMIT)
-    other = UsageShare("acme", "k1", delivered_bytes=NUMBER_LIMIT)
+    most = UsageShare("acme", None, "m", chunks=NUMBER_LIMIT, delivered_bytes=NUMBER_LIMIT)
+    other = UsageShare("acme", "k1", "m", delivered_bytes=NUMBER_LIMIT)
     for _ in range(2):
         async with database.transaction() as db:
-            await db.progress.add_usage(7, [most, most, other])
+            await db.progress.add_usage(7 * HOURS, [most, most, other])
     async with database.statement() as db:
         page = await db.rentals.usage(ListUsage(from_day=0, to_day=9))
         request = ListUsage(from_day=0, to_day=9, group_by=(UsageDimension.TENANT,))
@@ -37,6 +37,45 @@ async def test_counts_stop_at_the_greatest_that_an_answer_carries(database: Data
         (0, NUMBER_LIMIT),
     ]
     assert [(group.chunks, group.delivered_bytes) for group in groups] == [(NUMBER_LIMIT, NUMBER_LIMIT)]
+
+
+async def test_usage_is_kept_by_hour_and_model_beside_the_days(database: Database) -> None:
+    day, tenant = 40, new_id("t")
+    first, last = day * HOURS, (day + 1) * HOURS - 1
+    async with database.transaction() as db:
+        small = UsageShare(tenant, None, "m_64x64", chunks=2)
+        await db.progress.add_usage(first, [UsageShare(tenant, None, "m", chunks=1), small])
+        await db.progress.add_usage(last, [small])
+        await db.progress.add_usage(last + 1, [small])
+
+    async def sums(*names: str, to_day: int = day) -> list[tuple[object, ...]]:
+        dimensions = tuple(map(UsageDimension, names))
+        request = ListUsage(tenant=tenant, from_day=day, to_day=to_day, limit=1, group_by=dimensions)
+        found: list[tuple[object, ...]] = []
+        while True:
+            async with database.statement() as db:
+                page = await db.rentals.usage(request)
+            found += [(*(getattr(one, name) for name in names), one.chunks) for one in page.groups]
+            if page.next is None:
+                return found
+            request = request.model_copy(update={"after": page.next})
+
+    assert await sums("day", "hour", "model") == [
+        (day, first, "m", 1),
+        (day, first, "m_64x64", 2),
+        (day, last, "m_64x64", 2),
+    ]
+    assert await sums("model") == [("m", 1), ("m_64x64", 4)]
+    assert await sums("day", to_day=day + 1) == [(day, 5), (day + 1, 2)]
+    assert await sums("day", "model", to_day=day + 1) == [
+        (day, "m", 1),
+        (day, "m_64x64", 4),
+        (day + 1, "m_64x64", 2),
+    ]
+    async with database.transaction() as db:
+        await db.rentals.forget_usage(day + 1)
+    assert await sums("hour", to_day=day + 1) == [(last + 1, 2)]
+    assert await sums("day", to_day=day + 1) == [(day + 1, 2)]
 
 
 def test_a_message_claims_no_more_than_a_gateway_sends() -> None:

@@ -1,4 +1,4 @@
-"""`turboserve usage`: what tenants have used, by day."""
+"""`turboserve usage`: what tenants have used, by day or hour and by model."""
 
 from __future__ import annotations
 
@@ -47,13 +47,20 @@ def usage(
     group_by: Annotated[
         list[str] | None,
         typer.Option(
-            "--group-by", help="Sum over all but this: day, tenant or key. May be given several times."
+            "--group-by",
+            help="Sum over all but this: day, hour, tenant, key or model. May be given several times.",
         ),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="Length of time of a line, hour or day, added to --group-by.")
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print GPU-seconds, money, chunks, video and what viewers were sent, by day, tenant and API key."""
+    """Print GPU-seconds, money, chunks, video and what viewers were sent, by day, tenant and API key.
+
+    --by hour prints it by hour, --group-by model by model.
+    """
     from turboserve.client import TurboServeError
 
     if as_csv and as_json:
@@ -62,6 +69,8 @@ def usage(
     query: Query = {**days, **({} if tenant is None else {"tenant": tenant})}
     if group_by:
         query["group_by"] = group_by
+    if by is not None:
+        query["by"] = by
     try:
         if as_csv:
             typer.echo(asyncio.run(_csv(url, key, query)), nl=False)
@@ -97,12 +106,15 @@ def _print(days: list[dict[str, Any]], currency: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*COLUMNS)
+    # Only an answer by hour or by model has these.
+    fine = [name for name in ("hour", "model") if any(day.get(name) for day in days)]
+    table = Table(*COLUMNS[:3], *fine, *COLUMNS[3:])
     for day in days:
         table.add_row(
             day["day"] or "–",
             day["tenant"] or "–",
             day["key"] or "–",
+            *(_fine(name, day) for name in fine),
             f"{day['gpu_seconds']:.1f}",
             f"{day['money']:.4f} {currency}",
             str(day["chunks"]),
@@ -112,6 +124,16 @@ def _print(days: list[dict[str, Any]], currency: str) -> None:
             _amount(day.get("delivered_bytes"), 1e6),
         )
     Console().print(table)
+
+
+def _fine(name: str, entry: dict[str, Any]) -> str:
+    """Return the hour as a time of UTC, or the model with its frame size."""
+    value = entry.get(name)
+    if value is None:
+        return "–"
+    if name == "hour":
+        return str(value)[11:16]
+    return f"{value} {entry['width']}x{entry['height']}" if entry["width"] else str(value)
 
 
 def _amount(number: float | None, unit: float = 1.0) -> str:

@@ -94,6 +94,14 @@ class PoolCost(Cost):
     pool: Text | None = None
 
 
+class ModelCost(Contract):
+    """The shares of the sessions of a model. `model` None: time in which no session held a slot."""
+
+    model: Id | None = None
+    gpu_seconds: float
+    money: float
+
+
 class SessionCost(Cost):
     """A session's share of its workers' time.
 

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from turboserve.contracts.base import NUMBER_LIMIT, Contract, Count, Id, Note, Text, UnixSeconds
+from turboserve.contracts.cost import ModelCost
 from turboserve.contracts.fidelity import Tier
 from turboserve.contracts.sessions import Numbers
 from turboserve.contracts.workers import WorkerPhase
@@ -234,7 +235,8 @@ class LanePage(Contract):
 
 
 class GetPoolCost(PoolRange):
-    """gateway → state store: read what a pool has cost, over time and by tenant. Answered with `PastCost`."""
+    """gateway → state store: read what a pool has cost, over time, by tenant and by model. Answered with
+    `PastCost`."""
 
     step_s: int = Field(ge=COST_S, le=NUMBER_LIMIT)
 
@@ -262,6 +264,8 @@ class PastCost(Contract):
     points: tuple[CostPoint, ...]
     tenants: tuple[TenantCost, ...]
     """The `TENANTS_LIMIT` largest ones, largest first."""
+    models: tuple[ModelCost, ...] = ()
+    """The same by model. A state store of an earlier version sends none."""
 
 
 TENANTS_LIMIT = 500

@@ -1,4 +1,4 @@
-"""What tenants have used, by day, and the requests of gateways about it."""
+"""What tenants have used, by day or hour and by model, and the requests of gateways about it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from turboserve.contracts.base import Contract, Count, Id, Text
 
 DAYS_LIMIT = 10_000_000
 """Upper bound of a day's number."""
+HOURS = 24
+HOURS_LIMIT = HOURS * DAYS_LIMIT + HOURS - 1
+"""Upper bound of an hour's number."""
 
 
 class UsageDimension(StrEnum):
     """By what usage may be summed."""
 
     DAY = "day"
+    HOUR = "hour"
     TENANT = "tenant"
     KEY = "key"
+    MODEL = "model"
+
+
+BY_DAY = (UsageDimension.DAY, UsageDimension.TENANT, UsageDimension.KEY)
+"""Dimensions of `UsageDay`."""
 
 
 class UsageDay(Contract):
@@ -45,10 +54,16 @@ class UsageGroup(Contract):
     """The sum of usage over the dimensions that a request does not name."""
 
     day: int | None = Field(default=None, ge=0, le=DAYS_LIMIT)
-    """None: over all days of the request. `tenant` and `key`: likewise."""
+    """None: over all days of the request. `hour`, `tenant`, `key` and `model`: likewise."""
+    hour: int | None = Field(default=None, ge=0, le=HOURS_LIMIT)
+    """Hours since 1 January 1970. Use that was counted before hours were kept stands in the first one of its
+    day."""
     tenant: Id | None = None
     key: Id | None = None
     """None also in a sum by key: sessions that no key created."""
+    model: Id | None = None
+    """The class of the sessions: the model, with the frame size where that is not the model's own. None also
+    in a sum by model: use that was counted before models were kept."""
     gpu_seconds: float = Field(ge=0)
     money: float = Field(ge=0)
     chunks: Count

@@ -89,9 +89,20 @@ async def test_a_tenant_reads_its_own_usage_and_an_admin_all(
     assert keys[0]["id"] in (await asyncio.to_thread(run, *words)).stdout
     by_tenant = await asyncio.to_thread(run, *words, "--group-by", "tenant", "--json")
     assert [json.loads(line)["key"] for line in by_tenant.stdout.splitlines()] == [None]
-    wrong = await asyncio.to_thread(run, *words, "--group-by", "model")
+    fine = await asyncio.to_thread(run, *words, "--by", "hour", "--group-by", "model", "--json")
+    hours = [json.loads(line) for line in fine.stdout.splitlines()]
+    assert sum(hour["chunks"] for hour in hours) == int(total["chunks"])
+    for hour in hours:
+        assert (hour["model"], hour["width"], hour["tenant"], hour["key"]) == ("toyworld", None, None, None)
+        assert hour["hour"].startswith(f"{hour['day']}T")
+        assert hour["hour"].endswith(":00:00.000000Z")
+    rows = csv.DictReader(io.StringIO((await asyncio.to_thread(run, *words, "--by", "hour", "--csv")).stdout))
+    assert {(row["hour"], row["model"]) for row in rows} == {
+        (hour["hour"].replace(".000000", ""), "") for hour in hours
+    }
+    wrong = await asyncio.to_thread(run, *words, "--group-by", "worker")
     assert wrong.exit_code == 1
-    assert "'day', 'tenant' or 'key'" in wrong.output
+    assert "'day', 'hour', 'tenant', 'key' or 'model'" in wrong.output
     assert (await asyncio.to_thread(run, *words, "--csv", "--json")).exit_code == 1
 
 
@@ -102,8 +113,9 @@ async def test_days_outside_the_range_are_refused(admin: httpx.AsyncClient) -> N
         problem(await admin.get(path, params={"from": "1969-01-01"}), 422, "invalid_input", "from")
         problem(await admin.get(path, params={"to": "x"}), 422, "invalid_input", "to")
         refused = problem(
-            await admin.get(path, params={"group_by": "model"}), 422, "invalid_input", "group_by.0"
+            await admin.get(path, params={"group_by": "worker"}), 422, "invalid_input", "group_by.0"
         )
-        assert refused["limit"] == "'day', 'tenant' or 'key'"
+        assert refused["limit"] == "'day', 'hour', 'tenant', 'key' or 'model'"
+        problem(await admin.get(path, params={"by": "week"}), 422, "invalid_input", "by")
     problem(await admin.get("/v1/usage", params={"after": "x"}), 422, "invalid_input", "after")
     problem(await admin.get("/v1/usage", params={"limit": 0}), 422, "invalid_input", "limit")

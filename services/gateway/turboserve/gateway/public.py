@@ -30,6 +30,16 @@ _WHEP = re.compile(r"/v1/sessions/[^/]+/whep(?:/[^/]+)?")
 
 ModelName = Annotated[str, BeforeValidator(lambda name: SessionClass.of_name(name).model)]
 """Name of a model in an answer, without the frame size that the name of a class may end in."""
+
+
+def class_members(name: str | None) -> dict[str, str | int | None]:
+    """Return `model`, `width` and `height` of an answer about a class of sessions. None: of no class."""
+    if name is None:
+        return {"model": None, "width": None, "height": None}
+    found = SessionClass.of_name(name)
+    return {"model": found.model, "width": found.width or None, "height": found.height or None}
+
+
 NewestEvent = Annotated[
     int,
     Field(

@@ -64,6 +64,20 @@ usage_days = Table(
     Index("usage_days_key", "key", "day"),
 )
 
+usage_hours = Table(
+    "usage_hours",
+    metadata,
+    # The same by hour and model. `hour`: hours since 1 January 1970. `model` '': counted before 0031.
+    Column("hour", Integer, primary_key=True, autoincrement=False),
+    *(Column(name, Text, primary_key=True) for name in ("tenant", "key", "model")),
+    Column("gpu_seconds", Double, nullable=False, server_default=text("0")),
+    Column("money", Double, nullable=False, server_default=text("0")),
+    Column("chunks", BigInteger, nullable=False, server_default=text("0")),
+    Column("viewer_seconds", Double, nullable=False, server_default=text("0")),
+    Column("video_seconds", Double, nullable=False, server_default=text("0")),
+    Column("delivered_bytes", BigInteger, nullable=False, server_default=text("0")),
+)
+
 key_editions = Table(
     "key_editions",
     metadata,

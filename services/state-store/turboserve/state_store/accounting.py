@@ -19,7 +19,7 @@ from turboserve.contracts.sessions import PromptReceipt
 from turboserve.state_store import metrics
 from turboserve.state_store.core.controls import settle
 from turboserve.state_store.core.receipts import SettledControl
-from turboserve.state_store.core.tenants import day_of
+from turboserve.state_store.core.tenants import hour_of
 from turboserve.state_store.hot.session_state import Playheads
 from turboserve.state_store.periodic_writes import WorkerChunks
 from turboserve.state_store.ports.database import Database
@@ -112,10 +112,10 @@ class Accounting:
             rows = await db.progress.count(reached)
             counted = ((rows[chunk.session], chunk) for chunk in chunks if chunk.session in rows)
             shares = [
-                UsageShare(row.tenant, row.key, chunks=1, video_seconds=chunk.frames / chunk.fps)
+                UsageShare(row.tenant, row.key, row.model, chunks=1, video_seconds=chunk.frames / chunk.fps)
                 for row, chunk in counted
             ]
-            await db.progress.add_usage(day_of(now), shares)
+            await db.progress.add_usage(hour_of(now), shares)
             for chunk in fresh:
                 if chunk.session not in rows:
                     continue

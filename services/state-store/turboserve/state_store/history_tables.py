@@ -74,3 +74,15 @@ pool_costs = Table(
     Column("money", Double, nullable=False),
     Index("pool_costs_at", "at"),
 )
+
+pool_model_costs = Table(
+    "pool_model_costs",
+    metadata,
+    # The same by model instead of tenant. `model` '': no session held a slot.
+    Column("pool", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("at", BigInteger, primary_key=True, autoincrement=False),
+    Column("gpu_seconds", Double, nullable=False),
+    Column("money", Double, nullable=False),
+    Index("pool_model_costs_at", "at"),
+)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from turboserve.instruments import Instruments
-from turboserve.telemetry_names import DESTINATION, ERROR_TYPE, MIGRATION_STEP, PROMPT_OUTCOME, STREAM, TENANT
+from turboserve.telemetry_names import (
+    DESTINATION,
+    ERROR_TYPE,
+    MIGRATION_STEP,
+    MODEL,
+    PROMPT_OUTCOME,
+    STREAM,
+    TENANT,
+)
 
 _LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -109,23 +117,26 @@ log_accepts = _store.gauge(
 usage_gpu_seconds = _store.observed_gauge(
     "turboserve.state_store.usage.gpu.time",
     "s",
-    "GPU-seconds of a tenant's sessions since the day of UTC began, from the instance that counts the cost.",
+    "GPU-seconds of a tenant's sessions of a model since the day of UTC began, from the instance that "
+    "counts the cost.",
     TENANT,
+    MODEL,
 )
 usage_chunks = _store.observed_gauge(
-    "turboserve.state_store.usage.chunks", "{chunk}", "Chunks of a tenant's sessions in that time.", TENANT
+    "turboserve.state_store.usage.chunks", "{chunk}", "Chunks of these sessions in that time.", TENANT, MODEL
 )
 usage_video_time = _store.observed_gauge(
-    "turboserve.state_store.usage.video.time", "s", "Playing time of these chunks.", TENANT
+    "turboserve.state_store.usage.video.time", "s", "Playing time of these chunks.", TENANT, MODEL
 )
 usage_viewer_time = _store.observed_gauge(
-    "turboserve.state_store.usage.viewer.time", "s", "Time of a tenant's viewers in that time.", TENANT
+    "turboserve.state_store.usage.viewer.time", "s", "Time of their viewers in that time.", TENANT, MODEL
 )
 usage_delivered = _store.observed_gauge(
     "turboserve.state_store.usage.delivered",
     "By",
-    "Video that a tenant's viewers were sent in that time.",
+    "Video that their viewers were sent in that time.",
     TENANT,
+    MODEL,
 )
 webhooks_disabled = _store.counter(
     "turboserve.state_store.webhooks.disabled", "{webhook}", "Webhooks disabled because of their receivers."

@@ -11,7 +11,7 @@ from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.workers import Playhead
 from turboserve.state_store.core.chunk_history import rows_of
-from turboserve.state_store.core.tenants import day_of
+from turboserve.state_store.core.tenants import hour_of
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import ViewerUse
 
@@ -111,4 +111,4 @@ class ViewerUsage(PeriodicWriter):
         if not used:
             return
         async with self._database.transaction(durable=False) as db:
-            await db.progress.add_viewer_use(day_of(self._clock.wall()), used)
+            await db.progress.add_viewer_use(hour_of(self._clock.wall()), used)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from pydantic import Field
 
 from turboserve.contracts.base import Note
-from turboserve.gateway.public import ModelName, PublicOutput, Timestamp
+from turboserve.contracts.cost import ModelCost
+from turboserve.gateway.public import ModelName, PublicOutput, Timestamp, class_members
 
 _GPU_SECONDS = "GPU-seconds: seconds of workers, times the GPUs of each."
 _MONEY = "Amount in the answer's currency."
@@ -30,6 +33,25 @@ class TenantShare(PublicOutput):
     money: float = Field(description=_MONEY, examples=[5.0])
 
 
+class ModelShare(PublicOutput):
+    """The shares of the sessions of one model in the time of the pool's workers."""
+
+    model: str | None = Field(
+        description="Model of the sessions. `null`: time of workers on which no session held a slot.",
+        examples=["toyworld"],
+    )
+    width: int | None = Field(
+        description="Width of their frames, pixels. `null`: the model's own.", examples=[None]
+    )
+    height: int | None = Field(description="Height of their frames, pixels: see `width`.", examples=[None])
+    gpu_seconds: float = Field(description=_GPU_SECONDS, examples=[7200.0])
+    money: float = Field(description=_MONEY, examples=[5.0])
+
+    @classmethod
+    def of(cls, cost: ModelCost) -> Self:
+        return cls.model_validate(cost.model_dump() | class_members(cost.model))
+
+
 class PoolCostHistory(PublicOutput):
     """The cost of a pool in a range. Corrections are not in it."""
 
@@ -37,6 +59,7 @@ class PoolCostHistory(PublicOutput):
     step_s: int = Field(description="Length of a step, seconds.", examples=[60])
     points: list[PoolCostPoint] = Field(description="The cost over time, oldest step first.")
     tenants: list[TenantShare] = Field(description="The 500 largest shares, largest first.")
+    models: list[ModelShare] = Field(description="The same by model and frame size.")
 
 
 class WaitingSession(PublicOutput):

@@ -20,7 +20,7 @@ from turboserve.contracts.pool_history import (
     ListWaiting,
 )
 from turboserve.gateway.auth.middleware import needs
-from turboserve.gateway.console.cost_schemas import PoolCostHistory, WaitingList
+from turboserve.gateway.console.cost_schemas import ModelShare, PoolCostHistory, WaitingList
 from turboserve.gateway.console.ranges import Context, CostStep, Known, Past, SampleStep
 from turboserve.gateway.console.schemas import (
     PastDecisionList,
@@ -127,15 +127,16 @@ async def list_workers(
     "/cost",
     operation_id="get_pool_cost",
     summary="Read what a pool has cost",
-    description="The cost over time, and the shares of the tenants. A minute's cost is known a few seconds "
-    "after it." + _NEEDS,
+    description="The cost over time, and the shares of the tenants and of the models. A minute's cost is "
+    "known a few seconds after it." + _NEEDS,
     responses=_ERRORS,
 )
 async def get_cost(past: Past, gateway: Context, step: CostStep = None) -> PoolCostHistory:
     step_s = past.step_s(step, COST_S)
     request = GetPoolCost(**past.values, step_s=step_s)
     found = await gateway.bus.call(history_subjects.GET_POOL_COST, request)
-    return PoolCostHistory.model_validate({"step_s": step_s, **found.model_dump()})
+    models = [ModelShare.of(one) for one in found.models]
+    return PoolCostHistory.model_validate({"step_s": step_s, **found.model_dump(), "models": models})
 
 
 @router.get(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated
 
@@ -14,12 +14,12 @@ from starlette.responses import Response, StreamingResponse
 from turboserve.contracts.base import Id, Text
 from turboserve.contracts.errors import InvalidInputError, UnavailableError
 from turboserve.contracts.keys import Scope
-from turboserve.contracts.usage import ListUsage, UsageDimension, UsagePage
+from turboserve.contracts.usage import BY_DAY, ListUsage, UsageDimension, UsagePage
 from turboserve.gateway.auth.access import Identity
 from turboserve.gateway.auth.middleware import Caller, needs
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import problems
-from turboserve.gateway.usage.schemas import EPOCH, UsageList, entries_of, number_of
+from turboserve.gateway.usage.schemas import EPOCH, UsageBucket, UsageList, entries_of, number_of
 from turboserve.subjects import LIST_USAGE
 
 DEFAULT_DAYS = 31
@@ -35,6 +35,10 @@ COLUMNS = (
     "viewer_seconds",
     "video_seconds",
     "delivered_bytes",
+    "hour",
+    "model",
+    "width",
+    "height",
 )
 
 router = APIRouter(prefix="/v1", tags=["cost"])
@@ -70,8 +74,16 @@ class Range:
             Query(
                 max_length=len(UsageDimension),
                 description="Sum over all but these, for example `group_by=day&group_by=tenant`. Default: "
-                "all three.",
+                "`day`, `tenant` and `key`.",
                 examples=[["day", "tenant"]],
+            ),
+        ] = None,
+        by: Annotated[
+            UsageBucket | None,
+            Query(
+                description="The length of time of an entry, added to `group_by`. `by=hour` alone: by hour, "
+                "tenant and key.",
+                examples=["hour"],
             ),
         ] = None,
     ) -> None:
@@ -82,12 +94,12 @@ class Range:
             raise InvalidInputError(f"from: must be in {limit}", field="from", limit=limit)
         self.from_day, self.to_day = number_of(begins), number_of(last)
         self.tenant = _tenant(caller, tenant)
-        self.group_by = tuple(one for one in UsageDimension if not group_by or one in group_by)
+        self.group_by = _dimensions(group_by or BY_DAY, by)
         self._bus = gateway.bus
 
     async def page(self, limit: int, after: str | None) -> UsagePage:
-        # Usage is kept by all dimensions.
-        sums = self.group_by if len(self.group_by) < len(UsageDimension) else ()
+        # Usage is kept by these.
+        sums = self.group_by if self.group_by != BY_DAY else ()
         request = ListUsage(
             tenant=self.tenant,
             from_day=self.from_day,
@@ -100,6 +112,14 @@ class Range:
         if sums and page.days:
             raise UnavailableError("a state store of an earlier version does not sum usage", field="group_by")
         return page
+
+
+def _dimensions(chosen: Sequence[UsageDimension], by: UsageBucket | None) -> tuple[UsageDimension, ...]:
+    """Return the dimensions in their order. An hour names its day."""
+    wanted = {*chosen, *(() if by is None else (UsageDimension(by.value),))}
+    if UsageDimension.HOUR in wanted:
+        wanted.add(UsageDimension.DAY)
+    return tuple(one for one in UsageDimension if one in wanted)
 
 
 def _tenant(caller: Identity, wanted: str | None) -> str | None:
@@ -116,10 +136,10 @@ def _tenant(caller: Identity, wanted: str | None) -> str | None:
     "/usage",
     dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="list_usage",
-    summary="List what was used, by day",
+    summary="List what was used, by day or hour",
     description="GPU-seconds, money, chunks, seconds of video, viewers' time and bytes sent to viewers, of "
-    "the tenant's sessions by day of UTC and API key, oldest day first, by page. `group_by` sums. With the "
-    "scope `admin`: of all tenants.",
+    "the tenant's sessions by day of UTC and API key, oldest day first, by page. `group_by` sums, or "
+    "divides by model. `by=hour` divides by hour. With the scope `admin`: of all tenants.",
     responses=problems(401, 422),
 )
 async def list_usage(
@@ -139,7 +159,7 @@ async def list_usage(
     "/usage.csv",
     dependencies=[needs(Scope.SESSIONS_READ)],
     operation_id="export_usage",
-    summary="Export what was used, by day, as CSV",
+    summary="Export what was used, by day or hour, as CSV",
     description="As `/v1/usage`, the whole range in one file (RFC 4180) with a line of names. If the state "
     "store fails on the way, the connection ends without the rest.",
     response_class=Response,
@@ -175,6 +195,10 @@ async def _lines(days: Range, page: UsagePage) -> AsyncIterator[str]:
                     f"{row.viewer_seconds:.3f}",
                     f"{row.video_seconds:.3f}",
                     row.delivered_bytes,
+                    "" if row.hour is None else f"{row.hour:%Y-%m-%dT%H:00:00Z}",
+                    row.model or "",
+                    row.width or "",
+                    row.height or "",
                 )
                 for row in entries_of(page)
             ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date, timedelta
+from enum import StrEnum
 from typing import Self
 
 from pydantic import Field
 
 from turboserve.contracts import usage as contract
-from turboserve.gateway.public import PublicOutput
+from turboserve.gateway.public import PublicOutput, Timestamp, class_members
 
 EPOCH = date(1970, 1, 1)
 
@@ -17,6 +18,13 @@ EPOCH = date(1970, 1, 1)
 def number_of(day: date) -> int:
     """Return the days since 1 January 1970."""
     return (day - EPOCH).days
+
+
+class UsageBucket(StrEnum):
+    """The length of time of an entry."""
+
+    HOUR = "hour"
+    DAY = "day"
 
 
 class UsageEntry(PublicOutput):
@@ -44,11 +52,27 @@ class UsageEntry(PublicOutput):
         description="Video that gateways have sent to viewers, as they have reported it.",
         examples=[1_338_200_000],
     )
+    hour: Timestamp | None = Field(
+        description="When the hour began. `null`: the entry is not one of an hour.",
+        examples=["2026-11-24T13:00:00.000000Z"],
+    )
+    model: str | None = Field(
+        description="Model of the sessions. `null`: the entry is not one of a model, or was counted before "
+        "models were.",
+        examples=["toyworld"],
+    )
+    width: int | None = Field(
+        description="Width of their frames, pixels. `null`: the model's own.", examples=[None]
+    )
+    height: int | None = Field(description="Height of their frames, pixels: see `width`.", examples=[None])
 
     @classmethod
     def of(cls, used: contract.UsageDay | contract.UsageGroup) -> Self:
-        day = None if used.day is None else EPOCH + timedelta(days=used.day)
-        return cls.model_validate({**used.model_dump(), "day": day})
+        group = used if isinstance(used, contract.UsageGroup) else None
+        members = used.model_dump() | class_members(None if group is None else group.model)
+        members["day"] = None if used.day is None else EPOCH + timedelta(days=used.day)
+        members["hour"] = None if group is None or group.hour is None else 3_600.0 * group.hour
+        return cls.model_validate(members)
 
 
 def entries_of(page: contract.UsagePage) -> list[UsageEntry]:
@@ -61,7 +85,7 @@ class UsageList(PublicOutput):
 
     usage: list[UsageEntry] = Field(
         description="One entry for each day, tenant and key with any use, or for each combination of what "
-        "`group_by` names."
+        "`group_by` and `by` name."
     )
     group_by: list[contract.UsageDimension] = Field(
         description="By what the entries differ.", examples=[["day", "tenant"]]

@@ -17,6 +17,7 @@ from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.wording import counted
 
 MINUTE_S = 60.0
+HOUR_S = 3_600.0
 DAY_S = 86_400.0
 CLOCK_SKEW_S = 60.0
 """Wall clocks of the store's instances differ by less than this, seconds."""
@@ -86,6 +87,11 @@ class TenantUse:
 def day_of(now: float) -> int:
     """Return the day of UTC, in days since 1 January 1970."""
     return int(now // DAY_S)
+
+
+def hour_of(now: float) -> int:
+    """Return the hour of UTC, in hours since 1 January 1970."""
+    return int(now // HOUR_S)
 
 
 def created_bytes(prompt: str, metadata: Iterable[tuple[str, str]]) -> int:

@@ -105,16 +105,16 @@ class RentalRepository(Protocol):
     async def put(self, rows: Iterable[RentalRow]) -> None:
         """Write the rows, but never change `accrued_s` of an existing row."""
 
-    async def accrue(self, day: int, minute: int) -> None:
+    async def accrue(self, hour: int, minute: int) -> None:
         """Give the sessions that hold a slot now their shares of the time paid since the last call.
 
-        The shares are added to the usage of `day` as well. They are also added, with the time of workers on
-        which no session holds a slot, to the cost of the pools in the minute that began at the Unix time
-        `minute`.
+        The shares are added to the usage of `hour` and its day as well. They are also added, with the time of
+        workers on which no session holds a slot, to the cost of the pools in the minute that began at the
+        Unix time `minute`.
         """
 
     async def usage(self, request: ListUsage) -> UsagePage:
-        """Return usage, or its sums, in the order of day, tenant and key.
+        """Return usage, or its sums, in the order of `UsageDimension`.
 
         Raises InvalidInputError for a wrong `after`.
         """

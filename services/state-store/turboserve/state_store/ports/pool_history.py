@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
+from turboserve.contracts.cost import ModelCost
 from turboserve.contracts.pool_history import (
     ListLanes,
     ListMigrations,
@@ -31,6 +32,7 @@ class HistoryTable(StrEnum):
     DECISIONS = "pool_decisions"
     CHUNKS = "worker_chunks"
     COSTS = "pool_costs"
+    MODEL_COSTS = "pool_model_costs"
 
 
 class PoolHistoryRepository(Protocol):
@@ -67,6 +69,9 @@ class PoolHistoryRepository(Protocol):
 
     async def tenant_costs(self, request: PoolRange) -> list[TenantCost]:
         """Return the largest shares of the range, largest first."""
+
+    async def model_costs(self, request: PoolRange) -> list[ModelCost]:
+        """Return the same by model."""
 
     async def waiting(self, request: ListWaiting) -> WaitingPage: ...
 

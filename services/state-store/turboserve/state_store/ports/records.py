@@ -102,20 +102,22 @@ class LogProgress:
 
 @statically_frozen()
 class UsageShare:
-    """What is added to the usage of a tenant and a key."""
+    """What is added to the usage of a tenant, a key and a model."""
 
     tenant: str
     key: str | None
+    model: str
     chunks: int = 0
     video_seconds: float = 0.0
     viewer_seconds: float = 0.0
     delivered_bytes: int = 0
 
     def __add__(self, other: UsageShare) -> UsageShare:
-        """Return the sum of two shares of one tenant and key. Counts stay within `NUMBER_LIMIT`."""
+        """Return the sum of two shares of one tenant, key and model. Counts stay within `NUMBER_LIMIT`."""
         return UsageShare(
             self.tenant,
             self.key,
+            self.model,
             min(self.chunks + other.chunks, NUMBER_LIMIT),
             self.video_seconds + other.video_seconds,
             self.viewer_seconds + other.viewer_seconds,
@@ -124,10 +126,10 @@ class UsageShare:
 
     @classmethod
     def by_owner(cls, shares: Iterable[UsageShare]) -> list[UsageShare]:
-        """Return one sum for each tenant and key, in the order of their rows."""
-        sums: dict[tuple[str, str], UsageShare] = {}
+        """Return one sum for each tenant, key and model, in the order of their rows."""
+        sums: dict[tuple[str, str, str], UsageShare] = {}
         for share in shares:
-            owner = share.tenant, share.key or ""
+            owner = share.tenant, share.key or "", share.model
             sums[owner] = sums[owner] + share if owner in sums else share
         return [sums[owner] for owner in sorted(sums)]
 
@@ -145,9 +147,11 @@ class ViewerUse:
         delivered_bytes = min(self.delivered_bytes + other.delivered_bytes, NUMBER_LIMIT)
         return ViewerUse(self.seconds + other.seconds, delivered_bytes)
 
-    def share(self, tenant: str, key: str | None) -> UsageShare:
-        """Return what is added to the usage of the session's tenant and key."""
-        return UsageShare(tenant, key, viewer_seconds=self.seconds, delivered_bytes=self.delivered_bytes)
+    def share(self, tenant: str, key: str | None, model: str) -> UsageShare:
+        """Return what is added to the usage of the session's tenant, key and model."""
+        return UsageShare(
+            tenant, key, model, viewer_seconds=self.seconds, delivered_bytes=self.delivered_bytes
+        )
 
 
 @dataclass(frozen=True)

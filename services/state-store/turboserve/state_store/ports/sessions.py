@@ -122,11 +122,11 @@ class ProgressRepository(Protocol):
     async def count(self, reached: Sequence[LogProgress]) -> dict[str, SessionRecord]:
         """Write the progress of sessions, whose counts never decrease. Returns the existing rows after it."""
 
-    async def add_usage(self, day: int, shares: Iterable[UsageShare]) -> None:
-        """Add chunks and what viewers have used to the usage of `day`."""
+    async def add_usage(self, hour: int, shares: Iterable[UsageShare]) -> None:
+        """Add chunks and what viewers have used to the usage of `hour`, and of its day."""
 
-    async def add_viewer_use(self, day: int, used: Mapping[str, ViewerUse]) -> None:
-        """Add what viewers have used to the usage of `day`, by session. Those without a row are left out."""
+    async def add_viewer_use(self, hour: int, used: Mapping[str, ViewerUse]) -> None:
+        """Add what viewers have used in `hour`, by session. Those without a row are left out."""
 
     async def number_events(self, session: str, event_sequence: int) -> None:
         """Write the number of the session's newest event. The caller holds the row's lock."""

@@ -6,27 +6,17 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    and_,
-    delete,
-    func,
-    or_,
-    select,
-    tuple_,
-)
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from turboserve.contracts.base import NUMBER_LIMIT
 from turboserve.contracts.cost import Correction, Cost, PoolCost, SessionCost
-from turboserve.contracts.usage import ListUsage, UsagePage
+from turboserve.contracts.usage import HOURS, ListUsage, UsagePage
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
-from turboserve.state_store.access_tables import usage_days
 from turboserve.state_store.core.rentals import RentalRow
-from turboserve.state_store.core.usage import COUNTED, SUMMED, Place, dimensions, page_of
-from turboserve.state_store.repository.accrual import ACCRUAL, DAY, MINUTE
+from turboserve.state_store.repository import usage
+from turboserve.state_store.repository.accrual import ACCRUAL, DAY, HOUR, MINUTE
 from turboserve.state_store.repository.deployment import record_of
 from turboserve.state_store.tables import cost_corrections, rentals, session_costs, sessions, workers
 
@@ -101,30 +91,14 @@ class SqlRentals:
         # Rows beside the statement: SQLAlchemy compiles a statement that holds several rows each time.
         await self._db.execute(query, values)
 
-    async def accrue(self, day: int, minute: int) -> None:
-        await self._db.execute(ACCRUAL, {DAY.key: day, MINUTE.key: minute})
+    async def accrue(self, hour: int, minute: int) -> None:
+        await self._db.execute(ACCRUAL, {DAY.key: hour // HOURS, HOUR.key: hour, MINUTE.key: minute})
 
     async def usage(self, request: ListUsage) -> UsagePage:
-        order = [usage_days.c[name] for name in dimensions(request.group_by)]
-        totals: dict[str, ColumnElement[Any]] = {name: func.sum(usage_days.c[name]) for name in SUMMED}
-        totals |= {name: func.least(totals[name], NUMBER_LIMIT) for name in COUNTED}
-        sums = [total.cast(usage_days.c[name].type).label(name) for name, total in totals.items()]
-        columns = [*order, *sums] if request.group_by else [usage_days]
-        days = usage_days.c.day.between(request.from_day, request.to_day)
-        query = select(*columns).where(days).order_by(*order).limit(request.limit + 1)
-        if request.group_by:
-            query = query.group_by(*order)
-        if request.tenant is not None:
-            query = query.where(usage_days.c.tenant == request.tenant)
-        after = Place.parse(request.after)
-        if after is not None:
-            reached = [getattr(after, name) for name in dimensions(request.group_by)]
-            query = query.where(tuple_(*order) > tuple_(*reached))
-        rows = (await self._db.execute(query)).mappings().all()
-        return page_of([dict(row) for row in rows], request.limit, request.group_by)
+        return await usage.page(self._db, request)
 
     async def forget_usage(self, before_day: int) -> None:
-        await self._db.execute(delete(usage_days).where(usage_days.c.day < before_day))
+        await usage.forget(self._db, before_day)
 
     async def by_kind(self) -> list[dict[str, Any]]:
         query = (

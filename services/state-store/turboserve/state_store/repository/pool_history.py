@@ -12,8 +12,8 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.selectable import FromClause
 
+from turboserve.contracts.cost import ModelCost
 from turboserve.contracts.pool_history import (
-    TENANTS_LIMIT,
     ListLanes,
     ListMigrations,
     ListPoolDecisions,
@@ -33,13 +33,21 @@ from turboserve.contracts.pool_history import (
 from turboserve.state_store.core.chunk_history import ChunkRow
 from turboserve.state_store.core.paging import first_page
 from turboserve.state_store.core.pool_history import ENDING, LAST, OWNING, ChunkCount, past_migration
-from turboserve.state_store.history_tables import pool_costs, pool_decisions, pool_samples, worker_chunks
+from turboserve.state_store.history_tables import (
+    pool_costs,
+    pool_decisions,
+    pool_model_costs,
+    pool_samples,
+    worker_chunks,
+)
 from turboserve.state_store.ports.pool_history import HistoryTable
+from turboserve.state_store.repository import pool_cost
 from turboserve.state_store.repository.admission import WAITS
 from turboserve.state_store.tables import decisions, rentals, sessions, workers
 
 _TABLES = {
-    HistoryTable(table.name): table for table in (pool_samples, pool_decisions, worker_chunks, pool_costs)
+    HistoryTable(table.name): table
+    for table in (pool_samples, pool_decisions, worker_chunks, pool_costs, pool_model_costs)
 }
 _SAMPLE = [pool_samples.c[name] for name in PoolSample.model_fields]
 
@@ -197,16 +205,13 @@ class SqlPoolHistory:
         return {row.id: row.tenant for row in await self._db.execute(query)}
 
     async def costs(self, request: PoolRange) -> Mapping[int, tuple[float, float]]:
-        columns = pool_costs.c
-        query = select(columns.at, *_SUMS).where(_paid(request)).group_by(columns.at)
-        return {row[0]: (row[1], row[2]) for row in await self._db.execute(query)}
+        return await pool_cost.by_minute(self._db, request)
 
     async def tenant_costs(self, request: PoolRange) -> list[TenantCost]:
-        tenant = pool_costs.c.tenant
-        query = select(tenant, *_SUMS).where(_paid(request)).group_by(tenant)
-        query = query.order_by(_SUMS[0].desc(), tenant.collate("C")).limit(TENANTS_LIMIT)
-        rows = await self._db.execute(query)
-        return [TenantCost(tenant=row[0] or None, gpu_seconds=row[1], money=row[2]) for row in rows]
+        return await pool_cost.by_tenant(self._db, request)
+
+    async def model_costs(self, request: PoolRange) -> list[ModelCost]:
+        return await pool_cost.by_model(self._db, request)
 
     async def waiting(self, request: ListWaiting) -> WaitingPage:
         here = and_(WAITS, sessions.c.ended_at.is_(None))
@@ -250,16 +255,8 @@ class SqlPoolHistory:
         await self._db.execute(delete(_TABLES[table]).where(_TABLES[table].c.at < at))
 
 
-_SUMS = [func.sum(pool_costs.c[name]) for name in ("gpu_seconds", "money")]
-
-
 def _decision(row: RowMapping) -> StoredDecision:
     return StoredDecision.model_validate({**row, "id": row["number"], "number": row["process_number"]})
-
-
-def _paid(request: PoolRange) -> ColumnElement[bool]:
-    pool = request.pool if request.managed else ""
-    return and_(pool_costs.c.pool == pool, _within(pool_costs.c.at, request))
 
 
 def _joined(begun: FromClause, ending: FromClause) -> FromClause:

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlalchemy import (
     ARRAY,
     BigInteger,
-    ColumnElement,
     Double,
-    Insert,
     Text,
     and_,
     bindparam,
@@ -24,21 +22,15 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from turboserve.contracts.base import NUMBER_LIMIT
 from turboserve.contracts.events import Event
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.state_store.access_tables import usage_days
 from turboserve.state_store.core.tenants import ROW_BYTES
-from turboserve.state_store.core.usage import COUNTED
 from turboserve.state_store.ports.records import LogProgress, PendingEvent, UsageShare, ViewerUse
 from turboserve.state_store.publish.outbox import outbox_values
+from turboserve.state_store.repository import usage
 from turboserve.state_store.repository.sessions import COLUMNS, record_of
 from turboserve.state_store.repository.webhooks import FROM_OUTBOX
 from turboserve.state_store.tables import controls, cursors, outbox, sessions, tenants
-
-_SHARED = "chunks", "video_seconds", "viewer_seconds", "delivered_bytes"
-"""Columns of usage that `UsageShare` adds to."""
-
 
 # Built once: SQLAlchemy takes longer to build such a statement and its cache key than to execute it.
 _MOVE = update(cursors).where(
@@ -86,21 +78,6 @@ _STORE_FENCE = (
     .values(own_revision=_REVISION, fence_revision=_REVISION)
     .returning(*COLUMNS)
 )
-
-
-def _usage_added() -> Insert:
-    query = pg_insert(usage_days)
-    added: dict[str, ColumnElement[float]] = {
-        name: usage_days.c[name] + query.excluded[name] for name in _SHARED
-    }
-    # No message carries a greater count.
-    added |= {name: func.least(added[name], NUMBER_LIMIT) for name in COUNTED}
-    return query.on_conflict_do_update(
-        index_elements=[usage_days.c.day, usage_days.c.tenant, usage_days.c.key], set_=added
-    )
-
-
-_ADD_USAGE = _usage_added()
 _OLDEST_EVENTS = select(outbox).order_by(outbox.c.number).limit(bindparam("most"))
 
 
@@ -130,26 +107,14 @@ class SqlProgress:
         }
         return {row["id"]: record_of(row) for row in (await self._db.execute(_COUNT, news)).mappings()}
 
-    async def add_usage(self, day: int, shares: Iterable[UsageShare]) -> None:
-        sums = UsageShare.by_owner(shares)
-        if not sums:
-            return
-        # In a fixed order, so that two transactions never wait for each other.
-        rows = [
-            {
-                "day": day,
-                "tenant": share.tenant,
-                "key": share.key or "",
-                **{name: getattr(share, name) for name in _SHARED},
-            }
-            for share in sums
-        ]
-        await self._db.execute(_ADD_USAGE, rows)
+    async def add_usage(self, hour: int, shares: Iterable[UsageShare]) -> None:
+        await usage.add(self._db, hour, shares)
 
-    async def add_viewer_use(self, day: int, used: Mapping[str, ViewerUse]) -> None:
-        query = select(sessions.c.id, sessions.c.tenant, sessions.c.key).where(sessions.c.id.in_(used))
+    async def add_viewer_use(self, hour: int, used: Mapping[str, ViewerUse]) -> None:
+        columns = sessions.c
+        query = select(columns.id, columns.tenant, columns.key, columns.model).where(columns.id.in_(used))
         rows = (await self._db.execute(query)).all()
-        await self.add_usage(day, [used[row.id].share(row.tenant, row.key) for row in rows])
+        await self.add_usage(hour, [used[row.id].share(row.tenant, row.key, row.model) for row in rows])
 
     async def number_events(self, session: str, event_sequence: int) -> None:
         query = update(sessions).where(sessions.c.id == session)

@@ -62,13 +62,18 @@ class PoolHistories:
             return await db.pool_history.migrations(request)
 
     async def cost(self, request: GetPoolCost) -> PastCost:
-        """Return the cost of a range over time and by tenant. Raises InvalidInputError."""
+        """Return the cost of a range over time, by tenant and by model. Raises InvalidInputError."""
         _check(request, request.step_s, COST_S)
         async with self._database.transaction() as db:
             rows = await db.pool_history.costs(request)
             tenants = await db.pool_history.tenant_costs(request)
-        points = rules.cost_points(rows, request.step_s)
-        return PastCost(currency=self._settings.currency, points=points, tenants=tuple(tenants))
+            models = await db.pool_history.model_costs(request)
+        return PastCost(
+            currency=self._settings.currency,
+            points=rules.cost_points(rows, request.step_s),
+            tenants=tuple(tenants),
+            models=tuple(models),
+        )
 
     async def waiting(self, request: ListWaiting) -> WaitingPage:
         async with self._database.statement() as db:

@@ -17,12 +17,12 @@ from turboserve.contracts.errors import (
 )
 from turboserve.contracts.pool import OrderPool, PoolOrders, PoolReport
 from turboserve.contracts.pool_history import COST_S
-from turboserve.contracts.usage import ListUsage, UsageDay, UsagePage
+from turboserve.contracts.usage import ListUsage, UsageDimension, UsageGroup, UsagePage
 from turboserve.ids import new_id
 from turboserve.state_store import metrics
 from turboserve.state_store.core import rentals as rules
 from turboserve.state_store.core.pool_history import step_of
-from turboserve.state_store.core.tenants import day_of
+from turboserve.state_store.core.tenants import day_of, hour_of
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.service.transactions import pool_fenced
 from turboserve.state_store.settings import Settings
@@ -33,7 +33,9 @@ UNNAMED = "unnamed"
 MEASURE_S = 15.0
 """Interval at which the metrics of usage are set, seconds."""
 MEASURED = 1_000
-"""Maximum number of pairs of a tenant and a key that the metrics of usage cover."""
+"""Maximum number of pairs of a tenant and a model that the metrics of usage cover."""
+
+_MEASURED_BY = UsageDimension.TENANT, UsageDimension.MODEL
 
 log = logs.get("cost")
 
@@ -44,7 +46,7 @@ class Pools:
     def __init__(self, database: Database, clock: Clock, settings: Settings) -> None:
         self._database, self._clock, self._settings = database, clock, settings
         self._process = new_id("sto")
-        self._used_today: tuple[UsageDay, ...] = ()
+        self._used_today: tuple[UsageGroup, ...] = ()
         for gauge, name in (
             (metrics.usage_gpu_seconds, "gpu_seconds"),
             (metrics.usage_chunks, "chunks"),
@@ -157,17 +159,14 @@ class Pools:
         )
 
     async def usage(self, request: ListUsage) -> UsagePage:
-        """Return what tenants have used, by day. Raises InvalidInputError."""
+        """Return what tenants have used. Raises InvalidInputError."""
         async with self._database.statement() as db:
             page = await db.rentals.usage(request)
         return page.model_copy(update={"currency": self._settings.currency})
 
-    def _used(self, name: str) -> dict[str, float]:
-        """Return what each tenant has used today, as it was last read."""
-        sums: dict[str, float] = {}
-        for day in self._used_today:
-            sums[day.tenant] = sums.get(day.tenant, 0.0) + getattr(day, name)
-        return sums
+    def _used(self, name: str) -> dict[tuple[str, ...], float]:
+        """Return what the sessions of each tenant and model have used today, as it was last read."""
+        return {(one.tenant or "", one.model or ""): getattr(one, name) for one in self._used_today}
 
     async def measure_usage(self) -> None:
         """Set the metrics of today's usage, and delete usage whose retention is over."""
@@ -175,8 +174,10 @@ class Pools:
         today = day_of(now)
         async with self._database.transaction(durable=False) as db:
             await db.rentals.forget_usage(day_of(max(now - self._settings.usage_retention_s, 0.0)))
-            page = await db.rentals.usage(ListUsage(from_day=today, to_day=today, limit=MEASURED))
-        self._used_today = page.days
+            page = await db.rentals.usage(
+                ListUsage(from_day=today, to_day=today, limit=MEASURED, group_by=_MEASURED_BY)
+            )
+        self._used_today = page.groups
 
     async def correct(self, request: CorrectCost) -> Correction:
         """Add a correction of the cost. A repeated request returns the correction of the first one.
@@ -231,7 +232,7 @@ class Pools:
                 after.append(seen)
         await db.rentals.put(after)
         wall = self._clock.wall()
-        await db.rentals.accrue(day_of(wall), step_of(wall, COST_S))
+        await db.rentals.accrue(hour_of(wall), step_of(wall, COST_S))
 
     async def accrue_forever(self) -> None:
         """Accrue every `cost_sample_s`; never returns.

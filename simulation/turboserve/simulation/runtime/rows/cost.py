@@ -12,9 +12,8 @@ from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import CorrectionEntry
-from turboserve.simulation.runtime.rows.usage import Used, add_usage, lock_usage
+from turboserve.simulation.runtime.rows.usage import Used, add_usage, forget_usage, lock_usage, usage_page
 from turboserve.state_store.core.rentals import RentalRow
-from turboserve.state_store.core.usage import SUMMED, Place, dimensions, page_of
 
 _LOCK = ("advisory", "cost")
 _NOTHING = Cost(gpu_seconds=0.0, money=0.0)
@@ -74,9 +73,9 @@ class MemoryRentals:
         if wanted:
             await self._db.execute(run)
 
-    async def accrue(self, day: int, minute: int) -> None:
+    async def accrue(self, hour: int, minute: int) -> None:
         sessions, costs = self._db.tables.sessions, self._db.tables.session_costs
-        past = self._db.tables.pool_costs
+        past = self._db.tables.pool_costs, self._db.tables.pool_model_costs
 
         def run() -> None:
             due: list[RentalRow] = []
@@ -86,8 +85,8 @@ class MemoryRentals:
                     if locked is not None and locked.accrued_s < locked.paid_s:
                         due.append(locked)
             shares: list[tuple[str, Cost]] = []
-            # By pool and tenant. Time that no session pays has the tenant ''.
-            of_pools: dict[tuple[str, str], list[Cost]] = {}
+            # By pool and tenant, and by pool and model. Time that no session pays has ''.
+            of_pools: tuple[dict[tuple[str, str], list[Cost]], ...] = ({}, {})
             for row in due:
                 here = [
                     session
@@ -97,35 +96,38 @@ class MemoryRentals:
                 if not here:
                     whole = (row.paid_s - row.accrued_s) * row.gpus
                     paid = Cost(gpu_seconds=whole, money=whole * row.price_hour / 3_600.0)
-                    of_pools.setdefault((row.pool or "", ""), []).append(paid)
+                    for parts in of_pools:
+                        parts.setdefault((row.pool or "", ""), []).append(paid)
                 for session in here:
                     share = (row.paid_s - row.accrued_s) * row.gpus / len(here)
                     money = share * row.price_hour / 3_600.0
                     shares.append((session, Cost(gpu_seconds=share, money=money)))
                     entry = self._db.get(sessions, session)
                     assert entry is not None
-                    of_pools.setdefault((row.pool or "", entry.record.tenant), []).append(shares[-1][1])
+                    for parts, name in zip(of_pools, (entry.record.tenant, entry.record.model), strict=True):
+                        parts.setdefault((row.pool or "", name), []).append(shares[-1][1])
                     if self._db.lock(costs, session, LockMode.NO_KEY_UPDATE) is None:
                         self._db.insert_if_absent(costs, session, _NOTHING)
-            used: dict[tuple[str, str], Used] = {}
+            used: dict[tuple[str, str, str], Used] = {}
             for session, given in shares:
                 entry = self._db.get(sessions, session)
                 assert entry is not None
-                place = entry.record.tenant, entry.record.key or ""
+                place = entry.record.tenant, entry.record.key or "", entry.record.model
                 sums = used.get(place, Used())
                 used[place] = Used(sums.gpu_seconds + given.gpu_seconds, sums.money + given.money)
-            lock_usage(self._db, day, used)
-            add_usage(self._db, day, used)
+            lock_usage(self._db, hour, used)
+            add_usage(self._db, hour, used)
             for session, given in shares:
                 before = self._db.get(costs, session)
                 assert before is not None
                 self._db.update(costs, session, _sum((before, given)))
-            for (pool, tenant), parts in sorted(of_pools.items()):
-                key = pool, tenant, minute
-                if not self._db.insert_if_absent(past, key, _sum(parts)):
-                    earlier = self._db.lock(past, key, LockMode.NO_KEY_UPDATE)
-                    assert earlier is not None
-                    self._db.update(past, key, _sum((earlier, *parts)))
+            for table, of_pool in zip(past, of_pools, strict=True):
+                for (pool, name), costs_of in sorted(of_pool.items()):
+                    key = pool, name, minute
+                    if not self._db.insert_if_absent(table, key, _sum(costs_of)):
+                        earlier = self._db.lock(table, key, LockMode.NO_KEY_UPDATE)
+                        assert earlier is not None
+                        self._db.update(table, key, _sum((earlier, *costs_of)))
             for row in due:
                 seconds = row.paid_s - row.accrued_s
                 self._db.update(self._rows, row.worker, replace(row, accrued_s=row.accrued_s + seconds))
@@ -133,39 +135,10 @@ class MemoryRentals:
         await self._db.execute(run)
 
     async def usage(self, request: ListUsage) -> UsagePage:
-        after, rows = Place.parse(request.after), self._db.tables.usage_days
-
-        def run() -> UsagePage:
-            found = [
-                row.model_dump() | {"key": key}
-                for (day, tenant, key), row in sorted(self._db.all(rows), key=lambda item: item[0])
-                if request.from_day <= day <= request.to_day and request.tenant in (None, tenant)
-            ]
-            named = dimensions(request.group_by)
-            sums: dict[tuple[Any, ...], dict[str, Any]] = {}
-            for row in found:
-                place = tuple(row[name] for name in named)
-                group = sums.setdefault(
-                    place, dict(zip(named, place, strict=True)) | dict.fromkeys(SUMMED, 0)
-                )
-                group.update({name: group[name] + row[name] for name in SUMMED})
-            if after is not None:
-                reached = tuple(getattr(after, name) for name in named)
-                sums = {place: group for place, group in sums.items() if place > reached}
-            listed = [sums[place] for place in sorted(sums)]
-            return page_of(listed, request.limit, request.group_by)
-
-        return await self._db.execute(run)
+        return await self._db.execute(lambda: usage_page(self._db, request))
 
     async def forget_usage(self, before_day: int) -> None:
-        rows = self._db.tables.usage_days
-
-        def run() -> None:
-            for place, row in self._db.all(rows):
-                if row.day < before_day and self._db.lock(rows, place) is not None:
-                    self._db.delete(rows, place)
-
-        await self._db.execute(run)
+        await self._db.execute(lambda: forget_usage(self._db, before_day))
 
     async def by_kind(self) -> list[dict[str, Any]]:
         def run() -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
+from turboserve.contracts.cost import ModelCost
 from turboserve.contracts.pool_history import (
-    TENANTS_LIMIT,
     ListLanes,
     ListMigrations,
     ListPoolDecisions,
@@ -25,6 +25,7 @@ from turboserve.contracts.pool_history import (
     WaitingSession,
     WorkerLane,
 )
+from turboserve.simulation.runtime.rows import pool_cost
 from turboserve.simulation.runtime.rows.admission import waits
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import DecisionEntry, SessionEntry, Table
@@ -212,28 +213,13 @@ class MemoryPoolHistory:
         return await self._db.execute(run)
 
     async def costs(self, request: PoolRange) -> Mapping[int, tuple[float, float]]:
-        return await self._db.execute(lambda: self._sums(request, 1))
+        return await self._db.execute(lambda: pool_cost.by_minute(self._db, request))
 
     async def tenant_costs(self, request: PoolRange) -> list[TenantCost]:
-        def run() -> list[TenantCost]:
-            sums = self._sums(request, 0).items()
-            rows = sorted(sums, key=lambda item: (-item[1][0], item[0]))[:TENANTS_LIMIT]
-            return [
-                TenantCost(tenant=name or None, gpu_seconds=gpu, money=money) for name, (gpu, money) in rows
-            ]
+        return await self._db.execute(lambda: pool_cost.by_tenant(self._db, request))
 
-        return await self._db.execute(run)
-
-    def _sums(self, request: PoolRange, place: int) -> dict[Any, tuple[float, float]]:
-        """Return the sums by tenant (`place` 0) or by time (1)."""
-        wanted = request.pool if request.managed else ""
-        sums: dict[Any, tuple[float, float]] = {}
-        for (pool, tenant, at), cost in self._db.all(self._tables.pool_costs):
-            if pool == wanted and _within(at, request):
-                key = (tenant, at)[place]
-                gpu_seconds, money = sums.get(key, (0.0, 0.0))
-                sums[key] = gpu_seconds + cost.gpu_seconds, money + cost.money
-        return sums
+    async def model_costs(self, request: PoolRange) -> list[ModelCost]:
+        return await self._db.execute(lambda: pool_cost.by_model(self._db, request))
 
     async def waiting(self, request: ListWaiting) -> WaitingPage:
         def run() -> WaitingPage:

@@ -67,9 +67,9 @@ class MemoryProgress:
 
         return await self._db.execute(run)
 
-    async def add_usage(self, day: int, shares: Iterable[UsageShare]) -> None:
+    async def add_usage(self, hour: int, shares: Iterable[UsageShare]) -> None:
         sums = {
-            (share.tenant, share.key or ""): Used(
+            (share.tenant, share.key or "", share.model): Used(
                 chunks=share.chunks,
                 video_seconds=share.video_seconds,
                 viewer_seconds=share.viewer_seconds,
@@ -79,22 +79,22 @@ class MemoryProgress:
         }
 
         def run() -> None:
-            lock_usage(self._db, day, sums)
-            add_usage(self._db, day, sums)
+            lock_usage(self._db, hour, sums)
+            add_usage(self._db, hour, sums)
 
         if sums:
             await self._db.execute(run)
 
-    async def add_viewer_use(self, day: int, used: Mapping[str, ViewerUse]) -> None:
+    async def add_viewer_use(self, hour: int, used: Mapping[str, ViewerUse]) -> None:
         def run() -> list[UsageShare]:
             entries = [(self._db.get(self._rows, session), use) for session, use in used.items()]
             return [
-                use.share(entry.record.tenant, entry.record.key)
+                use.share(entry.record.tenant, entry.record.key, entry.record.model)
                 for entry, use in entries
                 if entry is not None
             ]
 
-        await self.add_usage(day, await self._db.execute(run))
+        await self.add_usage(hour, await self._db.execute(run))
 
     async def number_events(self, session: str, event_sequence: int) -> None:
         def run() -> None:

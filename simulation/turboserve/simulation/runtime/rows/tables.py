@@ -14,7 +14,7 @@ from turboserve.contracts.links import LinkRecord, SigningKey
 from turboserve.contracts.pool_history import PoolDecision, PoolSample
 from turboserve.contracts.recordings import RecordingRecord
 from turboserve.contracts.sessions import ControlReceipt, Decision, Phase, SessionRecord
-from turboserve.contracts.usage import UsageDay
+from turboserve.contracts.usage import UsageDay, UsageGroup
 from turboserve.contracts.webhooks import DeliveryState
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.simulation.runtime.rows.webhook_entries import DeliveryEntry, WebhookEntry
@@ -254,6 +254,7 @@ class Tables:
         self.api_keys: Table[str, KeyEntry] = Table("api_keys", {"hash": lambda entry: entry.hash}, ("hash",))
         self.key_rates: Table[str, KeyRates] = Table("key_rates")
         self.usage_days: Table[tuple[int, str, str], UsageDay] = Table("usage_days")
+        self.usage_hours: Table[tuple[int, str, str, str], UsageGroup] = Table("usage_hours")
         self.key_editions: Table[str, KeyEdition] = Table("key_editions")
         self.session_links: Table[str, LinkRecord] = Table(
             "session_links", {"session": lambda record: record.session}
@@ -284,6 +285,7 @@ class Tables:
         self.pool_decisions: Table[tuple[str, str, int], tuple[int, PoolDecision]] = Table("pool_decisions")
         self.worker_chunks: Table[tuple[str, int], ChunkRow] = Table("worker_chunks")
         self.pool_costs: Table[tuple[str, str, int], Cost] = Table("pool_costs")
+        self.pool_model_costs: Table[tuple[str, str, int], Cost] = Table("pool_model_costs")
         self._numbers: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Table[Any, Any]]:

@@ -1,4 +1,4 @@
-// What a pool has cost over time and by tenant, and the whole cost since the first worker.
+// What a pool has cost over time, by tenant and by model, and the whole cost since the first worker.
 
 import { duration, element, keyed, period, setCells, setText, showEmpty, tableRow } from "./elements.js";
 import { Plot, pointsOf } from "./plot.js";
@@ -17,18 +17,25 @@ export const cost = {
     const points = pointsOf(answer).map((point) => ({ ...point, gpus: point.gpu_seconds / answer.step_s }));
     // The newest step is not over yet: its mean would always be low.
     plot.draw(range.live ? points.slice(0, -1) : points, range, answer.step_s);
-    const total = answer.tenants.reduce((sum, one) => sum + one.gpu_seconds, 0);
-    const isPriced = answer.tenants.some((one) => one.money > 0);
     const money = moneyFormat(answer.currency);
-    at("tenant-table").hidden = !answer.tenants.length;
-    keyed(at("tenant-rows"), answer.tenants, (one) => one.tenant ?? "", () => tableRow(4), (row, one) => {
-      const share = total > 0 ? `${((one.gpu_seconds / total) * 100).toFixed(1)} %` : "–";
-      const name = one.tenant ?? "no session: idle or starting";
-      setCells(row, [name, duration(one.gpu_seconds), share, isPriced ? money.format(one.money) : "no price"]);
-    });
+    showShares("tenant", answer.tenants, money, (one) => one.tenant);
+    showShares("model", answer.models, money, ({ model, width, height }) =>
+      width ? `${model}, ${width}×${height}` : model);
     showEmpty(at("cost-empty"), !answer.tenants.length, `This pool had no worker ${period(range)}.`);
   },
 };
+
+// `nameOf` returns whose a share is; null: of no session.
+function showShares(by, shares, money, nameOf) {
+  const total = shares.reduce((sum, one) => sum + one.gpu_seconds, 0);
+  const isPriced = shares.some((one) => one.money > 0);
+  at(`${by}-table`).hidden = !shares.length;
+  keyed(at(`${by}-rows`), shares, (one) => nameOf(one) ?? "", () => tableRow(4), (row, one) => {
+    const share = total > 0 ? `${((one.gpu_seconds / total) * 100).toFixed(1)} %` : "–";
+    const name = nameOf(one) ?? "no session: idle or starting";
+    setCells(row, [name, duration(one.gpu_seconds), share, isPriced ? money.format(one.money) : "no price"]);
+  });
+}
 
 function moneyFormat(currency) {
   return new Intl.NumberFormat([], { style: "currency", currency, maximumFractionDigits: 4 });
