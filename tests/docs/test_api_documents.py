@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -49,7 +50,12 @@ def test_the_checked_in_document_is_that_of_the_code(name: str) -> None:
     assert (DOCS / name).read_text() == text_of(DOCUMENTS[name]()), REMEDY
 
 
-def test_a_stale_document_is_written_and_a_true_one_is_left_alone(tmp_path: Path) -> None:
+def test_a_stale_document_is_written_and_a_true_one_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each document is made once.
+    for name, made in [*DOCUMENTS.items()]:
+        monkeypatch.setitem(DOCUMENTS, name, cache(made))
     files = {tmp_path / name for name in DOCUMENTS}
     assert set(update(tmp_path)) == files
     assert update(tmp_path) == []

@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from turboserve import subjects
 from turboserve.cli.reference.compatibility import incompatibilities
 from turboserve.cli.reference.schemas import (
     LOGGED,
+    SchemaSet,
     checked_in,
     file_of,
     messages,
@@ -45,6 +47,12 @@ READ = 10 if settings().derandomize else DOCUMENTS
 """Number of them after which a type is read often enough. `make soak` reads all of them."""
 NOT_ON_THE_BUS = {"PoolFenced", "PoolRange", "TermFenced"}
 """Base classes whose fields only other contracts have."""
+
+
+@cache
+def of_the_code() -> SchemaSet:
+    """Return the schema set of this code, which takes half a second to make. Nothing changes it."""
+    return schema_set()
 
 
 def test_the_newest_set_is_that_of_the_code() -> None:
@@ -78,7 +86,7 @@ def test_every_set_is_valid_json_schema(version: SchemaVersion) -> None:
 
 def test_a_set_has_every_message() -> None:
     assert set(LOGGED) == set(subjects.LOGS)
-    definitions = schema_set()["$defs"]
+    definitions = of_the_code()["$defs"]
     kinds = [Contract]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -91,8 +99,8 @@ def test_a_set_has_every_message() -> None:
 
 
 def test_fields_called_as_prose_stay_in_a_set() -> None:
-    assert "reason" in schema_set()["$defs"]["Decision"]["properties"]
-    for schema in schema_set()["$defs"].values():
+    assert "reason" in of_the_code()["$defs"]["Decision"]["properties"]
+    for schema in of_the_code()["$defs"].values():
         assert "title" not in schema
 
 
@@ -201,7 +209,7 @@ INCOMPATIBLE = {
 
 @pytest.mark.parametrize("change", COMPATIBLE.values(), ids=COMPATIBLE)
 def test_a_minor_may_contain_it(change: Change) -> None:
-    old = schema_set()
+    old = of_the_code()
     new = copy.deepcopy(dict(old))
     change(new)
     assert new != old
@@ -210,7 +218,7 @@ def test_a_minor_may_contain_it(change: Change) -> None:
 
 @pytest.mark.parametrize(("change", "reason"), INCOMPATIBLE.values(), ids=INCOMPATIBLE)
 def test_it_needs_another_major(change: Change, reason: str) -> None:
-    old = schema_set()
+    old = of_the_code()
     new = copy.deepcopy(dict(old))
     change(new)
     found = incompatibilities(old, new)
@@ -279,7 +287,7 @@ def peer(schemas: Any) -> tuple[SchemaFilter, list[str]]:
 
 
 def test_a_peer_of_an_older_set_neither_sends_nor_reads_a_newer_field() -> None:
-    old = copy.deepcopy(dict(schema_set()))
+    old = copy.deepcopy(dict(of_the_code()))
     remove("HeldSession", "lead_s")(old)
     remove("LoadReport", "host")(old)
     held = {"session": "s", "epoch": 1, "next_chunk": 2, "lead_s": 3.0}
@@ -297,7 +305,7 @@ def test_a_peer_of_an_older_set_neither_sends_nor_reads_a_newer_field() -> None:
 
 
 def test_a_peer_reports_what_its_readers_would_refuse() -> None:
-    filtered, reports = peer(schema_set())
+    filtered, reports = peer(of_the_code())
     filtered.text("own.{id}", "entry", '{"session": "s", "epoch": "one"}')
     [report] = reports
     assert report.startswith(f"{REFUSED} own.{{id}} entry Ownership: $.epoch:")

@@ -47,7 +47,7 @@ def test_the_shipped_model_is_measured_with_its_judge(
     # Times are not compared.
     monkeypatch.setattr("turboserve.experiments.fidelity.profile.ROUNDS", 1)
     out = tmp_path / "fidelity.json"
-    found = run("--out", str(out), "--prompts", "6", "--steps", "1", "--steps", "4", "--sparsity", "0")
+    found = run("--out", str(out), "--prompts", "3", "--steps", "1", "--steps", "4", "--sparsity", "0")
     assert found.exit_code == 0, found.output
     config = preset("toyworld")
     profile = FidelityProfile.read(out, config, model=fingerprint(config), device="cpu")
@@ -64,7 +64,7 @@ def test_the_shipped_model_is_measured_with_its_judge(
     assert found.exit_code == 0, found.output
     second = FidelityProfile.read(again, config, model=fingerprint(config), device="cpu")
     assert {each.fidelity: each.quality for each in second.measured} == quality
-    assert second.prompts == 6
+    assert second.prompts == 3
 
 
 @pytest.mark.parametrize(

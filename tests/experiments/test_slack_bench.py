@@ -130,7 +130,14 @@ def test_early_ends_change_no_answer(seed: int) -> None:
     assert search.reaches(SMALL) == (sum(cpr.values()) / count >= wanted)
 
 
-@pytest.mark.parametrize("policy", ["ts", "ts_chunk", "slackserve", "slackserve_alpha_4"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "ts_chunk",
+        "slackserve",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("ts", "slackserve_alpha_4")),
+    ],
+)
 def test_workers_of_one_host_lend_each_other_their_devices(policy: str) -> None:
     # Two long streams, each on a worker of its own that takes longer for a chunk than the chunk plays, and a
     # worker without any.

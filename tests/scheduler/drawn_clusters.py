@@ -18,7 +18,7 @@ from turboserve.scheduler.placement import (
     WorkerState,
 )
 
-EXAMPLES = 20 if settings().derandomize else 300
+EXAMPLES = 12 if settings().derandomize else 300
 """Number of examples: few and fixed for a commit, many if new ones are drawn, as in `make soak`."""
 MODELS = ("big", "toy")
 WORKERS = tuple(f"w{n}" for n in range(6))

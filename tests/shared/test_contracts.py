@@ -142,8 +142,9 @@ def test_it_is_read_as_it_was_written(kind: type[Contract]) -> None:
 
 @pytest.mark.parametrize("kind", CONTRACTS, ids=lambda kind: kind.__name__)
 def test_it_is_frozen_and_ignores_what_a_newer_sender_adds(kind: type[Contract]) -> None:
+    # What a newer sender adds does not depend on the rest.
     @given(built(kind))
-    @settings(max_examples=3, deadline=None, derandomize=True)
+    @settings(max_examples=1, deadline=None, derandomize=True)
     def check(message: Contract) -> None:
         newer = message.to_bytes()[:-1] + b',"from_the_future":[1]}'
         assert kind.from_bytes(newer) == message

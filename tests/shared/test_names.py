@@ -7,6 +7,7 @@ import builtins
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -64,45 +65,76 @@ OTHER_MOVES = {
 that is a migration. With what moves."""
 
 
+@dataclass
+class Module:
+    """The names of a module, with the lines of its classes and functions."""
+
+    classes: list[ast.ClassDef] = field(default_factory=list)
+    """Nested ones too."""
+    functions: list[tuple[str, int]] = field(default_factory=list)
+    defined: set[str] = field(default_factory=set)
+    """Names of its classes, functions, constants, fields and attributes."""
+    mentioned: set[str] = field(default_factory=set)
+    """Every name: defined, used, of an argument, an attribute or a keyword."""
+
+    @classmethod
+    def of(cls, tree: ast.Module) -> Module:
+        """Read the whole tree once: this takes longer than all that the tests do with the names."""
+        found = cls()
+        found.defined.update(_assigned(tree.body))
+        for node in ast.walk(tree):
+            found._add(node)
+        return found
+
+    def _add(self, node: ast.AST) -> None:
+        match node:
+            case ast.ClassDef(name=name):
+                self.classes.append(node)
+                self.defined |= {name, *_assigned(node.body)}
+                self.mentioned.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                self.functions.append((name, node.lineno))
+                self.defined.add(name)
+                self.mentioned.add(name)
+            case ast.Attribute(attr=name):
+                self.mentioned.add(name)
+                if isinstance(node.ctx, ast.Store):
+                    self.defined.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                self.mentioned.add(name)
+            case ast.ImportFrom(names=names):
+                self.mentioned.update(alias.name for alias in names)
+
+
 @cache
-def trees(distribution: str) -> dict[Path, ast.Module]:
+def modules(distribution: str) -> dict[Path, Module]:
     """Return every module of the distribution."""
-    return {path: ast.parse(path.read_text()) for path in sorted(DISTRIBUTIONS[distribution].rglob("*.py"))}
+    paths = sorted(DISTRIBUTIONS[distribution].rglob("*.py"))
+    return {path: Module.of(ast.parse(path.read_text())) for path in paths}
 
 
 def classes(distribution: str) -> Iterator[tuple[Path, ast.ClassDef]]:
-    """Yield every class, nested ones too, with its file relative to the repository."""
-    for path, tree in trees(distribution).items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                yield path.relative_to(ROOT), node
+    """Yield every class with its file relative to the repository."""
+    for path, module in modules(distribution).items():
+        for node in module.classes:
+            yield path.relative_to(ROOT), node
 
 
-def defined(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of the module's classes, functions, constants, fields and attributes."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
-            if isinstance(node, ast.ClassDef):
-                yield from (target.id for target in _assigned(node.body) if isinstance(target, ast.Name))
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr
-    yield from (target.id for target in _assigned(tree.body) if isinstance(target, ast.Name))
-
-
-def _assigned(body: list[ast.stmt]) -> Iterator[ast.expr]:
+def _assigned(body: list[ast.stmt]) -> Iterator[str]:
     for statement in body:
+        targets: list[ast.expr] = []
         if isinstance(statement, ast.Assign):
-            yield from statement.targets
+            targets = statement.targets
         elif isinstance(statement, ast.AnnAssign):
-            yield statement.target
+            targets = [statement.target]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def test_the_distributions_are_found() -> None:
     services = {"gateway", "scheduler", "autoscaler", "worker", "state-store"}
     others = {"shared", "cli", "bench", "experiments", "simulation", "baselines"}
     assert services | others <= set(DISTRIBUTIONS)
-    assert all(len(trees(name)) > 2 for name in DISTRIBUTIONS)
+    assert all(len(modules(name)) > 2 for name in DISTRIBUTIONS)
 
 
 @pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
@@ -134,8 +166,8 @@ def spelled(name: str) -> str:
 def test_no_retired_name_comes_back(distribution: str) -> None:
     found = {
         f"{path.relative_to(ROOT)}: {name}"
-        for path, tree in trees(distribution).items()
-        for name in defined(tree)
+        for path, module in modules(distribution).items()
+        for name in module.defined
         if {spelled(name), spelled(name).lower() if name.isupper() else spelled(name)} & RETIRED
     }
     assert sorted(found) == []
@@ -143,40 +175,25 @@ def test_no_retired_name_comes_back(distribution: str) -> None:
 
 @pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
 def test_no_retired_module_or_function_comes_back(distribution: str) -> None:
-    modules = {path for path in trees(distribution) if spelled(path.stem) in RETIRED_MODULES}
-    assert modules == set()
+    retired = {path for path in modules(distribution) if spelled(path.stem) in RETIRED_MODULES}
+    assert retired == set()
     found = {
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
-        for path, tree in trees(distribution).items()
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path, module in modules(distribution).items()
         if not str(path.with_suffix("")).endswith(STOPPED_PROCESSES)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and spelled(node.name) in RETIRED_FUNCTIONS
+        for name, line in module.functions
+        if spelled(name) in RETIRED_FUNCTIONS
     }
     assert sorted(found) == []
-
-
-def mentioned(tree: ast.Module) -> Iterator[str]:
-    """Yield every name of the module: defined, used, of an argument, an attribute or a keyword."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield name
-            case (
-                ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name))
-            ):
-                yield name
-            case ast.ImportFrom(names=names):
-                yield from (alias.name for alias in names)
 
 
 @pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
 def test_a_change_of_worker_is_called_a_migration(distribution: str) -> None:
     found = {
         f"{path.relative_to(ROOT)}: {name}"
-        for path, tree in trees(distribution).items()
+        for path, module in modules(distribution).items()
         if path.parent.name != "versions" and not str(path.with_suffix("")).endswith(tuple(OTHER_MOVES))
-        for name in {path.stem, *mentioned(tree)}
+        for name in {path.stem, *module.mentioned}
         if _MOVE.search(name) and name not in OTHER_MOVES
     }
     assert sorted(found) == []

@@ -27,10 +27,10 @@ def test_a_message_that_is_handed_over_equals_what_its_bytes_say(monkeypatch: py
         return found
 
     monkeypatch.setattr(_Sent, "get", compared)
-    result = run_calm(seed=3, workers=3, slots=4, sessions=11, seconds=90.0)
+    result = run_calm(seed=3, workers=3, slots=4, sessions=11, seconds=30.0)
 
     assert different == []
     assert {ChunkHeader, CreateSession, LoadReport, Playhead} <= kinds
     assert not any(result["violations"].values())
     monkeypatch.undo()
-    assert run_calm(seed=3, workers=3, slots=4, sessions=11, seconds=90.0)["digest"] == result["digest"]
+    assert run_calm(seed=3, workers=3, slots=4, sessions=11, seconds=30.0)["digest"] == result["digest"]

@@ -39,10 +39,11 @@ EVERYTHING = Faults(
     commit_in_doubt=0.05,
     transfer_fails=0.1,
 )
-LATER = [pytest.param(first, marks=pytest.mark.soak) for first in range(10_012, 10_048, 6)]
+LATER = [pytest.param(first, marks=pytest.mark.soak) for first in range(10_000, 10_048, 6)]
 
 
-@pytest.mark.parametrize("first", [*range(10_000, 10_012, 6), *LATER])
+# One of these seeds watches its pool afterwards, and none runs twice.
+@pytest.mark.parametrize("first", [10_003, *LATER])
 def test_no_seed_violates_anything(first: int) -> None:
     result = command.run(seeds=6, first=first, seconds=SHORT_S)
     assert result["failing"] == []
@@ -62,7 +63,7 @@ def test_a_calm_run_migrates_and_ends_its_sessions() -> None:
 
 def test_the_same_seed_gives_the_same_trace_in_another_process() -> None:
     """The order of sets differs, so no decision may depend on it. Python prints nothing by itself."""
-    seeds = (5, 6)
+    seeds = (12, 25)
     code = f"""
 from turboserve.simulation.scenario import run_scenario
 from turboserve.simulation.world import World
@@ -117,12 +118,12 @@ def test_memory_does_not_grow_with_the_number_of_seeds(monkeypatch: pytest.Monke
     # An automatic collection would depend on the number of objects that exist.
     gc.disable()
     try:
-        command.run(seeds=9, first=1, seconds=1.0)
+        command.run(seeds=6, first=1, seconds=1.0)
     finally:
         gc.enable()
-    assert len(worlds) == 12
+    assert len(worlds) == 8
     assert max(alive) <= 4
-    assert [world() for world in worlds] == [None] * 12
+    assert [world() for world in worlds] == [None] * 8
     assert gc.get_freeze_count() == frozen
 
 
@@ -211,7 +212,7 @@ def test_an_unknown_policy_is_refused_with_the_names_that_are_installed() -> Non
 
 
 @pytest.mark.parametrize(
-    "options", [["--seeds", "1", "--seconds", "2"], ["--mode", "calm", "--minutes", "0.1"]]
+    "options", [["--seed", "6", "--seconds", "2"], ["--mode", "calm", "--minutes", "0.1"]]
 )
 def test_the_command_writes_its_results(options: list[str], tmp_path: Path) -> None:
     path = tmp_path / "result.json"

@@ -43,15 +43,17 @@ def late_because_of_loans(
     return found, counts
 
 
-def test_no_loan_makes_an_own_session_of_the_donor_late() -> None:
-    late, counts = late_because_of_loans(range(16))
+@pytest.mark.parametrize("seeds", [8, pytest.param(32, marks=pytest.mark.soak)])
+def test_no_loan_makes_an_own_session_of_the_donor_late(seeds: int) -> None:
+    late, counts = late_because_of_loans(range(seeds))
     assert late == {}
-    assert counts["donors"] > 8
+    assert counts["donors"] > seeds / 2
     assert min(counts[name] for name in ("loans", "declined", "forwards")) > 0
 
 
-def test_neither_does_a_home_or_a_donor_that_breaks_in_the_middle_of_a_layer() -> None:
-    late, counts = late_because_of_loans(range(14), limit_s=0.5, breaks=1.0)
+@pytest.mark.parametrize("seeds", [6, pytest.param(28, marks=pytest.mark.soak)])
+def test_neither_does_a_home_or_a_donor_that_breaks_in_the_middle_of_a_layer(seeds: int) -> None:
+    late, counts = late_because_of_loans(range(seeds), limit_s=0.5, breaks=1.0)
     assert late == {}
     assert counts["home freezes"] > 0
     assert counts["donor dies"] + counts["donor freezes"] > 0

@@ -53,7 +53,9 @@ def resume(one: Scene) -> None:
     one.until(lambda: one.row.activity is Activity.WATCHING)
 
 
-@pytest.mark.parametrize("chunks", [0, 1, 3, LEAD])
+@pytest.mark.parametrize(
+    "chunks", [0, *(pytest.param(chunks, marks=pytest.mark.soak) for chunks in (1, 3)), LEAD]
+)
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("before", [None, "socket", "http"])
 def test_video_goes_on_after_the_log_is_lost(chunks: int, counted: bool, before: str | None) -> None:

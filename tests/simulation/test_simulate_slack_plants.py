@@ -39,8 +39,9 @@ def test_absorption_and_rescues_take_place_and_violate_nothing() -> None:
     assert rescued.counts["rescues"] > 0
 
 
-def test_seeds_with_all_mechanisms_violate_nothing() -> None:
-    result = command.run(seeds=6, first=20_001, seconds=10.0, mechanisms=Mechanisms.ALL)
+@pytest.mark.parametrize("seeds", [3, pytest.param(12, marks=pytest.mark.soak)])
+def test_seeds_with_all_mechanisms_violate_nothing(seeds: int) -> None:
+    result = command.run(seeds=seeds, first=20_001, seconds=10.0, mechanisms=Mechanisms.ALL)
     assert result["failing"] == []
     assert result["counts"]["chunks"] > 0
 
