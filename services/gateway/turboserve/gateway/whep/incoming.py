@@ -59,6 +59,9 @@ class Incoming:
         self._second: socket.socket | None = None
         """Has what need not be handled at once. None: everything is handled where it arrives."""
         self._received: Callable[[bytes | str, tuple[Any, ...]], None] | None = None
+        self._report_of_reception: tuple[bytes, tuple[Any, ...]] | None = None
+        """The newest that has waited: one of several shows as well that the viewer is there."""
+        self._looked_s = 0.0
         self._reads_soon = False
         self._hurries = False
         """Whether messages wait for acknowledgments, so that these are handled where they arrive."""
@@ -110,7 +113,10 @@ class Incoming:
                 data, address = self._second.recvfrom(_SHORT_BYTES)
             except OSError:
                 break
-            self._received(data, address)
+            if data and data[0] >= _FIRST_RTP:
+                self._report_of_reception = data, address
+            else:
+                self._received(data, address)
         messages = self._messages_of_viewer()
         if self._hurries and (messages is None or not messages._outbound_queue):
             self._hurry(False)
@@ -137,9 +143,15 @@ class Incoming:
         A viewer that sends authenticated reports of its reception from the address to which video is sent
         wants to receive, so it is not asked. RFC 7675 knows only answers over STUN.
         """
-        self._read()
         now = self._clock.monotonic()
-        if self._transport is None or now - max(self._heard_s, self._asked_s) < SILENT_S - EARLY_S:
+        if self._transport is None or now - self._looked_s < SILENT_S - EARLY_S:
+            return
+        self._looked_s = now
+        self._read()
+        if self._report_of_reception is not None and self._received is not None:
+            self._received(*self._report_of_reception)
+            self._report_of_reception = None
+        if now - max(self._heard_s, self._asked_s) < SILENT_S - EARLY_S:
             return
         self._asked_s = now
         self._asking = asyncio.create_task(self._ask(self._transport.transport._connection))

@@ -103,8 +103,11 @@ class Peer:
         """Messages that wait for the data channel, since video may come before. None: they need not wait."""
         self._announcements = Announcements()
         self._init: bytes | None = None
-        self.check_due = asyncio.Event()
-        """Set from time to time, for all viewers of the gateway at once: see `_check`."""
+        self._cut = asyncio.Event()
+        """Set when a check ends the connection."""
+        self._problem: Exception | None = None
+        """Why it does. None: the viewer does not read."""
+        self._unread_since: float | None = None
         self._messages = False
 
     async def answer(self, offer: CheckedOffer) -> str:
@@ -127,6 +130,7 @@ class Peer:
                 await self.close()
 
     async def close(self) -> None:
+        self._cut.set()
         self._frames.stop()
         await self._connection.close()
 
@@ -136,7 +140,7 @@ class Peer:
             for one in (
                 self._video(),
                 self._listen(),
-                self._check(),
+                self._until_cut(),
                 self._connection.gone.wait(),
                 self.leaving.wait(),
                 self._gateway.streams.stopping.wait(),
@@ -213,35 +217,51 @@ class Peer:
             await self._connection.opened.wait()
         await self._watch.events()
 
-    async def _check(self) -> None:
-        """Report the playhead. Return if the viewer has not connected, and if it does not read."""
+    async def _until_cut(self) -> None:
+        """Return if the viewer has not connected, and if a check ends the connection. Raises its problem."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 await self._connection.connected.wait()
         except TimeoutError:
             log.info("viewer has not connected", session=self.session)
             return
-        clock, unread_since = self._gateway.clock, None
+        await self.check()
+        await self._cut.wait()
+        if self._problem is not None:
+            raise self._problem
+
+    async def check(self) -> None:
+        """Report the playhead. End the connection if the viewer's key has ended, and if it does not read."""
+        if not self._connection.connected.is_set() or self._cut.is_set():
+            return
+        now = self._gateway.clock.monotonic()
+        try:
+            await self._report(now)
+        except Exception as error:
+            # It ends this connection alone: the checks of other viewers follow.
+            self._problem = error
+            self._cut.set()
+            return
+        if self._announcements.is_late(now):
+            self._say()
+        waiting, since = self._connection.waiting_bytes, self._unread_since
+        self._unread_since = since = None if not waiting else since or now
+        late = since is not None and now - since > self._gateway.settings.write_timeout_s
+        if late or waiting > UNREAD_BYTES or self._connection.flooded.is_set():
+            log.info("viewer cut", session=self.session, unread_bytes=waiting)
+            self._cut.set()
+            return
+        self._connection.check()
+
+    async def _report(self, now: float) -> None:
+        """Report the playhead. Raises UnauthorizedError if the viewer's key or link has ended."""
         checked = bool(self._gateway.keys) or self._identity.grant is not None
-        while True:
-            self.check_due.clear()
-            if checked and not self._gateway.authenticator.holds(self._identity):
-                raise UnauthorizedError(ENDED, field="Authorization")
-            now = clock.monotonic()
-            playhead_s = self._pacer.playhead_s(now)
-            await self._gateway.timeline.reported(
-                self.session, self._watch.viewer, playhead_s, max(0.0, self._pacer.end_s - playhead_s)
-            )
-            if self._announcements.is_late(now):
-                self._say()
-            waiting = self._connection.waiting_bytes
-            unread_since = None if not waiting else unread_since or now
-            late = unread_since is not None and now - unread_since > self._gateway.settings.write_timeout_s
-            if late or waiting > UNREAD_BYTES or self._connection.flooded.is_set():
-                log.info("viewer cut", session=self.session, unread_bytes=waiting)
-                return
-            self._connection.check()
-            await self.check_due.wait()
+        if checked and not self._gateway.authenticator.holds(self._identity):
+            raise UnauthorizedError(ENDED, field="Authorization")
+        playhead_s = self._pacer.playhead_s(now)
+        await self._gateway.timeline.reported(
+            self.session, self._watch.viewer, playhead_s, max(0.0, self._pacer.end_s - playhead_s)
+        )
 
     async def _flush(self) -> None:
         deadline = self._gateway.clock.monotonic() + LAST_MESSAGE_S

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import ModuleType
@@ -56,6 +57,7 @@ class Peers:
         self._loading: asyncio.Task[ModuleType] | None = None
         self._times = FrameTimes()
         self._checking = False
+        self._check_task: asyncio.Task[None] | None = None
         self._id = gateway
 
     async def listen(self, bus: Bus) -> None:
@@ -145,11 +147,11 @@ class Peers:
         """Have all viewers checked from time to time, while there are some."""
         self._checking = bool(self._peers)
         if self._checking:
-            # Frames are sent at this time, too: the process is awake.
+            # Frames are sent at this time, too: the process is awake. One task for all costs less.
             next_s = (gateway.clock.monotonic() // CHECK_S + 1) * CHECK_S
             self._times.call_at(next_s, partial(self._check, gateway))
-        for peer in self._peers.values():
-            peer.check_due.set()
+        if self._check_task is None or self._check_task.done():
+            self._check_task = self._tasks.create(_check_all(list(self._peers.values())))
 
     async def _module(self) -> ModuleType:
         """Load what WebRTC needs, which takes tens of MB: only a gateway with such viewers pays for it."""
@@ -158,3 +160,8 @@ class Peers:
                 asyncio.to_thread(importlib.import_module, "turboserve.gateway.whep.peer")
             )
         return await asyncio.shield(self._loading)
+
+
+async def _check_all(peers: Sequence[Peer]) -> None:
+    for peer in peers:
+        await peer.check()
