@@ -10,6 +10,7 @@ from tests.autoscaler.autoscaler_bench import row
 from tests.helpers.waiting import eventually
 from turboserve.autoscaler.__main__ import provider_of
 from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.messages import SizeWanted
 from turboserve.autoscaler.pool_term import PoolTerm
 from turboserve.autoscaler.providers.base import ProviderWorker
 from turboserve.autoscaler.providers.external import ExternalProvider
@@ -95,7 +96,7 @@ async def test_the_first_size_leaves_out_workers_that_drain() -> None:
     provider = Listing([ProviderWorker(f"local-{n}", f"wrk_{n}") for n in range(3)])
     bus = StatusBus(row("wrk_0", WorkerPhase.DRAINING), row("wrk_1"))
     shell = shell_on(provider, bus, term([True]), pool_size=5, pool_min=1, pool_max=9)
-    assert await shell._first_size() == (2, "2 already running")
+    assert await shell._first_size() == SizeWanted(2, "2 already running")
 
 
 def test_pods_belong_to_their_namespace_whatever_the_address_of_the_broker() -> None:

@@ -17,7 +17,16 @@ DATA = typer.Option("--data", envvar="TURBOSERVE_DATA", help="Folder of the stac
 
 
 def up(
-    workers: Annotated[str, typer.Option(help="Number of workers, or a range such as 1..4.")] = "1",
+    workers: Annotated[
+        str | None, typer.Option(help="Number of workers, or a range such as 1..4. The default is 1.")
+    ] = None,
+    pool: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with the kinds of workers that the pool may have, with which models. It takes "
+            "the place of --workers and --model."
+        ),
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(
@@ -72,14 +81,15 @@ def up(
     program_start.begin()
     from turboserve.cli.embedded import PortTakenError
     from turboserve.cli.embedded.binaries import BinaryMissingError
-    from turboserve.cli.stack.options import External, InvalidOptionError, Options, Workers
+    from turboserve.cli.stack.options import External, InvalidOptionError, Options, PoolOption, Workers
     from turboserve.cli.stack.run import AlreadyRunningError, run
 
     program_start.finish()
     try:
+        pool_option = None if pool is None else PoolOption.read(pool, workers=workers, model=model)
         options = Options(
             data,
-            Workers.parse(workers),
+            Workers.parse(workers or "1") if pool_option is None else pool_option.workers,
             port,
             schedulers,
             gateways,
@@ -90,6 +100,7 @@ def up(
             auth=auth,
             webhooks=webhooks,
             model=model,
+            pool=pool_option,
             log_format=log_format,
             external=External(),
         )

@@ -90,7 +90,10 @@ class LinearProgram:
             import highspy
             import numpy as np
         except ImportError as error:
-            raise SolverError("highspy is not installed: install turboserve-scheduler[shares]") from error
+            raise SolverError(
+                "highspy is not installed: install turboserve-scheduler[shares] or "
+                "turboserve-autoscaler[composition]"
+            ) from error
         prices = np.zeros(self.columns)
         for column, price in cost:
             prices[column] += price

@@ -97,6 +97,9 @@ class ClassChecks:
         same.
         """
         deployment = self._deployment
+        if deployment.scale.pool_file is not None:
+            # Two classes that compete for the last worker of a kind may both be admitted.
+            return
         rows = deployment.postgres.tables.workers.rows
         known = {name for name, entry in rows.items() if entry.record.phase is not WorkerPhase.GONE}
         counted = sorted(known.union(ending) & deployment.workers.keys())

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
 from turboserve.plugins import NotInstalledError
 from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS
 from turboserve.simulation.calm import calm_table, run_calm
+from turboserve.simulation.fault_table import fault_table
 from turboserve.simulation.huge_pages import use_huge_pages
 from turboserve.simulation.mechanisms import Mechanisms
 from turboserve.simulation.names import INVARIANTS
@@ -30,6 +28,7 @@ from turboserve.simulation.scenario import (
     run_scenario,
     scale_of,
     with_classes,
+    with_offers,
 )
 from turboserve.simulation.settings import (
     FIDELITY,
@@ -124,6 +123,14 @@ def run(
             "order and numbers of sessions, and workers outside the pool. Workers then lower no quality.",
         ),
     ] = 1,
+    offers: Annotated[
+        bool,
+        typer.Option(
+            "--offers",
+            help="With faults: a pool with several offers. Each worker serves one of two models, and each "
+            "seed draws kinds of workers, their limits and prices. Workers lower no quality.",
+        ),
+    ] = False,
     failover: Annotated[
         bool,
         typer.Option(
@@ -144,8 +151,9 @@ def run(
         FIDELITY_POLICIES.check(fidelity or FIDELITY)
     except NotInstalledError as error:
         raise typer.BadParameter(str(error)) from error
-    if models > 1 and (mode is SimulationMode.CALM or fidelity not in (None, FIDELITY)):
-        raise typer.BadParameter("--models: calm mode and --fidelity need workers of one model")
+    if (models > 1 or offers) and (mode is SimulationMode.CALM or fidelity not in (None, FIDELITY)):
+        option = "--offers" if offers else "--models"
+        raise typer.BadParameter(f"{option}: calm mode and --fidelity need workers of one model")
     if host_sessions >= slots:
         raise typer.BadParameter(f"--host-sessions: {host_sessions} must be less than --slots, {slots}")
     if mode is SimulationMode.CALM:
@@ -181,7 +189,9 @@ def run(
             rebalancer=rebalancer,
             **{name: value for name, value in replaced.items() if value is not None},  # type: ignore[arg-type]
         )
-        if models > 1:
+        if offers:
+            scale = with_offers(scale, each)
+        elif models > 1:
             scale = with_classes(scale, each)
         if failover:
             scale = scale.with_failover()
@@ -198,19 +208,23 @@ def run(
             # Each run freezes the garbage of the runs before it, so no automatic collection finds that.
             gc.collect()
     wall_s, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
-    options = "".join(
-        f" {option} {chosen}"
-        for option, chosen, shipped in (
-            ("--placement", placement, PLACEMENT),
-            ("--gather", gather, None),
-            ("--rebalancer", rebalancer, REBALANCER),
-            ("--rescue-horizon", rescue_horizon, None),
-            ("--fidelity", fidelity, None),
-            ("--models", models, 1),
-            ("--mechanisms", mechanisms.value, Mechanisms.DRAWN.value),
+    options = (
+        "".join(
+            f" {option} {chosen}"
+            for option, chosen, shipped in (
+                ("--placement", placement, PLACEMENT),
+                ("--gather", gather, None),
+                ("--rebalancer", rebalancer, REBALANCER),
+                ("--rescue-horizon", rescue_horizon, None),
+                ("--fidelity", fidelity, None),
+                ("--models", models, 1),
+                ("--mechanisms", mechanisms.value, Mechanisms.DRAWN.value),
+            )
+            if chosen != shipped
         )
-        if chosen != shipped
-    ) + (" --failover" if failover else "")
+        + (" --offers" if offers else "")
+        + (" --failover" if failover else "")
+    )
     return summary(outcomes, unequal, seconds, wall_s, cpu_s, options)
 
 
@@ -275,25 +289,4 @@ def _failing(outcomes: Iterable[ScenarioOutcome], unequal: list[int], options: s
 
 def table(result: Mapping[str, Any]) -> RenderableType:
     """Format the violations by invariant, then the commands that replay the failing seeds."""
-    if result["mode"] == SimulationMode.CALM.value:
-        return calm_table(result)
-    shown = Table("invariant", "violations", "meaning", box=box.SIMPLE)
-    for name, count in result["violations"].items():
-        shown.add_row(name, str(count), INVARIANTS[name])
-    settle, counts = result["settle_s"], result["counts"]
-    notes = [
-        f"{result['seeds']} seeds, {result['events']} events, {result['seeds_per_s']:.1f} seeds/s, "
-        f"{result['seeds_per_cpu_s']:.1f} by CPU time; "
-        + ", ".join(f"{name} {count}" for name, count in counts.items()),
-    ]
-    if settle["max"] is not None:
-        notes.append(
-            f"time from the last fault until everything runs: {settle['p50']:.1f} s (median), "
-            f"{settle['max']:.1f} s (maximum); the bound is {settle['bound']:g} s"
-        )
-    for one in result["failing"]:
-        notes.append(
-            f"seed {one['seed']}: {'; '.join(one['messages'][:2]) or 'the traces of two runs differ'}"
-        )
-        notes.append(f"  replay: {one['replay']}")
-    return Group(shown, Text("\n".join(notes)))
+    return calm_table(result) if result["mode"] == SimulationMode.CALM.value else fault_table(result)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import Command as PoolCommand
-from turboserve.autoscaler.messages import Drain, Launch, Release
+from turboserve.autoscaler.messages import Drain, Launch, Release, SizesWanted
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerPhase
@@ -18,6 +18,7 @@ from turboserve.scheduler.placement import MigrationKind
 from turboserve.scheduler.placement.minmax import WITHIN_QUOTA
 from turboserve.simulation.class_checks import ClassChecks
 from turboserve.simulation.names import brief
+from turboserve.simulation.pool_offers import takes_places
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.simulation.settings import Scale
@@ -163,6 +164,18 @@ class DecisionChecks:
                 "debt_never_shrinks",
                 f"to {size}, debt {feedback.quality_debt:.3f}, deficit {feedback.deficit:.1f}: {reason}",
             )
+
+    def composed(self, pool: Pool, event: SizesWanted, feedback: dict[str, LoadFeedback]) -> None:
+        """Check new sizes of the pool's offers: every live session keeps its place.
+
+        `feedback`: the newest of each class that the controller knows.
+        """
+        file, classes = self._deployment.scale.pool_file, self._deployment.scale.classes
+        assert file is not None
+        assert classes is not None
+        fault = takes_places(pool, event, file, classes.sessions, feedback)
+        if fault is not None:
+            self._reports.fail("keeps_places", fault)
 
     def _released(self, name: str, reason: str) -> None:
         worker = self._deployment.worker(name)

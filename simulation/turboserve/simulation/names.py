@@ -17,6 +17,8 @@ INVARIANTS = {
     "scale_in_harmless": "9: scale-in never removes a worker that holds a session, and ends none",
     "stale_metrics_never_shrink": "10: lost or stale metrics never shrink the pool",
     "bounded_scaling": "11: under constant load the number of scaling actions is bounded",
+    "keeps_places": "where the pool has several offers, one worker at a time leaves, and every live session "
+    "with a place has one on the workers that stay",
     "debt_never_shrinks": "where the pool absorbs bursts, it never shrinks while chunks are late or below "
     "their best quality",
     "sessions_rest": "a session that migrated rests before it migrates again for balance or to save chunks",

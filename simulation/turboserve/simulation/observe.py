@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from turboserve.autoscaler.composition_loop import CompositionLoop
 from turboserve.autoscaler.messages import Command as PoolCommand
 from turboserve.autoscaler.messages import Event as PoolEvent
-from turboserve.autoscaler.messages import SizeWanted
+from turboserve.autoscaler.messages import SizesWanted, SizeWanted
 from turboserve.autoscaler.shell import Shell
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import Command, Event
@@ -37,6 +38,11 @@ def autoscaler(shell: Shell, name: str, checker: Checker) -> None:
             stale_s = control.controller.policy.stale_s
             heard = hearing.heard_at, stale_s, hearing.feedback
             checker.decisions.resized(pool, event.size, event.reason, *heard)
+        if isinstance(event, SizesWanted) and isinstance(control, CompositionLoop):
+            hearing = control.controller.advisor.feedback_monitor
+            heard = hearing.heard_at, control.controller.policy.stale_s, hearing.feedback
+            checker.decisions.resized(pool, sum(event.sizes.values()), event.reason, *heard)
+            checker.decisions.composed(pool, event, control.accepted(now))
         commands = handle(event, now)
         if commands:
             checker.decisions.pool_report(name, shell.term, pool, commands)

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from turboserve.autoscaler.composition_loop import CompositionLoop
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.simulation.faults import Faults, draw
 from turboserve.simulation.injector import FaultInjector
 from turboserve.simulation.mechanisms import Mechanisms, with_mechanisms, without_residency
 from turboserve.simulation.null_logging import quiet
+from turboserve.simulation.pool_offers import draw_offers
 from turboserve.simulation.session_classes import draw_classes
 from turboserve.simulation.settings import BEST, Scale
 from turboserve.simulation.tenants import with_tenants
@@ -87,6 +89,14 @@ def with_classes(scale: Scale, seed: int) -> Scale:
         absorb_at_maximum=False,
         tenant_limits={**scale.tenant_limits, "tenant_slots_factor": 0.0},
     )
+
+
+def with_offers(scale: Scale, seed: int) -> Scale:
+    """Return the deployment with two kinds of workers, each of which serves one of two classes."""
+    classes, file = draw_offers(seed)
+    least, most = file.limits
+    scale = replace(with_classes(scale, seed), classes=classes, pool_file=file)
+    return replace(scale, workers=least, most_workers=most)
 
 
 def run_scenario(
@@ -215,6 +225,8 @@ def _waits(world: World, record: SessionRecord) -> str | None:
     control = None if world.autoscaler is None else world.autoscaler.control
     if control is not None and control.absorbs and world.free_slots(absorbing=True) > 0:
         return f"it waits (last worker: {record.worker}) while workers with room absorb"
+    if isinstance(control, CompositionLoop):
+        return None if control.is_full(record.model) else "it waits while the pool can have a worker for it"
     if world.autoscaler is None or world.autoscaler.pool.target < world.scale.most_workers:
         return "it waits while the pool can grow"
     return None

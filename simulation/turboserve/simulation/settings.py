@@ -7,12 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from turboserve import failover
+from turboserve.autoscaler.pool_file import PoolFile
+from turboserve.autoscaler.pool_members import parts_of
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.broker_accounts import worker_user
 from turboserve.config import Settings
 from turboserve.gateway.auth.access import DEFAULT_TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.simulation.pool_offers import START_S
 from turboserve.simulation.runtime.device.pages import state_size
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.session_classes import MODEL, SessionClasses
@@ -25,6 +28,8 @@ from turboserve.worker.settings import Settings as WorkerSettings
 
 S = TypeVar("S", bound=Settings)
 
+POOL = str(AutoscalerSettings.model_fields["pool_name"].default)
+"""Name of the pool."""
 PLACEMENT = str(SchedulerSettings.model_fields["placement"].default)
 """The placement policy that ships as the default."""
 REBALANCER = str(SchedulerSettings.model_fields["rebalancer"].default)
@@ -85,6 +90,8 @@ class Scale:
     classes: SessionClasses | None = None
     """Classes of workers that serve several, with their own numbers of sessions in the place of `slots`. Such
     workers take no policy of configurations but `BEST`, and absorb nothing. None: workers serve one class."""
+    pool_file: PoolFile | None = None
+    """Kinds and offers of the pool: each of its workers serves one of `classes`. None: they are alike."""
     gateways: int = 2
     schedulers: int = 2
     stores: int = 1
@@ -173,6 +180,7 @@ class Scale:
             scale_peak_window_s=6.0,
             scale_out_cooldown_s=2.0,
             scale_stale_s=4.0,
+            **({} if self.pool_file is None else {"scale_horizon_s": START_S}),
             quality_debt_limit=self.quality_debt_limit,
             absorb_at_maximum=self.absorb_at_maximum,
         )
@@ -195,7 +203,7 @@ class Scale:
         names = {"worker_id": name, "pool_member": slot, "nats_user": worker_user(identity_of(name))}
         return self._of(
             WorkerSettings,
-            model=",".join(self.models),
+            model=self._models_of(slot),
             worker_max_sessions=None if self.quality_debt_limit > 0 else most,
             real_time_margin=REAL_TIME_MARGIN,
             gather_policy=self.gather,
@@ -204,6 +212,13 @@ class Scale:
             device="cpu",
             nats_password=PASSWORD,
         ).model_copy(update=names)
+
+    def _models_of(self, member: str) -> str:
+        """Return the classes of a worker in a pool member, with commas between them."""
+        parts = parts_of(member, POOL)
+        if self.pool_file is not None and parts is not None:
+            return self.pool_file.environment_of(parts[0])["TURBOSERVE_MODEL"]
+        return ",".join(self.models)
 
     def profile(self, load_s: float) -> DeviceProfile:
         """Return the profile of each worker's device."""
@@ -246,6 +261,7 @@ class Scale:
             pool_min=self.workers,
             pool_max=self.most_workers,
             pool_model=self.models[0],
+            pool_file=self.pool_file,
             pool_shared=self.autoscalers > 1,
             worker_identities={f"wk{number}": PASSWORD for number in range(2 * self.most_workers)},
             **more,

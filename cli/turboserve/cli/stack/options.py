@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from turboserve.autoscaler.pool_file import PoolFile
 from turboserve.cli.stack.decode_pool import DECODE_WORKER
 from turboserve.plugins import NotInstalledError
 from turboserve.worker.replicas.models import InvalidModelError, check_models
@@ -70,6 +71,37 @@ class Workers:
 
 
 @dataclass(frozen=True)
+class PoolOption:
+    """The file of `--pool`."""
+
+    path: Path
+    file: PoolFile
+
+    @property
+    def workers(self) -> Workers:
+        """The fewest and the most workers that the pool may have."""
+        return Workers(*self.file.limits)
+
+    @classmethod
+    def read(cls, path: Path, *, workers: str | None, model: str | None) -> PoolOption:
+        """Read the file. Raises InvalidOptionError if it is wrong, or beside options that it replaces."""
+        for name, value in (("--workers", workers), ("--model", model)):
+            if value is not None:
+                raise InvalidOptionError(f"{name}: the file of --pool says it")
+        try:
+            file = PoolFile.read(path)
+            for one in file.models:
+                check_models(one)
+        except (ValueError, NotInstalledError) as error:
+            raise InvalidOptionError(f"--pool: {error}") from None
+        if file.limits[1] > MOST_WORKERS:
+            raise InvalidOptionError(
+                f"--pool: the maximum of all kinds is {file.limits[1]}, above {MOST_WORKERS}"
+            )
+        return cls(path.absolute(), file)
+
+
+@dataclass(frozen=True)
 class Options:
     """Options of one run of `turboserve up`."""
 
@@ -96,12 +128,16 @@ class Options:
     model: str | None = None
     """Model of the workers, and of sessions that name none. Several, with commas between them: each worker
     serves all of them, and sessions that name none get the first. None: as the environment variables say."""
+    pool: PoolOption | None = None
+    """Kinds of workers and their models. `workers` has its limits, and `model` is None."""
     log_format: Literal["text", "json"] = "text"
     external: External = field(default_factory=External)
 
     def __post_init__(self) -> None:
         """Raise InvalidOptionError for an impossible number of NATS servers, an unknown model, or several
         models with decode workers."""
+        if self.pool is not None and self.decode_workers:
+            raise InvalidOptionError("--decode-workers: the workers of a pool file have no roles")
         if self.model is not None:
             try:
                 check_models(self.model)
@@ -119,6 +155,13 @@ class Options:
         # The autoscaler passes its own on to the workers.
         settings = {"gateway": "TURBOSERVE_DEFAULT_MODEL", "autoscaler": "TURBOSERVE_MODEL"}
         settings[DECODE_WORKER] = settings["autoscaler"]
+        if self.pool is not None:
+            # The pool file has the models of workers.
+            first, file = self.pool.file.models[0], str(self.pool.path)
+            return {
+                "gateway": {settings["gateway"]: first},
+                "autoscaler": {"TURBOSERVE_POOL_FILE": file},
+            }.get(service, {})
         if self.model is None or service not in settings:
             return {}
         return {settings[service]: self.model.partition(",")[0] if service == "gateway" else self.model}

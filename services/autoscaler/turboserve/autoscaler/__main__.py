@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import turboserve.program_start  # noqa: F401
 from turboserve import service
 from turboserve.autoscaler import app
+from turboserve.autoscaler.pool_members import parts_of
 from turboserve.autoscaler.providers.base import PoolProvider
 from turboserve.autoscaler.providers.external import ExternalProvider
 from turboserve.autoscaler.providers.kubernetes import KubernetesProvider
@@ -49,7 +52,12 @@ def provider_of(settings: AutoscalerSettings, template: Json | None = None) -> P
     identities = settings.worker_identities
     if settings.provider == "local":
         return LocalProvider(
-            pool, settings.pool_worker_command, environment, settings.health_host, identities
+            pool,
+            settings.pool_worker_command,
+            environment,
+            settings.health_host,
+            identities,
+            partial(member_environment, settings),
         )
     needs = Needs(settings.pool_worker_gpus, settings.ray_cpus, tuple(settings.ray_resources.items()))
     cluster = RayCluster(settings.ray_address, f"turboserve-{pool}")
@@ -61,6 +69,14 @@ def provider_of(settings: AutoscalerSettings, template: Json | None = None) -> P
         needs,
         identities=identities,
     )
+
+
+def member_environment(settings: AutoscalerSettings, member: str) -> dict[str, str]:
+    """Return the variables that a worker has because of its offer; none without a pool file."""
+    parts = parts_of(member, settings.pool_name)
+    if settings.pool_file is None or parts is None:
+        return {}
+    return settings.pool_file.environment_of(parts[0])
 
 
 def main() -> None:

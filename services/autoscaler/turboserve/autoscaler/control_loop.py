@@ -83,6 +83,12 @@ class ControlLoop:
         return control.target if control.dry_run else policy.most
 
     @property
+    def further_models(self) -> dict[str, tuple[str, int]]:
+        """Models that some workers of the pool serve instead of `model`, and how many may: by a name of the
+        model's row in the state store."""
+        return {}
+
+    @property
     def absorbs(self) -> bool:
         """Whether workers may hold more than K sessions. Not before the orders are known."""
         return self.orders is not None and self.controller.absorbs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from turboserve.autoscaler.command_tracker import ActionRecord, CommandTracker, GoneNotifier
 from turboserve.autoscaler.lifecycle import Lifecycle, Policy
@@ -24,11 +24,20 @@ from turboserve.autoscaler.messages import (
     LoadReported,
     ProviderWorkersListed,
     RunningWorker,
+    SizesWanted,
     SizeWanted,
     Tick,
     WorkersListed,
 )
-from turboserve.autoscaler.pool_members import LARGEST, PoolMember, fit, playout_of
+from turboserve.autoscaler.pool_members import (
+    LARGEST,
+    RESERVED_OFFER,
+    PoolMember,
+    fit,
+    member_name,
+    parts_of,
+    playout_of,
+)
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 
@@ -40,6 +49,8 @@ class Pool:
         self.name = name
         self.policy = policy or Policy()
         self.target = 0
+        self.sizes: dict[str, int] = {"": 0}
+        """Wanted number of workers by offer. Their sum is `target`."""
         self.members: dict[str, PoolMember] = {}
         self.rows: dict[str, WorkerRecord] = {}
         """The store's workers, as last listed."""
@@ -73,6 +84,8 @@ class Pool:
         match event:
             case SizeWanted(size, reason):
                 self._resize(size, reason, now)
+            case SizesWanted(sizes, reason):
+                self._resize_offers(sizes, reason, now)
             case ProviderWorkersListed():
                 self._provider_workers_listed(event, now)
             case WorkersListed():
@@ -102,7 +115,20 @@ class Pool:
             raise ValueError(f"size: {size} is not within 0 to {LARGEST}")
         if size != self.target:
             self._tracker.act(now, "target", f"{self.target} → {size}: {reason}")
-            self.target = size
+            self.target, self.sizes = size, {"": size}
+
+    def _resize_offers(self, sizes: Mapping[str, int], reason: str, now: float) -> None:
+        target = sum(sizes.values())
+        if target > LARGEST or any(size < 0 for size in sizes.values()):
+            raise ValueError(f"sizes: {dict(sizes)} are not within 0 to {LARGEST} in all")
+        changes = [
+            f"{offer} {self.sizes.get(offer, 0)} → {size}"
+            for offer, size in sizes.items()
+            if size != self.sizes.get(offer, 0)
+        ]
+        if changes:
+            self._tracker.act(now, "target", f"{', '.join(changes)}: {reason}")
+        self.target, self.sizes = target, dict(sizes)
 
     # The provider's workers
 
@@ -138,19 +164,19 @@ class Pool:
 
     def _adopt(self, provider_worker: RunningWorker, now: float) -> None:
         taken = self.members.get(provider_worker.member)
-        number = provider_worker.member.removeprefix(f"{self.name}-")
+        parts = parts_of(provider_worker.member, self.name)
         # A member that waits for its next attempt is free: a former leader may have started this worker.
         free = PoolMemberPhase.VACANT, PoolMemberPhase.BACKING_OFF
-        double = not number.isdigit() or (
-            taken is not None and (taken.worker is not None or taken.phase not in free)
-        )
-        if double:
+        double = taken is not None and (taken.worker is not None or taken.phase not in free)
+        surplus = double or parts is None or parts[0] not in self.sizes
+        if parts is None or surplus:
             # A pool member holds one worker. The extra worker may hold sessions, so drain it like any other.
-            member = PoolMember(f"{self.name}-extra-{provider_worker.worker}", LARGEST, wanted=False)
+            name = member_name(self.name, RESERVED_OFFER, provider_worker.worker)
+            member = PoolMember(name, LARGEST, "" if parts is None else parts[0], wanted=False)
         else:
-            member = taken or PoolMember(provider_worker.member, int(number))
+            member = taken or PoolMember(provider_worker.member, parts[1], parts[0])
         member.occupy(provider_worker.worker, now, adopted=True)
-        member.drain_requested = double
+        member.drain_requested = surplus
         if provider_worker.worker in self.leaving:
             # Its own report may come after those of the others, and one of these would drain in its place.
             member.wanted, member.drain_requested = False, True
@@ -199,6 +225,8 @@ class Pool:
     def _row_of(self, member: PoolMember, row: WorkerRecord, ticket: int, now: float) -> None:
         member.listed = True
         member.sessions, member.suspended, member.incoming = row.sessions, row.suspended, row.incoming
+        if row.phase is WorkerPhase.READY:
+            member.capacity = row.capacity
         self._life.worker_reported(member, row.phase, now)
         drained = member.drained_since is not None and ticket > member.drained_since
         if member.phase is PoolMemberPhase.DRAINING and drained and row.phase is not WorkerPhase.DRAINING:
@@ -232,7 +260,8 @@ class Pool:
 
     def _advance(self, now: float) -> None:
         if self.adopted:
-            fit(self.members, self.target, self.name, now)
+            for offer, size in self.sizes.items():
+                fit(self.members, size, self.name, now, offer)
             for member in list(self.members.values()):
                 self._life.step(member, now)
                 if member.phase is PoolMemberPhase.VACANT:

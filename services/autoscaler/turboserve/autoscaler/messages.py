@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from turboserve.contracts.workers import LoadReport, WorkerRecord
@@ -19,6 +20,14 @@ class SizeWanted:
     """The wanted number of workers, and the reason."""
 
     size: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SizesWanted:
+    """The wanted number of workers of each offer, and the reason. For a pool with several offers."""
+
+    sizes: Mapping[str, int]
     reason: str
 
 
@@ -79,7 +88,17 @@ class Failed:
     missing: bool = False
 
 
-Event = Tick | SizeWanted | ProviderWorkersListed | WorkersListed | LoadReported | Exited | Done | Failed
+Event = (
+    Tick
+    | SizeWanted
+    | SizesWanted
+    | ProviderWorkersListed
+    | WorkersListed
+    | LoadReported
+    | Exited
+    | Done
+    | Failed
+)
 
 # Commands. Each has exactly one answer: `Done`, `Failed` or the requested list.
 

@@ -62,6 +62,8 @@ class PoolMember:
 
     name: str
     index: int
+    offer: str = ""
+    """The offer of which the member's worker is. Empty: the pool has no several offers."""
     phase: PoolMemberPhase = PoolMemberPhase.VACANT
     since: float = 0.0
     reason: str = "new"
@@ -86,6 +88,8 @@ class PoolMember:
     """Time of the worker's last load report; None: there is none."""
     playout: MemberPlayout | None = None
     """By the worker's last load report."""
+    capacity: int | None = None
+    """K by the worker's row, once it is ready."""
     sessions: int = 0
     suspended: int = 0
     failures: int = 0
@@ -116,6 +120,7 @@ class PoolMember:
         self.playout = None
         self.listed, self.drain_requested, self.drained_since = False, False, None
         self.declared_gone, self.replaced, self.release_failed = False, None, None
+        self.capacity = None
         self.sessions = self.suspended = self.incoming = 0
 
     def vacate(self) -> None:
@@ -155,22 +160,38 @@ _COST = {
 }
 
 
-def fit(members: dict[str, PoolMember], target: int, pool: str, now: float) -> None:
-    """Make exactly `target` members wanted. New members get the lowest free index."""
-    wanted = [member for member in members.values() if member.wanted]
+RESERVED_OFFER = "extra"
+"""No offer has this name: members that hold the second worker of another member have it in theirs."""
+
+
+def member_name(pool: str, offer: str, index: int | str) -> str:
+    """Return the name of a pool member. `offer` is empty in a pool that has no several offers."""
+    return f"{pool}-{offer}-{index}" if offer else f"{pool}-{index}"
+
+
+def parts_of(member: str, pool: str) -> tuple[str, int] | None:
+    """Return the offer and the index in the name of a member of `pool`; None for any other name."""
+    offer, _, number = member.removeprefix(f"{pool}-").rpartition("-")
+    if not number.isdigit() or member_name(pool, offer, number) != member:
+        return None
+    return offer, int(number)
+
+
+def fit(members: dict[str, PoolMember], target: int, pool: str, now: float, offer: str = "") -> None:
+    """Make exactly `target` members of an offer wanted. New members get the lowest free index."""
+    ours = [member for member in members.values() if member.offer == offer]
+    wanted = [member for member in ours if member.wanted]
     surplus = len(wanted) - target
     if surplus > 0:
         for member in sorted(wanted, key=_least_missed)[:surplus]:
             member.wanted = False
     for _ in range(-surplus):
-        again = [
-            s for s in members.values() if not s.wanted and not s.drain_requested and s.phase in KEEPABLE
-        ]
+        again = [s for s in ours if not s.wanted and not s.drain_requested and s.phase in KEEPABLE]
         if again:
             min(again, key=lambda member: member.index).wanted = True
             continue
-        index = next(i for i in range(len(members) + 1) if f"{pool}-{i}" not in members)
-        member = PoolMember(f"{pool}-{index}", index, since=now)
+        index = next(i for i in range(len(members) + 1) if member_name(pool, offer, i) not in members)
+        member = PoolMember(member_name(pool, offer, index), index, offer, since=now)
         members[member.name] = member
 
 

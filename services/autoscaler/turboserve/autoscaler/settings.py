@@ -12,6 +12,7 @@ from pydantic_settings import NoDecode
 
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.lifecycle import Policy
+from turboserve.autoscaler.pool_file import PoolFile
 from turboserve.autoscaler.pool_members import LARGEST
 from turboserve.broker_accounts import IDENTITY_PATTERN
 from turboserve.config import Seconds
@@ -64,6 +65,10 @@ class AutoscalerSettings(LeaderSettings):
     controller decides."""
     pool_model: Id | None = None
     """Model that the pool's workers serve. None: the value of TURBOSERVE_MODEL, or `toyworld`."""
+    pool_file: Annotated[PoolFile | None, NoDecode] = None
+    """TOML file with the kinds of workers that the pool may have, with which models, and at which price. Its
+    limits replace `pool_size`, `pool_min` and `pool_max`. None: the workers are alike. Read when the service
+    starts."""
     pool_worker_kind: str | None = Field(default=None, min_length=1, max_length=64)
     """Hardware of a worker, by its name in `prices`. None: the device that each worker reports."""
     pool_worker_gpus: float = Field(default=1.0, ge=0, le=1_024)
@@ -136,6 +141,11 @@ class AutoscalerSettings(LeaderSettings):
     scale_horizon_s: Seconds = 10.0
     """How far ahead the forecast looks: about the time from a worker's launch until it is ready."""
 
+    @field_validator("pool_file", mode="before")
+    @classmethod
+    def _read(cls, value: object) -> object:
+        return PoolFile.read(Path(value)) if isinstance(value, str | Path) else value
+
     @field_validator("pool_worker_variables", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
@@ -144,13 +154,20 @@ class AutoscalerSettings(LeaderSettings):
     @property
     def limits(self) -> tuple[int, int]:
         """Minimum and maximum number of workers."""
+        if self.pool_file is not None:
+            return self.pool_file.limits
         least = self.pool_size if self.pool_min is None else self.pool_min
         most = max(self.pool_size, least) if self.pool_max is None else self.pool_max
         return least, most
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models that each of the pool's workers serves. The load of the first counts the sessions of all."""
+        """Models that each of the pool's workers serves. The load of the first counts the sessions of all.
+
+        With `pool_file`: the models of its offers, of which each worker serves one.
+        """
+        if self.pool_file is not None:
+            return self.pool_file.models
         named = self.pool_model or os.environ.get("TURBOSERVE_MODEL") or "toyworld"
         return tuple(one.strip() for one in named.split(","))
 
@@ -159,6 +176,18 @@ class AutoscalerSettings(LeaderSettings):
         least, most = self.limits
         if least > most:
             raise ValueError(f"pool_min: {least} is more than pool_max ({most})")
+        return self
+
+    @model_validator(mode="after")
+    def _offers_are_local(self) -> Self:
+        if self.pool_file is None:
+            return self
+        if self.provider != "local":
+            raise ValueError("pool_file: only the provider local starts workers of several kinds")
+        if self.pool_file.composed and self.quality_debt_limit > 0:
+            raise ValueError(
+                "pool_file: workers of several offers absorb nothing; set quality_debt_limit to 0"
+            )
         return self
 
     @model_validator(mode="after")

@@ -16,8 +16,6 @@ from opentelemetry.context import Context
 from turboserve import logs, subjects
 from turboserve.autoscaler import metrics
 from turboserve.autoscaler.command_tracker import ActionRecord
-from turboserve.autoscaler.control.controller import Controller
-from turboserve.autoscaler.control.policy import default_table
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.executor import Executor
@@ -27,9 +25,11 @@ from turboserve.autoscaler.messages import (
     Exited,
     Launch,
     LoadReported,
+    SizesWanted,
     SizeWanted,
     Tick,
 )
+from turboserve.autoscaler.pool_start import control_of, first_size
 from turboserve.autoscaler.pool_term import UNSHARED, PoolTerm
 from turboserve.autoscaler.providers.base import PoolProvider
 from turboserve.autoscaler.settings import AutoscalerSettings
@@ -73,7 +73,9 @@ class Shell:
         self._executor = Executor(runtime.bus, provider, settings.pool_release_grace_s, term)
         self._tasks = BackgroundTasks()
         self._subscriptions: list[Subscription] = []
-        self._usage = WorkerUsage(settings.pool_worker_kind, settings.pool_worker_gpus)
+        file = settings.pool_file
+        usage_of = None if file is None else file.usage_of
+        self._usage = WorkerUsage(settings.pool_worker_kind, settings.pool_worker_gpus, usage_of)
         self._control: ControlLoop | None = None
         self._link: StoreLink | None = None
         self._provider_error: str | None = None
@@ -110,14 +112,14 @@ class Shell:
 
     async def _begin(self) -> None:
         if self.provider.managed:
-            size, reason = await self._first_size()
-            self._control = self._new_control(size)
+            first = await self._first_size()
+            self._control = control_of(self._settings, first, self.pool, self.feed)
         else:
-            size, reason = 0, "another system starts the workers"
+            first = SizeWanted(0, "another system starts the workers")
         self._begun = True
         bus = self._runtime.bus
         self._subscriptions.append(await bus.subscribe(subjects.LOAD, "*", self._on_load))
-        self.feed(SizeWanted(size, reason))
+        self.feed(first)
         self._spawn(self._ticks(), "ticks")
         if self._control is not None:
             # Subscribe to the raw messages, so that unreadable ones are counted.
@@ -132,12 +134,8 @@ class Shell:
             self._spawn(self._control_ticks(self._control), "control")
             self._spawn(self._watch_provider(), "provider")
 
-    async def _first_size(self) -> tuple[int, str]:
-        """Return the initial size and its reason.
-
-        The size is the number of workers that do not drain, so that a restart under load does not shrink the
-        pool. If none are running, it is the configured size.
-        """
+    async def _first_size(self) -> SizeWanted | SizesWanted:
+        """Wait for the provider's workers, and return the initial size (`first_size`)."""
         while True:
             try:
                 async with asyncio.timeout(PROVIDER_S):
@@ -150,21 +148,7 @@ class Shell:
                 await asyncio.sleep(1.0)
         self._provider_error = None
         self.pool.leaving = await drained(self._runtime.bus) if workers else frozenset()
-        found = sum(worker.worker not in self.pool.leaving for worker in workers)
-        least, most = self._settings.limits
-        size = min(max(found if workers else self._settings.pool_size, least), most)
-        return size, f"{found} already running" if workers else "configured"
-
-    def _new_control(self, size: int) -> ControlLoop:
-        shipped = default_table()
-        return ControlLoop(
-            Controller(self._settings.control_policy(shipped), shipped, size),
-            self._settings.models[0],
-            shipped,
-            self._settings.pool_override,
-            lambda target, reason: self.feed(SizeWanted(target, reason)),
-            self._settings.models[1:],
-        )
+        return first_size(self._settings, workers, self.pool.leaving)
 
     def feed(self, event: Event) -> None:
         """Pass one event to the core and start the commands that it returns. Does nothing after the term."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -29,6 +29,8 @@ from turboserve.ids import new_id
 @dataclass
 class _UsageRecord:
     member: str
+    kind: str | None
+    gpus: float
     launched_at: float
     ready_at: float | None = None
     ended_at: float | None = None
@@ -40,8 +42,14 @@ class WorkerUsage:
     Times are the core's monotonic seconds. Reports contain ages instead, because the store has another clock.
     """
 
-    def __init__(self, kind: str | None, gpus: float) -> None:
-        self._kind, self._gpus = kind, gpus
+    def __init__(
+        self,
+        kind: str | None,
+        gpus: float,
+        of_offer: Callable[[str], tuple[str | None, float]] | None = None,
+    ) -> None:
+        """`of_offer` returns kind and GPUs of an offer's workers. None: all have `kind` and `gpus`."""
+        self._of_offer = of_offer or (lambda offer: (kind, gpus))
         self._usage: dict[str, _UsageRecord] = {}
         self.start_up_s: float | None = None
         """Seconds from launch to ready of the last worker that this process launched."""
@@ -55,7 +63,8 @@ class WorkerUsage:
             there.add(member.worker)
             usage_record = self._usage.get(member.worker)
             if usage_record is None:
-                usage_record = self._usage[member.worker] = _UsageRecord(member.name, member.launched_at)
+                usage_record = _UsageRecord(member.name, *self._of_offer(member.offer), member.launched_at)
+                self._usage[member.worker] = usage_record
             if usage_record.ready_at is None and member.ready_at is not None:
                 usage_record.ready_at = member.ready_at
                 if not member.adopted:
@@ -70,8 +79,8 @@ class WorkerUsage:
             Rental(
                 worker=worker,
                 member=usage_record.member[:64],
-                kind=self._kind,
-                gpus=self._gpus,
+                kind=usage_record.kind,
+                gpus=usage_record.gpus,
                 age_s=max(now - usage_record.launched_at, 0.0),
                 ready_ago_s=None if usage_record.ready_at is None else max(now - usage_record.ready_at, 0.0),
                 ended_ago_s=None if usage_record.ended_at is None else max(now - usage_record.ended_at, 0.0),
@@ -82,7 +91,7 @@ class WorkerUsage:
     @property
     def gpus(self) -> float:
         """GPUs of all workers that have not ended."""
-        return self._gpus * sum(record.ended_at is None for record in self._usage.values())
+        return sum((record.gpus for record in self._usage.values() if record.ended_at is None), 0.0)
 
     def acknowledged(self, rentals: Iterable[Rental]) -> None:
         """Forget ended workers that the store has acknowledged."""
@@ -181,6 +190,20 @@ class StoreLink:
         if recalls and orders.learned is not None:
             self._loop.recall(orders.learned, self._clock.wall())
         self._loop.ordered(orders, self._clock.monotonic())
+        await self._report_models()
+
+    async def _report_models(self) -> None:
+        """Report how many workers may serve each further model of a pool with several offers.
+
+        The state store has one row for each, under a name of its own, and admits sessions of the model by it.
+        """
+        for name, (model, maximum) in self._loop.further_models.items():
+            further = PoolReport(pool=f"{self._pool.name}-{name}", model=model, maximum=maximum)
+            try:
+                await self._bus.call(subjects.REPORT_POOL, further)
+            except (TurboServeError, ValidationError) as error:
+                self.problem = f"the workers for {model} are not reported: {_brief(error)}"
+                return
 
 
 def _brief(error: TurboServeError | ValidationError) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from turboserve.allocation.classes import Capability, SessionClass
 from turboserve.allocation.linear import LinearProgram, Solution
@@ -46,6 +47,10 @@ class Offer:
     models: tuple[str, ...]
     capability: Capability
     """What one such worker serves."""
+    least: int = 0
+    """Minimum number of such workers."""
+    most: int | None = None
+    """Maximum number of such workers. None: that of the kind."""
 
     @property
     def key(self) -> OfferKey:
@@ -109,24 +114,35 @@ def decide(
     present: Composition,
     forecast: Mapping[SessionClass, float],
     policy: CompositionPolicy | None = None,
+    total: int | None = None,
 ) -> CompositionDecision:
     """Return the cheapest composition for a forecast of sessions by class.
 
-    `forecast` has a quantile of the demand at the time when a worker that is ordered now serves. Raises
-    SolverError, and KeyError for an offer of a kind without terms.
+    `forecast` has a quantile of the demand at the time when a worker that is ordered now serves. `total` is
+    the number of all workers; None: as many as are cheapest. Raises SolverError, and KeyError for an offer of
+    a kind without terms.
     """
     policy = policy or CompositionPolicy()
     wanted = {one: count for one, count in forecast.items() if count > 0}
     linear = LinearProgram()
     columns = _build(linear, terms, offers, present, wanted, policy)
+    counts = [(column, 1.0) for column in columns.workers.values()]
+    limit = linear.row(counts) if total is None else linear.row(counts, float(total), float(total))
     best = linear.minimize(columns.prices, policy.gap, policy.time_limit_s)
+    linear.bound_row(limit, 0.0, inf)
     for key, column in columns.workers.items():
         linear.bound_column(column, present.get(key, 0), present.get(key, 0))
     kept = linear.minimize(columns.prices, policy.gap)
     short_now = sum(kept.values[column] for column in columns.short.values())
     short_then = sum(best.values[column] for column in columns.short.values())
     gains = best.objective < kept.objective * (1 - policy.least_gain)
-    if not gains and short_then >= short_now - 1e-6:
+    allowed = total in (None, sum(present.values())) and all(
+        offer.least
+        <= present.get(offer.key, 0)
+        <= (present.get(offer.key, 0) if offer.most is None else offer.most)
+        for offer in offers
+    )
+    if allowed and not gains and short_then >= short_now - 1e-6:
         return _decision(kept, columns, kept.objective, present)
     return _decision(best, columns, kept.objective, present)
 
@@ -154,7 +170,8 @@ def _build(
         columns.prices.append((hired, its.price * (its.start_s - its.switch_s) / HOUR_S))
         all_workers, all_new = [], []
         for offer in of_kind:
-            count = linear.column(0.0, most, integral=True)
+            of_offer = most if offer.most is None else min(float(offer.most), most)
+            count = linear.column(min(float(offer.least), of_offer), of_offer, integral=True)
             new = linear.column()
             columns.workers[offer.key] = count
             columns.prices += [(count, its.price * hours), (new, its.price * its.switch_s / HOUR_S)]

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
 from pydantic import SecretStr
@@ -91,8 +91,10 @@ class LocalProvider(PoolProvider):
         environment: Mapping[str, str],
         host: str = "127.0.0.1",
         identities: Mapping[str, SecretStr] | None = None,
+        of_member: Callable[[str], Mapping[str, str]] = lambda member: {},
     ) -> None:
-        self._pool = pool
+        """`of_member` returns further variables of the worker in a pool member."""
+        self._pool, self._of_member = pool, of_member
         self._command = list(command)
         self._environment = dict(environment)
         self._identities = identities or {}
@@ -133,6 +135,7 @@ class LocalProvider(PoolProvider):
         port = any_free(self._health_host)
         environment = {
             **self._environment,
+            **self._of_member(member),
             **credentials(worker, self._identities),
             POOL_VARIABLE: self._pool,
             POOL_MEMBER_VARIABLE: member,

@@ -1,0 +1,105 @@
+"""The control loop of a pool with several offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from turboserve import logs
+from turboserve.autoscaler.control import events
+from turboserve.autoscaler.control.composition_controller import CompositionController
+from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferState
+from turboserve.autoscaler.control_loop import ControlLoop
+from turboserve.autoscaler.pool_members import PoolMember
+from turboserve.contracts.autoscale import ProfileTable
+from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase
+
+log = logs.get("autoscaler")
+STUCK_S = 30.0
+"""Time of a drain after which a worker that still holds sessions is stuck, seconds."""
+FAILURES = 2
+"""Failures in a row from which a pool member's offer counts as failing."""
+
+
+class CompositionLoop(ControlLoop):
+    """Feeds the controller of a pool with several offers, and passes its sizes by offer to the pool."""
+
+    def __init__(
+        self,
+        controller: CompositionController,
+        shipped: ProfileTable,
+        override: int | None,
+        resize: Callable[[Mapping[str, int], str], None],
+        members: Callable[[], Iterable[PoolMember]],
+    ) -> None:
+        """`members` returns the pool's members. Each decision sees the present ones."""
+        models = controller.workers.models
+        super().__init__(controller, models[0], shipped, override, lambda size, reason: None, models[1:])
+        self._composition = controller
+        self._resize_offers, self._members = resize, members
+        self._last_sizes = dict(controller.sizes)
+
+    @property
+    def maximum(self) -> int:
+        """Number of workers that may serve the first model."""
+        return self._composition.maxima()[self.model]
+
+    @property
+    def further_models(self) -> dict[str, tuple[str, int]]:
+        offers, found = self._composition.workers.offers, {}
+        for model, maximum in self._composition.maxima().items():
+            if model != self.model:
+                # A model may have a name as long as that of a row: the first of its offers has a short one.
+                first = next(name for name, offer in offers.items() if offer.model == model)
+                found[first] = model, maximum
+        return found
+
+    def is_full(self, model: str) -> bool:
+        """Whether the pool has as many workers for a model as may serve it."""
+        offers = self._composition.workers.offers
+        sizes = self._composition.sizes
+        present = sum(sizes[name] for name, offer in offers.items() if offer.model == model)
+        return present >= self._composition.maxima()[model]
+
+    def accepted(self, now: float) -> dict[str, LoadFeedback]:
+        """Return the newest load feedback of each model that was reported lately."""
+        return self._composition.demand.accepted(now)
+
+    def on_feedback(self, feedback: LoadFeedback, now: float) -> None:
+        """Feed the scheduler's load feedback. Feedback about models that no offer has is ignored."""
+        if feedback.model in self._composition.workers.models:
+            self._handle(events.FeedbackReceived(feedback), now)
+
+    def _handle(self, event: Any, now: float) -> None:
+        if self.orders is None:
+            return
+        members = list(self._members())
+        states = {name: _state(members, name, now) for name in self._composition.sizes}
+        self._composition.handle(OffersObserved(states), now)
+        decision = self._composition.handle(event, now)
+        if decision is not None:
+            log.info("scaling", action=decision.action.value, target=decision.target, reason=decision.reason)
+        sizes = dict(self._composition.sizes)
+        if sizes != self._last_sizes:
+            grown = any(size > self._last_sizes[name] for name, size in sizes.items())
+            self._last_sizes = sizes
+            with self._span(decision, now, grown=grown):
+                self._resize_offers(sizes, decision.reason if decision is not None else "the controller")
+
+
+def _state(members: Iterable[PoolMember], offer: str, now: float) -> OfferState:
+    ours = [member for member in members if member.offer == offer]
+    ready = [member for member in ours if member.wanted and member.phase is PoolMemberPhase.READY]
+    starting = [member for member in ours if member.wanted and member.phase is not PoolMemberPhase.READY]
+    return OfferState(
+        ready=len(ready),
+        leaving=sum(not member.wanted and not _is_stuck(member, now) for member in ours),
+        suspended=sum(member.suspended for member in ours),
+        failing=any(member.failures >= FAILURES for member in starting),
+        capacity=min((member.capacity for member in ready if member.capacity), default=None),
+    )
+
+
+def _is_stuck(member: PoolMember, now: float) -> bool:
+    draining = member.phase is PoolMemberPhase.DRAINING and now - member.since > STUCK_S
+    return draining and member.held > 0

@@ -1,0 +1,113 @@
+"""The demand of a pool by class: what the scheduler counts now, and a quantile of what comes.
+
+The scheduler reports the sessions that need a worker for each class (N_req), so no total has to be split.
+Each class has a forecast of its own: the present demand, its trend, and a quantile of the errors of earlier
+forecasts. No less than the peak of a window is expected, since most bursts return.
+
+A class that no worker serves and that no session wants is not reported. If another class is, it has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.scale_in import Peak
+from turboserve.autoscaler.control.workload import Forecast
+from turboserve.contracts.pool import LoadFeedback
+
+ROUNDING = 1e-9
+
+
+class _Class:
+    def __init__(self, policy: ControlPolicy) -> None:
+        self.monitor = FeedbackMonitor(policy.stale_s)
+        self.forecast = Forecast(policy.horizon_s, policy.quantile)
+        self.peak = Peak(policy.peak_window_s)
+
+    def observe(self, required: int, now: float) -> None:
+        self.forecast.observe(required, now)
+        self.peak.add(required, now)
+
+
+class ClassDemand:
+    """Keeps the feedback and the forecast of each class."""
+
+    def __init__(self, models: Sequence[str], policy: ControlPolicy) -> None:
+        """The policy's `horizon_s`, `quantile`, `peak_window_s` and `stale_s` count."""
+        self._classes = {model: _Class(policy) for model in models}
+        self._stale_s, self._window_s = policy.stale_s, policy.peak_window_s
+        self._heard_at: float | None = None
+        self._since: float | None = None
+        """Start of the last time without a gap above `stale_s` in the reports of all classes."""
+
+    def update(self, feedback: LoadFeedback, now: float) -> str | None:
+        """Apply one report at monotonic time `now`. Returns what is wrong with it; None if nothing is."""
+        own = self._classes.get(feedback.model)
+        if own is None:
+            return "another_model"
+        refused = own.monitor.refused.copy()
+        if not own.monitor.update(feedback, now):
+            return next(iter(own.monitor.refused - refused))
+        if self.is_stale(now):
+            self._since = now
+        self._heard_at = now
+        own.observe(feedback.required, now)
+        for other in self._classes.values():
+            if other is not own and other.monitor.is_stale(now):
+                other.observe(0, now)
+        return None
+
+    def is_stale(self, now: float) -> bool:
+        """Whether no class was reported lately."""
+        return self._heard_at is None or now - self._heard_at > self._stale_s
+
+    def covers_window(self, now: float) -> bool:
+        """Whether reports have come without a gap for the window of the peaks."""
+        return self._since is not None and not self.is_stale(now) and now - self._since >= self._window_s
+
+    def accepted(self, now: float) -> dict[str, LoadFeedback]:
+        """Return the newest report of each class that was reported lately."""
+        return {
+            model: one.monitor.feedback
+            for model, one in self._classes.items()
+            if one.monitor.feedback is not None and not one.monitor.is_stale(now)
+        }
+
+    def live(self, now: float) -> dict[str, int]:
+        """Return the sessions that need a worker now, by class. While nothing is reported: the last ones."""
+        return {
+            model: 0 if self._is_silent(one, now) else _required(one) for model, one in self._classes.items()
+        }
+
+    def expected(self, now: float) -> dict[str, int]:
+        """Return the sessions to have places for, by class: the forecast, or the peak if that is more."""
+        found = {}
+        for model, live in self.live(now).items():
+            one = self._classes[model]
+            ahead = math.ceil((one.forecast.value or 0.0) - ROUNDING)
+            found[model] = max(live, ahead, one.peak.over(self._window_s, now))
+        return found
+
+    def total(self, feedback: LoadFeedback, now: float) -> LoadFeedback:
+        """Return the load of all classes, as of `feedback`, the last report that was applied."""
+        parts = self.accepted(now).values()
+        return feedback.model_copy(
+            update={
+                "rho_max": max((part.rho_max for part in parts), default=0.0),
+                **{
+                    name: sum(getattr(part, name) for part in parts)
+                    for name in ("required", "waiting", "capacity", "workers")
+                },
+                "floor_capacity": None,
+            }
+        )
+
+    def _is_silent(self, one: _Class, now: float) -> bool:
+        return not self.is_stale(now) and one.monitor.is_stale(now)
+
+
+def _required(one: _Class) -> int:
+    return 0 if one.monitor.feedback is None else one.monitor.feedback.required

@@ -1,0 +1,268 @@
+"""The controller of a pool with several offers: how many workers of which kind have which model.
+
+A pure core like `Controller`, whose orders, dry run and records it shares: an event and its time in, sizes by
+offer and an explanation out. A decision has these steps:
+
+1. *Expect* the sessions of each class (`ClassDemand`).
+2. *Decide* the cheapest composition with places for them (`CompositionGoal`). If not all have a place, a peak
+   that is over yields to sessions that are there.
+3. *Plan* the way there, make before break (`transition`).
+4. *Take* the next steps. Workers are hired at once. One worker at a time is released, if the ready ones that
+   stay have a place for every live session that has one now. A switch is the release of one worker
+   and the hire of another.
+
+The plan lives in memory only. A new process plans anew, and so does each change of demand or workers. So a
+lost command or a failed start needs no repair of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from turboserve.allocation.linear import SolverError
+from turboserve.autoscaler.control.class_demand import ClassDemand
+from turboserve.autoscaler.control.composition import Terms
+from turboserve.autoscaler.control.composition_goal import CompositionGoal, Sessions
+from turboserve.autoscaler.control.controller import Controller
+from turboserve.autoscaler.control.events import (
+    ControlTick,
+    Decision,
+    DryRunSet,
+    Event,
+    FeedbackReceived,
+    ScalingAction,
+    SessionChanged,
+)
+from turboserve.autoscaler.control.headroom import Headroom
+from turboserve.autoscaler.control.learned_state import LearnedStateError
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferWorkers, PoolOffer, Sizes
+from turboserve.autoscaler.control.transition import Step, StepKind
+from turboserve.contracts.autoscale import LevelParameters, ProfileTable
+from turboserve.contracts.pool import LoadFeedback
+from turboserve.wording import counted
+
+FULL = LevelParameters(
+    level=1, volatility_from=0.0, latency_weight=0.2, target_utilization=1.0, predictive=True
+)
+"""What the status shows: the forecast's quantile is the headroom, so no slots are kept beside it."""
+PASSING = frozenset({"steady", "cooling", "leaving", "settling"})
+"""Causes to wait that recur at every change. They are not recorded as decisions."""
+
+
+class Remembered(BaseModel):
+    """What a restart of the autoscaler keeps."""
+
+    version: Literal[1] = 1
+    capacity: dict[str, Annotated[int, Field(ge=1)]]
+    """K by offer, as last reported."""
+
+
+class CompositionController(Controller):
+    """Decides the sizes of a pool's offers. `sizes` are initially those that run."""
+
+    def __init__(
+        self,
+        policy: ControlPolicy,
+        table: ProfileTable,
+        offers: Sequence[PoolOffer],
+        terms: Mapping[str, Terms],
+        sizes: Sizes,
+    ) -> None:
+        self.workers = OfferWorkers(offers, terms)
+        self.sizes = {name: sizes.get(name, 0) for name in self.workers.offers}
+        super().__init__(replace(policy, learns=False), table, sum(self.sizes.values()))
+        self.demand = ClassDemand(self.workers.models, policy)
+        self.goal = CompositionGoal(self.workers, self.sizes)
+        self._live: Sessions = dict.fromkeys(self.workers.models, 0)
+        self._expected: Sessions = self._live
+        self._grew_at = self._shrank_at = -math.inf
+        self._released = False
+        """Whether a worker was released after the last look at the workers."""
+        self.advisor.use(Headroom(FULL, policy.peak_window_s, policy.quantile))
+
+    def handle(self, event: Event | OffersObserved, now: float) -> Decision | None:
+        """Process one event at monotonic time `now` (seconds); returns a decision if there is a new one."""
+        match event:
+            case OffersObserved(states):
+                self.workers.observe(states, now)
+                self._released = False
+                return None
+            case FeedbackReceived(feedback):
+                if not self._heard(feedback, now):
+                    return None
+            case SessionChanged(kind, sessions):
+                self.detector.add(kind, sessions, now)
+                return None
+            case DryRunSet(on):
+                self.dry_run = on
+            case ControlTick():
+                self.detector.advance(now)
+            case _:
+                return super().handle(event, now)
+        return self._compose(now)
+
+    def _heard(self, feedback: LoadFeedback, now: float) -> bool:
+        fault = self.demand.update(feedback, now)
+        if fault is not None:
+            self.advisor.feedback_monitor.refuse(fault, now)
+            return False
+        self.advisor.update(self.demand.total(feedback, now), now)
+        return True
+
+    def _compose(self, now: float) -> Decision | None:
+        if not self.workers.seen:
+            return None
+        if self.override is None and self.demand.is_stale(now):
+            return self._hold("stale", f"{self.advisor.feedback_monitor.silence(now)}; the pool stays", now)
+        self._live = self.workers.with_suspended(self.demand.live(now))
+        self._expected = self.workers.with_suspended(self.demand.expected(now))
+        try:
+            self.goal.update(self.sizes, self._live, self._expected, self.override)
+        except SolverError as error:
+            return self._hold("solver", f"no composition was found: {error}", now)
+        self.advice = sum(self.goal.sizes.values())
+        if self.dry_run and self.override is None:
+            difference = self._difference()
+            cause = f"dry run: {difference}" if difference else "steady"
+            return self._hold(cause, f"dry run; otherwise {difference}", now)
+        return self._advance(now)
+
+    # The way there
+
+    def _advance(self, now: float) -> Decision | None:
+        """Take the next steps of the plan, as far as they are possible now."""
+        done, waits, steps = list[str](), None, self.goal.steps
+        while steps:
+            waits = self._waits(steps[0], now, first=not done)
+            if waits is not None:
+                break
+            step = steps.popleft()
+            done.append(self._take(step))
+            if step.before is not None:
+                self._shrank_at, self._released = now, True
+                break
+        if done:
+            previous, target = self.target, sum(self.sizes.values())
+            self._grew_at = now if target >= previous else self._grew_at
+            self._cause = ""
+            action = ScalingAction.IN if target < previous else ScalingAction.OUT
+            return self._note(action, target, f"{', '.join(done)}: {self._why()}", now, self.advice)
+        if waits is not None:
+            return self._hold(waits[0], f"{self._difference()}, but {waits[1]}", now)
+        if not self.goal.complete:
+            return self._hold("incomplete", "no further step leaves every session a place", now)
+        return self._hold("steady", "", now)
+
+    def _take(self, step: Step) -> str:
+        """Apply one step to the sizes. Returns what it does."""
+        names = self.workers.names
+        if step.before is None:
+            assert step.after is not None
+            self.sizes[names[step.after]] += 1
+            return f"hire {names[step.after]}{' for the time of the transition' if step.extra else ''}"
+        self.sizes[names[step.before]] -= 1
+        if step.after is None:
+            return f"release {names[step.before]}"
+        self.goal.steps.appendleft(Step(StepKind.HIRE, None, step.after, step.extra))
+        return f"release {names[step.before]} and hire {names[step.after]} in its place"
+
+    def _waits(self, step: Step, now: float, *, first: bool) -> tuple[str, str] | None:
+        """Return why a step cannot be taken now, as one word and as text. None: it can.
+
+        `first`: no other step was taken just now.
+        """
+        policy, workers = self.policy, self.workers
+        changed_s = now - max(self._grew_at, self._shrank_at)
+        if self._released:
+            return "leaving", "a worker leaves"
+        if step.before is None:
+            assert step.after is not None
+            kind = step.after[0]
+            there = workers.of_kind(kind, self.sizes)
+            if there >= workers.terms[kind].most:
+                return "room", f"{counted(there, 'worker')} of the kind {kind} run"
+            return ("cooling", "cool-down") if first and changed_s < policy.out_cooldown_s else None
+        if workers.leaving:
+            return "leaving", "a worker leaves"
+        ready = workers.ready
+        if not workers.short(ready, self._live) and self.override is None:
+            # Sessions without a place do not wait for a quiet time.
+            if not self.demand.covers_window(now):
+                return "settling", f"load reports do not cover the last {policy.peak_window_s:g} s yet"
+            if changed_s < policy.in_cooldown_s:
+                return "cooling", "cool-down"
+        name = workers.names[step.before]
+        fewer = ready | {name: max(ready[name] - 1, 0)}
+        if not workers.keeps_places(ready, fewer, self._live):
+            return "places", "the ready workers that would stay have no place for all sessions"
+        return None
+
+    # Orders and records
+
+    def _ordered(self, size: int | None, who: str, now: float) -> Decision | None:
+        if size == self.override:
+            return None
+        self.override = size
+        said = f"{who} removed the override" if size is None else f"{who} set {counted(size, 'worker')}"
+        return self._note(ScalingAction.OVERRIDE, self.target, said, now, size)
+
+    def _hold(self, cause: str, reason: str, now: float) -> Decision | None:
+        """Note why nothing changes, if that begins now and does not recur at every change."""
+        begins, self._cause = cause != self._cause, cause
+        if not begins or cause in PASSING:
+            return None
+        return self._note(ScalingAction.HOLD, self.target, reason, now, self.advice)
+
+    def _difference(self) -> str:
+        goal = self.goal.sizes
+        changes = (f"{name} {size} → {goal[name]}" for name, size in self.sizes.items() if size != goal[name])
+        return ", ".join(changes)
+
+    def _why(self) -> str:
+        demand = (
+            f"{model}: {counted(self._live[model], 'session')}, {self._expected[model]} expected"
+            for model in self.workers.models
+            if self._live[model] or self._expected[model]
+        )
+        return "; ".join(demand) or "no sessions are expected"
+
+    def numbers(self) -> dict[str, float]:
+        """Return the demand by class, the sizes and K by offer, and the costs of the goal."""
+        found: dict[str, float] = {"cost": self.goal.cost, "present_cost": self.goal.present_cost}
+        for model in self.workers.models:
+            found[f"sessions {model}"[:64]] = self._live[model]
+            found[f"expected {model}"[:64]] = self._expected[model]
+        for name, count in self.sizes.items():
+            found[f"workers {name}"] = count
+            found[f"sessions_per_worker {name}"] = self.workers.capacity[name]
+        return found
+
+    def maxima(self) -> dict[str, int]:
+        """Return how many workers may serve each model, for admission."""
+        workers, found = self.workers, {}
+        for model in workers.models:
+            if self.dry_run and self.override is None:
+                names = [name for name, offer in workers.offers.items() if offer.model == model]
+                found[model] = sum(self.sizes[name] for name in names)
+                continue
+            most = workers.maximum(model, self.sizes, self._live)
+            found[model] = most if self.override is None else min(most, self.override)
+        return found
+
+    def remember(self, wall: float) -> str | None:
+        """Return K of each offer, as last reported, as text for `recall` of a later process."""
+        return Remembered(capacity=self.workers.capacity).model_dump_json()
+
+    def recall(self, text: str, wall: float) -> None:
+        """Continue from what `remember` of an earlier process returned. Raises LearnedStateError."""
+        try:
+            known = Remembered.model_validate_json(text).capacity
+        except ValidationError as error:
+            raise LearnedStateError(f"it has no K by offer: {error.errors()[0]['msg']}") from None
+        self.workers.capacity |= {name: known[name] for name in self.workers.offers if name in known}

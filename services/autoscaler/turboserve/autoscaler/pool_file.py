@@ -1,0 +1,169 @@
+"""The pool file: what kinds of workers a pool may have, with which models, and at which price (TOML)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from turboserve.allocation.classes import CLASSES_LIMIT
+from turboserve.autoscaler.control.composition import Terms
+from turboserve.autoscaler.control.pool_offers import PoolOffer
+from turboserve.autoscaler.pool_members import LARGEST, RESERVED_OFFER
+from turboserve.contracts.base import Id
+from turboserve.environment import WORKER_SETTINGS
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,15}$")]
+OWN_SETTINGS = frozenset({"TURBOSERVE_MODEL", "TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_MEMBER"})
+"""Settings of a worker that its offer and its member decide."""
+
+
+class WorkerKind(BaseModel):
+    """A kind of worker."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    price: float = Field(ge=0, le=1e6)
+    """Price of one worker for an hour, in any unit that all kinds share."""
+    most: int = Field(ge=1, le=LARGEST)
+    """Maximum number of workers of the kind."""
+    threads: int = Field(default=1, ge=1, le=1_024)
+    """Threads of a worker's matrix library (its OMP_NUM_THREADS): its share of the machine's CPUs."""
+    gpus: float = Field(default=1.0, ge=0, le=1_024)
+    """Number of GPUs that one worker occupies and that are paid for."""
+    start_s: float = Field(default=30.0, gt=0, le=3_600)
+    """Time from the order of a worker until it serves, seconds."""
+    settings: dict[str, str] = {}
+    """Settings of the kind's workers, such as TURBOSERVE_WORKER_MAX_SESSIONS."""
+
+    @model_validator(mode="after")
+    def _settings_are_the_workers(self) -> Self:
+        for name in self.settings:
+            if name not in WORKER_SETTINGS or name in OWN_SETTINGS:
+                raise ValueError(f"settings: {name} is no setting of a kind of worker")
+        return self
+
+
+class OfferEntry(BaseModel):
+    """Workers of one kind with one model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Name
+    """Part of the names of the offer's pool members."""
+    kind: Name
+    model: Id
+    sessions: int = Field(default=1, ge=1, le=10_000)
+    """Sessions of one such worker. It counts until a worker of the offer has reported its K."""
+    least: int = Field(default=0, ge=0, le=LARGEST)
+    """Minimum number of workers of the offer."""
+
+
+class PoolFile(BaseModel):
+    """Kinds and offers of one pool."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kinds: dict[Name, WorkerKind] = Field(min_length=1, max_length=16)
+    offers: tuple[OfferEntry, ...] = Field(min_length=1, max_length=CLASSES_LIMIT)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse TOML. Raises ValueError with the first fault: one line that names the field."""
+        try:
+            return cls.model_validate(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"no TOML: {error}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            said = first["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{place}: {said}" if place else said) from None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file. Raises ValueError that names the file and the first fault."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: {error}") from None
+        try:
+            return cls.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        names = [offer.name for offer in self.offers]
+        if len(set(names)) < len(names) or RESERVED_OFFER in names:
+            raise ValueError(f"offers: names differ, and none is {RESERVED_OFFER!r}")
+        pairs = {(offer.kind, offer.model) for offer in self.offers}
+        if len(pairs) < len(self.offers):
+            raise ValueError("offers: two have the same kind and model")
+        for offer in self.offers:
+            if offer.kind not in self.kinds:
+                raise ValueError(
+                    f"offers: {offer.name} is of the kind {offer.kind}, which is not among the kinds"
+                )
+        for name, kind in self.kinds.items():
+            least = sum(offer.least for offer in self.offers if offer.kind == name)
+            if least > kind.most:
+                raise ValueError(
+                    f"offers: the minimum of the kind {name} is {least}, its maximum {kind.most}"
+                )
+        if self.limits[1] > LARGEST:
+            raise ValueError(f"kinds: the maximum of all is {self.limits[1]}, above {LARGEST}")
+        return self
+
+    @property
+    def composed(self) -> bool:
+        """Whether there is anything to compose: more than one offer."""
+        return len(self.offers) > 1
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Minimum and maximum number of workers."""
+        used = {offer.kind for offer in self.offers}
+        least = sum(offer.least for offer in self.offers)
+        return least, sum(kind.most for name, kind in self.kinds.items() if name in used)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models of the offers, in their order."""
+        return tuple(dict.fromkeys(offer.model for offer in self.offers))
+
+    @property
+    def terms(self) -> Mapping[str, Terms]:
+        """What each kind costs."""
+        return {
+            name: Terms(kind.price, kind.most, kind.start_s, switch_s=kind.start_s)
+            for name, kind in self.kinds.items()
+        }
+
+    @property
+    def pool_offers(self) -> tuple[PoolOffer, ...]:
+        return tuple(
+            PoolOffer(offer.name, offer.kind, offer.model, offer.sessions, offer.least)
+            for offer in self.offers
+        )
+
+    def usage_of(self, offer: str) -> tuple[str | None, float]:
+        """Return the kind and the GPUs by which a worker of an offer is paid for."""
+        found = self._entry(offer)
+        return (None, 1.0) if found is None else (found.kind, self.kinds[found.kind].gpus)
+
+    def environment_of(self, offer: str) -> dict[str, str]:
+        """Return the variables of a worker of an offer; empty for an unknown one."""
+        found = self._entry(offer)
+        if found is None:
+            return {}
+        kind = self.kinds[found.kind]
+        return {**kind.settings, "OMP_NUM_THREADS": str(kind.threads), "TURBOSERVE_MODEL": found.model}
+
+    def _entry(self, offer: str) -> OfferEntry | None:
+        if not self.composed:
+            return self.offers[0]
+        return next((entry for entry in self.offers if entry.name == offer), None)

@@ -1,0 +1,78 @@
+"""What an autoscaler begins with: the size of its pool, by what runs already, and the loop that decides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+
+from turboserve.autoscaler.composition_loop import CompositionLoop
+from turboserve.autoscaler.control.composition_controller import CompositionController
+from turboserve.autoscaler.control.controller import Controller
+from turboserve.autoscaler.control.policy import default_table
+from turboserve.autoscaler.control_loop import ControlLoop
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.messages import SizesWanted, SizeWanted
+from turboserve.autoscaler.pool_members import parts_of
+from turboserve.autoscaler.providers.base import ProviderWorker
+from turboserve.autoscaler.settings import AutoscalerSettings
+
+
+def first_size(
+    settings: AutoscalerSettings, workers: Collection[ProviderWorker], leaving: Collection[str]
+) -> SizeWanted | SizesWanted:
+    """Return the initial size.
+
+    It is the number of workers that do not drain (`leaving`), so that a restart under load does not shrink
+    the pool. If none are running, it is the configured size.
+    """
+    staying = [worker for worker in workers if worker.worker not in leaving]
+    reason = f"{len(staying)} already running" if workers else "configured"
+    if settings.pool_file is not None and settings.pool_file.composed:
+        return SizesWanted(_first_sizes(settings, staying), reason)
+    least, most = settings.limits
+    return SizeWanted(min(max(len(staying) if workers else settings.pool_size, least), most), reason)
+
+
+def _first_sizes(settings: AutoscalerSettings, staying: Iterable[ProviderWorker]) -> dict[str, int]:
+    """Return the workers of each offer that run, and the minimum of each, within the limits of kinds."""
+    assert settings.pool_file is not None
+    parts = [parts_of(worker.member, settings.pool_name) for worker in staying]
+    found = Counter(part[0] for part in parts if part is not None)
+    sizes = {offer.name: max(found[offer.name], offer.least) for offer in settings.pool_file.offers}
+    for kind, terms in settings.pool_file.terms.items():
+        offers = [offer for offer in settings.pool_file.offers if offer.kind == kind]
+        while sum(sizes[offer.name] for offer in offers) > terms.most:
+            # An earlier file had a higher limit, or a minimum now takes the place of another offer.
+            most = max(offers, key=lambda offer: sizes[offer.name] - offer.least)
+            sizes[most.name] -= 1
+    return sizes
+
+
+def control_of(
+    settings: AutoscalerSettings,
+    first: SizeWanted | SizesWanted,
+    pool: Pool,
+    feed: Callable[[SizeWanted | SizesWanted], None],
+) -> ControlLoop:
+    """Return the loop that decides about `pool` and feeds its decisions to it."""
+    shipped = default_table()
+    policy = settings.control_policy(shipped)
+    if isinstance(first, SizesWanted):
+        assert settings.pool_file is not None
+        return CompositionLoop(
+            CompositionController(
+                policy, shipped, settings.pool_file.pool_offers, settings.pool_file.terms, first.sizes
+            ),
+            shipped,
+            settings.pool_override,
+            lambda sizes, reason: feed(SizesWanted(sizes, reason)),
+            lambda: pool.members.values(),
+        )
+    return ControlLoop(
+        Controller(policy, shipped, first.size),
+        settings.models[0],
+        shipped,
+        settings.pool_override,
+        lambda target, reason: feed(SizeWanted(target, reason)),
+        settings.models[1:],
+    )

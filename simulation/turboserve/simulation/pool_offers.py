@@ -1,0 +1,75 @@
+"""A simulated pool with several offers: each worker is of one of two kinds and serves one of two classes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.messages import SizesWanted
+from turboserve.autoscaler.pool_file import OfferEntry, PoolFile, WorkerKind
+from turboserve.autoscaler.pool_members import PoolMember
+from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase
+from turboserve.simulation.session_classes import NAMES, SESSIONS, SessionClasses
+
+MOST = (1, 1, 2)
+"""Choices for the maximum number of workers of a kind."""
+PRICES = (1.0, 2.0, 4.0)
+START_S = 3.0
+
+
+def draw_offers(seed: int) -> tuple[SessionClasses, PoolFile]:
+    """Draw two classes, two kinds, and three offers: one kind may switch between the classes.
+
+    The draws are independent of all others of the seed.
+    """
+    chance = random.Random(f"offers {seed}")
+    first, second = chance.sample(NAMES, 2)
+    classes = SessionClasses({first: chance.choice(SESSIONS), second: chance.choice(SESSIONS)})
+    kinds = {
+        name: WorkerKind(price=chance.choice(PRICES), most=chance.choice(MOST), start_s=START_S)
+        for name in ("fixed", "either")
+    }
+    offers = (
+        OfferEntry(name="stays", kind="fixed", model=first, least=chance.choice((0, 1))),
+        OfferEntry(name="left", kind="either", model=first),
+        OfferEntry(name="right", kind="either", model=second),
+    )
+    return classes, PoolFile(kinds=kinds, offers=offers)
+
+
+def serving(members: list[PoolMember], offer: str) -> int:
+    """Return how many workers of an offer serve and stay."""
+    ready = (one for one in members if one.offer == offer and one.phase is PoolMemberPhase.READY)
+    return sum(one.wanted for one in ready)
+
+
+def takes_places(
+    pool: Pool,
+    event: SizesWanted,
+    file: PoolFile,
+    sessions: Mapping[str, int],
+    feedback: Mapping[str, LoadFeedback],
+) -> str | None:
+    """Return what is wrong with new sizes of the pool; None if every live session keeps its place.
+
+    `sessions`: n_j of a worker, by class. `feedback`: the newest of each class that the controller accepted
+    and that is not stale.
+    """
+    had, members = pool.sizes, list(pool.members.values())
+    fewer = {name: had[name] - size for name, size in event.sizes.items() if size < had.get(name, 0)}
+    if sum(fewer.values()) > 1:
+        return f"{fewer} workers leave at once"
+    if fewer and any(not member.wanted and not member.held for member in members):
+        return f"a worker leaves before another one has ended: {event}"
+    before, after = dict.fromkeys(file.models, 0), dict.fromkeys(file.models, 0)
+    for offer in file.offers:
+        ready = serving(members, offer.name)
+        before[offer.model] += ready * sessions[offer.model]
+        after[offer.model] += max(ready - fewer.get(offer.name, 0), 0) * sessions[offer.model]
+    for model, load in feedback.items():
+        if fewer and after[model] < min(load.required, before[model]):
+            return (
+                f"{load.required} sessions of {model}, {after[model]} of {before[model]} places stay: {event}"
+            )
+    return None

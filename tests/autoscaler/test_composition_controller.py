@@ -1,0 +1,330 @@
+"""A pool with several offers: demand by class, the composition, and the steps to it, in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from turboserve.autoscaler.control.class_demand import ClassDemand
+from turboserve.autoscaler.control.composition import Terms
+from turboserve.autoscaler.control.composition_controller import CompositionController
+from turboserve.autoscaler.control.events import (
+    ControlTick,
+    DryRunSet,
+    Event,
+    FeedbackReceived,
+    ScalingAction,
+    SizeOverridden,
+)
+from turboserve.autoscaler.control.learned_state import LearnedStateError
+from turboserve.autoscaler.control.policy import ControlPolicy, default_table
+from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferState, PoolOffer
+from turboserve.contracts.pool import LoadFeedback
+
+POLICY = ControlPolicy(
+    least=0, most=4, horizon_s=3.0, peak_window_s=10.0, in_cooldown_s=2.0, out_cooldown_s=1.0, stale_s=5.0
+)
+TERMS = {
+    "big": Terms(price=4.0, most=2, start_s=5.0, switch_s=5.0),
+    "small": Terms(price=1.0, most=2, start_s=5.0, switch_s=5.0),
+}
+OFFERS = (
+    PoolOffer("wide", "big", "large", 4),
+    PoolOffer("tiny", "small", "light", 3),
+    PoolOffer("both", "big", "light", 12),
+)
+START_S, DRAIN_S = 4, 2
+
+
+class Fleet:
+    """Workers that start and drain in fixed times, and a scheduler that reports every second."""
+
+    def __init__(self, sizes: Mapping[str, int] | None = None, policy: ControlPolicy = POLICY) -> None:
+        self.controller = CompositionController(policy, default_table(), OFFERS, TERMS, sizes or {})
+        self.now = 0
+        self.live: Counter[str] = Counter()
+        self.workers: dict[str, list[int]] = {
+            offer.name: [0] * (sizes or {}).get(offer.name, 0) for offer in OFFERS
+        }
+        """When each wanted worker is ready, by offer."""
+        self.leaving: list[tuple[str, int]] = []
+        self.fails: set[str] = set()
+        self.suspended: Counter[str] = Counter()
+        self.reasons: list[str] = []
+        self.silent = False
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: size for name, size in self.controller.sizes.items() if size}
+
+    def ready(self) -> dict[str, int]:
+        return {name: sum(at <= self.now for at in found) for name, found in self.workers.items()}
+
+    def places(self) -> Counter[str]:
+        return self.controller.workers.places(self.ready())
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            self.leaving = [(name, at) for name, at in self.leaving if at > self.now]
+            leaving = Counter(name for name, _ in self.leaving)
+            states = {
+                name: OfferState(
+                    count,
+                    leaving[name],
+                    self.suspended[name],
+                    name in self.fails and count < len(self.workers[name]),
+                )
+                for name, count in self.ready().items()
+            }
+            self.controller.handle(OffersObserved(states), float(self.now))
+            for model in () if self.silent else self.reported():
+                self.decide(FeedbackReceived(self.load(model)))
+            self.decide(ControlTick())
+
+    def reported(self) -> list[str]:
+        """Models that a worker serves or a session wants."""
+        served = self.controller.workers.places({name: len(found) for name, found in self.workers.items()})
+        return [model for model in self.controller.workers.models if served[model] or self.live[model]]
+
+    def load(self, model: str) -> LoadFeedback:
+        places, live = self.places()[model], self.live[model]
+        waiting = max(live - places, 0)
+        rho = min(live / places, 1.0) if places else 0.0
+        workers = sum(
+            n for name, n in self.ready().items() if self.controller.workers.offers[name].model == model
+        )
+        return LoadFeedback(
+            model=model,
+            rho_max=rho,
+            required=live,
+            waiting=waiting,
+            capacity=places,
+            workers=workers,
+            at=self.now,
+        )
+
+    def decide(self, event: Event) -> None:
+        before, places = dict(self.controller.sizes), self.places()
+        self.controller.handle(event, float(self.now))
+        fewer = [name for name, size in self.controller.sizes.items() if size < before[name]]
+        for name, size in self.controller.sizes.items():
+            found = self.workers[name]
+            while len(found) < size:
+                found.append(math.inf if name in self.fails else self.now + START_S)  # type: ignore[arg-type]
+            while len(found) > size:
+                # As the pool does: first a worker that is not ready.
+                found.remove(max(found))
+                self.leaving.append((name, self.now + DRAIN_S))
+        # One worker at a time leaves, and every live session keeps its place.
+        assert len(self.leaving) <= 1
+        if fewer:
+            self.reasons.append(self.controller.decisions[-1].reason)
+            after = self.places()
+            for model, live in self.live.items():
+                assert after[model] >= min(live, places[model]), (model, before, self.controller.sizes)
+        for kind, terms in TERMS.items():
+            own = [name for name, offer in self.controller.workers.offers.items() if offer.kind == kind]
+            living = sum(len(self.workers[name]) for name in own)
+            assert living + sum(name in own for name, _ in self.leaving) <= terms.most
+
+
+def test_a_session_of_a_second_class_gets_a_worker_which_is_released_afterwards() -> None:
+    fleet = Fleet({"wide": 1})
+    fleet.live["large"] = 2
+    fleet.run(15)
+    assert fleet.sizes == {"wide": 1}
+    fleet.live["light"] = 1
+    fleet.run(2)
+    # The cheapest worker that serves the class.
+    assert fleet.sizes == {"wide": 1, "tiny": 1}
+    hired = fleet.controller.decisions[-1]
+    assert (hired.action, hired.previous, hired.target) == (ScalingAction.OUT, 1, 2)
+    assert hired.reason == "hire tiny: large: 2 sessions, 2 expected; light: 1 session, 2 expected"
+    assert hired.numbers["sessions light"] == 1
+    assert hired.numbers["workers tiny"] == 1
+    assert hired.numbers["cost"] < hired.numbers["present_cost"]
+    fleet.run(20)
+    fleet.live["light"] = 0
+    fleet.run(8)
+    assert fleet.sizes == {"wide": 1, "tiny": 1}, "the peak's window is not over"
+    fleet.run(25)
+    assert fleet.sizes == {"wide": 1}
+    assert fleet.controller.decisions[-1].reason.startswith("release tiny: large: 2 sessions")
+
+
+def test_a_cheaper_worker_of_the_class_is_ready_before_the_dear_one_is_released() -> None:
+    fleet = Fleet({"both": 1})
+    fleet.live["light"] = 2
+    fleet.run(40)
+    assert fleet.sizes == {"tiny": 1}
+    assert [reason.partition(":")[0] for reason in fleet.reasons] == ["release both"]
+
+
+def test_a_full_kind_switches_a_worker_that_no_session_needs() -> None:
+    fleet = Fleet({"wide": 2})
+    fleet.live["light"] = 9
+    fleet.run(60)
+    # One big worker has a place for all of them. Two small ones do not.
+    assert fleet.sizes == {"both": 1}
+    assert fleet.reasons[0].startswith("release wide and hire both in its place")
+
+
+def test_a_peak_that_is_over_yields_to_a_session_that_waits() -> None:
+    policy = replace(POLICY, peak_window_s=600.0)
+    fleet = Fleet({"wide": 2, "tiny": 2}, policy)
+    fleet.live["large"], fleet.live["light"] = 8, 6
+    fleet.run(10)
+    fleet.live["large"], fleet.live["light"] = 0, 8
+    fleet.run(30)
+    assert fleet.places()["light"] >= 8
+    assert fleet.sizes["both"] == 1
+    # What the other class had stays for its peak, as far as there is room.
+    assert fleet.sizes["wide"] == 1
+
+
+def test_live_sessions_keep_their_worker_from_a_switch() -> None:
+    fleet = Fleet({"wide": 2, "tiny": 2})
+    fleet.live["large"], fleet.live["light"] = 8, 6
+    fleet.run(20)
+    fleet.live["light"] = 8
+    fleet.run(60)
+    assert fleet.sizes == {"wide": 2, "tiny": 2}
+    assert fleet.controller.maxima() == {"large": 2, "light": 2}
+    fleet.live["large"] = 4
+    fleet.run(60)
+    assert fleet.sizes["wide"] == fleet.sizes["both"] == 1
+
+
+def test_an_offer_that_fails_is_replaced_by_another_one() -> None:
+    fleet = Fleet()
+    fleet.fails.add("tiny")
+    fleet.live["light"] = 1
+    fleet.run(30)
+    assert fleet.sizes == {"both": 1}
+    assert fleet.places()["light"] == 12
+
+
+def test_a_suspended_session_keeps_one_worker_of_its_class() -> None:
+    fleet = Fleet({"tiny": 2, "wide": 1})
+    fleet.suspended["tiny"] = 2
+    fleet.run(60)
+    assert fleet.sizes == {"tiny": 1}
+    fleet.suspended.clear()
+    fleet.run(30)
+    assert fleet.sizes == {}
+
+
+def test_silence_changes_nothing_and_a_new_process_does_not_shrink_at_once() -> None:
+    fleet = Fleet({"wide": 2, "tiny": 1})
+    fleet.live["large"] = 1
+    fleet.run(4)
+    fleet.silent = True
+    fleet.run(60)
+    assert fleet.sizes == {"wide": 2, "tiny": 1}
+    assert [(one.action, one.reason) for one in fleet.controller.decisions][-1] == (
+        ScalingAction.HOLD,
+        "no load report for 5 s; the pool stays",
+    )
+    fleet.silent = False
+    fleet.run(10)
+    assert fleet.sizes == {"wide": 2, "tiny": 1}, "reports do not cover the window yet"
+    fleet.run(30)
+    assert fleet.sizes == {"wide": 1}
+
+
+def test_an_override_and_a_dry_run() -> None:
+    fleet = Fleet({"wide": 1})
+    fleet.live["large"] = 2
+    fleet.run(2)
+    fleet.controller.handle(SizeOverridden(3, "an operator"), 2.0)
+    fleet.run(10)
+    assert sum(fleet.sizes.values()) == 3
+    fleet.controller.handle(SizeOverridden(None, "an operator"), 12.0)
+    fleet.controller.handle(DryRunSet(True), 12.0)
+    fleet.run(30)
+    assert sum(fleet.sizes.values()) == 3
+    assert (fleet.controller.advice, fleet.controller.maxima()["large"]) == (1, fleet.sizes["wide"])
+    assert "dry run; otherwise" in fleet.controller.decisions[-1].reason
+    fleet.controller.handle(DryRunSet(False), 42.0)
+    fleet.run(30)
+    assert fleet.sizes == {"wide": 1}
+
+
+def test_minimum_sizes_hold_and_k_is_remembered() -> None:
+    offers = (replace(OFFERS[0], least=1), *OFFERS[1:])
+    controller = CompositionController(POLICY, default_table(), offers, TERMS, {})
+    controller.handle(OffersObserved({"tiny": OfferState(1, capacity=7)}), 0.0)
+    controller.handle(
+        FeedbackReceived(
+            LoadFeedback(model="light", rho_max=0, required=0, waiting=0, capacity=0, workers=0)
+        ),
+        1.0,
+    )
+    assert controller.sizes == {"wide": 1, "tiny": 0, "both": 0}
+    again = CompositionController(POLICY, default_table(), offers, TERMS, {})
+    again.recall(controller.remember(0.0) or "", 0.0)
+    assert again.workers.capacity == {"wide": 4, "tiny": 7, "both": 12}
+    with pytest.raises(LearnedStateError, match="no K by offer"):
+        again.recall("{}", 0.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_demand_never_costs_a_session_its_place(seed: int) -> None:
+    # `Fleet.decide` checks every step.
+    chance, fleet = Random(seed), Fleet({"wide": 1})
+    for _ in range(60):
+        model = chance.choice(["large", "light"])
+        fleet.live[model] = max(fleet.live[model] + chance.choice((-4, -2, -1, 1, 2, 4)), 0)
+        fleet.fails = {"tiny"} if chance.random() < 0.1 else set()
+        fleet.run(chance.randrange(1, 8))
+    assert fleet.reasons
+    fleet.live.clear()
+    fleet.fails.clear()
+    fleet.run(350)
+    assert fleet.sizes == {}
+
+
+def drawn_demand(chance: Random, seconds: int, arrivals: float, stay_s: float) -> list[int]:
+    """Sessions of one class, second by second: Poisson arrivals at a rate that changes, exponential stays."""
+    live, rate, found = list[float](), arrivals, []
+    for now in range(seconds):
+        if chance.random() < 0.01:
+            rate = arrivals * chance.choice((0.3, 1.0, 2.0))
+        while chance.random() < rate / (1 + rate):
+            live.append(now + chance.expovariate(1 / stay_s))
+        live = [until for until in live if until > now]
+        found.append(len(live))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_expected_covers_the_demand_of_each_class_one_start_up_ahead(seed: int) -> None:
+    chance, seconds, horizon = Random(seed), 1500, 5
+    policy = ControlPolicy(most=8, horizon_s=horizon, peak_window_s=1.0, quantile=0.95)
+    traces = {
+        "large": drawn_demand(chance, seconds, 0.2, 60.0),
+        "light": drawn_demand(chance, seconds, 1.5, 20.0),
+    }
+    demand = ClassDemand(tuple(traces), policy)
+    covered, present = Counter[str](), Counter[str]()
+    for now in range(seconds - horizon):
+        for model, trace in traces.items():
+            demand.update(
+                LoadFeedback(
+                    model=model, rho_max=0, required=trace[now], waiting=0, capacity=0, workers=0, at=now
+                ),
+                float(now),
+            )
+        for model, count in demand.expected(float(now)).items():
+            covered[model] += count >= traces[model][now + horizon]
+            present[model] += traces[model][now] >= traces[model][now + horizon]
+    for model in traces:
+        assert covered[model] / (seconds - horizon) >= 0.93
+        # The present demand alone covers much less.
+        assert present[model] < 0.8 * covered[model]
