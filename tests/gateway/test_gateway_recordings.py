@@ -11,7 +11,7 @@ import av
 import httpx
 import pytest
 
-from tests.gateway.conftest import PATIENCE_S, StartSession, Watch
+from tests.gateway.conftest import PATIENCE_S, FailSessionOf, StartSession, Watch
 from tests.helpers.pool_harness import Pool
 from tests.helpers.waiting import eventually
 
@@ -119,11 +119,27 @@ async def test_recording_starts_and_stops_with_orders(
         return bool((await api.get(begun.json()["links"]["self"])).json()["state"] == "complete")
 
     await eventually(complete)
+    assert (await api.get(begun.json()["links"]["self"])).json()["session_failed"] is False
     listed = (await api.get("/v1/recordings", params={"session": session["id"], "limit": 1})).json()
     assert [found["id"] for found in listed["recordings"]] == [begun.json()["id"]]
     await api.delete(base)
     ended = await api.post(f"{base}/recording")
     assert (ended.status_code, ended.json()["code"]) == (409, "transition_not_allowed")
+
+
+async def test_the_recording_of_a_failed_session_says_so(
+    recorder: Path, api: httpx.AsyncClient, start: StartSession, fail: FailSessionOf
+) -> None:
+    session = await start(record=True)
+    await fail(session["id"], "the model gave up")
+    recording: dict[str, Any] = {}
+
+    async def complete() -> bool:
+        recording.update((await api.get(f"/v1/recordings/{session['recording']}")).json())
+        return bool(recording["state"] == "complete")
+
+    await eventually(complete)
+    assert (recording["session_failed"], recording["reason"]) == (True, "the model gave up")
 
 
 async def test_of_another_tenant_nothing_is_there(

@@ -118,6 +118,14 @@ async def test_a_session_is_recorded_replayed_downloaded_and_deleted(
         await page.locator("#delete-recording").get_by_role("button", name=answer).click()
         await row.wait_for(state=state)
 
+    failed = {"id": "rec_f", "session": "ses_f", "prompt": "a fall", "state": "complete", "parts": 1}
+    failed |= {"duration_s": 3.0, "bytes": 9, "missing_chunks": 0}
+    failed |= {"session_failed": True, "reason": "the model gave up"}
+    listed = {"recordings": [failed], "next": None}
+    await page.route("**/v1/recordings?*", lambda route: route.fulfill(json=listed))
+    row = page.locator("#recordings li", has_text="a fall")
+    await row.filter(has_text="the session failed: the model gave up").wait_for()
+
 
 async def test_holders_of_a_link_replay_and_a_controller_records(
     recorder: Path, pool: Pool, page: Any

@@ -685,6 +685,7 @@ class RandomRows:
             bytes=self.random.randrange(100),
             duration_s=self.number(),
             reason=self.maybe("because"),
+            session_failed=number == 0,
             created_at=now,
             updated_at=now,
             completed_at=self.maybe(now),

@@ -100,6 +100,8 @@ export interface RecordingInfo {
   parts: number;
   /** Why the recording stopped, if its user did not stop it. */
   reason: string | null;
+  /** Whether the recording ended because its session failed. A gateway of an earlier version does not say. */
+  session_failed?: boolean;
   created_at: string;
   updated_at: string;
   completed_at: string | null;

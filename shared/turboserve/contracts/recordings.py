@@ -65,6 +65,8 @@ class RecordingRecord(Contract):
     """Number of videos of one encoding each. More than one: the encoder's settings changed."""
     reason: Note | None = None
     """Why the recording stopped, if the user did not stop it."""
+    session_failed: bool = False
+    """Whether the recording ended because its session failed. `reason` is then the session's."""
     created_at: UnixSeconds
     updated_at: UnixSeconds
     completed_at: UnixSeconds | None = None

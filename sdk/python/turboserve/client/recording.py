@@ -56,6 +56,8 @@ class RecordingInfo(BaseModel):
     """Number of videos. More than one: the encoder's settings changed."""
     reason: str | None
     """Why the recording stopped, if its user did not stop it."""
+    session_failed: bool = False
+    """Whether the recording ended because its session failed. `reason` is then the session's."""
     created_at: datetime
     updated_at: datetime
     completed_at: datetime | None

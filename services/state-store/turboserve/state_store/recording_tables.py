@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, Double, Identity, Index, Table, Text, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    Identity,
+    Index,
+    Table,
+    Text,
+    text,
+)
 
 from turboserve.state_store.tables import metadata
 
@@ -20,6 +31,7 @@ recordings = Table(
     Column("duration_s", Double, nullable=False),
     Column("parts", BigInteger, nullable=False),
     Column("reason", Text),
+    Column("session_failed", Boolean, nullable=False, server_default=text("false")),
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
     Column("completed_at", Double),

@@ -84,6 +84,10 @@ class Recording(PublicOutput):
         description="Why the recording stopped, if its user did not stop it. `null`: no such reason.",
         examples=[None],
     )
+    session_failed: bool = Field(
+        description="Whether the recording ended because its session failed. `reason` is then the session's.",
+        examples=[False],
+    )
     created_at: Timestamp = Field(description="When the recording started.")
     updated_at: Timestamp = Field(description="When the recording last changed.")
     completed_at: Timestamp | None = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turboserve.contracts.errors import NotFoundError, TenantLimitError
 from turboserve.contracts.recordings import RecordingRecord, RecordingRef, RecordingState, ReportRecording
-from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.sessions import Phase, SessionRecord
 
 LIMIT = "tenant_recorded_bytes"
 
@@ -54,11 +54,16 @@ def stopped(
 
 
 def reported(
-    record: RecordingRecord, report: ReportRecording, retention_s: float, now: float
+    record: RecordingRecord,
+    report: ReportRecording,
+    session: SessionRecord | None,
+    retention_s: float,
+    now: float,
 ) -> RecordingRecord | None:
     """Take over what object storage has. `retention_s` 0: recordings do not expire.
 
-    None: nothing changes. A complete recording and one that is deleted change no more.
+    `session`: the recorded session; None: its row is gone. Returns None if nothing changes. A complete
+    recording and one that is deleted change no more.
     """
     if not record.state.open or report.chunks < record.chunks:
         return None
@@ -71,6 +76,9 @@ def reported(
         updates["state"] = RecordingState.COMPLETE
         updates["completed_at"] = now
         updates["expires_at"] = now + retention_s if retention_s else None
+        stopped_before = record.state is RecordingState.STOPPING
+        if session is not None and session.phase is Phase.FAILED and not stopped_before:
+            updates |= {"session_failed": True, "reason": session.reason}
     return record.model_copy(update=updates)
 
 

@@ -134,7 +134,8 @@ class Recordings:
             session = await db.sessions.get_row(record.session, lock=True)
             record = rules.visible(await db.recordings.get(report.recording, lock=True), ref)
             now = self._clock.wall()
-            after = rules.reported(record, report, self._settings.recording_retention_s, now)
+            found = None if session is None else session.record
+            after = rules.reported(record, report, found, self._settings.recording_retention_s, now)
             if after is None:
                 return record
             stored = await db.recordings.stored_bytes(record.tenant) - record.bytes + after.bytes

@@ -167,12 +167,13 @@ export class Recordings {
   }
 }
 
-function stateOf({ state, duration_s, bytes, missing_chunks, reason }) {
+function stateOf({ state, duration_s, bytes, missing_chunks, reason, session_failed }) {
   const parts = [clock(duration_s), size(bytes)];
   if (state === RUNS) parts.push("recording now");
   else if (state !== "complete") parts.push("the last chunks are being stored");
   if (missing_chunks) parts.push(counted(missing_chunks, "chunk is missing", "chunks are missing"));
-  if (reason) parts.push(`stopped: ${reason}`);
+  if (session_failed) parts.push(reason ? `the session failed: ${reason}` : "the session failed");
+  else if (reason) parts.push(`stopped: ${reason}`);
   return parts.join(", ");
 }
 
