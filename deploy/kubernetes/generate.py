@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import secrets
 import subprocess
 import sys
@@ -30,7 +31,13 @@ DEPLOY = HERE.parent
 TELEMETRY = DEPLOY / "telemetry"
 SCRIPTS = ("watchdog.sh", "postgres_probe.sh", "postgres_role.sh")
 SERVICES = ("gateway", "scheduler", "autoscaler", "state-store", "recorder", "webhooks")
-MOST_WORKERS = 80
+MOST_WORKERS = 256
+MOST_BYTES = 230_000
+"""Size of a file with accounts. kubectl keeps an applied object in an annotation of 256 KiB at most."""
+ACCOUNT_FILES = 6
+"""Number of ConfigMaps with accounts that the broker's pods mount, where there are so many."""
+OF_BROKER = ("SYS", "WATCHDOG")
+"""Accounts that differ between one server and a cluster."""
 DECODE = "decode"
 """Identity of the decode workers. No pool's worker has it."""
 HEAD = "# Made by deploy/kubernetes/generate.py from files of deploy/: change those, then run it again.\n"
@@ -52,15 +59,16 @@ def identities(count: int) -> list[str]:
 def files(workers: int) -> dict[Path, str]:
     """Return the text of each file, by its path."""
     scripts = {name: (DEPLOY / name).read_text() for name in SCRIPTS}
+    broker, accounts = divided(_broker(workers, "--workers"))
+    cluster, same = divided(_broker(workers, "--cluster-workers"))
+    assert same == accounts, "the accounts of a cluster are those of one server"
     return {
         HERE / "base" / "files.yaml": _text(
-            _config_map("turboserve-files", {"nats.conf": _broker(workers, "--workers"), **scripts})
+            _config_map("turboserve-files", {"nats.conf": broker, **scripts}),
+            *(_config_map(f"turboserve-{Path(name).stem}", {name: text}) for name, text in accounts.items()),
         ),
         HERE / "nats-cluster" / "files.yaml": _text(
-            _config_map(
-                "turboserve-nats-cluster",
-                {"nats-cluster.conf": _broker(workers, "--cluster-workers")},
-            )
+            _config_map("turboserve-nats-cluster", {"nats-cluster.conf": cluster})
         ),
         HERE / "telemetry" / "files.yaml": _text(
             _config_map("turboserve-collector", _read(TELEMETRY / "collector.yaml")),
@@ -73,6 +81,24 @@ def files(workers: int) -> dict[Path, str]:
             ),
         ),
     }
+
+
+def divided(configuration: str) -> tuple[str, dict[str, str]]:
+    """Return a broker's configuration, and the files with accounts that it includes. None if it is small."""
+    if len(configuration) <= MOST_BYTES:
+        return configuration, {}
+    head, _, block = configuration.partition("\naccounts {\n")
+    parts, own = [""], ""
+    for account in re.split(r"(?m)^(?=  [A-Z0-9_]+ \{$)", block.removesuffix("}\n")):
+        if account.startswith(tuple(f"  {name} {{" for name in OF_BROKER)):
+            own += account
+            continue
+        if len(parts[-1]) + len(account) > MOST_BYTES:
+            parts.append("")
+        parts[-1] += account
+    files = {f"accounts-{number}.conf": text for number, text in enumerate(parts, 1)}
+    included = "".join(f'  include "{name}"\n' for name in files)
+    return f"{head}\naccounts {{\n{own}{included}}}\n", files
 
 
 def _broker(workers: int, option: str) -> str:
@@ -149,7 +175,7 @@ def main() -> int:
     parser.add_argument("--secrets", action="store_true", help="print Secrets with new passwords")
     chosen = parser.parse_args()
     if not 1 <= chosen.workers <= MOST_WORKERS:
-        # kubectl keeps an applied object in an annotation, which may have 256 KiB.
+        # As many as a pool may have.
         parser.error(f"--workers: between 1 and {MOST_WORKERS}")
     if chosen.secrets:
         print(secrets_text(chosen.workers), end="")

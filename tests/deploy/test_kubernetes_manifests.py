@@ -21,6 +21,7 @@ from turboserve.autoscaler.providers.kubernetes_pod import checked_template, pod
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.broker_accounts import worker_user
 from turboserve.cli.embedded.binaries import nats_server
+from turboserve.cli.stack.options import MOST_WORKERS
 from turboserve.gateway.auth import key_list
 from turboserve.gateway.auth.access import Keys
 from turboserve.gateway.settings import Settings as GatewaySettings
@@ -226,12 +227,46 @@ def generator() -> Any:
     return module
 
 
-def test_kubectl_can_apply_the_configuration_of_the_most_workers() -> None:
+def test_kubectl_can_apply_the_configuration_of_the_most_workers(tmp_path: Path) -> None:
     """kubectl keeps an applied object in an annotation. Incident: that of 96 workers had grown too large."""
     module = generator()
-    for text in module.files(module.MOST_WORKERS).values():
+    most = module.MOST_WORKERS
+    assert most == MOST_WORKERS
+    made: dict[str, str] = {}
+    for text in module.files(most).values():
         for document in yaml.safe_load_all(text):
             assert len(json.dumps(document)) < 256 * 1024 - 256, document["metadata"]["name"]
+            made |= document["data"]
+    for document in yaml.safe_load_all(module.secrets_text(most)):
+        assert len(json.dumps(document)) < 256 * 1024 - 256, document["metadata"]["name"]
+    # The pods mount all of it in one folder, in which the broker finds what its configuration includes.
+    names = {f"turboserve-accounts-{number}" for number in range(1, module.ACCOUNT_FILES + 1)}
+    files = {name: text for name, text in made.items() if name.endswith(".conf")}
+    accounts = {f"turboserve-{name.removesuffix('.conf')}" for name in files if name.startswith("accounts-")}
+    assert accounts <= names
+    for folder in ("base", "nats-cluster"):
+        for document in yaml.safe_load_all((FOLDER / folder / "nats.yaml").read_text()):
+            if document["kind"] == "StatefulSet":
+                [volume] = document["spec"]["template"]["spec"]["volumes"]
+                sources = [one["configMap"] for one in volume["projected"]["sources"]]
+                assert {one["name"] for one in sources if one.get("optional")} == names
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    given = module.made_secrets(most)["turboserve-nats"]
+    given |= dict.fromkeys(("NATS_HEALTH_PASSWORD", "NATS_WATCHDOG_PASSWORD"), "p0123456789abcdef")
+    given |= {"NATS_MAX_FILE_STORE": "1048576", "NATS_SERVER_NAME": "nats-cluster-0"}
+    given |= {"NATS_ROUTE_PASSWORD": "p0123456789abcdef"}
+    given |= {f"NATS_ROUTE_{number}": f"nats-route://route:p@h{number}:6222" for number in (1, 2, 3)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NATS_")}
+    for name in ("nats.conf", "nats-cluster.conf"):
+        command = [str(nats_server()), "-t", "-c", str(tmp_path / name)]
+        done = subprocess.run(
+            command, env={**inherited, **given}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    # Every account is read: without a worker's password the broker refuses.
+    del given[f"NATS_WORKER_WK{most - 1}_PASSWORD"]
+    assert subprocess.run(command, env={**inherited, **given}, capture_output=True).returncode != 0
 
 
 def test_secrets_differ_with_each_call() -> None:
