@@ -1,5 +1,6 @@
 """Files of measured configurations: the frontier, the choice within a budget, refusals."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from turboserve.worker.engine.fidelity_profile import (
     choose_within_budget,
     pareto_frontier,
 )
-from turboserve.worker.engine.profile_file import InvalidProfileError
+from turboserve.worker.engine.profile_file import ForeignProfileError, InvalidProfileError
 from turboserve.worker.model.config import ModelConfig
 
 numbers = st.integers(1, 6).map(lambda n: n / 4)
@@ -98,6 +99,7 @@ def changed(path: str, value: Any) -> Any:
         ("version", 2, "version is 2, must be 1"),
         ("model", "other", "model is 'other', must be 'model'"),
         ("device", "cuda", "device is 'cuda', must be 'cpu'"),
+        ("attention", "fp8", "attention is 'fp8', must be 'rows'"),
         ("prompts", 0, "prompts: 0 must be a whole number from 1"),
         ("configurations", [], "configurations: must be a list"),
         ("configurations.1.steps", 5, r"configurations\[1\]: fidelity.steps: 5 must be in 1..4"),
@@ -119,6 +121,22 @@ def test_a_file_that_does_not_fit_is_refused_by_field(
     file.write_text(json.dumps(changed(path, value)(json.loads(file.read_text()))))
     with pytest.raises(InvalidProfileError, match=message):
         FidelityProfile.read(file, tiny_config, model="model", device="cpu")
+
+
+def test_a_file_names_its_attention_and_one_of_an_earlier_version_was_measured_with_rows(
+    tmp_path: Path, tiny_config: ModelConfig
+) -> None:
+    file = tmp_path / "fidelity.json"
+    fp8 = dataclasses.replace(profile(), attention="fp8")
+    fp8.write(file)
+    assert FidelityProfile.read(file, tiny_config, model="model", device="cpu", attention="fp8") == fp8
+    profile().write(file)
+    content = json.loads(file.read_text())
+    del content["attention"]
+    file.write_text(json.dumps(content))
+    assert FidelityProfile.read(file, tiny_config, model="model", device="cpu") == profile()
+    with pytest.raises(ForeignProfileError, match="attention is 'rows', must be 'fp8'"):
+        FidelityProfile.read(file, tiny_config, model="model", device="cpu", attention="fp8")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '"x"'])

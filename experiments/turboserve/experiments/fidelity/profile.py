@@ -86,7 +86,7 @@ def profile(
         measured.append(found)
         say(f"{each.label}: {1000 * found.seconds:.1f} ms a chunk, quality {mean:.3f}")
     device = models.transformer.patch_embedding.weight.device.type
-    return FidelityProfile(fingerprint(config), device, prompts, tuple(measured))
+    return FidelityProfile(fingerprint(config), device, prompts, tuple(measured), attention)
 
 
 def seconds_per_chunk(models: Models, fidelity: Fidelity, attention: AttentionName = "rows") -> list[float]:

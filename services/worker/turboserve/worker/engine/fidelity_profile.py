@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from turboserve.worker.engine.errors import InvalidFidelityError
-from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity import AttentionName, Fidelity
 from turboserve.worker.engine.profile_file import ForeignProfileError, InvalidProfileError
 from turboserve.worker.model.config import ModelConfig
 
@@ -46,6 +46,8 @@ class FidelityProfile:
     prompts: int
     """Number of prompts behind each quality."""
     measured: tuple[MeasuredFidelity, ...]
+    attention: AttentionName = "rows"
+    """Kind of attention with which latency and quality were measured."""
 
     @property
     def floor(self) -> float:
@@ -64,6 +66,7 @@ class FidelityProfile:
             "version": VERSION,
             "model": self.model,
             "device": self.device,
+            "attention": self.attention,
             "prompts": self.prompts,
             "floor": self.floor,
             "configurations": [
@@ -82,10 +85,14 @@ class FidelityProfile:
         new.replace(path)
 
     @classmethod
-    def read(cls, path: Path, config: ModelConfig, *, model: str, device: str) -> FidelityProfile:
-        """Read a file. Raises `InvalidProfileError`; `ForeignProfileError` for another model or device.
+    def read(
+        cls, path: Path, config: ModelConfig, *, model: str, device: str, attention: AttentionName = "rows"
+    ) -> FidelityProfile:
+        """Read a file. Raises `InvalidProfileError`; `ForeignProfileError` for another model, device or
+        attention.
 
-        The frontier and the floor are computed again: they are in the file for people.
+        The frontier and the floor are computed again: they are in the file for people. A file of an earlier
+        version names no attention: it was measured with `rows`.
         """
         try:
             value = json.loads(path.read_text())
@@ -93,10 +100,12 @@ class FidelityProfile:
             raise InvalidProfileError(f"{path}: {error}") from error
         if not isinstance(value, dict):
             raise InvalidProfileError(f"{path}: not a JSON object")
-        for field, wanted in (("version", VERSION), ("model", model), ("device", device)):
-            if value.get(field) != wanted:
+        needed = (("version", VERSION), ("model", model), ("device", device), ("attention", attention))
+        for field, wanted in needed:
+            found = value.get(field, "rows" if field == "attention" else None)
+            if found != wanted:
                 wrong = InvalidProfileError if field == "version" else ForeignProfileError
-                raise wrong(f"{path}: {field} is {value.get(field)!r}, must be {wanted!r}")
+                raise wrong(f"{path}: {field} is {found!r}, must be {wanted!r}")
         found = value.get("configurations")
         if not isinstance(found, list) or not found:
             raise InvalidProfileError(f"{path}: configurations: must be a list with at least one entry")
@@ -106,7 +115,7 @@ class FidelityProfile:
         measured = tuple(
             _measured(f"{path}: configurations[{place}]", each, config) for place, each in enumerate(found)
         )
-        return cls(model, device, prompts, measured)
+        return cls(model, device, prompts, measured, attention)
 
 
 def pareto_frontier(measured: Iterable[MeasuredFidelity]) -> tuple[MeasuredFidelity, ...]:

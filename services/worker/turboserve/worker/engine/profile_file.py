@@ -18,7 +18,7 @@ class InvalidProfileError(ValueError):
 
 
 class ForeignProfileError(InvalidProfileError):
-    """A profile file is of another model or device. Do not retry."""
+    """A profile file is of another model, device or kind of attention. Do not retry."""
 
 
 @dataclass(frozen=True)

@@ -249,8 +249,8 @@ def _profiles(
 def fidelity_ladder(models: Models, settings: Settings, device: torch.device) -> FidelityLadder | None:
     """The configurations that the worker may choose. None: the best alone.
 
-    Raises `InvalidProfileError` if the file is not a profile. A profile of another model or device is ignored
-    with a warning.
+    Raises `InvalidProfileError` if the file is not a profile. A profile of another model, device or kind of
+    attention is ignored with a warning.
     """
     path = settings.fidelity_profile
     if path is None and settings.model_weights is None:
@@ -262,7 +262,8 @@ def fidelity_ladder(models: Models, settings: Settings, device: torch.device) ->
         return None
     config = models.transformer.config
     try:
-        profile = FidelityProfile.read(path, config, model=fingerprint(config), device=device.type)
+        model, attention = fingerprint(config), settings.attention
+        profile = FidelityProfile.read(path, config, model=model, device=device.type, attention=attention)
     except ForeignProfileError as error:
         log.warning("fidelity profile ignored: no quality is lowered", error=str(error))
         return None
