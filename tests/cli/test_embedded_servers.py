@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -197,6 +199,23 @@ def test_a_broker_whose_store_is_full_by_its_own_limit_refuses_and_is_not_called
 
     with running([server], tmp_path / "log"):
         asyncio.run(fill())
+
+
+def test_the_ports_of_a_stack_that_another_process_runs_are_only_read(tmp_path: Path) -> None:
+    """Incident: a tool that read the folder of a running stack gave it other ports."""
+    layout = Layout(tmp_path / "data")
+    layout.create()
+    port = Ports(layout.ports).get("nats")
+    stored = layout.ports.read_text()
+    layout.lock.write_text("1\n")
+    with layout.lock.open() as lock, socket.create_server(("127.0.0.1", port)):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert Ports(layout.ports).get("nats") == port
+        assert Ports(layout.ports).get("another") != port
+        assert layout.ports.read_text() == stored
+        # The process that runs it chooses another port instead of one that is taken.
+        layout.lock.write_text(f"{os.getpid()}\n")
+        assert Ports(layout.ports).get("nats") != port
 
 
 @pytest.fixture

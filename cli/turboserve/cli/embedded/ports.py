@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 from pathlib import Path
 
 from turboserve.cli.embedded.layout import read_json, write_private_json
 from turboserve.free_ports import LOWEST, any_free, is_free
 
 HOST = "127.0.0.1"
+LOCK_FILE = "up.lock"
+"""File beside that of the ports, which the process that runs the stack locks."""
 
 
 class PortTakenError(Exception):
@@ -30,10 +34,14 @@ def next_free(port: int, attempts: int = 100) -> int:
 
 
 class Ports:
-    """The ports of one stack by name, stored in a file."""
+    """The ports of one stack by name, stored in a file.
+
+    While another process runs the stack, its ports are in use, so they are returned as they are, and the file
+    is only read.
+    """
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        self._file, self._lock = file, file.with_name(LOCK_FILE)
         self._ports: dict[str, int] = {
             name: int(port) for name, port in read_json(file).items() if str(port).isdigit()
         }
@@ -44,12 +52,25 @@ class Ports:
         if name in self._settled:
             return self._ports[name]
         port = self._ports.get(name)
-        if port is None or not is_free(port):
+        if port is None or not (is_free(port) or self._stack_runs()):
             port = self._choose()
             self._ports[name] = port
-            write_private_json(self._file, self._ports)
+            if not self._stack_runs():
+                write_private_json(self._file, self._ports)
         self._settled.add(name)
         return port
+
+    def _stack_runs(self) -> bool:
+        """Whether another process runs the stack: it holds the lock of the folder, which names it."""
+        try:
+            with self._lock.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return file.read().strip() != str(os.getpid())
+        except FileNotFoundError:
+            pass
+        return False
 
     def _choose(self) -> int:
         try:
