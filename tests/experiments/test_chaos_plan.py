@@ -6,11 +6,20 @@ import asyncio
 import itertools
 from collections import Counter
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.cli.stack.options import MODULES
 from turboserve.experiments.chaos import small_disk, surroundings
+from turboserve.experiments.chaos.degradations import (
+    LINKS,
+    SECOND,
+    SECOND_LINKS,
+    SECOND_SERVICE_LINKS,
+    SERVICE_LINKS,
+)
 from turboserve.experiments.chaos.invariants import (
     INVARIANTS,
     Logged,
@@ -23,20 +32,21 @@ from turboserve.experiments.chaos.invariants import (
     takeovers,
 )
 from turboserve.experiments.chaos.mechanisms import MechanismSet, settings_of
+from turboserve.experiments.chaos.network_proxy import UNDISTURBED, NetworkConditions
 from turboserve.experiments.chaos.plan import (
     AFTERWARDS_S,
     FREEZES,
     REDUNDANT,
     SERVERS,
     SERVICES,
-    SHIPPED_ACTIONS,
     WORKER,
     FaultGroup,
     FaultKind,
-    UserActionKind,
     plan,
 )
 from turboserve.experiments.chaos.process_faults import IdleSockets
+from turboserve.experiments.chaos.stack_network import StackNetwork
+from turboserve.experiments.chaos.user_actions import SHIPPED_ACTIONS, UserActionKind
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.state_store.settings import Settings as StoreSettings
 from turboserve.worker.settings import Settings as WorkerSettings
@@ -128,6 +138,38 @@ def test_every_pair_of_processes_freezes_that_another_process_can_stand_in_for()
     assert {fault.seconds for fault in drawn.faults} == {20.0}
     # After a pause, a session waits for a slot: that is no stall of a freeze.
     assert {action.kind for action in drawn.actions} == {UserActionKind.PROMPT, UserActionKind.CUT}
+
+
+def test_redundancy_adds_every_second_process_and_its_connections() -> None:
+    groups = [FaultGroup.PROCESS, FaultGroup.SLOW_NETWORK, FaultGroup.BEHIND]
+    plans = [plan(seed, 900.0, 3, 2, 3.0, groups, redundancy=True) for seed in range(60)]
+    hit: dict[FaultKind, set[str]] = {}
+    for fault in (fault for one in plans for fault in one.faults):
+        hit.setdefault(fault.kind, set()).add(fault.target.partition(" ")[0])
+    second = {name for names in REDUNDANT.values() for name in names[1:] if name != WORKER}
+    assert second <= hit[FaultKind.KILL]
+    assert {"nats", "nats-2", "nats-3", "redis", "postgres"} == hit[FaultKind.RESTART]
+    assert hit[FaultKind.SLOW_NETWORK] == {*LINKS, *SECOND_LINKS}
+    assert hit[FaultKind.BEHIND] == {*SERVICE_LINKS, *SECOND_SERVICE_LINKS}
+    assert {f"{service}-2" for service in SECOND} == {name for name in second if "nats" not in name}
+
+
+def test_the_processes_of_a_redundant_stack_reach_each_server_through_a_proxy(tmp_path: Path) -> None:
+    with StackNetwork(tmp_path / "data", redundancy=True) as network:
+        command = network.prefixes["state-store-2"]
+        variables = dict(word.split("=", 1) for word in command[1:])
+        urls = variables["TURBOSERVE_NATS_URL"].split(",")
+        proxies = [network[f"state-store-2-nats.{number}"] for number in range(3)]
+        assert [urlsplit(url).port for url in urls] == [proxy.port for proxy in proxies]
+        network.degrade("state-store-2-nats", NetworkConditions(delay_s=1.0))
+        assert {proxy.conditions.delay_s for proxy in proxies} == {1.0}
+        assert network["state-store-nats.0"].conditions == UNDISTURBED
+        assert set(network.prefixes) == {*MODULES, *(f"{service}-2" for service in SECOND)}
+        viewers = network.serve_viewers_of(["http://127.0.0.1:1", "http://127.0.0.1:2"])
+        assert [urlsplit(url).port for url in viewers] == [
+            network["viewers.0"].port,
+            network["viewers-2.1"].port,
+        ]
 
 
 def test_faults_of_processes_may_be_among_them() -> None:

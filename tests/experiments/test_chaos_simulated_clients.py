@@ -12,8 +12,8 @@ from websockets.asyncio.server import ServerConnection, serve
 from tests.helpers.waiting import eventually
 from turboserve.bench.streaming import viewer
 from turboserve.bench.streaming.viewer import Viewer
-from turboserve.experiments.chaos.plan import UserAction, UserActionKind
 from turboserve.experiments.chaos.simulated_clients import BUFFER_S, SimulatedClient
+from turboserve.experiments.chaos.user_actions import UserAction, UserActionKind
 
 SENT: list[tuple[str, Any]] = []
 """Method and body of each request of the present test."""

@@ -40,6 +40,8 @@ cluster {{
   port: {self.ports[self.number - 1]}
   authorization {{user: {ROUTE_USER}, password: {json.dumps(self.password)}}}
   routes: [{routes}]
+  # Services know all servers by their settings. So a proxy between them and a server is not bypassed.
+  no_advertise: true
   ping_interval: "{ROUTE_PING}"
   ping_max: 2
 }}

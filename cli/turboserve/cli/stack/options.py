@@ -27,7 +27,7 @@ MODULES = {
 WEBHOOKS = {"webhooks": "turboserve.webhooks"}
 """As `MODULES`, of a stack that sends events to webhooks. It alone calls addresses that tenants choose."""
 PREFIXES: dict[str, list[str]] = {}
-"""Service or server → prefix of its command, such as `prlimit` or `env` with arguments, for benchmarks."""
+"""Service, its process or server → prefix of its command, such as `prlimit` or `env`, for benchmarks."""
 
 MOST_WORKERS = 256
 NATS_SERVERS = (1, 3, 5)
@@ -165,6 +165,10 @@ class Options:
         if self.model is None or service not in settings:
             return {}
         return {settings[service]: self.model.partition(",")[0] if service == "gateway" else self.model}
+
+    def prefix(self, process: str, service: str) -> list[str]:
+        """Return the words before the command of a process: its own, or else those of its service."""
+        return self.prefixes.get(process, self.prefixes.get(service, []))
 
     @property
     def redundant(self) -> bool:

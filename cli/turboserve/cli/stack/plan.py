@@ -232,7 +232,7 @@ class Plan:
                 silent_limit=SILENT_LIMIT,
             ),
             kind="service",
-            command=[*self.options.prefixes.get(name, []), sys.executable, "-m", module],
+            command=[*self.options.prefix(instance, name), sys.executable, "-m", module],
             probe=readyz(health_port),
             alive=healthz(health_port),
             environment={

@@ -72,16 +72,13 @@ async def run(
         workers, schedulers = max(workers, 3), max(schedulers, 2)
     elif set(groups) & set(FREEZES):
         raise typer.BadParameter("one_frozen and two_frozen need --redundancy", param_hint="--fault")
-    if redundancy and set(groups) & {FaultGroup.SLOW_NETWORK, FaultGroup.BEHIND}:
-        # The servers of a cluster tell clients each other's addresses, which bypass the proxies.
-        raise typer.BadParameter("slow_network and behind have one NATS server", param_hint="--redundancy")
     limits = mechanisms is MechanismSet.ALL
-    planned = plan(seed, seconds, sessions, schedulers, gap, groups, limits=limits)
+    planned = plan(seed, seconds, sessions, schedulers, gap, groups, limits=limits, redundancy=redundancy)
     with tempfile.TemporaryDirectory(prefix="turboserve-chaos-") as folder:
         place = (data or Path(folder) / "data").absolute()
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with prepared(groups, Path(folder), place, seed) as surroundings:
+            with prepared(groups, Path(folder), place, seed, redundancy=redundancy) as surroundings:
                 surroundings.environment |= settings_of(mechanisms, Path(folder))
                 found = await run_scenario(
                     planned, seconds, surroundings, workers, schedulers, sessions, redundancy=redundancy

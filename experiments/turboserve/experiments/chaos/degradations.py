@@ -37,9 +37,15 @@ SERVICE_LINKS = tuple(
     for service in ("state-store", "scheduler", "autoscaler", "recorder", "gateway", "workers")
 )
 LINKS = (*SERVICE_LINKS, "state-store-postgres", "state-store-redis", "viewers")
-"""The proxies of `StackNetwork`."""
+"""The links of `StackNetwork`."""
+SECOND = ("gateway", "scheduler", "state-store", "autoscaler")
+"""Services of which a stack with redundancy has a second process."""
+SECOND_SERVICE_LINKS = tuple(f"{service}-2-nats" for service in SECOND)
+SECOND_LINKS = (*SECOND_SERVICE_LINKS, "state-store-2-postgres", "state-store-2-redis", "viewers-2")
+"""The links that a stack with redundancy has besides."""
 SLOW_DISKS = ("nats", "postgres", "redis", "recorder")
 """Whose disk is slow: each writes to the data folder."""
 
 NETWORK_TARGETS = tuple(f"{link} {name}" for link in LINKS for name in NETWORKS)
+SECOND_NETWORK_TARGETS = tuple(f"{link} {name}" for link in SECOND_LINKS for name in NETWORKS)
 DISK_TARGETS = tuple(f"{owner} {name}" for owner in SLOW_DISKS for name in DISKS)

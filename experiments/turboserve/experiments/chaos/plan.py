@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from turboserve.experiments.chaos.degradations import DISK_TARGETS, NETWORK_TARGETS, SERVICE_LINKS
+from turboserve.experiments.chaos.degradations import (
+    DISK_TARGETS,
+    NETWORK_TARGETS,
+    SECOND_NETWORK_TARGETS,
+    SECOND_SERVICE_LINKS,
+    SERVICE_LINKS,
+)
+from turboserve.experiments.chaos.user_actions import (
+    LIMIT_ACTIONS,
+    SHIPPED_ACTIONS,
+    WATCHING_ACTIONS,
+    UserAction,
+    actions_of,
+)
 
 SERVICES = ("gateway", "scheduler", "autoscaler", "state-store")
 SERVERS = ("nats", "redis", "postgres")
@@ -112,6 +125,15 @@ DEGRADATIONS: dict[FaultGroup, tuple[str, ...]] = {
     FaultGroup.BEHIND: SERVICE_LINKS,
 }
 """The same for what slows down."""
+SECOND_DEGRADATIONS: dict[FaultGroup, tuple[str, ...]] = {
+    FaultGroup.SLOW_NETWORK: (*NETWORK_TARGETS, *SECOND_NETWORK_TARGETS),
+    FaultGroup.BEHIND: (*SERVICE_LINKS, *SECOND_SERVICE_LINKS),
+}
+"""The same in a stack with redundancy, where it differs."""
+SECOND_PROCESSES = tuple(
+    name for service, names in REDUNDANT.items() if service not in (WORKER, "scheduler") for name in names[1:]
+)
+"""Further targets of process faults in a stack with redundancy. Its schedulers are counted anyway."""
 CLOCK_STEP_S = 3600.0
 LASTING_SHARE = 0.3
 """Share of the lasting faults in a run that has process faults as well."""
@@ -160,42 +182,6 @@ class Fault:
         return f"{self.at_s:.1f} s: {self.kind.value} {self.target}{lasting}"
 
 
-class UserActionKind(StrEnum):
-    """A client's action on its session."""
-
-    PROMPT = "prompt"
-    PAUSE = "pause"
-    """Pause, and resume after `UserAction.seconds`."""
-    MIGRATE = "move"
-    CUT = "cut"
-    """The viewer's connection breaks."""
-    DROP = "drop"
-    """A prompt with which the viewer discards what it has not shown."""
-    CHANGE = "change"
-    """Change the limits of quality and lead."""
-
-
-WATCHING_ACTIONS = {UserActionKind.PROMPT: 4, UserActionKind.CUT: 1}
-"""Kind → how often it is chosen where stalls are measured. After a pause, a session waits for a slot."""
-SHIPPED_ACTIONS = {
-    UserActionKind.PROMPT: 4,
-    UserActionKind.PAUSE: 2,
-    UserActionKind.MIGRATE: 2,
-    UserActionKind.CUT: 1,
-}
-"""Kind → how often it is chosen."""
-LIMIT_ACTIONS = {UserActionKind.DROP: 2, UserActionKind.CHANGE: 1}
-"""The same for what clients do besides, if they use all mechanisms."""
-
-
-@dataclass(frozen=True)
-class UserAction:
-    at_s: float
-    session: int
-    kind: UserActionKind
-    seconds: float = 0.0
-
-
 @dataclass(frozen=True)
 class Plan:
     faults: tuple[Fault, ...]
@@ -211,21 +197,24 @@ def plan(
     groups: Sequence[FaultGroup] = (FaultGroup.PROCESS,),
     *,
     limits: bool = False,
+    redundancy: bool = False,
 ) -> Plan:
     """Plan faults about `gap_s` apart and actions of every session, within `seconds`.
 
-    The same seed gives the same plan. With `limits`, the actions of `LIMIT_ACTIONS` come in addition. During
-    a lasting fault, and shortly after it, there is no other fault.
+    The same seed gives the same plan. With `limits`, the actions of `LIMIT_ACTIONS` come in addition. With
+    `redundancy`, faults also hit the second processes of services and their connections. During a lasting
+    fault, and shortly after it, there is no other fault.
     """
     chance = random.Random(f"chaos {seed}")
     targets = [*SERVICES, *SERVERS, *(f"scheduler-{n}" for n in range(2, schedulers + 1)), *[WORKER] * 3]
+    targets += SECOND_PROCESSES if redundancy else ()
     faults: list[Fault] = []
     at = QUIET_S
     lasting = [group for group in groups if group is not FaultGroup.PROCESS]
     # The groups take turns in an order of the seed's, so a short run covers as many kinds as it has time for.
     chance_of_groups = random.Random(f"chaos groups {seed}")
     chance_of_groups.shuffle(lasting)
-    targets_of = FREEZES | DEGRADATIONS
+    targets_of = FREEZES | DEGRADATIONS | (SECOND_DEGRADATIONS if redundancy else {})
     drawn = {group: _without_end(chance_of_groups, found) for group, found in targets_of.items()}
     turn = 0
     while (at := at + chance.uniform(0.5, 1.5) * gap_s) < seconds:
@@ -243,14 +232,14 @@ def plan(
     actions = [
         action
         for session in range(sessions)
-        for action in _actions(
+        for action in actions_of(
             chance, session, seconds, WATCHING_ACTIONS if set(groups) <= set(FREEZES) else SHIPPED_ACTIONS
         )
     ]
     if limits:
         chance_of_limits = random.Random(f"chaos limits {seed}")
         for session in range(sessions):
-            actions += _actions(chance_of_limits, session, seconds, LIMIT_ACTIONS)
+            actions += actions_of(chance_of_limits, session, seconds, LIMIT_ACTIONS)
     return Plan(tuple(faults), tuple(sorted(actions, key=lambda action: (action.at_s, action.session))))
 
 
@@ -272,7 +261,7 @@ def _lasting(chance: random.Random, at_s: float, group: FaultGroup, target: str)
 def _fault(chance: random.Random, at_s: float, target: str) -> Fault:
     process_faults = (
         (FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART)
-        if target in SERVERS
+        if target.partition("-")[0] in SERVERS
         else (FaultKind.KILL, FaultKind.STOP)
     )
     longest = LONGEST_WORKER_STOP_S if target == WORKER else LONGEST_STOP_S
@@ -283,16 +272,3 @@ def _fault(chance: random.Random, at_s: float, target: str) -> Fault:
         round(chance.uniform(0.5, longest), 2),
         chance.randrange(1_000),
     )
-
-
-def _actions(
-    chance: random.Random, session: int, seconds: float, kinds: Mapping[UserActionKind, int]
-) -> list[UserAction]:
-    actions: list[UserAction] = []
-    at = 1.0
-    while (at := at + chance.uniform(4.0, 12.0)) < seconds:
-        kind = chance.choices(list(kinds), weights=list(kinds.values()))[0]
-        pause_s = round(chance.uniform(1.0, 5.0), 2) if kind is UserActionKind.PAUSE else 0.0
-        actions.append(UserAction(round(at, 2), session, kind, pause_s))
-        at += pause_s
-    return actions

@@ -120,11 +120,11 @@ class ProcessFaults:
         network = self._surroundings.network
         assert network is not None
         link, _, name = fault.target.partition(" ")
-        network.set(NETWORKS[name] if name else BEHIND, link)
+        network.degrade(link, NETWORKS[name] if name else BEHIND)
         try:
             await asyncio.sleep(fault.seconds)
         finally:
-            network.set(UNDISTURBED, link)
+            network.degrade(link, UNDISTURBED)
 
     async def _slow_disk(self, fault: Fault) -> None:
         owner, _, name = fault.target.partition(" ")

@@ -77,9 +77,12 @@ async def run_scenario(
     await asyncio.to_thread(stack.start)
     try:
         network = surroundings.network
-        url = stack.url if network is None else network.serve_viewers_of(stack.url)
-        async with httpx.AsyncClient(base_url=url) as api:
-            return await _run_faults(plan, seconds, stack, ProcessFaults(stack, surroundings), api, sessions)
+        gateways: Sequence[str] = stack.record.gateway_urls
+        if network is not None:
+            gateways = network.serve_viewers_of(gateways)
+        async with httpx.AsyncClient(base_url=gateways[0]) as api:
+            faults = ProcessFaults(stack, surroundings)
+            return await _run_faults(plan, seconds, stack, faults, api, gateways, sessions)
     finally:
         await asyncio.to_thread(stack.stop)
 
@@ -90,13 +93,14 @@ async def _run_faults(
     stack: BackgroundStack,
     process_faults: ProcessFaults,
     api: httpx.AsyncClient,
+    gateways: Sequence[str],
     sessions: int,
 ) -> Run:
     run = Run()
     watches: list[asyncio.Task[None]] = []
     try:
         for number in range(sessions):
-            client = await SimulatedClient.begin(number, api, stack.record.gateway_urls)
+            client = await SimulatedClient.begin(number, api, gateways)
             run.clients.append(client)
             watches.append(asyncio.create_task(client.watch()))
         for client in run.clients:

@@ -17,7 +17,7 @@ from turboserve.bench.streaming.received import Received
 from turboserve.bench.streaming.rest import request
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.experiments.chaos.chunklog import digest_of
-from turboserve.experiments.chaos.plan import UserAction, UserActionKind
+from turboserve.experiments.chaos.user_actions import UserAction, UserActionKind
 
 RETRY_TIMEOUT_S = 90.0
 """Time for which an action that must succeed in the end is retried."""

@@ -1,33 +1,40 @@
-"""The network of a stack: one proxy for each service and server, and one between viewers and the gateway."""
+"""The network of a stack: proxies between services and servers, and between viewers and gateways."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from turboserve.cli.embedded import Layout
 from turboserve.cli.stack.options import MODULES, Options
 from turboserve.cli.stack.plan import Plan
-from turboserve.experiments.chaos.network_proxy import ProxiedNetwork
+from turboserve.experiments.chaos.degradations import SECOND
+from turboserve.experiments.chaos.network_proxy import NetworkConditions, ProxiedNetwork
 
 BROKER, DATABASE, HOT_STORE = "nats", "postgres", "redis"
 VIEWERS = "viewers"
 WORKERS = "workers"
+SERVERS = 3
+"""Number of NATS servers of a stack with redundancy."""
 
 
 class StackNetwork(ProxiedNetwork):
-    """Proxies between the processes of the stack on folder `data`, which has one NATS server.
+    """Proxies between the processes of the stack on folder `data`.
 
-    Names of the proxies: `SERVICE-nats` for each service and for `workers`, `state-store-postgres`,
-    `state-store-redis`, and `viewers`. Enter it before the stack starts.
+    Names of links: `PROCESS-nats` for each process of a service and for `workers`, `state-store-postgres`,
+    `state-store-redis`, and `viewers`. A stack with redundancy has links of its second processes as well: for
+    example `gateway-2-nats` and `viewers-2`. Enter it before the stack starts.
     """
 
-    def __init__(self, data: Path, seed: int = 0) -> None:
+    def __init__(self, data: Path, seed: int = 0, *, redundancy: bool = False) -> None:
         super().__init__(seed)
-        self._data = data
-        self._gateway: tuple[str, int] | None = None
+        self._data, self._redundancy = data, redundancy
+        self._gateways: list[tuple[str, int]] = []
+        self._links: dict[str, list[str]] = {}
+        """Link → its proxies: one to each server of a cluster."""
         self.prefixes: dict[str, list[str]] = {}
-        """Service → words before its command, which give it the proxies' addresses."""
+        """Process of a service → words before its command, which give it the proxies' addresses."""
         self.worker_prefix: list[str] = []
 
     def __enter__(self) -> StackNetwork:
@@ -35,33 +42,44 @@ class StackNetwork(ProxiedNetwork):
         layout = Layout(self._data)
         layout.create()
         # The same ports and passwords as those of `turboserve up`, which finds them in the folder.
-        plan = Plan(Options(data=self._data), layout)
+        plan = Plan(Options(data=self._data, nats=SERVERS if self._redundancy else 1), layout)
         urls = {"nats": plan.nats_address, "postgres": plan.postgres_url, "redis": plan.redis_url}
-        for service in (*MODULES, WORKERS):
-            words = ["env", self._through(service, "nats", urls)]
-            if service == "state-store":
-                words += [self._through(service, server, urls) for server in ("postgres", "redis")]
-            if service == WORKERS:
+        second = [f"{service}-2" for service in SECOND] if self._redundancy else []
+        for process in (*MODULES, *second, WORKERS):
+            words = ["env", self._through(process, "nats", urls)]
+            if process.startswith("state-store"):
+                words += [self._through(process, server, urls) for server in ("postgres", "redis")]
+            if process == WORKERS:
                 self.worker_prefix = words
             else:
-                self.prefixes[service] = words
-        self._viewers = self.add(VIEWERS, self._gateway_address)
+                self.prefixes[process] = words
+        self._viewers = [
+            self._add(link, number, lambda number=number: self._gateways[number])  # type: ignore[misc]
+            for number, link in enumerate([VIEWERS, f"{VIEWERS}-2"][: 2 if self._redundancy else 1])
+        ]
         return self
 
-    def _through(self, service: str, server: str, urls: dict[str, str]) -> str:
-        """Start a proxy, and return the variable that names it instead of the server."""
-        target = urlsplit(urls[server])
-        host, port = target.hostname or "", target.port or 0
-        at = self.add(f"{service}-{server}", lambda: (host, port))
-        url = target._replace(netloc=f"{target.netloc.rpartition(':')[0]}:{at}").geturl()
-        return f"TURBOSERVE_{server.upper()}_URL={url}"
+    def _add(self, link: str, number: int, target: Callable[[], tuple[str, int]]) -> int:
+        name = f"{link}.{number}"
+        self._links.setdefault(link, []).append(name)
+        return self.add(name, target)
 
-    def serve_viewers_of(self, gateway_url: str) -> str:
-        """Connect viewers to this gateway. Returns the URL that viewers use."""
-        parts = urlsplit(gateway_url)
-        self._gateway = parts.hostname or "", parts.port or 0
-        return f"http://{parts.hostname}:{self._viewers}"
+    def _through(self, process: str, server: str, urls: dict[str, str]) -> str:
+        """Start a proxy to each of the servers, and return the variable that names them instead."""
+        through: list[str] = []
+        for number, address in enumerate(urls[server].split(",")):
+            target = urlsplit(address)
+            place = target.hostname or "", target.port or 0
+            at = self._add(f"{process}-{server}", number, lambda place=place: place)  # type: ignore[misc]
+            through.append(target._replace(netloc=f"{target.netloc.rpartition(':')[0]}:{at}").geturl())
+        return f"TURBOSERVE_{server.upper()}_URL={','.join(through)}"
 
-    def _gateway_address(self) -> tuple[str, int]:
-        assert self._gateway is not None, "the stack has not started"
-        return self._gateway
+    def degrade(self, link: str, conditions: NetworkConditions) -> None:
+        """Set the conditions of a link."""
+        self.set(conditions, *self._links[link])
+
+    def serve_viewers_of(self, gateway_urls: Sequence[str]) -> list[str]:
+        """Connect viewers to these gateways. Returns the URLs that viewers use."""
+        parts = [urlsplit(url) for url in gateway_urls]
+        self._gateways = [(one.hostname or "", one.port or 0) for one in parts]
+        return [f"http://{one.hostname}:{at}" for one, at in zip(parts, self._viewers, strict=True)]

@@ -91,7 +91,9 @@ def left_out(groups: Iterable[FaultGroup]) -> dict[FaultGroup, str]:
 
 
 @contextmanager
-def prepared(groups: Iterable[FaultGroup], folder: Path, data: Path, seed: int = 0) -> Iterator[Surroundings]:
+def prepared(
+    groups: Iterable[FaultGroup], folder: Path, data: Path, seed: int = 0, *, redundancy: bool = False
+) -> Iterator[Surroundings]:
     """Prepare a run with faults of `groups`; `folder` is for its own files, `data` for the stack's.
 
     With a full-disk fault, the stack keeps its data on a disk of its own, and its logs are copied to `data`
@@ -112,8 +114,13 @@ def prepared(groups: Iterable[FaultGroup], folder: Path, data: Path, seed: int =
             prefixes = {service: found.clock.command() for service in MODULES}
             worker = found.clock.command()
         if wanted & {FaultGroup.SLOW_NETWORK, FaultGroup.BEHIND}:
-            network = found.network = stack.enter_context(StackNetwork(found.data, seed))
-            prefixes = {name: [*words, *prefixes.get(name, [])] for name, words in network.prefixes.items()}
+            network = StackNetwork(found.data, seed, redundancy=redundancy)
+            found.network = stack.enter_context(network)
+            # A second process has the words of its service as well.
+            prefixes = {
+                name: [*words, *prefixes.get(name.removesuffix("-2"), [])]
+                for name, words in network.prefixes.items()
+            }
             worker = [*network.worker_prefix, *worker]
         if FaultGroup.SLOW_DISK in wanted:
             for name in SLOW_DISKS:
