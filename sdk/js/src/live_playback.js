@@ -3,7 +3,7 @@
 /** A chunk's message and its first frame are sent together. They may arrive in another order, by up to this. */
 const TOGETHER_MS = 25;
 /** A chunk that says nothing new is announced up to this much later, together with the next ones. */
-const ANNOUNCED_LATE_S = 1;
+const ANNOUNCED_LATE_S = 2;
 /** Ticks of RTP time per millisecond. */
 const RTP_KHZ = 90;
 const STALLED_MS = 500;

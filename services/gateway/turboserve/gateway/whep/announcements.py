@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from turboserve.contracts.chunks import ChunkHeader
 
-TOGETHER_S = 1.0
-"""Maximum delay of an announcement that only continues the one before it, seconds of video."""
+TOGETHER_S = 2.0
+"""Maximum delay of an announcement that only continues the one before it, seconds: three chunks of
+0.75 s fit into one packet."""
 _ROUNDING_S = 0.001
 
 
