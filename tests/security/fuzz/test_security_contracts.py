@@ -74,7 +74,7 @@ def test_no_bound_is_hidden_by_another() -> None:
 
 @pytest.mark.parametrize("contract", MESSAGES, ids=lambda one: one.__name__)
 def test_what_can_be_read_is_bounded(contract: type[Contract]) -> None:
-    hold(contract, 100)
+    hold(contract, 50)
 
 
 @pytest.mark.soak

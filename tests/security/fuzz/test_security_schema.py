@@ -192,12 +192,12 @@ def test_all_operations_are_held(schema: Any) -> None:
 
 @pytest.mark.parametrize(("verb", "path"), OPERATIONS)
 def test_answers_are_as_configured(target: Target, schema: Any, verb: str, path: str) -> None:
-    hold(target, schema[path][verb], GenerationMode.POSITIVE, 3)
+    hold(target, schema[path][verb], GenerationMode.POSITIVE, 2)
 
 
 @pytest.mark.parametrize(("verb", "path"), REFUSING)
 def test_what_is_not_allowed_is_refused(target: Target, schema: Any, verb: str, path: str) -> None:
-    hold(target, schema[path][verb], GenerationMode.NEGATIVE, 4)
+    hold(target, schema[path][verb], GenerationMode.NEGATIVE, 3)
 
 
 @pytest.mark.soak

@@ -20,8 +20,9 @@ from tests.helpers.hostile import Hostile, attacks
 from tests.helpers.raw_socket import RawSocket, breaches, lawful, message
 from turboserve.gateway.stream.client_messages import ClientMessage
 
-FRAMES = 5_000
+FRAMES = 2_000
 """Minimum number of frames."""
+MANY_FRAMES = 100_000
 ROUNDS = 1_000
 """Maximum number of rounds. Each sends hundreds of frames, until there were enough."""
 CONCURRENT = 8
@@ -211,5 +212,5 @@ def test_messages_that_are_none(target: Target, session: str, other: str) -> Non
 @pytest.mark.soak
 def test_many_more_of_both(target: Target, session: str, other: str) -> None:
     with watched(target, session):
-        raw_frames(target, session, 20 * FRAMES)
-        structured_messages(target, other, 20 * FRAMES)
+        raw_frames(target, session, MANY_FRAMES)
+        structured_messages(target, other, MANY_FRAMES)
