@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pydantic import ValidationError
 
 from tests.state_store.state_store_harness import Harness, Store
 from turboserve import subjects
+from turboserve.clock import SystemClock
 from turboserve.contracts.base import NUMBER_LIMIT
 from turboserve.contracts.usage import HOURS, ListUsage, UsageDimension
 from turboserve.contracts.workers import DELIVERED_LIMIT, Playhead
 from turboserve.ids import new_id
+from turboserve.instruments import ObservedGauge
+from turboserve.state_store.core.tenants import hour_of
 from turboserve.state_store.periodic_writes import ViewerUsage
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import UsageShare, ViewerUse
+from turboserve.state_store.service.pools import Pools
 from turboserve.state_store.settings import Settings
+from turboserve.telemetry_names import MODEL, TENANT
 
 SERVERS = ("memory",)
 
@@ -76,6 +84,28 @@ async def test_usage_is_kept_by_hour_and_model_beside_the_days(database: Databas
         await db.rentals.forget_usage(day + 1)
     assert await sums("hour", to_day=day + 1) == [(last + 1, 2)]
     assert await sums("day", to_day=day + 1) == [(day + 1, 2)]
+
+
+async def test_metrics_have_todays_usage_by_tenant_and_model(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, tenant, now = SystemClock(), new_id("t"), time.time()
+    # It is the same day all the time.
+    monkeypatch.setattr(SystemClock, "wall", lambda _: now)
+    reader = InMemoryMetricReader()
+    gauge = ObservedGauge(MeterProvider([reader]).get_meter("test"), "used", "1", "", TENANT, MODEL)
+    pools = Pools(database, clock, settings)
+    gauge.add(pools, lambda pools: pools.used_today("chunks"))
+    hour = hour_of(now)
+    async with database.transaction() as db:
+        for model, chunks in (("m", 1), ("m_64x64", 2), ("m", 4)):
+            await db.progress.add_usage(hour, [UsageShare(tenant, "k", model, chunks=chunks)])
+    await pools.measure_usage()
+    data = reader.get_metrics_data()
+    assert data is not None
+    [metric] = data.resource_metrics[0].scope_metrics[0].metrics
+    found = {tuple((point.attributes or {}).values()): point.value for point in metric.data.data_points}  # type: ignore[union-attr]
+    assert (found[tenant, "m"], found[tenant, "m_64x64"]) == (5, 2)
 
 
 def test_a_message_claims_no_more_than_a_gateway_sends() -> None:

@@ -54,7 +54,7 @@ class Pools:
             (metrics.usage_viewer_time, "viewer_seconds"),
             (metrics.usage_delivered, "delivered_bytes"),
         ):
-            gauge.add(self, partial(Pools._used, name=name))
+            gauge.add(self, partial(Pools.used_today, name=name))
 
     async def report(self, report: PoolReport) -> PoolOrders:
         """Write the pool's report, its history and its rentals. Returns the pool's orders.
@@ -164,7 +164,7 @@ class Pools:
             page = await db.rentals.usage(request)
         return page.model_copy(update={"currency": self._settings.currency})
 
-    def _used(self, name: str) -> dict[tuple[str, ...], float]:
+    def used_today(self, name: str) -> dict[tuple[str, ...], float]:
         """Return what the sessions of each tenant and model have used today, as it was last read."""
         return {(one.tenant or "", one.model or ""): getattr(one, name) for one in self._used_today}
 
