@@ -2,9 +2,11 @@
 whose chunks a decode worker decodes.
 
     python bench/gpu/stack.py --out stack.json
+    python bench/gpu/stack.py --out stack.json --workers 2 --backends gloo shm
 
 Needs the stack's dependencies and servers. The model has random weights (`random-longlive-1-3b`).
-`--model random-tiny` tries the script without a GPU.
+`--model random-tiny` tries the script without a GPU. With `--backends`, each of these transfer backends has
+two workers of its own.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,12 +36,14 @@ DECODED = {
     "seconds": "turboserve_worker_decode_duration_seconds_sum",
     "rebuilt": "turboserve_worker_decode_rebuilt_total",
 }
+BACKENDS = ("gloo", "shm", "nixl")
 POOLS = {
     "1": ("--workers", "1"),
     "2": ("--workers", "2"),
     "decode": ("--workers", "1", "--decode-workers", "1"),
 }
 """Options of `turboserve up` by the name of the workers."""
+FETCHED = re.compile(r"state fetched .*backend=(\S+) rounds=(\d+) bytes=(\d+) seconds=(\S+)")
 Work = Callable[[], Awaitable[dict[str, Any]]]
 WAIT_S = 60.0
 MIGRATED_S = 40.0
@@ -107,10 +112,16 @@ async def migrations(stack: BackgroundStack, count: int) -> dict[str, Any]:
         decisions = (await api.get(f"/v1/sessions/{viewer.session}/decisions")).json()["decisions"]
         await viewer.delete()
     done = [one["numbers"] for one in decisions if one["kind"] == "migrated"]
+    stayed = [one["reason"] for one in decisions if one["kind"] == "stay"]
     intervals = [b - a for a, b in zip(player.arrivals_s, player.arrivals_s[1:], strict=False)]
     return {
         "migrations": found,
         "decisions": done,
+        "stayed": stayed,
+        "fetched": [
+            {"backend": backend, "rounds": int(rounds), "bytes": int(size), "seconds": float(seconds)}
+            for backend, rounds, size, seconds in FETCHED.findall(stack.log.read_text(errors="replace"))
+        ],
         "stalls": player.stalls,
         "stall_s": player.stall_s,
         "chunks": len(chunks),
@@ -161,28 +172,44 @@ def main() -> None:
         default=tuple(POOLS),
         help="1: viewers of one worker; 2: migrations between two; decode: a home and a decode worker",
     )
+    parser.add_argument(
+        "--backends",
+        nargs="+",
+        choices=BACKENDS,
+        default=(),
+        help="transfer backends of two workers, each measured alone; otherwise the workers choose",
+    )
     parser.add_argument("--limit-s", type=float, default=200.0, help="begin nothing after this many seconds")
     arguments = parser.parse_args()
     notes = Notes(arguments.out, time.monotonic() + arguments.limit_s)
     settings = environment(arguments.model, round(arguments.memory_gb * 1e9), 2)
     folder = Path(tempfile.mkdtemp())
 
-    for workers in arguments.workers:
-        began = time.monotonic()
-        stack = BackgroundStack(folder / f"data{workers}", *POOLS[workers], environment=settings)
+    for workers, backend in stacks(arguments):
+        began, name = time.monotonic(), "_".join(filter(None, (workers, backend)))
+        chosen = {"TURBOSERVE_TRANSFER_BACKENDS": json.dumps([backend])} if backend else {}
+        stack = BackgroundStack(folder / f"data{name}", *POOLS[workers], environment=settings | chosen)
         try:
             stack.start()
-            notes.found[f"start_s_{workers}"] = time.monotonic() - began
-            for name, work in parts(stack, workers, arguments):
-                notes.take(notes.found, name, partial(_limited, work, arguments.seconds + 2 * WAIT_S))
+            notes.found[f"start_s_{name}"] = time.monotonic() - began
+            for part, work in parts(stack, workers, arguments):
+                into = "_".join(filter(None, (part, backend)))
+                notes.take(notes.found, into, partial(_limited, work, arguments.seconds + 2 * WAIT_S))
         except Exception as error:
-            notes.found[f"failed_{workers}"] = repr(error)[-4000:]
+            notes.found[f"failed_{name}"] = repr(error)[-4000:]
         finally:
             if stack.log.exists():
-                arguments.out.with_name(f"stack_{workers}.log").write_bytes(stack.log.read_bytes())
+                arguments.out.with_name(f"stack_{name}.log").write_bytes(stack.log.read_bytes())
             notes.save()
             stack.stop()
     print(json.dumps(notes.found, indent=1))
+
+
+def stacks(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Yield the workers and the transfer backend of each stack; empty: the workers choose."""
+    for workers in arguments.workers:
+        for backend in arguments.backends if workers == "2" and arguments.backends else ("",):
+            yield workers, backend
 
 
 def parts(stack: BackgroundStack, workers: str, arguments: argparse.Namespace) -> list[tuple[str, Work]]:

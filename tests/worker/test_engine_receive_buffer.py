@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.state_page_helpers import FAR, SPEC, copy, frozen
-from turboserve.worker.engine import state_pages
+from turboserve.worker.engine import page_hashing, state_pages
 from turboserve.worker.engine.errors import (
     DuplicateSessionError,
     HostPoolFullError,
@@ -19,8 +19,9 @@ from turboserve.worker.engine.errors import (
     UnknownSessionError,
 )
 from turboserve.worker.engine.interface import Suspended
+from turboserve.worker.engine.page_hashing import PageHasher
 from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer
-from turboserve.worker.engine.state_pages import Page, fingerprint_of, fingerprints_of
+from turboserve.worker.engine.state_pages import Page, fingerprint_of
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import TransferAbortedError
 
@@ -92,19 +93,42 @@ def test_a_page_of_something_else_is_refused(
 def test_many_pages_hashed_at_once_have_the_fingerprints_of_each(
     monkeypatch: pytest.MonkeyPatch, hashers: int
 ) -> None:
-    monkeypatch.setattr(state_pages, "HASHERS", hashers)
-    monkeypatch.setattr(state_pages, "HASHED_AT_ONCE_BYTES", 1)
-    pages = {str(n): [torch.full((1000,), n, dtype=torch.uint8), torch.zeros(n)] for n in range(20)}
-    assert fingerprints_of(pages) == {name: fingerprint_of(page) for name, page in pages.items()}
-    assert len(set(fingerprints_of(pages).values())) == 20
+    monkeypatch.setattr(page_hashing, "HASHERS", hashers)
+    monkeypatch.setattr(page_hashing, "HASHED_AT_ONCE_BYTES", 1)
+    pages = {
+        str(n): [torch.full((1000,), n, dtype=torch.uint8), torch.zeros(n, dtype=torch.uint8)]
+        for n in range(20)
+    }
+    with PageHasher(pages) as hasher:
+        prints = hasher.prints()
+    assert prints == {name: fingerprint_of(page) for name, page in pages.items()}
+    assert len(set(prints.values())) == 20
+
+
+@pytest.mark.parametrize("at_once_bytes", [1, 1 << 20])
+def test_a_page_is_hashed_only_once_all_its_bytes_are_there(
+    monkeypatch: pytest.MonkeyPatch, at_once_bytes: int
+) -> None:
+    monkeypatch.setattr(page_hashing, "HASHED_AT_ONCE_BYTES", at_once_bytes)
+    pages = {
+        str(n): [torch.zeros(500, dtype=torch.uint8), torch.zeros(500, dtype=torch.uint8)] for n in range(3)
+    }
+    wanted = {str(n): fingerprint_of([torch.full((1000,), n + 1, dtype=torch.uint8)]) for n in range(3)}
+    with PageHasher(pages) as hasher:
+        for number, parts in enumerate(pages.values()):
+            for half, part in enumerate(parts):
+                part.fill_(number + 1)
+                # One byte less than what is there.
+                hasher.arrived(1000 * number + 500 * (half + 1) - 1)
+        assert hasher.prints() == wanted
 
 
 @pytest.mark.parametrize("hashers", [1, 3])
 def test_hashing_a_large_state_ends_when_the_copy_is_aborted(
     monkeypatch: pytest.MonkeyPatch, hashers: int
 ) -> None:
-    monkeypatch.setattr(state_pages, "HASHERS", hashers)
-    monkeypatch.setattr(state_pages, "HASHED_AT_ONCE_BYTES", 1)
+    monkeypatch.setattr(page_hashing, "HASHERS", hashers)
+    monkeypatch.setattr(page_hashing, "HASHED_AT_ONCE_BYTES", 1)
     monkeypatch.setattr(state_pages, "HASHED_UNASKED_BYTES", 100)
     deadline, asked = Deadline(60.0), 0
 
@@ -119,8 +143,11 @@ def test_hashing_a_large_state_ends_when_the_copy_is_aborted(
     whole = fingerprint_of(page)
     monkeypatch.setattr(state_pages, "HASHED_UNASKED_BYTES", 7)
     assert fingerprint_of(page) == whole
-    with pytest.raises(TransferAbortedError):
-        fingerprints_of({"a": page, "b": page, "c": page}, check)
+    with (
+        pytest.raises(TransferAbortedError),
+        PageHasher({"a": page, "b": page, "c": page}, check) as hasher,
+    ):
+        hasher.prints()
     # Each of them polls once more at most.
     assert asked <= 5 + hashers
 

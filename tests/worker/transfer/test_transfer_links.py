@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing import Pipe
@@ -25,6 +27,7 @@ from tests.worker.transfer.transfer_peer import (
     State,
     Steps,
 )
+from turboserve.worker.settings import Settings
 from turboserve.worker.transfer import links as links_module
 from turboserve.worker.transfer import nccl, pair, rendezvous
 from turboserve.worker.transfer.channel import Channel
@@ -45,6 +48,7 @@ from turboserve.worker.transfer.target import Target
 
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
+CPU = torch.device("cpu")
 KEY = bytes(32)
 ENDS = pair.LinkEndpoints(KEY, HOST, (HOST,))
 
@@ -191,9 +195,35 @@ async def test_a_state_comes_over_the_next_backend_if_no_link_of_the_first_can_b
                 raise PeerLostError("invalid usage")
             return await super()._make(backend, *args)
 
-    source_links, target_links = (
-        LinksWithoutGloo(["gloo", "shm"], torch.device("cpu"), MODEL) for _ in range(2)
-    )
+    assert await backend_of(*(LinksWithoutGloo(["gloo", "shm"], CPU, MODEL) for _ in range(2))) == "shm"
+    assert tried.count("shm") == 2
+    assert "gloo" in tried
+
+
+async def test_workers_of_two_users_on_one_machine_take_the_next_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel does not let one open the other's memory."""
+    open_file, refused = os.open, list[str]()
+
+    def opened(path: Any, *args: Any, **options: Any) -> int:
+        if str(path).startswith(f"/proc/{os.getpid()}/fd/"):
+            refused.append(path)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return open_file(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", opened)
+    assert await backend_of(*(Links(["shm", "gloo"], CPU, MODEL) for _ in range(2))) == "gloo"
+    assert len(refused) == 1
+
+
+async def test_workers_of_one_machine_share_memory_unless_they_have_a_gpu_each() -> None:
+    defaults = Settings.model_fields["transfer_backends"].default
+    assert await backend_of(*(Links(defaults, CPU, MODEL) for _ in range(2))) == "shm"
+
+
+async def backend_of(source_links: Links, target_links: Links) -> str:
+    """The backend over which a state is transferred. Closes both."""
     size, ours = 1_000, Pipe()
     provider = Giver(size, Steps(ours[0], None), quiesced=False)
     source = Source(provider, source_links, CopyLimits(most_s=PATIENCE_S, still_s=PATIENCE_S))
@@ -202,12 +232,11 @@ async def test_a_state_comes_over_the_next_backend_if_no_link_of_the_first_can_b
     fetched = await target.fetch(
         SESSION, MIGRATION, MIGRATION_KEY, [f"tcp://{HOST}:{port}"], room, PATIENCE_S
     )
-    assert (fetched.backend, room.holds(State(size))) == ("shm", True)
-    assert tried.count("shm") == 2
-    assert "gloo" in tried
+    assert room.holds(State(size))
     source.close()
     server.close()
     for made in (source_links, target_links):
         made.close()
     for pipe in ours:
         pipe.close()
+    return fetched.backend

@@ -167,9 +167,9 @@ class Settings(Shared):
     encrypted: use a network that only workers share."""
     transfer_port: int = Field(default=0, ge=0, le=65_535)
     """Port of the transfer address. 0: any free port."""
-    transfer_backends: tuple[Literal["nccl", "gloo", "nixl", "shm"], ...] = ("nccl", "gloo", "shm")
-    """Transfer backends, the best first; those that this machine lacks are left out. `nixl` needs the
-    worker's extra of that name."""
+    transfer_backends: tuple[Literal["nccl", "gloo", "nixl", "shm"], ...] = ("nccl", "shm", "gloo")
+    """Transfer backends, the best first. The first one that both workers can use transfers a state: `nccl`
+    needs two GPUs, `shm` one machine and one user. `nixl` needs the worker's extra of that name."""
     tier_alpha: TierAlpha = TIER_ALPHA
     """Width of a tier of playout slack, as a multiple of a chunk's time T: a session is urgent below a credit
     of this many T, and relaxed above twice as many. A worker has room for a rescued session if one with a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -66,6 +67,14 @@ class KVRing:
     def end(self) -> int:
         """Index after the newest frame, or 0."""
         return max(self.frames) + 1 if self.frames else 0
+
+    def chunks_until_written(self, position: int, chunk_frames: int) -> float:
+        """Number of chunks to come before the one that writes this ring position; infinite for the sink's."""
+        if position < self._sink:
+            return math.inf
+        rolling = self._capacity - self._sink
+        frames = self._capacity - len(self.frames) + (position - self._next) % rolling
+        return frames // chunk_frames
 
     def place(self, first: int, count: int) -> Placement:
         """Choose ring positions for frames first … first+count−1: their own, or those of the oldest frames.

@@ -43,7 +43,7 @@ def own_limit(config: ModelConfig, cache_bytes: int) -> int:
     """Largest memory of a session beside its slab, bytes. `cache_bytes`: size of the decoder's cache."""
     latents = torch.Size(config.latent_shape).numel() * torch.float32.itemsize
     chunks = -(-config.window_frames // config.frames_per_chunk) + 1
-    # Each bulk round may leave latents of chunks that are too old by the next round.
+    # The first round may leave latents of chunks that are too old by the rest. The others have none.
     return cache_bytes + 4 * chunks * latents + SMALL_BYTES
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ SOURCES_AT_ONCE = 2
 """Largest number of sessions whose pages are sent while they generate. Meanwhile each has two decoder caches:
 the one that is being sent, and the current one."""
 RECENT = "recent"
+_pinned = threading.local()
+"""Memory of each hashing thread through which it reads a GPU's."""
 
 
 class IdentityStamp:
@@ -71,6 +74,8 @@ class Page:
     dtype: str = ""
     """Type of a whole tensor, such as `float32`; empty for pages of the slab."""
     shape: tuple[int, ...] = ()
+    lasts_s: float = math.inf
+    """Seconds until the session is expected to write the page again, while it plays. Infinite: not known."""
 
     @property
     def size(self) -> int:
@@ -82,27 +87,39 @@ def pages_in_use(session: Session, config: ModelConfig) -> list[Page]:
     """All pages that no current work writes to. The session may be anywhere in a chunk."""
     state, ring = session.state, session.state.ring
     pages: list[Page] = []
+    # On average, half of the time to the next chunk has passed.
+    next_chunk_s = math.inf if session.paused else config.chunk_media_s / 2
     if session.work is None or isinstance(session.work, ChunkWork):
         written_from = state.first_frame(config) if session.work is not None else ring.end
         for position, frame in enumerate(ring.frames):
             if frame < written_from:
-                pages += _position_pages(ring.filled(), position, _ring_stamp(session, position))
+                chunks = ring.chunks_until_written(position, config.frames_per_chunk)
+                lasts_s = chunks * config.chunk_media_s + next_chunk_s
+                stamps = dict.fromkeys(BY_POSITION, _ring_stamp(session, position))
+                lasting = dict.fromkeys(BY_POSITION, lasts_s)
+                if position < state.slab.sink_keys.shape[1]:
+                    # The keys that are read are turned as the window rolls. The written ones stay.
+                    stamps["keys"] = stamps["keys"], ring.shift
+                    lasting["keys"] = next_chunk_s
+                pages += _position_pages(ring.filled(), position, stamps, lasting)
         if ring.text_writes or state.text is not None:
             stamp = (IdentityStamp(state.slab.text_keys), ring, ring.text_writes)
             pages += [Page(name, _flat(tensor), stamp) for name, tensor in _prompt(ring.filled())]
-    own: dict[str, Tensor] = {} if state.text is None else {"text": state.text}
+    if state.text is not None:
+        pages.append(_whole("text", state.text))
     # `recent` receives a chunk when it is finished; before that, `next_chunk` is the chunk's own number.
     first = state.next_chunk - len(state.recent)
-    own |= {f"{RECENT}/{first + n}": latents for n, latents in enumerate(state.recent)}
-    own |= {DECODER + name: tensor for name, tensor in (state.decoder_cache or {}).items()}
-    return pages + [_whole(name, tensor, IdentityStamp(tensor)) for name, tensor in own.items()]
+    # They leave the window before long, and each would take memory at the target until then.
+    pages += [_whole(f"{RECENT}/{first + n}", latents, 0.0) for n, latents in enumerate(state.recent)]
+    cache = state.decoder_cache or {}
+    return pages + [_whole(DECODER + name, tensor, next_chunk_s) for name, tensor in cache.items()]
 
 
 @torch.inference_mode()
 def pages_quiesced(session: Session, config: ModelConfig, model: str) -> tuple[dict[str, Any], list[Page]]:
     """Header and all pages of a session while nothing is computed for it. `model`: see `snapshot.parts`."""
     generator = session.state.generator.get_state()
-    pages = [*pages_in_use(session, config), _whole("generator", generator, IdentityStamp(generator))]
+    pages = [*pages_in_use(session, config), _whole("generator", generator)]
     header, _ = parts(session.state, model)
     return header, sorted(pages, key=lambda page: page.name)
 
@@ -114,13 +131,14 @@ def pages_of(snapshot: Snapshot, config: ModelConfig) -> tuple[dict[str, Any], l
         if name == RECENT:
             chunks = torch.split(tensor, config.frames_per_chunk)
             first = snapshot.next_chunk - len(chunks)
-            pages += [_whole(f"{RECENT}/{first + n}", t, IdentityStamp(t)) for n, t in enumerate(chunks)]
+            pages += [_whole(f"{RECENT}/{first + n}", t) for n, t in enumerate(chunks)]
         elif name in PROMPT:
             pages.append(Page(name, _flat(tensor), IdentityStamp(tensor)))
         elif name not in BY_POSITION:
-            pages.append(_whole(name, tensor, IdentityStamp(tensor)))
+            pages.append(_whole(name, tensor))
     for position in range(len(snapshot.header["ring"]["slots"])):
-        pages += _position_pages(snapshot.tensors, position, IdentityStamp(snapshot.tensors["keys"]))
+        stamps = dict.fromkeys(BY_POSITION, IdentityStamp(snapshot.tensors["keys"]))
+        pages += _position_pages(snapshot.tensors, position, stamps)
     return dict(snapshot.header), sorted(pages, key=lambda page: page.name)
 
 
@@ -136,21 +154,19 @@ def fingerprint_of(page_parts: Sequence[Tensor], check: Callable[[], object] | N
         for piece in torch.split(part, HASHED_UNASKED_BYTES) if part.numel() else ():
             if check is not None:
                 check()
-            hasher.update(piece.cpu().numpy().data)
+            hasher.update(_on_host(piece).numpy().data)
     return hasher.digest()
 
 
-def fingerprints_of(
-    pages: Mapping[str, Sequence[Tensor]], check: Callable[[], object] | None = None
-) -> dict[str, bytes]:
-    """BLAKE2b of many pages, by name. Several pages are hashed at once where there are enough cores: hashing
-    a large state takes longer than sending it, and a viewer may be waiting."""
-    size = sum(part.numel() for page in pages.values() for part in page)
-    if HASHERS == 1 or size < HASHED_AT_ONCE_BYTES:
-        return {name: fingerprint_of(page, check) for name, page in pages.items()}
-    with ThreadPoolExecutor(HASHERS, thread_name_prefix="hash") as threads:
-        prints = threads.map(partial(fingerprint_of, check=check), pages.values())
-        return dict(zip(pages, prints, strict=True))
+def _on_host(piece: Tensor) -> Tensor:
+    """The piece in host memory: itself, or a copy that is valid until this thread's next call."""
+    if piece.device.type != "cuda":
+        return piece.cpu()
+    room = getattr(_pinned, "room", None)
+    if room is None or room.numel() < piece.numel():
+        size = min(HASHED_UNASKED_BYTES, 1 << (piece.numel() - 1).bit_length())
+        _pinned.room = room = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    return room[: piece.numel()].copy_(piece)
 
 
 def digest_of(header: Mapping[str, Any], fingerprints: Mapping[str, bytes]) -> str:
@@ -167,13 +183,22 @@ def digest_of(header: Mapping[str, Any], fingerprints: Mapping[str, bytes]) -> s
 
 def _ring_stamp(session: Session, position: int) -> tuple[object, ...]:
     ring = session.state.ring
-    turned = ring.shift if position < session.state.slab.sink_keys.shape[1] else 0
-    return IdentityStamp(session.state.slab.keys), ring, ring.writes[position], turned
+    return IdentityStamp(session.state.slab.keys), ring, ring.writes[position]
 
 
-def _position_pages(tensors: Mapping[str, Tensor], position: int, stamp: object) -> list[Page]:
+def _position_pages(
+    tensors: Mapping[str, Tensor],
+    position: int,
+    stamps: Mapping[str, object],
+    lasts_s: Mapping[str, float] = MappingProxyType({}),
+) -> list[Page]:
     return [
-        Page(f"{name}/{position}", position_parts(tensors[name], position), stamp)
+        Page(
+            f"{name}/{position}",
+            position_parts(tensors[name], position),
+            stamps[name],
+            lasts_s=lasts_s.get(name, math.inf),
+        )
         for name in BY_POSITION
         if position < tensors[name].shape[1]
     ]
@@ -197,6 +222,8 @@ def _flat(tensor: Tensor) -> tuple[Tensor, ...]:
     return (flat_bytes(tensor),)
 
 
-def _whole(name: str, tensor: Tensor, stamp: object) -> Page:
+def _whole(name: str, tensor: Tensor, lasts_s: float = math.inf) -> Page:
+    """A page of a tensor that is never changed in place."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Page(name, _flat(tensor.contiguous()), stamp, dtype, tuple(tensor.shape))
+    shape, stamp = tuple(tensor.shape), IdentityStamp(tensor)
+    return Page(name, _flat(tensor.contiguous()), stamp, dtype, shape, lasts_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,6 +23,8 @@ class LocalPages:
     """Pages on this worker: the parts of each as flat bytes, uint8 [n], on one device."""
 
     pages: Sequence[Sequence[Tensor]]
+    arrived: Callable[[int], object] = field(default=lambda size: None)
+    """Called, where the link can, with the number of bytes that have arrived so far."""
 
     def parts(self, page_range: range) -> list[Tensor]:
         """The non-empty parts of these pages, in order."""

@@ -205,8 +205,6 @@ class Links:
             and (near or name != "shm")
             and (name != "nccl" or self._nccl_reaches(hello))
         ]
-        if quiesced and near and "shm" in common:
-            return "shm"
         # State in host memory is not sent by device backends.
         common = [name for name in common if name != "nccl" or not quiesced]
         if not common:

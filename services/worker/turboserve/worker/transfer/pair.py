@@ -13,7 +13,7 @@ from __future__ import annotations
 import hmac
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +98,7 @@ class PairLink(Link):
             if isinstance(source, LocalPages):
                 return self._send(source.parts(page_range), deadline)
             assert isinstance(target, LocalPages)
-            return self._receive(target.parts(page_range), deadline)
+            return self._receive(target.parts(page_range), deadline, target.arrived)
         except BaseException as error:
             self._drop_in_flight()
             self.close()
@@ -153,17 +153,22 @@ class PairLink(Link):
         self._await_copies(deadline, left=0)
         return sent
 
-    def _receive(self, parts: list[Tensor], deadline: Deadline) -> int:
+    def _receive(self, parts: list[Tensor], deadline: Deadline, arrived: Callable[[int], object]) -> int:
         taken = 0
+
+        def scatter(left: int) -> None:
+            nonlocal taken
+            for flight in self._await_copies(deadline, left):
+                self._scatter(flight.data, flight.piece)
+                taken += flight.data.numel()
+                arrived(taken)
+
         for number, piece in enumerate(pieces(parts)):
             data = self._receive_memory(piece, self._room(number, piece))
             work = self._live(deadline).recv([data], 1 - self._rank, 0)
             self._flights.append(_Flight(work, data, piece))
-            taken += data.numel()
-            for flight in self._await_copies(deadline, left=1):
-                self._scatter(flight.data, flight.piece)
-        for flight in self._await_copies(deadline, left=0):
-            self._scatter(flight.data, flight.piece)
+            scatter(left=1)
+        scatter(left=0)
         return taken
 
     def _await_copies(self, deadline: Deadline, left: int) -> list[_Flight]:
@@ -193,7 +198,11 @@ class PairLink(Link):
         size = 0 if self._direct(piece) else sum(part.numel() for part in piece)
         if self._bounce[number % 2].numel() < size:
             room = min(PIECE_BYTES, 1 << (size - 1).bit_length())
-            self._bounce[number % 2] = torch.empty(room, dtype=torch.uint8, device=self.device)
+            # A GPU copies from and to pinned memory at the full rate of its bus.
+            pinned = self.device.type == "cpu" and any(part.is_cuda for part in piece)
+            self._bounce[number % 2] = torch.empty(
+                room, dtype=torch.uint8, device=self.device, pin_memory=pinned
+            )
         return self._bounce[number % 2][:size]
 
     def _gather(self, piece: list[Tensor], room: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Host memory on the same machine: the source copies into an anonymous file, the target copies out of it.
+"""Memory that two processes of one machine share: the source fills the slots of an anonymous file, the target
+empties them.
 
 The file has no name. It disappears with the last process that holds it, however that process ends. The target
 opens the file through /proc, which the kernel allows to processes of the same user.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,17 @@ from turboserve.worker.transfer.errors import (
     TransferProtocolError,
     TruncatedStateError,
 )
-from turboserve.worker.transfer.link import Link, LocalPages, RemotePages, pieces
+from turboserve.worker.transfer.link import PIECE_BYTES, Link, LocalPages, RemotePages, pieces
+from turboserve.worker.transfer.staging import Staging
+
+SLOTS = 4
+HEADER_BYTES = 4096
+"""Counters before the first slot, bytes: a page of memory."""
+FILE_BYTES = HEADER_BYTES + SLOTS * PIECE_BYTES
+POLL_S = 0.0001
+STOPPED_S = 10.0
+"""Longest wait for the other process to fill or empty a slot, seconds. One that died is noticed earlier, by
+its control channel."""
 
 
 def machine() -> str:
@@ -33,6 +46,37 @@ def machine() -> str:
     return f"{boot.read_text().strip()}:{namespace.stat().st_ino}"
 
 
+class _Slots:
+    """The mapped file: how many pieces were filled and emptied in this round, then the slots."""
+
+    def __init__(self, file: int) -> None:
+        memory = mmap.mmap(file, FILE_BYTES)
+        # Both views keep the mapping.
+        self._counters = memoryview(memory)[:16].cast("q")
+        self._bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES)
+
+    @property
+    def filled(self) -> int:
+        return self._counters[0]
+
+    @filled.setter
+    def filled(self, count: int) -> None:
+        self._counters[0] = count
+
+    @property
+    def emptied(self) -> int:
+        return self._counters[1]
+
+    @emptied.setter
+    def emptied(self, count: int) -> None:
+        self._counters[1] = count
+
+    def slot(self, number: int, size: int) -> Tensor:
+        """The first `size` bytes of the slot of piece `number`."""
+        begin = number % SLOTS * PIECE_BYTES
+        return self._bytes[begin : begin + size]
+
+
 class ShmLink(Link):
     """A link without a connection. Only the target writes to the target's memory."""
 
@@ -41,19 +85,20 @@ class ShmLink(Link):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._file: int | None = None
+        self._slots: _Slots | None = None
+        self._opened: tuple[int, int] | None = None
+        """At the target: process and number of the file that `_slots` maps."""
+        self._staging = Staging()
 
     def offer(self, pages: LocalPages, page_range: range, deadline: Deadline) -> dict[str, Any]:
         """See `Link.offer`."""
-        self.settle()
-        size = pages.size(page_range)
-        self._file = os.memfd_create("turboserve-transfer", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self._file, max(1, size))
-            _copy(self._file, pages.parts(page_range), deadline, write=True)
-        except BaseException:
-            self.close()
-            raise
-        return {"pid": os.getpid(), "file": self._file, "bytes": size}
+        if self._file is None or self._slots is None:
+            self._file = os.memfd_create("turboserve-transfer", os.MFD_CLOEXEC)
+            os.ftruncate(self._file, FILE_BYTES)
+            self._slots = _Slots(self._file)
+        # The target has emptied all slots of the last round.
+        self._slots.filled = self._slots.emptied = 0
+        return {"pid": os.getpid(), "file": self._file, "bytes": pages.size(page_range), "slots": SLOTS}
 
     def transfer(
         self,
@@ -63,73 +108,87 @@ class ShmLink(Link):
         page_range: range,
         deadline: Deadline,
     ) -> int:
-        """See `Link.transfer`. The source has nothing to do: `offer` did all."""
-        if isinstance(source, LocalPages):
-            return source.size(page_range)
-        assert isinstance(target, LocalPages)
+        """See `Link.transfer`."""
         try:
-            return _take(source, target, page_range, deadline)
+            if isinstance(source, LocalPages):
+                return self._fill(source.parts(page_range), deadline)
+            assert isinstance(target, LocalPages)
+            return self._empty(source, target, page_range, deadline)
         except BaseException:
             self.close()
             raise
 
-    def settle(self) -> None:
-        """See `Link.settle`."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
     def close(self) -> None:
-        """See `Link.close`."""
+        """See `Link.close`. A transfer under way keeps the memory until it notices."""
         self.closed = True
-        self.settle()
+        self._slots = self._opened = None
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
 
+    def _fill(self, parts: list[Tensor], deadline: Deadline) -> int:
+        slots, sent = self._mapped(), 0
+        for number, piece in enumerate(pieces(parts)):
+            self._await(lambda: number - slots.emptied < SLOTS, deadline)  # noqa: B023 - called at once.
+            size = sum(part.numel() for part in piece)
+            self._staging.gather(piece, slots.slot(number, size))
+            slots.filled = number + 1
+            sent += size
+        return sent
 
-def _take(source: RemotePages, target: LocalPages, page_range: range, deadline: Deadline) -> int:
-    pid, number, size = (source.offer.get(key) for key in ("pid", "file", "bytes"))
-    if not all(type(value) is int and value >= 0 for value in (pid, number, size)):
-        raise TransferProtocolError("shm: the offer names no file")
-    wanted = target.size(page_range)
-    if size != wanted:
-        raise TruncatedStateError(f"shm: {size} bytes offered, {wanted} announced")
-    try:
-        file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise PeerLostError(f"shm: process {pid} has no such file any more") from error
-    except OSError as error:
-        raise TransferBackendError(
-            f"shm: memory of process {pid} cannot be opened: {error.strerror}"
-        ) from error
-    try:
-        found = os.fstat(file).st_size
-        if found != max(1, wanted):
-            raise TruncatedStateError(f"shm: {found} bytes found, {wanted} announced")
-        _copy(file, target.parts(page_range), deadline, write=False)
-    finally:
-        os.close(file)
-    return wanted
+    def _empty(self, source: RemotePages, target: LocalPages, page_range: range, deadline: Deadline) -> int:
+        self._open(source, target.size(page_range))
+        slots, taken = self._mapped(), 0
+        for number, piece in enumerate(pieces(target.parts(page_range))):
+            self._await(lambda: slots.filled > number, deadline)  # noqa: B023 - called at once.
+            size = sum(part.numel() for part in piece)
+            self._staging.scatter(slots.slot(number, size), piece)
+            slots.emptied = number + 1
+            taken += size
+            target.arrived(taken)
+        return taken
 
-
-def _copy(file: int, parts: list[Tensor], deadline: Deadline, *, write: bool) -> None:
-    """Copy between the file, from its beginning, and the parts."""
-    size = sum(part.numel() for part in parts)
-    if not size:
-        return
-    access = mmap.ACCESS_WRITE if write else mmap.ACCESS_COPY
-    with mmap.mmap(file, size, access=access) as memory:
-        shared = torch.frombuffer(memory, dtype=torch.uint8)
-        at = 0
+    def _open(self, source: RemotePages, wanted: int) -> None:
+        """Map the source's file, unless it is mapped already."""
+        found = [source.offer.get(key) for key in ("pid", "file", "bytes", "slots")]
+        pid, number, size, slots = (value if type(value) is int else -1 for value in found)
+        if min(pid, number, size) < 0:
+            raise TransferProtocolError("shm: the offer names no file")
+        if slots != SLOTS:
+            raise TransferBackendError(f"shm: number of slots: {slots} offered, {SLOTS} wanted")
+        if size != wanted:
+            raise TruncatedStateError(f"shm: {size} bytes offered, {wanted} announced")
+        if self._opened == (pid, number):
+            return
         try:
-            for piece in pieces(parts):
-                deadline.left()
-                for part in piece:
-                    view = shared[at : at + part.numel()]
-                    if write:
-                        view.copy_(part)
-                    else:
-                        part.copy_(view)
-                    at += part.numel()
-                    del view
+            file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise TransferBackendError(
+                f"shm: memory of process {pid} cannot be opened: {error.strerror}"
+            ) from error
+        try:
+            there = os.fstat(file).st_size
+            if there != FILE_BYTES:
+                raise TransferBackendError(f"shm: {there} bytes found, {FILE_BYTES} wanted")
+            self._slots, self._opened = _Slots(file), (pid, number)
         finally:
-            # The mapping can be closed only if nothing refers to it.
-            del shared
+            os.close(file)
+
+    def _mapped(self) -> _Slots:
+        slots = self._slots
+        if slots is None:
+            raise PeerLostError("the link is closed")
+        return slots
+
+    def _await(self, ready: Callable[[], bool], deadline: Deadline) -> None:
+        """Wait for the other process. Raises the errors of `Deadline.left` and `PeerLostError`."""
+        stopped_at = time.monotonic() + STOPPED_S
+        while True:
+            deadline.left()
+            if self.closed:
+                raise PeerLostError("the link is closed")
+            if ready():
+                return
+            if time.monotonic() >= stopped_at:
+                raise PeerLostError(f"shm: no progress for {STOPPED_S:g} s")
+            time.sleep(POLL_S)

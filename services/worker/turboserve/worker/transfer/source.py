@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from turboserve import logs
 from turboserve.telemetry_names import ERROR_TYPE, TRANSFER_ROLE
 from turboserve.worker import metrics
-from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page, changed, digest_of, fingerprints_of
+from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE
 from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel, refuse
 from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import (
-    DeadlineExceededError,
     LayoutMismatchError,
     MigrationNotOfferedError,
     TransferError,
     TransferProtocolError,
-    TransferTooSlowError,
 )
-from turboserve.worker.transfer.frames import (
-    Hello,
-    Manifest,
-    Open,
-    PageSpec,
-    Round,
-    Verified,
-)
+from turboserve.worker.transfer.frames import Hello, Open
 from turboserve.worker.transfer.half_open_connections import HalfOpenConnections
-from turboserve.worker.transfer.link import LocalPages, RemotePages
 from turboserve.worker.transfer.network import LinkTable
 from turboserve.worker.transfer.pace import LATER_S, CopyLimits
+from turboserve.worker.transfer.sender import StateSender
 from turboserve.worker.transfer.state_provider import StateProvider
 from turboserve.worker.transfer.transfer_attempt import TransferAttempt
 
@@ -43,9 +34,6 @@ CONNECTIONS_LIMIT = 64
 """Largest number of authenticated connections for states. `half_open_connections` limits the others."""
 SIDE_TRANSFERS_LIMIT = 16
 """Largest number of authenticated connections for anything else. They take none from the states'."""
-BULK_ROUNDS = 3
-SMALL_BYTES = 4 << 20
-"""Smallest delta that is worth another round while the session generates, bytes."""
 
 log = logs.get("transfer")
 
@@ -198,10 +186,11 @@ class Source:
         deadline = Deadline(min(hello.limit_s, self._limits.most_s) + LATER_S, self._now)
         link = await self._links.give(channel, hello, opened.worker, keys.link, quiesced, deadline)
         attempt = TransferAttempt(opened, channel, link, deadline)
+        sender = StateSender(attempt, self._provider, self._links, self._limits, self._now)
         try:
             if not quiesced:
-                await self._bulk_in_turn(attempt)
-            await self._send_final_delta(attempt, None if quiesced else self._limits.still_s)
+                await self._send_rounds_in_turn(attempt, sender)
+            await sender.send_rest(None if quiesced else self._limits.still_s)
         except BaseException:
             link.close()
             raise
@@ -215,86 +204,11 @@ class Source:
             bytes=attempt.bytes_copied,
         )
 
-    async def _bulk_in_turn(self, attempt: TransferAttempt) -> None:
+    async def _send_rounds_in_turn(self, attempt: TransferAttempt, sender: StateSender) -> None:
         turn = asyncio.ensure_future(self._turns.acquire())
         try:
             await attempt.meanwhile(asyncio.wait([turn]))
-            await self._bulk(attempt)
+            await sender.send_rounds()
         finally:
             if not turn.cancel():
                 self._turns.release()
-
-    async def _bulk(self, attempt: TransferAttempt) -> None:
-        """While the session generates, send all pages, then the changed ones as long as they are many."""
-        for _ in range(BULK_ROUNDS):
-            pages = await self._left(attempt)
-            if attempt.rounds and sum(page.size for page in pages) < SMALL_BYTES:
-                return
-            await self._round(attempt, pages)
-        # If the session writes faster than the link transfers, rounds do not get smaller: the session stays
-        # here.
-        size = sum(page.size for page in await self._left(attempt))
-        if attempt.bytes_per_s and size > attempt.bytes_per_s * self._limits.still_s:
-            raise TransferTooSlowError(
-                f"still: {size} bytes have changed again, {size / attempt.bytes_per_s:.1f} s at "
-                f"{attempt.bytes_per_s:.3g} B/s, at most {self._limits.still_s:g} s"
-            )
-
-    async def _left(self, attempt: TransferAttempt) -> list[Page]:
-        """The pages that have changed since they were sent."""
-        return changed(await attempt.meanwhile(self._provider.pages(attempt.opened.session)), attempt.sent)
-
-    async def _send_final_delta(self, attempt: TransferAttempt, still_s: float | None) -> None:
-        """At the boundary: send the rest and the manifest, within `still_s`."""
-        session, migration = attempt.opened.session, attempt.opened.migration
-        header, pages = await attempt.meanwhile(self._provider.rest(session, migration))
-        if still_s is None:
-            await self._send_manifest(attempt, header, pages)
-            return
-        left_s = attempt.deadline.left()
-        attempt.deadline = Deadline(min(left_s, still_s), self._now)
-        try:
-            await self._send_manifest(attempt, header, pages)
-        except DeadlineExceededError as error:
-            if left_s <= still_s or not attempt.deadline.passed:
-                raise
-            raise TransferTooSlowError(f"still: for more than {still_s:g} s: {error}") from error
-
-    async def _send_manifest(
-        self, attempt: TransferAttempt, header: Mapping[str, Any], pages: Sequence[Page]
-    ) -> None:
-        session, migration = attempt.opened.session, attempt.opened.migration
-        await self._round(attempt, changed(pages, attempt.sent))
-        await attempt.meanwhile(self._provider.acknowledged(session, migration, int(header["next_chunk"])))
-        names = tuple(page.name for page in pages)
-        digest = digest_of(header, {name: attempt.prints[name] for name in names})
-        self._provider.sending_manifest(session, migration)
-        manifest = Manifest(header=dict(header), pages=names, digest=digest)
-        await attempt.channel.send(manifest, attempt.deadline.left())
-        await attempt.receive_frame(Verified)
-
-    async def _round(self, attempt: TransferAttempt, pages: Sequence[Page]) -> None:
-        link, deadline, number = attempt.link, attempt.deadline, attempt.rounds
-        memory, everything = LocalPages([page.parts for page in pages]), range(len(pages))
-        begun = self._now()
-        # Some links already copy everything here.
-        offering = self._links.blocking(lambda: link.offer(memory, everything, deadline), deadline, link)
-        offer = await attempt.meanwhile(offering)
-        specs = tuple(
-            PageSpec(name=page.name, size=page.size, dtype=page.dtype, shape=page.shape) for page in pages
-        )
-        await attempt.channel.send(Round(number=number, pages=specs, offer=offer), deadline.left())
-
-        def send() -> dict[str, bytes]:
-            link.transfer(attempt.opened.session, memory, RemotePages(), everything, deadline)
-            return fingerprints_of({page.name: page.parts for page in pages}, deadline.left)
-
-        prints = await attempt.until_taken(self._links.blocking(send, deadline, link))
-        link.settle()
-        attempt.prints |= prints
-        attempt.sent |= {page.name: page.stamp for page in pages}
-        size = memory.size(everything)
-        attempt.rounds += 1
-        attempt.bytes_copied += size
-        if size:
-            attempt.bytes_per_s = size / max(self._now() - begun, 1e-9)

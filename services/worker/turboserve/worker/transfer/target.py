@@ -19,7 +19,8 @@ from turboserve.telemetry_names import (
 )
 from turboserve.worker import metrics
 from turboserve.worker.engine.errors import SnapshotRejectedError
-from turboserve.worker.engine.state_pages import digest_of, fingerprints_of
+from turboserve.worker.engine.page_hashing import PageHasher
+from turboserve.worker.engine.state_pages import digest_of
 from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel, refuse, unexpected
 from turboserve.worker.transfer.deadline import Deadline
@@ -28,19 +29,12 @@ from turboserve.worker.transfer.errors import (
     DigestMismatchError,
     LayoutMismatchError,
     PeerLostError,
+    TransferBackendError,
     TransferError,
     TransferProtocolError,
 )
 from turboserve.worker.transfer.fetched_state import FetchedState, ReceiveMemory
-from turboserve.worker.transfer.frames import (
-    Manifest,
-    Open,
-    Round,
-    Taken,
-    Verified,
-    Wait,
-    Welcome,
-)
+from turboserve.worker.transfer.frames import Manifest, Open, Round, Taken, Verified, Wait, Welcome
 from turboserve.worker.transfer.link import Link, LocalPages, RemotePages
 from turboserve.worker.transfer.network import LinkTable
 
@@ -71,8 +65,8 @@ class _AttemptBudget:
     heard: bool = False
     """Whether the current attempt has received or announced a page of the state."""
     mismatches: int = 0
-    unlinked: set[str] = field(default_factory=set)
-    """Backends with which no link could be created. Further attempts prefer the others."""
+    unusable: set[str] = field(default_factory=set)
+    """Backends that failed, or with which no link could be created. Further attempts prefer the others."""
     last: TransferError | None = None
 
     def failed(self, error: TransferError) -> TransferError:
@@ -210,7 +204,7 @@ class Target:
             channel.abort()
             raise
         try:
-            hello = self._links.hello(address, deadline.left(), tries.unlinked)
+            hello = self._links.hello(address, deadline.left(), tries.unusable)
             if self.model_of is not None:
                 hello = hello.model_copy(update={"model": self.model_of(session)})
             await channel.send(hello, deadline.left(SILENCE_S))
@@ -220,12 +214,14 @@ class Target:
             try:
                 link = await self._links.take(channel, welcome, address, keys.link, deadline)
             except TransferError:
-                tries.unlinked.add(welcome.backend)
+                tries.unusable.add(welcome.backend)
                 raise
             try:
                 fetched = await self._copy(_CopyAttempt(channel, link, room, session, deadline, tries))
-            except BaseException:
+            except BaseException as error:
                 link.close()
+                if isinstance(error, TransferBackendError):
+                    tries.unusable.add(link.kind)
                 raise
             self._links.put_back(address, link, giving=False)
             return fetched
@@ -253,17 +249,18 @@ class Target:
     async def _round(self, copy: _CopyAttempt, frame: Round) -> int:
         if frame.number != copy.rounds:
             raise TransferProtocolError(f"round: {frame.number}, {copy.rounds} was expected")
-        places = [copy.room.place(page.name, page.size, page.dtype, page.shape) for page in frame.pages]
-        memory, everything = LocalPages(places), range(len(places))
+        room = copy.room
+        places = {page.name: room.place(page.name, page.size, page.dtype, page.shape) for page in frame.pages}
+        if len(places) != len(frame.pages):
+            raise TransferProtocolError(f"round: {frame.number} names a page twice")
 
         def receive() -> tuple[int, dict[str, bytes]]:
-            begun = self._now()
-            size = copy.link.transfer(
-                copy.session, RemotePages(frame.offer), memory, everything, copy.deadline
-            )
-            metrics.transfer_time.add(self._now() - begun, {TRANSFER_BACKEND: copy.link.kind})
-            names = (page.name for page in frame.pages)
-            return size, fingerprints_of(dict(zip(names, places, strict=True)), copy.deadline.left)
+            begun, source = self._now(), RemotePages(frame.offer)
+            with PageHasher(places, copy.deadline.left) as hasher:
+                memory = LocalPages(list(places.values()), hasher.arrived)
+                size = copy.link.transfer(copy.session, source, memory, range(len(places)), copy.deadline)
+                metrics.transfer_time.add(self._now() - begun, {TRANSFER_BACKEND: copy.link.kind})
+                return size, hasher.prints()
 
         with _trace.child("copy round") as span:
             size, prints = await self._links.blocking(receive, copy.deadline, copy.link)
