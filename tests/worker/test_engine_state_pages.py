@@ -19,7 +19,7 @@ from turboserve.worker.engine.interface import (
     Suspended,
 )
 from turboserve.worker.engine.snapshot import DECODER
-from turboserve.worker.engine.state_pages import changed, digest_of
+from turboserve.worker.engine.state_pages import BY_POSITION, changed, digest_of
 
 
 @pytest.mark.parametrize("rotation", ["window", "absolute"])
@@ -70,6 +70,31 @@ def test_unchanged_pages_are_distinguished_from_changed_ones_after_any_number_of
         different = {name for name in new if old.get(name) != new[name]}
         assert different <= resent
         assert len(resent) < len(new)
+
+
+@pytest.mark.parametrize("rotation", ["window", "absolute"])
+def test_ring_positions_change_with_the_chunk_with_which_they_are_expected_to(
+    make_driver: Callable[..., Any], tiny_config: Any, rotation: str
+) -> None:
+    config = tiny_config.__class__(**{**vars(tiny_config), "rotation": rotation, "max_frames": 60})
+    driver = make_driver(max_lead_s=FAR, config=config)
+    driver.engine.admit(SPEC, driver.now)
+    driver.chunks("a", 1)
+    frozen(driver)
+    for _ in range(9):
+        _, before = driver.engine.export_session("a")
+        ring = {page.name: page for page in before if page.name.split("/")[0] in BY_POSITION}
+        next_chunk = driver.engine.sessions["a"].state.next_chunk
+        driver.engine.unquiesce("a")
+        driver.chunks("a", 1)
+        made = frozen(driver) - next_chunk
+        _, after = driver.engine.export_session("a")
+        now = {page.name: page.stamp for page in after}
+        written = {name for name, page in ring.items() if now[name] != page.stamp}
+        expected = {name for name, page in ring.items() if page.lasts_s < made * config.chunk_media_s}
+        assert written <= expected
+        # Keys of the sink are turned only once the window is full.
+        assert {name for name in expected - written if not name.startswith("keys/")} == set()
 
 
 def test_what_was_sent_is_remembered_without_being_kept(make_driver: Callable[..., Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -205,6 +206,27 @@ def test_pages_that_are_written_unexpectedly_end_the_rounds_too() -> None:
         sent |= {each.name: each.stamp for each in chosen}
         looks += 1
     assert looks == rounds.ROUNDS_WITHOUT_GAIN
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_a_cache_of_the_decoder_is_sent_if_it_was_not_seen_to_change(rewritten: bool) -> None:
+    """A decoder creates it anew with each chunk, or keeps parts of it."""
+    plan, sent, looks = RoundPlan(), dict[str, object](), 0
+    large = 20 * ROUND_BYTES
+    while True:
+        cache = dataclasses.replace(
+            page("decoder/a", looks if rewritten else 0, large), lasts_s=0.4, guessed=True
+        )
+        chosen = plan.next_round(
+            [cache, page("k/0", 0, large), page("k/1", 0, large)], sent, 1e9 * bool(looks)
+        )
+        if not chosen:
+            break
+        sent |= {each.name: each.stamp for each in chosen}
+        looks += 1
+    assert list(sent) == (["k/0", "k/1"] if rewritten else ["k/0", "k/1", "decoder/a"])
+    assert looks == len(sent)
+    assert plan.left_bytes == (large if rewritten else 0)
 
 
 @dataclass

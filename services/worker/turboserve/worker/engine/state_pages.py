@@ -76,6 +76,8 @@ class Page:
     shape: tuple[int, ...] = ()
     lasts_s: float = math.inf
     """Seconds until the session is expected to write the page again, while it plays. Infinite: not known."""
+    guessed: bool = False
+    """Whether `lasts_s` holds only if the page was seen to change: a decoder may keep parts of its cache."""
 
     @property
     def size(self) -> int:
@@ -112,7 +114,9 @@ def pages_in_use(session: Session, config: ModelConfig) -> list[Page]:
     # They leave the window before long, and each would take memory at the target until then.
     pages += [_whole(f"{RECENT}/{first + n}", latents, 0.0) for n, latents in enumerate(state.recent)]
     cache = state.decoder_cache or {}
-    return pages + [_whole(DECODER + name, tensor, next_chunk_s) for name, tensor in cache.items()]
+    return pages + [
+        _whole(DECODER + name, tensor, next_chunk_s, guessed=True) for name, tensor in cache.items()
+    ]
 
 
 @torch.inference_mode()
@@ -222,8 +226,8 @@ def _flat(tensor: Tensor) -> tuple[Tensor, ...]:
     return (flat_bytes(tensor),)
 
 
-def _whole(name: str, tensor: Tensor, lasts_s: float = math.inf) -> Page:
+def _whole(name: str, tensor: Tensor, lasts_s: float = math.inf, *, guessed: bool = False) -> Page:
     """A page of a tensor that is never changed in place."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape, stamp = tuple(tensor.shape), IdentityStamp(tensor)
-    return Page(name, _flat(tensor.contiguous()), stamp, dtype, shape, lasts_s)
+    return Page(name, _flat(tensor.contiguous()), stamp, dtype, shape, lasts_s, guessed)

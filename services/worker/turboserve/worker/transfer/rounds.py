@@ -7,8 +7,9 @@ pages that outlast it. Rounds end when they find as much written again as they s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from turboserve.worker.engine.state_pages import Page, changed
 
@@ -36,6 +37,9 @@ class RoundPlan:
     _without_gain: int = 0
     _wanted_bytes: float = 0.0
     """Largest `left_bytes` after the last round that counts as a gain. 0: there was no round."""
+    _stamps: dict[str, object] = field(default_factory=dict)
+    _rewritten: set[str] = field(default_factory=set)
+    """Names of the pages that were seen to change."""
 
     def next_round(self, pages: Sequence[Page], sent: Mapping[str, object], bytes_per_s: float) -> list[Page]:
         """Plan the next round.
@@ -48,6 +52,7 @@ class RoundPlan:
         Returns:
             Its pages; none if the session is to be quiesced now.
         """
+        pages = self.foreseen(pages)
         dirty = changed(pages, sent)
         self.left_bytes = _size(dirty)
         if sent and self.left_bytes < SMALL_BYTES:
@@ -65,13 +70,24 @@ class RoundPlan:
         self._wanted_bytes = self.left_bytes - GAIN_SHARE * size
         return chosen
 
+    def foreseen(self, pages: Sequence[Page]) -> list[Page]:
+        """The pages, with no expectation for those that were guessed to change and have not been seen to."""
+        for page in pages:
+            if page.name in self._stamps and self._stamps[page.name] != page.stamp:
+                self._rewritten.add(page.name)
+            self._stamps[page.name] = page.stamp
+        return [
+            replace(page, lasts_s=math.inf) if page.guessed and page.name not in self._rewritten else page
+            for page in pages
+        ]
+
 
 def lasting(dirty: Sequence[Page], bytes_per_s: float) -> list[Page]:
     """The pages of one round: those that stay as they are for longest, as far as they outlast the round."""
     room = max(ROUND_BYTES, ROUND_S * bytes_per_s)
     chosen: list[Page] = []
     size = 0
-    for page in sorted(dirty, key=lambda page: -page.lasts_s):
+    for page in sorted(dirty, key=lambda page: (-page.lasts_s, page.guessed)):
         size += page.size
         if (chosen and size > room) or (bytes_per_s and page.lasts_s < size / bytes_per_s):
             break

@@ -82,7 +82,8 @@ class StateSender:
         resting = asyncio.ensure_future(rest)
         try:
             while not resting.done():
-                pages = lasting(changed(await self._pages(), attempt.sent), attempt.bytes_per_s)
+                dirty = changed(self._plan.foreseen(await self._pages()), attempt.sent)
+                pages = lasting(dirty, attempt.bytes_per_s)
                 if sum(page.size for page in pages) < SMALL_BYTES:
                     # A silent source counts as dead.
                     await attempt.channel.send(Wait(), attempt.deadline.left())
