@@ -90,3 +90,73 @@ async def test_a_session_wakes_a_pool_of_no_workers_and_is_paid_for(data_dir: Pa
             [kind] = cost["kinds"]
             assert 0 < kind["starting_gpu_seconds"] <= cost["idle"]["gpu_seconds"] + 1e-6
             assert cost["total"] == total
+
+
+POOL = """
+[kinds.large]
+price = 2.0
+most = 1
+settings = { TURBOSERVE_WORKER_MAX_SESSIONS = "2" }
+
+[kinds.small]
+price = 1.0
+most = 1
+settings = { TURBOSERVE_WORKER_MAX_SESSIONS = "2" }
+
+[[offers]]
+name = "world"
+kind = "large"
+model = "toyworld"
+least = 1
+
+[[offers]]
+name = "tiny"
+kind = "small"
+model = "toyworld-small"
+"""
+
+
+async def test_a_session_of_a_second_model_gets_a_worker_which_is_released_afterwards(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "pool.toml").write_text(POOL)
+    environment = {
+        **patient_stack.PATIENT,
+        **TINY_WORKERS,
+        "TURBOSERVE_SCALE_HORIZON_S": "1",
+        "TURBOSERVE_SCALE_IN_COOLDOWN_S": "2",
+        "TURBOSERVE_SCALE_PEAK_WINDOW_S": "4",
+    }
+    arguments = ("--pool", str(tmp_path / "pool.toml"))
+    with BackgroundStack(data_dir, *arguments, environment=environment) as stack:
+        async with httpx.AsyncClient(base_url=stack.url, timeout=LIMIT_S) as api:
+            await until_pool(api, target=1, ready=1)
+            # No worker serves the model or ever has.
+            viewer = await Viewer.create(api, "a red circle moving left", model="toyworld-small")
+            async with viewer.watching():
+                await viewer.more_chunks(3, LIMIT_S)
+                pool = await until_pool(api, target=2, ready=2)
+                hired = next(one for one in pool["scaling"]["decisions"] if one["action"] == "out")
+                assert hired["reason"].startswith("hire tiny: toyworld-small: 1 session, ")
+                assert hired["numbers"]["workers tiny"] == 1
+                models = {one["id"]: one["model"] for one in (await read(api, "/v1/workers"))["workers"]}
+                members = {one["member"]: one["worker"] for one in pool["members"]}
+                assert {name: models[worker] for name, worker in members.items()} == {
+                    "local-world-0": "toyworld",
+                    "local-tiny-0": "toyworld-small",
+                }
+                assert (await viewer.get())["worker"] == members["local-tiny-0"]
+
+                # The next autoscaler finds the workers of each offer, and keeps them.
+                stack.kill("autoscaler")
+                deadline = time.monotonic() + LIMIT_S
+                while any(one["action"] == "out" for one in pool["scaling"]["decisions"]):
+                    assert time.monotonic() < deadline, "the autoscaler is not started again"
+                    await asyncio.sleep(0.2)
+                    pool = await until_pool(api, target=2, ready=2)
+                assert {one["member"]: one["worker"] for one in pool["members"]} == members
+                await viewer.more_chunks(3, LIMIT_S)
+            await viewer.delete()
+            pool = await until_pool(api, target=1, ready=1, draining=0)
+            assert [one["member"] for one in pool["members"] if one["wanted"]] == ["local-world-0"]
+            assert any(one["reason"].startswith("release tiny") for one in pool["scaling"]["decisions"])
