@@ -54,6 +54,8 @@ class Fleet:
         """When each wanted worker is ready, by offer."""
         self.leaving: list[tuple[str, int]] = []
         self.fails: set[str] = set()
+        self.held: Counter[str] = Counter()
+        """Sessions on the workers of an offer, as the store has counted them."""
         self.suspended: Counter[str] = Counter()
         self.reasons: list[str] = []
         self.silent = False
@@ -77,6 +79,7 @@ class Fleet:
                 name: OfferState(
                     count,
                     leaving[name],
+                    self.held[name],
                     self.suspended[name],
                     name in self.fails and count < len(self.workers[name]),
                 )
@@ -218,6 +221,17 @@ def test_a_suspended_session_keeps_one_worker_of_its_class() -> None:
     fleet.suspended.clear()
     fleet.run(30)
     assert fleet.sizes == {}
+
+
+def test_lost_reports_about_one_class_take_no_place_from_its_sessions() -> None:
+    fleet = Fleet({"wide": 1, "tiny": 2})
+    fleet.live["large"], fleet.held["tiny"] = 2, 4
+    fleet.run(60)
+    assert fleet.sizes == {"wide": 1, "tiny": 2}
+    assert fleet.controller.numbers()["sessions light"] == 4
+    fleet.held.clear()
+    fleet.run(60)
+    assert fleet.sizes == {"wide": 1}
 
 
 def test_silence_changes_nothing_and_a_new_process_does_not_shrink_at_once() -> None:

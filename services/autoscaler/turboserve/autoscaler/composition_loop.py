@@ -94,6 +94,7 @@ def _state(members: Iterable[PoolMember], offer: str, now: float) -> OfferState:
     return OfferState(
         ready=len(ready),
         leaving=sum(not member.wanted and not _is_stuck(member, now) for member in ours),
+        sessions=sum(member.sessions for member in ours),
         suspended=sum(member.suspended for member in ours),
         failing=any(member.failures >= FAILURES for member in starting),
         capacity=min((member.capacity for member in ready if member.capacity), default=None),

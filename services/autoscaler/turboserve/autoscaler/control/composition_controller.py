@@ -120,8 +120,8 @@ class CompositionController(Controller):
             return None
         if self.override is None and self.demand.is_stale(now):
             return self._hold("stale", f"{self.advisor.feedback_monitor.silence(now)}; the pool stays", now)
-        self._live = self.workers.with_suspended(self.demand.live(now))
-        self._expected = self.workers.with_suspended(self.demand.expected(now))
+        self._live = self.workers.with_held(self.demand.live(now))
+        self._expected = self.workers.with_held(self.demand.expected(now))
         try:
             self.goal.update(self.sizes, self._live, self._expected, self.override)
         except SolverError as error:

@@ -47,6 +47,8 @@ class OfferState:
     leaving: int = 0
     """Workers that are not wanted any more and have not ended. Not those whose drain is stuck: it may wait
     for the very worker that is to be hired."""
+    sessions: int = 0
+    """Sessions that hold a slot of the workers, as the store has counted them."""
     suspended: int = 0
     """Sessions whose state is in the host memory of the workers."""
     failing: bool = False
@@ -100,13 +102,17 @@ class OfferWorkers:
         """Workers that serve and stay, by offer."""
         return {name: self._state(name).ready for name in self.offers}
 
-    def with_suspended(self, live: Mapping[str, int]) -> dict[str, int]:
-        """Return the live sessions of each model, or one where only suspended sessions are.
+    def with_held(self, live: Mapping[str, int]) -> dict[str, int]:
+        """Return the live sessions of each model, and no fewer than the store has counted on its workers.
 
-        The state of a suspended session needs a worker of its model, or the last one never ends its drain.
+        So lost reports about one model take no place from its sessions. The states of suspended sessions
+        count as one session: without a worker of their model, the last one never ends its drain.
         """
-        kept = {offer.model for name, offer in self.offers.items() if self._state(name).suspended}
-        return {model: max(count, int(model in kept)) for model, count in live.items()}
+        held, suspended = Counter[str](), Counter[str]()
+        for name, offer in self.offers.items():
+            held[offer.model] += self._state(name).sessions
+            suspended[offer.model] += self._state(name).suspended
+        return {model: max(count, held[model], int(suspended[model] > 0)) for model, count in live.items()}
 
     @property
     def leaving(self) -> bool:
