@@ -205,11 +205,12 @@ def test_the_ports_of_a_stack_that_another_process_runs_are_only_read(tmp_path: 
     """Incident: a tool that read the folder of a running stack gave it other ports."""
     layout = Layout(tmp_path / "data")
     layout.create()
-    port = Ports(layout.ports).get("nats")
-    stored = layout.ports.read_text()
     layout.lock.write_text("1\n")
-    with layout.lock.open() as lock, socket.create_server(("127.0.0.1", port)):
+    with layout.lock.open() as lock, socket.create_server(("127.0.0.1", 0)) as server:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        port: int = server.getsockname()[1]
+        stored = json.dumps({"nats": port})
+        layout.ports.write_text(stored)
         assert Ports(layout.ports).get("nats") == port
         assert Ports(layout.ports).get("another") != port
         assert layout.ports.read_text() == stored
