@@ -8,9 +8,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import turboserve.bus.log
 import turboserve.state_store.composition
+import turboserve.state_store.database
 from tests.state_store.database_servers import KINDS, DatabaseServer
 from tests.state_store.state_store_harness import LIMIT_S, MEMORY_URL, PATIENT, Harness, Store
 from turboserve.bus import Bus, append
@@ -67,6 +70,32 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = append.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "deadline_s", LIMIT_S)
+
+
+_compiled: list[tuple[Any, Any]] = []
+"""The dialect of the first engine that has connected, and its cache of compiled statements."""
+
+
+def _sharing_engine(url: str, **options: Any) -> AsyncEngine:
+    engine = create_async_engine(url, **options)
+    sync: Any = engine.sync_engine
+
+    def connected(*_: object) -> None:
+        if not _compiled:
+            _compiled.append((sync.dialect, sync._compiled_cache))
+
+    if _compiled:
+        # A statement is compiled for one dialect.
+        sync.dialect, sync._compiled_cache = _compiled[0]
+    else:
+        event.listen(sync, "connect", connected)
+    return engine
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let instances share compiled statements: each test starts one, which would compile its own."""
+    monkeypatch.setattr(turboserve.state_store.database, "create_async_engine", _sharing_engine)
 
 
 @pytest.fixture
