@@ -121,3 +121,10 @@ def test_a_pool_of_several_offers_begins_with_what_runs() -> None:
     assert isinstance(control, CompositionLoop)
     assert (control.model, control.maximum) == ("toyworld", 2)
     assert control.further_models == {"tiny": ("toyworld-small", 3)}
+
+
+def test_the_documented_file_is_valid() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "scale-the-pool.md").read_text()
+    file = PoolFile.parse(page.partition("```toml\n")[2].partition("```")[0])
+    assert file.composed
+    assert file.limits == (1, 6)
