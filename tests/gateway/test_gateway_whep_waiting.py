@@ -69,6 +69,9 @@ def test_only_acknowledgments_and_reports_of_reception_can_wait(address: str) ->
             assert waits(bytes([23]) + bytes(64))
             assert not waits(bytes([23]) + bytes(68))
             assert not waits(bytes([23]) + bytes(72))
+            # The end of a handshake of SCTP.
+            assert not waits(bytes([23]) + bytes(52))
+            assert waits(bytes([23]) + bytes(53))
             # A handshake, and a goodbye.
             assert not waits(bytes([22]) + bytes(60))
             assert not waits(bytes([21]) + bytes(38))

@@ -20,6 +20,8 @@ SO_ATTACH_REUSEPORT_CBPF = 51
 ACKNOWLEDGMENT_BYTES = 65
 """Largest datagram that waits. An acknowledgment without gaps has 28 bytes, and its encryption adds 37 at
 most. The shortest request, `{"type":"ping"}`, comes in 73."""
+HANDSHAKE_BYTES = 53
+"""Size of the shortest SCTP packets at most, which end a handshake or a connection. They do not wait."""
 REPORT_MORE_BYTES = 20
 """What encryption adds to a report of reception at most. Another packet has 12 or more."""
 _APPLICATION_DATA, _RECEIVER_REPORT = 23, 201
@@ -33,13 +35,13 @@ _RETURN = 0x06
 _PROGRAM = (
     # Each row: code, how many rows to skip if the comparison holds, and if it does not, operand.
     (_LOAD_SIZE, 0, 0, 0),
-    (_GREATER, 14, 0, ACKNOWLEDGMENT_BYTES),
+    (_GREATER, 16, 0, ACKNOWLEDGMENT_BYTES),
     (_LOAD_8, 0, 0, 0),
     (_EQUAL, 11, 0, _APPLICATION_DATA),
     (_AND, 0, 0, 0xC0),
-    (_EQUAL, 0, 10, 0x80),
+    (_EQUAL, 0, 12, 0x80),
     (_LOAD_8, 0, 0, 1),
-    (_EQUAL, 0, 8, _RECEIVER_REPORT),
+    (_EQUAL, 0, 10, _RECEIVER_REPORT),
     # The report's own size is not encrypted: words, less one.
     (_LOAD_16, 0, 0, 2),
     (_ADD, 0, 0, 1),
@@ -47,7 +49,10 @@ _PROGRAM = (
     (_TO_X, 0, 0, 0),
     (_LOAD_SIZE, 0, 0, 0),
     (_SUBTRACT_X, 0, 0, 0),
-    (_GREATER, 1, 0, REPORT_MORE_BYTES),
+    (_GREATER, 3, 2, REPORT_MORE_BYTES),
+    # Application data.
+    (_LOAD_SIZE, 0, 0, 0),
+    (_GREATER, 0, 1, HANDSHAKE_BYTES),
     (_RETURN, 0, 0, _LATER),
     (_RETURN, 0, 0, _AT_ONCE),
 )
