@@ -42,17 +42,17 @@ PLAYHEAD_S = 1.25
 """Time between two reports of one session's playhead: the longest that the gateway's settings accept."""
 REPORT_S = PLAYHEAD_S
 """Time between two reports of one viewer: what the gateway asks of its viewers."""
-TIMES = {"heartbeat_s": 6.0, "lease_s": 24.0, "worker_timeout_s": 36.0}
-"""Times of workers: three times the shipped lease and timeout, and heartbeats at a quarter of the lease."""
+TIMES = {"heartbeat_s": 4.0, "lease_s": 16.0, "worker_timeout_s": 24.0}
+"""Times of workers: twice the shipped lease and timeout, and heartbeats at a quarter of the lease."""
 PROGRESS_S = 2.0
-"""Time of chunks that the state store counts in one transaction. Their headers are still kept parsed then."""
+"""Time of chunks that the state store counts in one transaction. The process keeps so many headers parsed."""
 COST_SAMPLE_S = 10.0
 """Time between two divisions of the workers' cost among sessions. Nothing in the run decides by it."""
 SHIPPED_PROGRESS_S = float(StoreSettings.model_fields["progress_interval_s"].default)
 SHIPPED_COST_SAMPLE_S = float(StoreSettings.model_fields["cost_sample_s"].default)
 TICK_S = 2.0
 """Time between two ticks in which a worker retries failed actions. Without faults there are none."""
-TIER_REPORT_S = 6.0
+TIER_REPORT_S = 4.0
 """Time between two measurements of a worker's playout slack, with which each heartbeat has a new one."""
 SHIPPED_TIER_REPORT_S = float(WorkerSettings.model_fields["tier_report_interval_s"].default)
 KEPT = {"chunks_kept": 100, "events_retention_s": 300.0, "duplicate_window_s": 40.0}
