@@ -165,13 +165,16 @@ GROUPS = {
     "tests/state_store/test_store_crash.py": "crashes",
     "tests/state_store/test_store_outages.py": "outages",
     "tests/bench/test_engine_bench_gpu.py": "profiles",
+    "tests/worker/test_model_wan_vae.py": "libraries",
+    "tests/worker/test_model_public.py": "libraries",
+    "tests/worker/test_model_umt5.py": "libraries",
 }
 """Folders and files whose tests run one after the other on one of the processes, before all others.
 
-Some share processes that are slow to start (`pool`, `attacked`). Two processes run whole stacks at the same
-time: these tests mostly wait, and one process would still run them when all others have ended. The longest
-group is first, and each takes half a minute or more. `LONG_FILES` come next; the files after them are short,
-so all processes end at about the same time.
+Some share processes that are slow to start (`pool`, `attacked`), or imports that take seconds (`libraries`).
+Two processes run whole stacks at the same time: these tests mostly wait, and one process would still run them
+when all others have ended. The longest group is first, and each but the last takes half a minute or more.
+`LONG_FILES` come next; the files after them are short, so all processes end at about the same time.
 """
 LONG_FILES = (
     "tests/experiments/test_toyworld_quality.py",
