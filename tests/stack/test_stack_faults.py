@@ -152,9 +152,7 @@ async def test_sessions_play_on_after_each_kill(
                 await viewer.more_chunks(3, deadline_s - time.monotonic())
             # Their workers lived, so the sessions were not reassigned after a death; they may have migrated.
             for viewer in viewers:
-                path = f"/v1/sessions/{viewer.session}/decisions"
-                answer = await with_retry(partial(request, api, "GET", path))
-                kinds = {decision["kind"] for decision in answer["decisions"]}
+                kinds = await decided(api, viewer)
                 assert "place" in kinds, victim
                 assert "recover" not in kinds, victim
         await end_all(viewers)
@@ -186,7 +184,11 @@ async def test_sessions_of_a_killed_worker_go_on_elsewhere(
                 )
                 await viewer.event("session.placed", deadline_s - time.monotonic(), previous_worker=owner)
             else:
-                assert {chunk.worker for chunk in viewer.chunks[before : before + 3]} == {owner}
+                # Only a migration takes it away, when the new worker is ready early.
+                makers = {chunk.worker for chunk in viewer.chunks[before : before + 3]}
+                kinds = await decided(api, viewer)
+                assert makers == {owner} or "migrate" in kinds
+                assert "recover" not in kinds
         await end_all(viewers)
     await check_whole(viewers, read_log)
     await check_usage(api, viewers, read_log, used_before, time.monotonic() - began, kills=1)
@@ -195,6 +197,13 @@ async def test_sessions_of_a_killed_worker_go_on_elsewhere(
     while len(await living_workers(api)) < 2:
         assert time.monotonic() < deadline_s, "no second worker again"
         await asyncio.sleep(0.2)
+
+
+async def decided(api: httpx.AsyncClient, viewer: Viewer) -> set[str]:
+    """Return the kinds of the decisions about a session."""
+    path = f"/v1/sessions/{viewer.session}/decisions"
+    answer = await with_retry(partial(request, api, "GET", path))
+    return {decision["kind"] for decision in answer["decisions"]}
 
 
 async def use_both_workers(api: httpx.AsyncClient, viewers: list[Viewer]) -> None:
