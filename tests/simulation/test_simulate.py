@@ -130,7 +130,7 @@ def test_memory_does_not_grow_with_the_number_of_seeds(monkeypatch: pytest.Monke
 def test_a_failing_seed_prints_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stream, "_check", without_fence("chunk."))
     # First a seed that finds the fault today: the code under test may change what a seed does.
-    seeds = (34, *range(60))
+    seeds = (1, *range(60))
     failed = next(o for o in (run_scenario(seed, seconds=SHORT_S) for seed in seeds) if o.violations)
     warn_if_stale(seeds[0], failed.seed)
     [found] = command.run(seed=failed.seed, seconds=SHORT_S)["failing"]
