@@ -122,4 +122,4 @@ def test_memory_of_offloaded_sessions_that_is_not_free_at_the_end_is_found(
 
     monkeypatch.setattr(HostTransfers, "_arrived", keeps)
     one = Scale(workers=1, most_workers=1, slots=2, host_sessions=1, gateways=1)
-    assert is_found("memory_returns", range(4), CALM, scale=one)
+    assert is_found("memory_returns", range(4), CALM, scale=one, finds=1)
