@@ -131,7 +131,8 @@ def slow_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStack]:
             "TURBOSERVE_POOL_WORKER_COMMAND": json.dumps(worker),
         }
         stack = opened.enter_context(BackgroundStack(data, environment=environment, command=UP))
-        yield SlowStack(stack, network, disks, network.serve_viewers_of(stack.url))
+        [viewers] = network.serve_viewers_of([stack.url])
+        yield SlowStack(stack, network, disks, viewers)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.policy import default_table
 from turboserve.autoscaler.core import Pool
-from turboserve.autoscaler.messages import Launch
+from turboserve.autoscaler.messages import Event, Launch, SizeWanted
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.shell import Shell
 from turboserve.scheduler.app import core_of
@@ -94,14 +94,23 @@ class Recorder:
     def autoscaler(self, shell: Shell, settings: AutoscalerSettings) -> None:
         """Record an autoscaler's pool and its controller. Call it before any task of the shell runs."""
         self._record(shell.pool, Recording(POOL, _public(settings)))
-        create = shell._new_control
+        first_size, feed = shell._first_size, shell.feed
+        sizes: list[int] = []
 
-        def created(size: int) -> Any:
-            control = create(size)
-            self._record(control.controller, Recording(CONTROLLER, _public(settings), size))
-            return control
+        async def sized() -> Any:
+            first = await first_size()
+            if isinstance(first, SizeWanted):
+                sizes.append(first.size)
+            return first
 
-        shell._new_control = created  # type: ignore[method-assign]
+        def fed(event: Event) -> None:
+            # The shell makes its controller between the two, and asks it nothing meanwhile.
+            if sizes and shell.control is not None:
+                recording = Recording(CONTROLLER, _public(settings), sizes.pop())
+                self._record(shell.control.controller, recording)
+            feed(event)
+
+        shell._first_size, shell.feed = sized, fed  # type: ignore[method-assign]
 
     def _record(self, core: Any, recording: Recording) -> None:
         handle = core.handle
