@@ -19,14 +19,15 @@ from torch import Tensor
 from turboserve.simulation.runtime.device.fabric import TransferFabric
 from turboserve.simulation.runtime.device.network import MemoryNetwork
 from turboserve.simulation.runtime.loop import VirtualLoop
-from turboserve.worker.engine.state_pages import Page, changed
+from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page, changed
 from turboserve.worker.transfer import rounds, sender
-from turboserve.worker.transfer.errors import TransferTooSlowError
+from turboserve.worker.transfer.errors import SourceNotReadyError, TransferTooSlowError
 from turboserve.worker.transfer.fetched_state import FetchedState
 from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.rounds import ROUND_BYTES, SMALL_BYTES, RoundPlan, lasting
 from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.target import Target
+from turboserve.worker.transfer.transfer_attempt import WAIT_S
 
 MODEL, SESSION, MIGRATION, TARGET = "0123456789abcdef", "ses_1", 7, "wrk_target"
 KEY = bytes(range(32))
@@ -294,26 +295,41 @@ def fetch(
     monkeypatch: pytest.MonkeyPatch, provider: Provider, bytes_per_s: float, still_s: float = 20.0
 ) -> tuple[FetchedState, Room, float]:
     """Migrate with both real roles, at a hundred-thousandth of all sizes. Also returns the pause."""
+    [(fetched, room, ended_s)] = fetch_all(monkeypatch, provider, bytes_per_s, still_s, [SESSION])
+    return fetched, room, ended_s - provider.quiesced_s
+
+
+def fetch_all(
+    monkeypatch: pytest.MonkeyPatch,
+    provider: Provider,
+    bytes_per_s: float,
+    still_s: float,
+    sessions: Sequence[str],
+) -> list[tuple[FetchedState, Room, float]]:
+    """Migrate these sessions at once. Also returns when each was verified."""
     for module in (rounds, sender):
         monkeypatch.setattr(module, "ROUND_BYTES", ROUND_BYTES // SCALE)
         monkeypatch.setattr(module, "SMALL_BYTES", SMALL_BYTES // SCALE)
     loop = VirtualLoop(1)
     fabric = TransferFabric(loop, Random(1), bytes_per_s=bytes_per_s / SCALE)
     here, there = MemoryNetwork(fabric, "here", MODEL), MemoryNetwork(fabric, "there", MODEL)
-    room = Room()
 
-    async def migrated() -> tuple[FetchedState, float]:
+    async def migrated() -> list[tuple[FetchedState, Room, float]]:
         source = Source(provider, here.links, CopyLimits(still_s=still_s), loop.time)
         address = await here.listen(source.serve)
         target = Target(TARGET, there.links, 60.0, there.connect, loop.time)
-        fetched = await target.fetch(SESSION, MIGRATION, KEY, (address,), room, 600.0)
-        return fetched, loop.time() - provider.quiesced_s
+
+        async def one(session: str) -> tuple[FetchedState, Room, float]:
+            room = Room()
+            fetched = await target.fetch(session, MIGRATION, KEY, (address,), room, 600.0)
+            return fetched, room, loop.time()
+
+        return list(await asyncio.gather(*map(one, sessions)))
 
     try:
-        fetched, pause_s = loop.run_until_complete(migrated())
+        return loop.run_until_complete(migrated())
     finally:
         loop.close()
-    return fetched, room, pause_s
 
 
 @pytest.mark.parametrize("waits_s", [0.0, 5.0])
@@ -341,3 +357,81 @@ def test_a_session_that_would_be_quiesced_for_too_long_is_never_quiesced(
     with pytest.raises(TransferTooSlowError, match="changed again"):
         fetch(monkeypatch, provider, 0.6e9, still_s=2.0)
     assert provider.quiesced_s == 0.0
+
+
+@dataclass
+class CountingProvider(Provider):
+    """Several sessions, of which it counts those whose pages are read and that are not quiesced yet."""
+
+    reading: set[str] = field(default_factory=set)
+    most: int = 0
+
+    async def pages(self, session: str) -> Sequence[Page]:
+        self.reading.add(session)
+        self.most = max(self.most, len(self.reading))
+        return await super().pages(session)
+
+    async def rest(self, session: str, migration: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
+        found = await super().rest(session, migration)
+        self.reading.remove(session)
+        # The window plays on for the others.
+        self.quiesced_s = 0.0
+        return found
+
+
+def test_a_session_that_is_not_quiesced_yet_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has two caches of the decoder meanwhile, and there is memory for no more."""
+    provider = CountingProvider(FilledWindow(frame_bytes=FRAME_BYTES // SCALE), waits_s=5.0)
+    sessions = [f"ses_{n}" for n in range(SOURCES_AT_ONCE + 2)]
+    found = fetch_all(monkeypatch, provider, 4e9, 20.0, sessions)
+    assert len(found) == len(sessions)
+    assert provider.most == SOURCES_AT_ONCE
+
+
+class MovingProvider(Provider):
+    """Its session is on the way between slab and host while it is to be quiesced."""
+
+    moves = False
+
+    async def pages(self, session: str) -> Sequence[Page]:
+        if self.moves:
+            raise SourceNotReadyError("its state is being copied into its slab")
+        return await super().pages(session)
+
+    async def rest(self, session: str, migration: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
+        self.moves = True
+        return await super().rest(session, migration)
+
+
+def test_a_state_that_moves_to_its_slab_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = MovingProvider(FilledWindow(frame_bytes=FRAME_BYTES // SCALE), waits_s=5.0)
+    fetched, _, _ = fetch(monkeypatch, provider, 4e9)
+    assert fetched.state_bytes == size_of(provider.window.pages(quiesced=True))
+
+
+class RewritingProvider(Provider):
+    """Its session writes everything once more before it is quiesced."""
+
+    asked = False
+    over_s = 0.0
+
+    async def pages(self, session: str) -> Sequence[Page]:
+        part = torch.full((ROUND_BYTES // SCALE + 1,), int(self.asked), dtype=torch.uint8)
+        return [Page("k/0", (part,), self.asked)]
+
+    async def rest(self, session: str, migration: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
+        self.asked = True
+        await asyncio.sleep(self.waits_s)
+        self.quiesced_s = self._now
+        return {"session": session, "next_chunk": 1}, await self.pages(session)
+
+    def over(self, session: str, migration: int) -> None:
+        self.over_s = self._now
+
+
+def test_a_round_on_its_way_counts_to_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 6.7 s, and the session is quiesced after the first of them."""
+    provider = RewritingProvider(FilledWindow(), waits_s=1.0)
+    with pytest.raises(TransferTooSlowError, match="for more than 3 s"):
+        fetch(monkeypatch, provider, 10e6, still_s=3.0)
+    assert 2.9 <= provider.over_s - provider.quiesced_s <= 3.1 + WAIT_S

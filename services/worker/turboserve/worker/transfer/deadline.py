@@ -18,11 +18,19 @@ class Deadline:
         self.seconds = seconds
         self._now = now
         self._until = now() + seconds
+        self.shortened = False
+        """Whether `shorten` has made it earlier."""
         self._aborted = threading.Event()
 
     def abort(self) -> None:
         """Abort the transfer: the next call of `left` raises `TransferAbortedError`."""
         self._aborted.set()
+
+    def shorten(self, seconds: float) -> None:
+        """End it `seconds` from now, unless it ends earlier. Holds for calls that are under way."""
+        until = self._now() + seconds
+        if until < self._until:
+            self._until, self.seconds, self.shortened = until, seconds, True
 
     @property
     def passed(self) -> bool:

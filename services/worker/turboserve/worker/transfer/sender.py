@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from turboserve.worker.engine.page_hashing import PageHasher
 from turboserve.worker.engine.state_pages import Page, changed, digest_of
-from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import DeadlineExceededError, TransferTooSlowError
+from turboserve.worker.transfer.errors import (
+    DeadlineExceededError,
+    SourceNotReadyError,
+    TransferTooSlowError,
+)
 from turboserve.worker.transfer.frames import Manifest, PageSpec, Round, Verified, Wait
 from turboserve.worker.transfer.link import LocalPages, RemotePages
 from turboserve.worker.transfer.network import LinkTable
@@ -36,9 +40,13 @@ class StateSender:
         self._attempt, self._provider, self._links, self._limits = attempt, provider, links, limits
         self._now = now
         self._plan = RoundPlan()
+        self._rest: tuple[Mapping[str, Any], Sequence[Page]] | None = None
+        """Header and all pages, once the session is quiesced."""
 
     async def send_rounds(self) -> None:
         """While the session generates, send pages as long as that shortens the pause.
+
+        A session with a large state is quiesced at the end: until it is, its pages are sent on.
 
         Raises:
             TransferTooSlowError: The rest would take longer than a session may be quiesced.
@@ -52,39 +60,46 @@ class StateSender:
                 f"still: {left} bytes have changed again, {left / rate:.1f} s at {rate:.3g} B/s, "
                 f"at most {still_s:g} s"
             )
+        if attempt.bytes_copied >= ROUND_BYTES:
+            with self._pause_limited():
+                self._rest = await self._send_until_quiesced()
 
     async def send_rest(self, still_s: float | None) -> None:
-        """At the boundary: send the rest and the manifest, within `still_s`."""
+        """At the boundary: send the rest and the manifest, within `still_s` after the quiesce."""
         attempt = self._attempt
-        header, pages = await self._quiesced()
-        if still_s is None:
-            await self._send_manifest(header, pages)
-            return
-        left_s = attempt.deadline.left()
-        attempt.deadline = Deadline(min(left_s, still_s), self._now)
+        if self._rest is None:
+            rest = self._provider.rest(attempt.opened.session, attempt.opened.migration)
+            self._rest = await attempt.meanwhile(rest)
+            if still_s is not None:
+                attempt.deadline.shorten(still_s)
+        with self._pause_limited():
+            await self._send_manifest(*self._rest)
+
+    @contextmanager
+    def _pause_limited(self) -> Iterator[None]:
+        """Name the error of a session that was quiesced for too long."""
         try:
-            await self._send_manifest(header, pages)
+            yield
         except DeadlineExceededError as error:
-            if left_s <= still_s or not attempt.deadline.passed:
+            deadline = self._attempt.deadline
+            if not deadline.shortened or not deadline.passed:
                 raise
-            raise TransferTooSlowError(f"still: for more than {still_s:g} s: {error}") from error
+            raise TransferTooSlowError(f"still: for more than {deadline.seconds:g} s: {error}") from error
 
     async def _pages(self) -> Sequence[Page]:
         """The pages that no current work writes to."""
         return await self._attempt.meanwhile(self._provider.pages(self._attempt.opened.session))
 
-    async def _quiesced(self) -> tuple[Mapping[str, Any], Sequence[Page]]:
+    async def _send_until_quiesced(self) -> tuple[Mapping[str, Any], Sequence[Page]]:
         """Quiesce the session. Until it is, send what it has written and will not write again before."""
         attempt = self._attempt
         rest = self._provider.rest(attempt.opened.session, attempt.opened.migration)
-        if attempt.bytes_copied < ROUND_BYTES:
-            return await attempt.meanwhile(rest)
         resting = asyncio.ensure_future(rest)
+        resting.add_done_callback(self._pause_begins)
         try:
             while not resting.done():
-                dirty = changed(self._plan.foreseen(await self._pages()), attempt.sent)
-                pages = lasting(dirty, attempt.bytes_per_s)
-                if sum(page.size for page in pages) < SMALL_BYTES:
+                pages = await self._unsent()
+                if not pages:
                     # A silent source counts as dead.
                     await attempt.channel.send(Wait(), attempt.deadline.left())
                     await attempt.meanwhile(_done(resting, QUIESCE_POLL_S))
@@ -94,6 +109,22 @@ class StateSender:
         finally:
             resting.cancel()
             await asyncio.gather(resting, return_exceptions=True)
+
+    def _pause_begins(self, resting: asyncio.Future[Any]) -> None:
+        # A round that is under way counts too.
+        if not resting.cancelled() and resting.exception() is None:
+            self._attempt.deadline.shorten(self._limits.still_s)
+
+    async def _unsent(self) -> list[Page]:
+        """What is worth a round before the session is quiesced; empty if nothing is."""
+        attempt = self._attempt
+        try:
+            found = await self._pages()
+        except SourceNotReadyError:
+            # The state is on its way between slab and host: the session is quiesced once it has arrived.
+            return []
+        pages = lasting(changed(self._plan.foreseen(found), attempt.sent), attempt.bytes_per_s)
+        return pages if sum(page.size for page in pages) >= SMALL_BYTES else []
 
     async def _send_manifest(self, header: Mapping[str, Any], pages: Sequence[Page]) -> None:
         attempt = self._attempt
