@@ -264,6 +264,8 @@ def test_a_suspended_session_migrates_from_host_to_host_and_wakes_there(
     events = source.run(lambda events: any(isinstance(event, Suspended) for event in events))
     next_chunk = next(event.next_chunk for event in events if isinstance(event, Suspended))
     header, pages = source.engine.export_session("a")
+    again = source.engine.export_session("a")[1]
+    assert changed(again, {page.name: page.stamp for page in pages}) == []
     buffer = target.engine.reserve(on_host=True)
     copy(pages, buffer)
     free = target.engine.free_slabs

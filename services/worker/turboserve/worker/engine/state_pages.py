@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -135,7 +135,12 @@ def pages_of(snapshot: Snapshot, config: ModelConfig) -> tuple[dict[str, Any], l
         if name == RECENT:
             chunks = torch.split(tensor, config.frames_per_chunk)
             first = snapshot.next_chunk - len(chunks)
-            pages += [_whole(f"{RECENT}/{first + n}", t) for n, t in enumerate(chunks)]
+            # Each call splits it anew.
+            stamp = IdentityStamp(tensor)
+            pages += [
+                replace(_whole(f"{RECENT}/{first + n}", each), stamp=(stamp, n))
+                for n, each in enumerate(chunks)
+            ]
         elif name in PROMPT:
             pages.append(Page(name, _flat(tensor), IdentityStamp(tensor)))
         elif name not in BY_POSITION:
