@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import platform
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,17 +34,18 @@ from tests.worker.transfer.transfer_peer import (
 )
 from turboserve.worker.settings import Settings
 from turboserve.worker.transfer import links as links_module
-from turboserve.worker.transfer import nccl, pair, rendezvous
+from turboserve.worker.transfer import nccl, pair, rendezvous, shm
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
     DeadlineExceededError,
     PeerLostError,
+    TransferBackendError,
     TransferError,
     TransferProtocolError,
 )
 from turboserve.worker.transfer.frames import Linked, Refuse, StoreEntry, Wait
-from turboserve.worker.transfer.link import Link
+from turboserve.worker.transfer.link import PIECE_BYTES, Link, LocalPages, RemotePages
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.network import listen
 from turboserve.worker.transfer.pace import CopyLimits
@@ -240,3 +246,91 @@ async def backend_of(source_links: Links, target_links: Links) -> str:
     for pipe in ours:
         pipe.close()
     return fetched.backend
+
+
+def pages_of(size: int) -> LocalPages:
+    return LocalPages([[torch.zeros(size, dtype=torch.uint8)]])
+
+
+async def test_an_idle_link_of_shared_memory_keeps_none(links: Links) -> None:
+    source, target = (shm.ShmLink("link") for _ in range(2))
+
+    async def transferred() -> None:
+        memory = pages_of(1_000)
+        memory.pages[0][0].fill_(7)
+        deadline, room = Deadline(PATIENCE_S), pages_of(1_000)
+        offer = RemotePages(source.offer(memory, range(1), deadline))
+        await asyncio.gather(
+            asyncio.to_thread(source.transfer, SESSION, memory, RemotePages(), range(1), deadline),
+            asyncio.to_thread(target.transfer, SESSION, offer, room, range(1), deadline),
+        )
+        assert torch.equal(room.pages[0][0], memory.pages[0][0])
+
+    before = shared_memory()
+    await transferred()
+    assert shared_memory() > before
+    links.put_back("target", source, giving=True)
+    links.put_back("source", target, giving=False)
+    assert shared_memory() == before
+    await transferred()
+    assert links.idle == 2
+
+
+def shared_memory() -> int:
+    """Number of mappings and open files of shared memory in this process."""
+    found = Path("/proc/self/maps").read_text().count("turboserve-transfer")
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found += "turboserve-transfer" in str(each.readlink())
+    return found
+
+
+def test_shared_memory_of_another_link_is_not_taken() -> None:
+    """The number of a file that was closed is given to the next one."""
+    offered, other, target = (shm.ShmLink(f"link-{n}") for n in range(3))
+    memory, deadline = pages_of(10), Deadline(PATIENCE_S)
+    offers = [link.offer(memory, range(1), deadline) for link in (offered, other)]
+    stale = RemotePages({**offers[0], "file": offers[1]["file"]})
+    with pytest.raises(TransferBackendError, match="not the one"):
+        target.transfer(SESSION, stale, memory, range(1), deadline)
+    for link in (offered, other):
+        link.close()
+
+
+SOURCE_PROCESS = """
+import os, struct, sys
+file = os.memfd_create("source")
+os.ftruncate(file, int(sys.argv[1]))
+# One piece is there, and the nonce has no bit set.
+os.pwrite(file, struct.pack("q", 1), 0)
+print(file, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_end_of_a_process_that_shares_memory_is_noticed_during_a_transfer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shm, "STOPPED_S", PATIENCE_S)
+    arguments = [sys.executable, "-S", "-c", SOURCE_PROCESS, str(shm.FILE_BYTES)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as source:
+        assert source.stdout is not None
+        offer = {
+            "pid": source.pid,
+            "file": int(source.stdout.readline()),
+            "nonce": bytes(shm.NONCE_BYTES).hex(),
+            "bytes": PIECE_BYTES + 1,
+            "slots": shm.SLOTS,
+        }
+        room = LocalPages(pages_of(PIECE_BYTES + 1).pages, lambda size: source.kill())
+        with pytest.raises(PeerLostError, match="has ended"):
+            shm.ShmLink("link").transfer(SESSION, RemotePages(offer), room, range(1), Deadline(PATIENCE_S))
+
+
+def test_shared_memory_is_for_processors_that_keep_the_order_of_stores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    made = Links(["shm", "gloo"], CPU, MODEL)
+    assert made.backends == ("gloo",)
+    made.close()

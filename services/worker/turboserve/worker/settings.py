@@ -169,7 +169,7 @@ class Settings(Shared):
     """Port of the transfer address. 0: any free port."""
     transfer_backends: tuple[Literal["nccl", "gloo", "nixl", "shm"], ...] = ("nccl", "shm", "gloo")
     """Transfer backends, the best first. The first one that both workers can use transfers a state: `nccl`
-    needs two GPUs, `shm` one machine and one user. `nixl` needs the worker's extra of that name."""
+    needs two GPUs, `shm` one x86-64 machine and one user. `nixl` needs the worker's extra of that name."""
     tier_alpha: TierAlpha = TIER_ALPHA
     """Width of a tier of playout slack, as a multiple of a chunk's time T: a session is urgent below a credit
     of this many T, and relaxed above twice as many. A worker has room for a rescued session if one with a

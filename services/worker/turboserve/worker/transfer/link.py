@@ -81,6 +81,9 @@ class Link(ABC):
     def settle(self) -> None:  # noqa: B027 - most backends hold nothing.
         """At the source: release the last offer, because the target has taken it."""
 
+    def release(self) -> None:  # noqa: B027 - most backends keep nothing large.
+        """Release memory until the next transfer, because the link becomes idle."""
+
     @abstractmethod
     def close(self) -> None:
         """Release everything. Safe to repeat."""

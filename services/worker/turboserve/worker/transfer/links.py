@@ -50,7 +50,7 @@ def available(backend: str, device: torch.device) -> bool:
         case "nixl":
             return nixl.installed()
         case "shm":
-            return bool(shm.machine())
+            return shm.usable()
     return False
 
 
@@ -186,6 +186,7 @@ class Links:
         """Keep the link for the next transfer, unless it is closed."""
         if link.closed:
             return
+        link.release()
         self._idle.append((peer, giving, link))
         while len(self._idle) > IDLE_LIMIT:
             self._idle.pop(0)[2].close()

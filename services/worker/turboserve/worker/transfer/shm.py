@@ -3,12 +3,17 @@ empties them.
 
 The file has no name. It disappears with the last process that holds it, however that process ends. The target
 opens the file through /proc, which the kernel allows to processes of the same user.
+
+Nothing but the order of its stores tells one process that the other's are there. So it needs a processor that
+keeps this order, as x86-64 does.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import platform
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,10 +36,18 @@ SLOTS = 4
 HEADER_BYTES = 4096
 """Counters before the first slot, bytes: a page of memory."""
 FILE_BYTES = HEADER_BYTES + SLOTS * PIECE_BYTES
+COUNTERS_BYTES, NONCE_BYTES = 16, 16
 POLL_S = 0.0001
+LOOK_S = 0.1
+"""Interval at which the target looks whether the source's process has ended, seconds."""
 STOPPED_S = 10.0
-"""Longest wait for the other process to fill or empty a slot, seconds. One that died is noticed earlier, by
-its control channel."""
+"""Longest wait for the other process to fill or empty a slot, seconds. One that died is noticed earlier: by
+the target as a process, by the source as an end of the control channel."""
+
+
+def usable() -> bool:
+    """Whether processes of this machine can transfer states through memory."""
+    return platform.machine() in ("x86_64", "AMD64") and bool(machine())
 
 
 def machine() -> str:
@@ -47,13 +60,24 @@ def machine() -> str:
 
 
 class _Slots:
-    """The mapped file: how many pieces were filled and emptied in this round, then the slots."""
+    """The mapped file: how many pieces were filled and emptied in this round, its nonce, then the slots."""
 
     def __init__(self, file: int) -> None:
         memory = mmap.mmap(file, FILE_BYTES)
-        # Both views keep the mapping.
-        self._counters = memoryview(memory)[:16].cast("q")
+        # All views keep the mapping.
+        header = memoryview(memory)
+        self._counters = header[:COUNTERS_BYTES].cast("q")
+        self._nonce = header[COUNTERS_BYTES : COUNTERS_BYTES + NONCE_BYTES]
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES)
+
+    @property
+    def nonce(self) -> str:
+        """Distinguishes this file from all others, hexadecimal."""
+        return self._nonce.hex()
+
+    @nonce.setter
+    def nonce(self, nonce: str) -> None:
+        self._nonce[:] = bytes.fromhex(nonce)
 
     @property
     def filled(self) -> int:
@@ -86,8 +110,8 @@ class ShmLink(Link):
         super().__init__(name)
         self._file: int | None = None
         self._slots: _Slots | None = None
-        self._opened: tuple[int, int] | None = None
-        """At the target: process and number of the file that `_slots` maps."""
+        self._opened: tuple[int, int, object] | None = None
+        """At the target: process, number and nonce of the file that `_slots` maps."""
         self._staging = Staging()
 
     def offer(self, pages: LocalPages, page_range: range, deadline: Deadline) -> dict[str, Any]:
@@ -96,9 +120,16 @@ class ShmLink(Link):
             self._file = os.memfd_create("turboserve-transfer", os.MFD_CLOEXEC)
             os.ftruncate(self._file, FILE_BYTES)
             self._slots = _Slots(self._file)
+            self._slots.nonce = secrets.token_hex(NONCE_BYTES)
         # The target has emptied all slots of the last round.
         self._slots.filled = self._slots.emptied = 0
-        return {"pid": os.getpid(), "file": self._file, "bytes": pages.size(page_range), "slots": SLOTS}
+        return {
+            "pid": os.getpid(),
+            "file": self._file,
+            "nonce": self._slots.nonce,
+            "bytes": pages.size(page_range),
+            "slots": SLOTS,
+        }
 
     def transfer(
         self,
@@ -118,9 +149,17 @@ class ShmLink(Link):
             self.close()
             raise
 
+    def release(self) -> None:
+        """See `Link.release`."""
+        self._drop_file()
+        self._staging = Staging()
+
     def close(self) -> None:
         """See `Link.close`. A transfer under way keeps the memory until it notices."""
         self.closed = True
+        self._drop_file()
+
+    def _drop_file(self) -> None:
         self._slots = self._opened = None
         file, self._file = self._file, None
         if file is not None:
@@ -158,7 +197,8 @@ class ShmLink(Link):
             raise TransferBackendError(f"shm: number of slots: {slots} offered, {SLOTS} wanted")
         if size != wanted:
             raise TruncatedStateError(f"shm: {size} bytes offered, {wanted} announced")
-        if self._opened == (pid, number):
+        opened = pid, number, source.offer.get("nonce")
+        if self._opened == opened:
             return
         try:
             file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
@@ -170,7 +210,11 @@ class ShmLink(Link):
             there = os.fstat(file).st_size
             if there != FILE_BYTES:
                 raise TransferBackendError(f"shm: {there} bytes found, {FILE_BYTES} wanted")
-            self._slots, self._opened = _Slots(file), (pid, number)
+            mapped = _Slots(file)
+            # The source may have closed the file meanwhile, and given its number to another link's.
+            if mapped.nonce != opened[2]:
+                raise TransferBackendError("shm: the file is not the one that was offered")
+            self._slots, self._opened = mapped, opened
         finally:
             os.close(file)
 
@@ -182,13 +226,30 @@ class ShmLink(Link):
 
     def _await(self, ready: Callable[[], bool], deadline: Deadline) -> None:
         """Wait for the other process. Raises the errors of `Deadline.left` and `PeerLostError`."""
-        stopped_at = time.monotonic() + STOPPED_S
+        begun = time.monotonic()
+        stopped_at, look_at = begun + STOPPED_S, begun + LOOK_S
         while True:
             deadline.left()
             if self.closed:
                 raise PeerLostError("the link is closed")
             if ready():
                 return
-            if time.monotonic() >= stopped_at:
+            now = time.monotonic()
+            if now >= stopped_at:
                 raise PeerLostError(f"shm: no progress for {STOPPED_S:g} s")
+            if now >= look_at:
+                look_at = now + LOOK_S
+                if self._opened is not None and _ended(self._opened[0]):
+                    raise PeerLostError(f"shm: process {self._opened[0]} has ended")
             time.sleep(POLL_S)
+
+
+def _ended(pid: int) -> bool:
+    """Whether a process of this machine has ended. Its parent may not have noticed yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:
+        return False
+    return state in ([b"Z"], [b"X"])
