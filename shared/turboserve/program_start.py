@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 
-RARELY = 1_000
+RARELY = 100
 """Collections of the middle generation before a full one. Python's own value is 10."""
 
 
@@ -31,7 +31,7 @@ def finish() -> None:
 
 
 def collect_rarely() -> None:
-    """Let full collections be 100 times as rare from now on.
+    """Let full collections be 10 times as rare from now on.
 
     For a service with many objects that last and few that end in cycles: each full collection visits all of
     them, stops the service meanwhile, and finds almost nothing. Young objects are collected as before.

@@ -135,6 +135,20 @@ async def test_an_acknowledgment_does_not_wake_the_gateway_up_and_a_request_does
         assert at_once
 
 
+@ON_LINUX
+async def test_a_report_of_another_address_does_not_take_the_place_of_the_viewers() -> None:
+    async with connected_viewer() as (side, _, _):
+        incoming = side._incoming
+        assert incoming._second is not None
+        await eventually(lambda: not incoming._reads_soon)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+            other.sendto(REPORT + bytes(28 + 14), incoming._second.getsockname())
+            stranger = other.getsockname()
+            incoming._read()
+        waiting = incoming._report_of_reception
+        assert waiting is None or waiting[1][:2] != stranger
+
+
 async def test_many_messages_do_not_wait_for_acknowledgments_that_wait() -> None:
     texts = [f"{number:03}" + "x" * 900 for number in range(100)]
     async with connected_viewer() as (side, _, got):

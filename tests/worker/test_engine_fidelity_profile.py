@@ -135,6 +135,7 @@ def test_a_file_names_its_attention_and_one_of_an_earlier_version_was_measured_w
     del content["attention"]
     file.write_text(json.dumps(content))
     assert FidelityProfile.read(file, tiny_config, model="model", device="cpu") == profile()
+    assert FidelityProfile.read(file, tiny_config, model="model", device="cpu", attention="cudnn").measured
     with pytest.raises(ForeignProfileError, match="attention is 'rows', must be 'fp8'"):
         FidelityProfile.read(file, tiny_config, model="model", device="cpu", attention="fp8")
 

@@ -22,7 +22,7 @@ from turboserve.state_store.database_errors import (
 )
 from turboserve.state_store.kept_connections import KeptConnections
 from turboserve.state_store.migrate import migrate
-from turboserve.state_store.ports.database import ADMISSIONS
+from turboserve.state_store.ports.database import ADMISSIONS, TURN_SHARE
 from turboserve.state_store.repository.admission import ADMISSION_LOCK, SqlAdmission, SqlTenants
 from turboserve.state_store.repository.audit import SqlAudit
 from turboserve.state_store.repository.changes import SqlChanges
@@ -172,6 +172,7 @@ class PostgresDatabase:
         span = _trace.start_child("TRANSACTION", kind=SpanKind.CLIENT, attributes=_ATTRIBUTES)
         try:
             async with self._bounded(admits=admits) as (connection, driver):
+                began = asyncio.get_running_loop().time()
                 try:
                     begin = _BEGIN if durable else _BEGIN + _UNFLUSHED
                     await driver.execute(begin + _ADMITS if admits else begin)
@@ -180,7 +181,7 @@ class PostgresDatabase:
                 except BaseException as error:
                     await _roll_back(driver)
                     failed = isinstance(error, DRIVER_ERRORS) and not concerns_statement(error)
-                    if failed and driver.is_closed():
+                    if failed and driver.is_closed() and not self._began_late(began, admits=admits):
                         self._connections.disconnect_idle()
                     raise
         except BaseException as error:
@@ -188,6 +189,13 @@ class PostgresDatabase:
             raise
         finally:
             span.end()
+
+    def _began_late(self, began: float, *, admits: bool) -> bool:
+        """Whether a transaction's end may be its own deadline, with a server that works.
+
+        It has waited so long for its turn that less was left than a working server may take for an answer.
+        """
+        return admits and asyncio.get_running_loop().time() - began < STATEMENT_SHARE * self._deadline_s
 
     @asynccontextmanager
     async def statement(self) -> AsyncIterator[SqlUnitOfWork]:
@@ -234,17 +242,20 @@ class PostgresDatabase:
     async def _bounded(self, *, admits: bool = False) -> AsyncIterator[tuple[AsyncConnection, Any]]:
         """Return a connection and the driver's own, which are closed at the deadline.
 
-        `admits`: wait first until it is the turn of this one among those that admit.
+        `admits`: wait first until it is the turn of this one among those that admit. A part of the
+        deadline is left then.
         """
         connection = self._single.connect()
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._deadline_s
+        now = loop.time()
+        deadline = now + self._deadline_s
         driver: Any = None
         turn = False
         try:
-            async with asyncio.timeout_at(deadline):
-                if admits:
+            if admits:
+                async with asyncio.timeout_at(now + TURN_SHARE * self._deadline_s):
                     turn = await self._admissions.acquire()
+            async with asyncio.timeout_at(deadline):
                 await connection.start()
             # Terminate instead of cancel: a rollback waits for the server's answer and would hang as well.
             driver = (await connection.get_raw_connection()).driver_connection

@@ -113,6 +113,8 @@ class Incoming:
                 data, address = self._second.recvfrom(_SHORT_BYTES)
             except OSError:
                 break
+            if not self._is_viewer(address):
+                continue
             if data and data[0] >= _FIRST_RTP:
                 self._report_of_reception = data, address
             else:
@@ -122,6 +124,13 @@ class Incoming:
             self._hurry(False)
             if messages is not None and messages._sent_queue:
                 self.sent()
+
+    def _is_viewer(self, address: tuple[Any, ...]) -> bool:
+        """Whether video is sent to this address. Another one's report must not take the viewer's place."""
+        if self._transport is None:
+            return False
+        pair = self._transport.transport._connection._nominated.get(COMPONENT)
+        return pair is not None and pair.remote_addr == address[:2]
 
     def _hurry(self, hurries: bool) -> None:
         if hurries == self._hurries or self._second is None:

@@ -234,14 +234,15 @@ class Peer:
         """Report the playhead. End the connection if the viewer's key has ended, and if it does not read."""
         if not self._connection.connected.is_set() or self._cut.is_set():
             return
-        now = self._gateway.clock.monotonic()
         try:
-            await self._report(now)
+            await self._check(self._gateway.clock.monotonic())
         except Exception as error:
             # It ends this connection alone: the checks of other viewers follow.
             self._problem = error
             self._cut.set()
-            return
+
+    async def _check(self, now: float) -> None:
+        await self._report(now)
         if self._announcements.is_late(now):
             self._say()
         waiting, since = self._connection.waiting_bytes, self._unread_since

@@ -13,6 +13,7 @@ import ctypes
 import socket
 import struct
 import sys
+from contextlib import suppress
 from typing import Any
 
 SO_ATTACH_REUSEPORT_CBPF = 51
@@ -80,5 +81,8 @@ def second_socket(first: Any) -> socket.socket | None:
         # Without the program, either socket might get a request.
         if second is not None:
             second.close()
+        # Nor may another process bind beside the first.
+        with suppress(OSError):
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
         return None
     return second

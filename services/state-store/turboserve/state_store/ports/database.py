@@ -36,6 +36,9 @@ RETRY_AFTER_S = 1.0
 ADMISSIONS = 2
 """Transactions of one process that admit and have a connection. One holds the lock of admission, and one is
 next. Further ones would only keep connections from other requests while they wait for the lock."""
+TURN_SHARE = 0.8
+"""Longest wait for a turn among those that admit, as a share of the transaction's deadline. So a turn leaves
+time to use it."""
 LOCK_ANSWER_SHARE = 0.6
 """Share of `silence_s` after which the connection of a session lock is lost if it does not answer."""
 

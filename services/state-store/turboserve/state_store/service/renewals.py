@@ -206,9 +206,14 @@ class Renewals:
                 else:
                     changes.append((before, record))
             await _write(db, changes)
-        sessions = await self._sessions({after.id: batch[after.id].held for _, after in changes})
-        leases = [RenewedLease(batch[after.id], after, sessions[after.id]) for _, after in changes]
-        return outcomes | {lease.record.id: lease for lease in await self._with_playheads(leases)}
+        try:
+            sessions = await self._sessions({after.id: batch[after.id].held for _, after in changes})
+            leases = [RenewedLease(batch[after.id], after, sessions[after.id]) for _, after in changes]
+            leases = await self._with_playheads(leases)
+        except UnavailableError:
+            # The renewals are committed, and what was refused stays refused.
+            return outcomes | {after.id: unavailable() for _, after in changes}
+        return outcomes | {lease.record.id: lease for lease in leases}
 
     async def _sessions(self, held: Mapping[str, Collection[str]]) -> Mapping[str, WorkerSessions]:
         """Read what the answers list. After the commit: a placement waits for the locks of workers' rows."""

@@ -19,6 +19,9 @@ from turboserve.worker.engine.profile_file import ForeignProfileError, InvalidPr
 from turboserve.worker.model.config import ModelConfig
 
 VERSION = 1
+ROUNDED: AttentionName = "fp8"
+"""The kind of attention that changes quality. Others differ in their last digits, and in latency."""
+EXACT: AttentionName = "rows"
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,11 @@ class FidelityProfile:
     def read(
         cls, path: Path, config: ModelConfig, *, model: str, device: str, attention: AttentionName = "rows"
     ) -> FidelityProfile:
-        """Read a file. Raises `InvalidProfileError`; `ForeignProfileError` for another model, device or
-        attention.
+        """Read a file. Raises `InvalidProfileError`; `ForeignProfileError` for another model or device, or if
+        only one of the file and the worker rounds attention.
 
         The frontier and the floor are computed again: they are in the file for people. A file of an earlier
-        version names no attention: it was measured with `rows`.
+        version names no attention: it is taken for one that was measured with `rows`.
         """
         try:
             value = json.loads(path.read_text())
@@ -100,12 +103,13 @@ class FidelityProfile:
             raise InvalidProfileError(f"{path}: {error}") from error
         if not isinstance(value, dict):
             raise InvalidProfileError(f"{path}: not a JSON object")
-        needed = (("version", VERSION), ("model", model), ("device", device), ("attention", attention))
-        for field, wanted in needed:
-            found = value.get(field, "rows" if field == "attention" else None)
-            if found != wanted:
+        for field, wanted in (("version", VERSION), ("model", model), ("device", device)):
+            if (found := value.get(field)) != wanted:
                 wrong = InvalidProfileError if field == "version" else ForeignProfileError
                 raise wrong(f"{path}: {field} is {found!r}, must be {wanted!r}")
+        kind = value.get("attention", EXACT)
+        if kind != attention and ROUNDED in (kind, attention):
+            raise ForeignProfileError(f"{path}: attention is {kind!r}, must be {attention!r}")
         found = value.get("configurations")
         if not isinstance(found, list) or not found:
             raise InvalidProfileError(f"{path}: configurations: must be a list with at least one entry")

@@ -15,7 +15,7 @@ from turboserve.simulation.runtime.rows.locks import LockMode
 from turboserve.simulation.runtime.rows.server import MemoryPostgres
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.unit import MemoryUnitOfWork
-from turboserve.state_store.ports.database import ADMISSIONS, LOCK_ANSWER_SHARE, unavailable
+from turboserve.state_store.ports.database import ADMISSIONS, LOCK_ANSWER_SHARE, TURN_SHARE, unavailable
 
 
 class MemoryDatabase:
@@ -88,7 +88,7 @@ class MemoryDatabase:
         """
         if self._process is not None:
             self._process.check_alive()
-        await self._take(self._free, self._deadline_s)
+        await self._take(self._free, deadline - self._server.loop.time())
         if self._cut_off_until > self._server.loop.time():
             self._free.release()
             raise unavailable()
@@ -133,7 +133,7 @@ class _Transaction:
         if not self._admits:
             self._session = await self._connect(deadline)
             return MemoryUnitOfWork(self._session)
-        await database._take(database._admissions, database._deadline_s)
+        await database._take(database._admissions, TURN_SHARE * database._deadline_s)
         try:
             session = self._session = await self._connect(deadline)
             try:
