@@ -57,9 +57,13 @@ def test_no_cost_is_negative_and_no_ratio_has_a_cost_of_zero() -> None:
 
 
 def test_processor_time_is_exact_and_a_process_that_has_ended_uses_none() -> None:
+    program = "import sys; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
+        # It has run now: a process that has just been made has used nothing.
+        assert child.stdout is not None
+        child.stdout.readline()
         process = psutil.Process(child.pid)
         used = Used(process)
         assert used.next().store_s > 0.0

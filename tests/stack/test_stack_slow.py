@@ -82,7 +82,7 @@ class SlowStack:
         elif row.slow in self.disks:
             self.disks[row.slow].conditions = DISKS[row.how]
         else:
-            self.network.set(NETWORKS[row.how], row.slow)
+            self.network.degrade(row.slow, NETWORKS[row.how])
 
     async def readyz(self, service: str) -> tuple[bool, frozenset[str]]:
         """Return whether the service is ready, and the names of its failing conditions and warnings."""
@@ -155,7 +155,7 @@ async def watched(slow_stack: SlowStack) -> AsyncIterator[SimulatedClient]:
 
 
 async def test_readyz_says_what_is_slow_and_no_chunk_is_lost(slow_stack: SlowStack) -> None:
-    table = [row for row in rows() if row.slow in slow_stack.network.names or row.slow in slow_stack.disks]
+    table = [row for row in rows() if row.slow in slow_stack.network.links or row.slow in slow_stack.disks]
     assert len(table) >= 8
     async with watched(slow_stack):
         for row in table:
@@ -175,7 +175,7 @@ async def test_readyz_says_what_is_slow_and_no_chunk_is_lost(slow_stack: SlowSta
 
 async def test_a_viewer_behind_a_lossy_network_gets_each_chunk_once(slow_stack: SlowStack) -> None:
     async with watched(slow_stack) as client:
-        slow_stack.network.set(NETWORKS["lossy"], VIEWERS)
+        slow_stack.network.degrade(VIEWERS, NETWORKS["lossy"])
         resets = slow_stack.network[VIEWERS].resets
         await client.viewer.until(
             lambda: client.viewer.connections > 2 and slow_stack.network[VIEWERS].resets > resets + 1,

@@ -89,7 +89,9 @@ def up(
         pool_option = None if pool is None else PoolOption.read(pool, workers=workers, model=model)
         options = Options(
             data,
-            Workers.parse(workers or "1") if pool_option is None else pool_option.workers,
+            Workers.parse("1" if workers is None else workers)
+            if pool_option is None
+            else pool_option.workers,
             port,
             schedulers,
             gateways,

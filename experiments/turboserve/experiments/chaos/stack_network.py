@@ -74,6 +74,11 @@ class StackNetwork(ProxiedNetwork):
             through.append(target._replace(netloc=f"{target.netloc.rpartition(':')[0]}:{at}").geturl())
         return f"TURBOSERVE_{server.upper()}_URL={','.join(through)}"
 
+    @property
+    def links(self) -> frozenset[str]:
+        """Names of all links."""
+        return frozenset(self._links)
+
     def degrade(self, link: str, conditions: NetworkConditions) -> None:
         """Set the conditions of a link."""
         self.set(conditions, *self._links[link])
