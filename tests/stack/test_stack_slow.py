@@ -176,9 +176,10 @@ async def test_readyz_says_what_is_slow_and_no_chunk_is_lost(slow_stack: SlowSta
 async def test_a_viewer_behind_a_lossy_network_gets_each_chunk_once(slow_stack: SlowStack) -> None:
     async with watched(slow_stack) as client:
         slow_stack.network.degrade(VIEWERS, NETWORKS["lossy"])
-        resets = slow_stack.network[VIEWERS].resets
+        proxy = slow_stack.network[f"{VIEWERS}.0"]
+        resets = proxy.resets
         await client.viewer.until(
-            lambda: client.viewer.connections > 2 and slow_stack.network[VIEWERS].resets > resets + 1,
+            lambda: client.viewer.connections > 2 and proxy.resets > resets + 1,
             LIMIT_S,
             "two lost connections",
         )
