@@ -53,6 +53,7 @@ pytest.register_assert_rewrite(
     "tests.scheduler.scheduler_world",
     "tests.scheduler.migrations_bench",
     "tests.autoscaler.pool_world",
+    "tests.autoscaler.offer_fleet",
     "tests.worker.table_bench",
     "tests.worker.table_migrations",
     "tests.stack.received_traces",

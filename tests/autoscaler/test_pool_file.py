@@ -71,6 +71,8 @@ def test_a_file_has_limits_models_and_the_environment_of_each_offer(tmp_path: Pa
     [
         ("[kinds.big]", "[kinds.big", "no TOML: "),
         ("price = 4.0", "price = -1", "kinds.big.price: "),
+        ("price = 4.0", "price = nan", "kinds.big.price: "),
+        ("gpus = 0.5", "gpus = nan", "kinds.big.gpus: "),
         ("most = 2", "", "kinds.big.most: Field required"),
         ("most = 2", "most = 2\nleast = 1", "kinds.big.least: Extra inputs"),
         ("TURBOSERVE_WORKER_MAX_SESSIONS", "TURBOSERVE_MODEL", "kinds.big: settings: TURBOSERVE_MODEL is no"),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import typer
 
 from tests.simulation.simulate_plants import SHORT_S, is_found
 from turboserve.autoscaler.control.pool_offers import OfferWorkers
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.messages import SizesWanted
+from turboserve.autoscaler.pool_members import PoolMember
+from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.simulation import command
 from turboserve.simulation.command import SimulationMode
 from turboserve.simulation.faults import CALM
-from turboserve.simulation.pool_offers import draw_offers
+from turboserve.simulation.pool_offers import draw_offers, takes_places
 from turboserve.simulation.scenario import scale_of, with_offers
 from turboserve.simulation.session_classes import NAMES
 
@@ -40,6 +46,27 @@ def test_a_release_that_takes_the_place_of_a_live_session_is_found(monkeypatch: 
     monkeypatch.setattr(OfferWorkers, "keeps_places", lambda *_: True)
     scale = with_offers(scale_of(11), 11)
     assert is_found("keeps_places", range(40), CALM, seconds=12.0, scale=scale, finds=11)
+
+
+def test_a_release_is_compared_with_what_the_workers_hold() -> None:
+    _, file = draw_offers(0)
+    pool, places = Pool("local", lambda: "wrk_1"), dict.fromkeys(file.models, 2)
+
+    def fault(sizes: int, *members: PoolMember) -> str:
+        pool.sizes = {"stays": 1, "left": 0, "right": sizes}
+        pool.members = {member.name: member for member in members}
+        fewer = SizesWanted({"stays": 1, "left": 0, "right": sizes - 1}, "test")
+        return takes_places(pool, fewer, file, places, {}, 100.0) or ""
+
+    ready = PoolMember("local-right-0", 0, "right", PoolMemberPhase.READY)
+    assert fault(1, ready) == ""
+    assert "1 sessions of" in fault(1, replace(ready, sessions=1))
+    assert "1 sessions of" in fault(1, replace(ready, suspended=2))
+    loading = PoolMember("local-right-1", 1, "right", PoolMemberPhase.LOADING)
+    assert fault(2, replace(ready, sessions=1), loading) == ""
+    ends = PoolMember("local-left-0", 0, "left", PoolMemberPhase.RELEASING, 80.0, wanted=False)
+    assert "before another one" in fault(1, ready, ends)
+    assert fault(1, ready, replace(ends, since=60.0)) == ""
 
 
 def test_calm_mode_refuses_offers() -> None:

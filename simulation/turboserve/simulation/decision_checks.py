@@ -173,7 +173,8 @@ class DecisionChecks:
         file, classes = self._deployment.scale.pool_file, self._deployment.scale.classes
         assert file is not None
         assert classes is not None
-        fault = takes_places(pool, event, file, classes.sessions, feedback)
+        now = self._deployment.loop.time()
+        fault = takes_places(pool, event, file, classes.sessions, feedback, now)
         if fault is not None:
             self._reports.fail("keeps_places", fault)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from turboserve.autoscaler.composition_loop import STUCK_S
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import SizesWanted
 from turboserve.autoscaler.pool_file import OfferEntry, PoolFile, WorkerKind
@@ -50,26 +51,34 @@ def takes_places(
     file: PoolFile,
     sessions: Mapping[str, int],
     feedback: Mapping[str, LoadFeedback],
+    now: float,
 ) -> str | None:
     """Return what is wrong with new sizes of the pool; None if every live session keeps its place.
 
     `sessions`: n_j of a worker, by class. `feedback`: the newest of each class that the controller accepted
-    and that is not stale.
+    and that is not stale. `now`: the pool's time.
     """
     had, members = pool.sizes, list(pool.members.values())
     fewer = {name: had[name] - size for name, size in event.sizes.items() if size < had.get(name, 0)}
     if sum(fewer.values()) > 1:
         return f"{fewer} workers leave at once"
-    if fewer and any(not member.wanted and not member.held for member in members):
+    ending = [member for member in members if not member.wanted and not member.held]
+    if fewer and any(now - member.since <= STUCK_S for member in ending):
         return f"a worker leaves before another one has ended: {event}"
     before, after = dict.fromkeys(file.models, 0), dict.fromkeys(file.models, 0)
     for offer in file.offers:
         ready = serving(members, offer.name)
         before[offer.model] += ready * sessions[offer.model]
-        after[offer.model] += max(ready - fewer.get(offer.name, 0), 0) * sessions[offer.model]
-    for model, load in feedback.items():
-        if fewer and after[model] < min(load.required, before[model]):
-            return (
-                f"{load.required} sessions of {model}, {after[model]} of {before[model]} places stay: {event}"
-            )
+        # Workers that are not ready are given up first.
+        after[offer.model] += min(ready, event.sizes.get(offer.name, 0)) * sessions[offer.model]
+    for model in file.models if fewer else ():
+        names = {offer.name for offer in file.offers if offer.model == model}
+        ours = [member for member in members if member.offer in names]
+        required = max(
+            feedback[model].required if model in feedback else 0,
+            sum(member.sessions for member in ours),
+            int(any(member.suspended for member in ours)),
+        )
+        if after[model] < min(required, before[model]):
+            return f"{required} sessions of {model}, {after[model]} of {before[model]} places stay: {event}"
     return None

@@ -16,7 +16,9 @@ from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase
 
 log = logs.get("autoscaler")
 STUCK_S = 30.0
-"""Time of a drain after which a worker that still holds sessions is stuck, seconds."""
+"""Time in one phase after which a worker that is not wanted any more is stuck, seconds."""
+STABLE_S = 30.0
+"""Time for which a worker is ready until it is stable, seconds."""
 FAILURES = 2
 """Failures in a row from which a pool member's offer counts as failing."""
 
@@ -90,17 +92,22 @@ class CompositionLoop(ControlLoop):
 def _state(members: Iterable[PoolMember], offer: str, now: float) -> OfferState:
     ours = [member for member in members if member.offer == offer]
     ready = [member for member in ours if member.wanted and member.phase is PoolMemberPhase.READY]
-    starting = [member for member in ours if member.wanted and member.phase is not PoolMemberPhase.READY]
+    failures = [
+        member.failures for member in ours if member.wanted and member.phase is not PoolMemberPhase.READY
+    ]
+    ending = [member for member in ours if not member.wanted]
+    stuck = [member for member in ending if now - member.since > STUCK_S]
+    blocked = sum(member.phase is PoolMemberPhase.DRAINING and member.held > 0 for member in stuck)
+    ready_at = [member.ready_at for member in ready if member.ready_at is not None]
     return OfferState(
         ready=len(ready),
-        leaving=sum(not member.wanted and not _is_stuck(member, now) for member in ours),
+        leaving=len(ending) - len(stuck),
         sessions=sum(member.sessions for member in ours),
         suspended=sum(member.suspended for member in ours),
-        failing=any(member.failures >= FAILURES for member in starting),
+        failing=any(count >= FAILURES for count in failures),
         capacity=min((member.capacity for member in ready if member.capacity), default=None),
+        starting=sum(count < FAILURES for count in failures),
+        stuck=len(stuck) - blocked,
+        blocked=blocked,
+        stable_since=max((at for at in ready_at if now - at >= STABLE_S), default=None),
     )
-
-
-def _is_stuck(member: PoolMember, now: float) -> bool:
-    draining = member.phase is PoolMemberPhase.DRAINING and now - member.since > STUCK_S
-    return draining and member.held > 0

@@ -24,10 +24,10 @@ OWN_SETTINGS = frozenset({"TURBOSERVE_MODEL", "TURBOSERVE_WORKER_ID", "TURBOSERV
 class WorkerKind(BaseModel):
     """A kind of worker."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     price: float = Field(ge=0, le=1e6)
-    """Price of one worker for an hour, in any unit that all kinds share."""
+    """Price of one worker for an hour, in any unit that all kinds share. 0: no more run than are needed."""
     most: int = Field(ge=1, le=LARGEST)
     """Maximum number of workers of the kind."""
     threads: int = Field(default=1, ge=1, le=1_024)
@@ -50,7 +50,7 @@ class WorkerKind(BaseModel):
 class OfferEntry(BaseModel):
     """Workers of one kind with one model."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Name
     """Part of the names of the offer's pool members."""

@@ -196,14 +196,16 @@ class StoreLink:
         """Report how many workers may serve each further model of a pool with several offers.
 
         The state store has one row for each, under a name of its own, and admits sessions of the model by it.
+        These rows have no leader, so a process whose term is over must not write them.
         """
         for name, (model, maximum) in self._loop.further_models.items():
-            further = PoolReport(pool=f"{self._pool.name}-{name}", model=model, maximum=maximum)
+            if not self._term.leads(self._clock.monotonic()):
+                return
             try:
+                further = PoolReport(pool=f"{self._pool.name}-{name}", model=model, maximum=maximum)
                 await self._bus.call(subjects.REPORT_POOL, further)
             except (TurboServeError, ValidationError) as error:
                 self.problem = f"the workers for {model} are not reported: {_brief(error)}"
-                return
 
 
 def _brief(error: TurboServeError | ValidationError) -> str:

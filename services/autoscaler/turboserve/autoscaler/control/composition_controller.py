@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -55,12 +55,25 @@ PASSING = frozenset({"steady", "cooling", "leaving", "settling"})
 """Causes to wait that recur at every change. They are not recorded as decisions."""
 
 
+class RememberedOffer(BaseModel):
+    """K of an offer, and the offer as the pool file had it."""
+
+    kind: str
+    model: str
+    declared: int
+    sessions: int = Field(ge=1)
+    """K, as last reported."""
+
+    def is_of(self, offer: PoolOffer) -> bool:
+        """Whether the pool file still has the offer."""
+        return (self.kind, self.model, self.declared) == (offer.kind, offer.model, offer.sessions)
+
+
 class Remembered(BaseModel):
     """What a restart of the autoscaler keeps."""
 
-    version: Literal[1] = 1
-    capacity: dict[str, Annotated[int, Field(ge=1)]]
-    """K by offer, as last reported."""
+    version: Literal[2] = 2
+    offers: dict[str, RememberedOffer]
 
 
 class CompositionController(Controller):
@@ -183,8 +196,8 @@ class CompositionController(Controller):
             return "leaving", "a worker leaves"
         if step.before is None:
             assert step.after is not None
-            kind = step.after[0]
-            there = workers.of_kind(kind, self.sizes)
+            kind, model = step.after[0], workers.offers[workers.names[step.after]].model
+            there = workers.of_kind(kind, self.sizes, model)
             if there >= workers.terms[kind].most:
                 return "room", f"{counted(there, 'worker')} of the kind {kind} run"
             return ("cooling", "cool-down") if first and changed_s < policy.out_cooldown_s else None
@@ -198,7 +211,8 @@ class CompositionController(Controller):
             if changed_s < policy.in_cooldown_s:
                 return "cooling", "cool-down"
         name = workers.names[step.before]
-        fewer = ready | {name: max(ready[name] - 1, 0)}
+        # The pool gives up workers that are not ready before others.
+        fewer = ready | {name: min(ready[name], self.sizes[name] - 1)}
         if not workers.keeps_places(ready, fewer, self._live):
             return "places", "the ready workers that would stay have no place for all sessions"
         return None
@@ -257,12 +271,26 @@ class CompositionController(Controller):
 
     def remember(self, wall: float) -> str | None:
         """Return K of each offer, as last reported, as text for `recall` of a later process."""
-        return Remembered(capacity=self.workers.capacity).model_dump_json()
+        found = {
+            name: RememberedOffer(
+                kind=offer.kind,
+                model=offer.model,
+                declared=offer.sessions,
+                sessions=self.workers.capacity[name],
+            )
+            for name, offer in self.workers.offers.items()
+        }
+        return Remembered(offers=found).model_dump_json()
 
     def recall(self, text: str, wall: float) -> None:
-        """Continue from what `remember` of an earlier process returned. Raises LearnedStateError."""
+        """Continue from what `remember` of an earlier process returned. Raises LearnedStateError.
+
+        K of an offer that the pool file has changed is not used.
+        """
         try:
-            known = Remembered.model_validate_json(text).capacity
+            known = Remembered.model_validate_json(text).offers
         except ValidationError as error:
             raise LearnedStateError(f"it has no K by offer: {error.errors()[0]['msg']}") from None
-        self.workers.capacity |= {name: known[name] for name in self.workers.offers if name in known}
+        for name, offer in self.workers.offers.items():
+            if name in known and known[name].is_of(offer):
+                self.workers.capacity[name] = known[name].sessions

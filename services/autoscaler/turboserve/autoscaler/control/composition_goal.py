@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turboserve.allocation.classes import SessionClass
-from turboserve.autoscaler.control.composition import CompositionPolicy, decide
+from turboserve.allocation.linear import SolverError
+from turboserve.autoscaler.control.composition import CompositionPolicy, Terms, decide
 from turboserve.autoscaler.control.pool_offers import OfferWorkers, Sizes
 from turboserve.autoscaler.control.transition import Step, plan
 
 LEAST_GAIN = 1e-6
 """Peaks and cool-downs are the hysteresis: one worker of a large pool is less than any share of its cost."""
+FREE = 0.01
+"""What a worker without a price counts, as a part of the cheapest price: so no more run than are needed."""
 SHORTAGE_PRICE = 100.0
 """Least price of a session without a place for an hour. It exceeds that of every worker."""
 
@@ -29,6 +32,7 @@ class _Situation:
     expected: Sessions
     capacity: Sizes
     most: Mapping[str, int | None]
+    terms: Mapping[str, Terms]
     total: int | None
 
 
@@ -39,8 +43,12 @@ class CompositionGoal:
         self._workers = workers
         dearest = max((terms.price for terms in workers.terms.values()), default=0.0)
         self._policy = CompositionPolicy(
-            utilization=1.0, least_gain=LEAST_GAIN, shortage_price=max(SHORTAGE_PRICE, 10.0 * dearest)
+            utilization=1.0,
+            least_gain=LEAST_GAIN,
+            shortage_price=max(SHORTAGE_PRICE, 10.0 * dearest),
+            gap=0.0,
         )
+        self._terms: Mapping[str, Terms] = {}
         self.sizes: dict[str, int] = dict(sizes)
         """The sizes to have."""
         self.cost = self.present_cost = 0.0
@@ -58,15 +66,18 @@ class CompositionGoal:
         """
         workers = self._workers
         most = {name: workers.most(name) for name in workers.offers}
-        situation = _Situation(dict(present), live, expected, dict(workers.capacity), most, total)
+        self._terms = _priced(workers.terms_now)
+        situation = _Situation(
+            dict(present), live, expected, dict(workers.capacity), most, self._terms, total
+        )
         if situation == self._situation:
             return
-        avoids = True
-        sizes, cost, present_cost = self._solved(present, expected, total)
-        if workers.short(sizes, live) and any(one is not None for one in most.values()):
-            # Without an offer whose workers fail, there are too few places: it is tried again.
+        avoids = any(one is not None for one in most.values())
+        found = self._solved_without_failing(present, live, expected, total) if avoids else None
+        if found is None:
             avoids = False
-            sizes, cost, present_cost = self._solved(present, expected, total, avoids=False)
+            found = self._solved(present, expected, total, avoids=False)
+        sizes, cost, present_cost = found
         if workers.short(sizes, expected) and expected != live:
             # A peak that is over must not keep a place from a session that is there.
             other = self._solved(present, live, total, avoids=avoids)
@@ -78,20 +89,33 @@ class CompositionGoal:
             # A plan with a worker for the time of the transition is kept, or that worker would be released.
             self._plan(present, live)
 
+    def _solved_without_failing(
+        self, present: Sizes, live: Sessions, expected: Sessions, total: int | None
+    ) -> tuple[dict[str, int], float, float] | None:
+        """Solve without further workers of offers that fail. None: they are tried again.
+
+        The other offers have too few places, or fewer workers than an operator has ordered.
+        """
+        try:
+            found = self._solved(present, expected, total)
+        except SolverError:
+            return None
+        return None if self._workers.short(found[0], live) else found
+
     def _solved(
         self, present: Sizes, sessions: Sessions, total: int | None, *, avoids: bool = True
     ) -> tuple[dict[str, int], float, float]:
         workers = self._workers
         offers = [workers.offer(name, avoids=avoids) for name in workers.offers]
         forecast = {SessionClass.of_name(model): float(count) for model, count in sessions.items()}
-        found = decide(workers.terms, offers, self._by_key(present), forecast, self._policy, total)
+        found = decide(self._terms, offers, self._by_key(present), forecast, self._policy, total)
         sizes = {name: found.composition.get(offer.key, 0) for name, offer in workers.offers.items()}
         return sizes, found.cost, found.present_cost
 
     def _plan(self, present: Sizes, live: Sessions) -> None:
         workers = self._workers
         found = plan(
-            workers.terms,
+            self._terms,
             [workers.offer(name, avoids=False) for name in workers.offers],
             self._by_key(present),
             self._by_key(self.sizes),
@@ -101,3 +125,8 @@ class CompositionGoal:
 
     def _by_key(self, sizes: Sizes) -> dict[tuple[str, tuple[str, ...]], int]:
         return {offer.key: sizes[name] for name, offer in self._workers.offers.items()}
+
+
+def _priced(terms: Mapping[str, Terms]) -> dict[str, Terms]:
+    free = FREE * min((one.price for one in terms.values() if one.price), default=1.0)
+    return {kind: replace(one, price=one.price or free) for kind, one in terms.items()}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turboserve.allocation.classes import Capability, SessionClass
 from turboserve.autoscaler.control.composition import Offer, OfferKey, Terms
 
 AVOIDED_S = 60.0
-"""Time for which no worker of an offer is hired whose workers failed, if another offer has the same model."""
+"""Time for which no worker of an offer is hired whose workers failed, if another offer has the same model. It
+doubles each time until one is stable."""
+AVOIDED_LIMIT_S = 3_600.0
 
 Sizes = Mapping[str, int]
 """Number of workers by offer."""
@@ -45,8 +47,7 @@ class OfferState:
     ready: int = 0
     """Workers that serve and stay."""
     leaving: int = 0
-    """Workers that are not wanted any more and have not ended. Not those whose drain is stuck: it may wait
-    for the very worker that is to be hired."""
+    """Workers that are not wanted any more and have not ended. Not those that are stuck."""
     sessions: int = 0
     """Sessions that hold a slot of the workers, as the store has counted them."""
     suspended: int = 0
@@ -55,6 +56,14 @@ class OfferState:
     """Whether a wanted worker has failed more than once in a row."""
     capacity: int | None = None
     """K of the ready workers, the smallest one. None: none is known."""
+    starting: int = 0
+    """Wanted workers that are not ready and have not failed more than once in a row."""
+    stuck: int = 0
+    """Workers that should have ended long ago and hold no session. They occupy their hardware."""
+    blocked: int = 0
+    """Workers that should have ended long ago and still hold sessions."""
+    stable_since: float | None = None
+    """When the newest of the stable workers became ready. None: none is stable."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,18 @@ class OffersObserved:
 
 
 EMPTY = OfferState()
+
+
+@dataclass(frozen=True)
+class _Avoidance:
+    """A time for which no worker of an offer is hired."""
+
+    since: float
+    for_s: float
+
+    @property
+    def until(self) -> float:
+        return self.since + self.for_s
 
 
 class OfferWorkers:
@@ -80,18 +101,23 @@ class OfferWorkers:
         self.seen = False
         """Whether the workers have been observed."""
         self._states: Mapping[str, OfferState] = {}
-        self._avoided: dict[str, float] = {}
-        """Offer whose workers fail → when they may be hired again."""
+        self._now = -math.inf
+        self._avoidances: dict[str, _Avoidance] = {}
+        """The last one of each offer without a stable worker since then."""
 
     def observe(self, states: Mapping[str, OfferState], now: float) -> None:
         """Note the present workers."""
-        self._states, self.seen = states, True
-        self._avoided = {name: until for name, until in self._avoided.items() if until > now}
+        self._states, self.seen, self._now = states, True, now
         for name, state in states.items():
             if state.capacity is not None and state.capacity > 0:
                 self.capacity[name] = state.capacity
-            if state.failing and self._has_alternative(name):
-                self._avoided.setdefault(name, now + AVOIDED_S)
+            last = self._avoidances.get(name)
+            if last is not None and state.stable_since is not None and state.stable_since > last.since:
+                del self._avoidances[name]
+                last = None
+            if state.failing and self._has_alternative(name) and (last is None or last.until <= now):
+                for_s = AVOIDED_S if last is None else min(2 * last.for_s, AVOIDED_LIMIT_S)
+                self._avoidances[name] = _Avoidance(now, for_s)
 
     def _has_alternative(self, name: str) -> bool:
         model = self.offers[name].model
@@ -120,8 +146,9 @@ class OfferWorkers:
         return any(state.leaving for state in self._states.values())
 
     def most(self, name: str) -> int | None:
-        """Return the maximum of an offer whose workers fail: those that are ready. None: no such limit."""
-        return self._state(name).ready if name in self._avoided else None
+        """Return the maximum of an offer whose workers fail: the other ones of it. None: no such limit."""
+        last, state = self._avoidances.get(name), self._state(name)
+        return None if last is None or last.until <= self._now else state.ready + state.starting
 
     def offer(self, name: str, *, avoids: bool = True) -> Offer:
         """Return the offer as the composition counts it. `avoids`: none is hired whose workers fail."""
@@ -147,10 +174,30 @@ class OfferWorkers:
         before, left = self.places(now), self.places(after)
         return all(left[model] >= min(count, before[model]) for model, count in sessions.items())
 
-    def of_kind(self, kind: str, sizes: Sizes) -> int:
-        """Return the workers of a kind that are wanted or have not ended."""
-        names = [name for name, offer in self.offers.items() if offer.kind == kind]
-        return sum(sizes[name] + self._state(name).leaving for name in names)
+    def of_kind(self, kind: str, sizes: Sizes, model: str) -> int:
+        """Return the workers of a kind that are wanted or have not ended, before one with `model` is hired.
+
+        A worker that should have ended and holds sessions of the model is left out: it may wait for the very
+        worker that is to be hired.
+        """
+        found = 0
+        for name, offer in self.offers.items():
+            if offer.kind == kind:
+                state = self._state(name)
+                blocked = 0 if offer.model == model else state.blocked
+                found += sizes[name] + state.leaving + state.stuck + blocked
+        return found
+
+    @property
+    def terms_now(self) -> dict[str, Terms]:
+        """Terms of each kind, with the maximum that the workers which cannot be ended leave."""
+        found = {}
+        for kind, terms in self.terms.items():
+            names = [name for name, offer in self.offers.items() if offer.kind == kind]
+            least = sum(self.offers[name].least for name in names)
+            left = terms.most - sum(self._state(name).stuck for name in names)
+            found[kind] = replace(terms, most=max(left, least))
+        return found
 
     def maximum(self, model: str, sizes: Sizes, live: Mapping[str, int]) -> int:
         """Return how many workers may serve a model.
@@ -158,14 +205,14 @@ class OfferWorkers:
         Workers of other models that their live sessions need are left out.
         """
         own = {name: offer for name, offer in self.offers.items() if offer.model == model}
-        found = 0
+        found, terms = 0, self.terms_now
         for kind in {offer.kind for offer in own.values()}:
             taken = 0
             for name, offer in self.offers.items():
                 if offer.kind == kind and offer.model != model:
                     needed = math.ceil(live[offer.model] / self.capacity[name])
                     taken += min(sizes[name], max(needed, offer.least))
-            found += self.terms[kind].most - taken
+            found += terms[kind].most - taken
         return max(found, sum(sizes[name] for name in own))
 
     def _state(self, name: str) -> OfferState:
