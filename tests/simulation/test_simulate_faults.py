@@ -70,6 +70,23 @@ def test_a_worker_whose_device_fails_says_goodbye() -> None:
         one.rests()
 
 
+def test_a_device_that_is_repaired_after_it_failed_a_step_counts_as_lost() -> None:
+    with scene() as one:
+        one.session_runs()
+        owner = one.worker(one.row.worker)
+        assert owner.service is not None
+        assert owner._platform is not None
+        faults = owner._platform.faults
+        one.world.lose_device(owner.service)
+        one.until(lambda: faults.failed)
+        owner.repair_device()
+        one.until(lambda: owner.name in one.world.checker.gone)
+        # The state store counts a device error for the session, and so does the check.
+        assert [decision.worker for decision in decisions(one, "device_error")] == [owner.name]
+        assert one.world.checker.device_deaths[one.session] == 1
+        one.rests()
+
+
 def test_a_session_stays_with_its_weights_while_a_worker_has_them() -> None:
     with scene(workers=3) as one:
         world = one.world

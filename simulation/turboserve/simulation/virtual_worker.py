@@ -173,7 +173,8 @@ class VirtualWorker:
 
     @property
     def device_lost(self) -> bool:
-        return self._platform is not None and self._platform.faults.lost
+        """Whether the device is lost, or was lost and has failed the worker before its repair."""
+        return self._platform is not None and (self._platform.faults.lost or self._platform.faults.failed)
 
     @property
     def weights(self) -> Mapping[str, str]:

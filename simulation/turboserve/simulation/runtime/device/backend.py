@@ -124,6 +124,7 @@ class VirtualBackend:
     def compute(self, seconds: float) -> None:
         """Let the time of a computation pass. Raises `DEVICE_LOST` if the device is lost."""
         if self._faults.lost:
+            self._faults.failed = True
             raise DEVICE_LOST[0]("the virtual device is lost")
         self._clock.advance(seconds * self._faults.slowdown)
 

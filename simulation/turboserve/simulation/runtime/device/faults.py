@@ -19,6 +19,8 @@ class DeviceFaults:
     """Sessions for which every computation raises an error."""
     lost: bool = False
     """Whether every use of the device fails, so that the process must end."""
+    failed: bool = False
+    """Whether a use has failed like this. Then the process ends, even if the device is repaired meanwhile."""
     stalled_until: float = -math.inf
     """Time of the event loop before which the engine begins no step and accepts no commands."""
     on_forward: Callable[[str], None] = lambda _session: None
