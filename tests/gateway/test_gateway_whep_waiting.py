@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gateway.conftest import StartSession
+from tests.helpers.chunk_headers import chunk_header
 from tests.helpers.waiting import eventually
 from tests.helpers.whep_client import PATIENCE_S, WhepViewer, offer_of
 from turboserve.clock import SystemClock
@@ -180,20 +181,7 @@ async def test_messages_of_one_moment_come_in_one_datagram() -> None:
 
 
 def header(index: int, control_seq: int = 0, epoch: int = 1) -> ChunkHeader:
-    return ChunkHeader(
-        session="ses_1",
-        index=index,
-        epoch=epoch,
-        worker="wk_1",
-        control_seq=control_seq,
-        first_frame=12 * index,
-        frames=12,
-        fps=16,
-        width=64,
-        height=64,
-        codec="avc1.64000a",
-        init_bytes=1,
-    )
+    return chunk_header("ses_1", index, epoch, "wk_1", control_seq=control_seq)
 
 
 def test_a_chunk_that_says_something_new_is_announced_at_once_with_those_that_wait() -> None:

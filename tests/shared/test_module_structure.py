@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shared.test_names import DISTRIBUTIONS, ROOT
+from tests.shared.test_names import DISTRIBUTIONS, ROOT, trees
 
 LINES = 300
 YET_TO_BE_SPLIT = {
@@ -71,8 +71,7 @@ def cycle(imports: dict[str, set[str]]) -> list[str]:
 
 @pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
 def test_no_modules_of_a_distribution_import_each_other(distribution: str) -> None:
-    paths = sorted(DISTRIBUTIONS[distribution].rglob("*.py"))
-    modules = {module_name(path): ast.parse(path.read_text()) for path in paths}
+    modules = {module_name(path): tree for path, tree in trees(distribution)}
     imports = {name: imported(tree, modules) - {name} for name, tree in modules.items()}
     assert sum(map(len, imports.values())) > 0
     assert cycle(imports) == []

@@ -106,11 +106,16 @@ class Module:
                 self.mentioned.update(alias.name for alias in names)
 
 
+def trees(distribution: str) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield every module of the distribution, parsed."""
+    for path in sorted(DISTRIBUTIONS[distribution].rglob("*.py")):
+        yield path, ast.parse(path.read_text())
+
+
 @cache
 def modules(distribution: str) -> dict[Path, Module]:
     """Return every module of the distribution."""
-    paths = sorted(DISTRIBUTIONS[distribution].rglob("*.py"))
-    return {path: Module.of(ast.parse(path.read_text())) for path in paths}
+    return {path: Module.of(tree) for path, tree in trees(distribution)}
 
 
 def classes(distribution: str) -> Iterator[tuple[Path, ast.ClassDef]]:

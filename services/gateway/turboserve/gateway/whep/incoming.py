@@ -254,8 +254,7 @@ class Incoming:
             if not is_rtcp(data):
                 return
             plain = self._transport._rx_srtp.unprotect_rtcp(data)
-            pair = self._transport.transport._connection._nominated.get(COMPONENT)
-            if pair is not None and pair.remote_addr == address[:2]:
+            if self._is_viewer(address):
                 self._heard()
             # The first packet is the whole report.
             if plain[1] == RTCP_RR and 4 * (int.from_bytes(plain[2:4], "big") + 1) == len(plain):
