@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,10 +13,12 @@ from tests.helpers.waiting import eventually
 from tests.state_store.core_requests import FREE, active, begin_request, place_request
 from tests.state_store.state_store_harness import Harness
 from turboserve import subjects
+from turboserve.bus import Entry
 from turboserve.contracts.events import SessionEnded
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Playhead, WorkerPhase
+from turboserve.state_store.accounting import Accounting
 from turboserve.state_store.core import session_migrations
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.device_errors import PoisonLimits, count
@@ -205,6 +209,32 @@ async def test_a_step_of_chunks_counted_in_between_clears_a_session(api: Harness
     await leave(api, second, record.id)
     row = await api.get(record.id)
     assert (row.device_errors, row.device_error_chunk) == (1, 8)
+
+
+async def test_chunks_in_the_log_clear_a_session_whose_row_lags_behind(
+    api: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A healthy session failed as poisoned: no instance counted chunks between its workers' device errors."""
+    counting = asyncio.Event()
+    counts = Accounting.count
+
+    async def late(accounting: Accounting, entries: Sequence[Entry], position: int) -> None:
+        await counting.wait()
+        await counts(accounting, entries, position)
+
+    monkeypatch.setattr(Accounting, "count", late)
+    workers = [await api.worker("poison") for _ in range(3)]
+    record = await api.place(await api.create("poison"), workers[0])
+    for turn, worker in enumerate(workers):
+        for index in range(8 * turn, 8 * turn + 8):
+            await api.chunk(record, index)
+        await leave(api, worker, record.id)
+        row = await api.get(record.id)
+        assert (row.phase, row.next_chunk) == (Phase.ACTIVE, 0)
+        assert (row.device_errors, row.device_error_chunk) == (1, 8 * turn + 8)
+        if turn < 2:
+            record = await api.place(row, workers[turn + 1], kind="recover")
+    counting.set()
 
 
 async def test_two_that_leave_at_once_with_each_others_sessions_do_not_wait_for_each_other(

@@ -31,6 +31,7 @@ from turboserve.state_store.endpoints import (
 from turboserve.state_store.hot.probe import HotStoreProbe
 from turboserve.state_store.hot.session_state import TTL_S, HotStoreGuard, Latents, Playheads
 from turboserve.state_store.leader import lead
+from turboserve.state_store.log_counts import LogCounts
 from turboserve.state_store.log_histories import LogHistories
 from turboserve.state_store.log_space import LogSpace
 from turboserve.state_store.periodic_writes import ViewerUsage, WorkerChunks
@@ -126,6 +127,8 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     runtime.on_stop(worker_chunks.close)
     runtime.on_stop(partial(stop, counting))
     leases = Leases(settings.lease_s, settings.worker_timeout_s, clock.monotonic())
+    # A worker waits a third of its lease for the answer, and only an answer excuses it.
+    renewal_s = min(settings.transaction_deadline_s, ANSWERED * settings.lease_s / 3)
     await serve_pools(bus, clock, pools)
     await serve_pool_history(bus, clock, PoolHistories(database, settings))
     await serve_keys(bus, clock, Keys(database, bus, clock))
@@ -156,8 +159,8 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
             partial(getattr, bus, "connection"),
             settings.poison,
             Pricing(settings.prices, settings.currency),
-            # A worker waits a third of its lease for the answer, and only an answer excuses it.
-            min(settings.transaction_deadline_s, ANSWERED * settings.lease_s / 3),
+            LogCounts(owners, renewal_s / 2),
+            renewal_s,
         ),
         Leaders(database),
     )

@@ -28,28 +28,30 @@ class PoisonLimits:
 
 
 def count(
-    record: SessionRecord, worker: str, among: int, limits: PoisonLimits, now: float
+    record: SessionRecord, worker: str, among: int, limits: PoisonLimits, now: float, in_log: int = 0
 ) -> tuple[Change, Decision] | None:
     """Return the row after `worker` died of a device error in a step for this session, and the decision.
 
-    `among`: number of sessions in that step. At the limit, the change fails the session. Below it, the change
-    counts the error without raising the version. None: `worker` does not own the session, or it has ended.
+    `among`: number of sessions in that step. `in_log`: index of the next chunk by the log; the row may lag
+    behind it. At the limit, the change fails the session. Below it, the change counts the error without
+    raising the version. None: `worker` does not own the session, or it has ended.
     """
     if record.worker != worker or record.phase.ended:
         return None
+    next_chunk = max(record.next_chunk, in_log)
     since_s = None if record.device_error_at is None else now - record.device_error_at
     same = (
         record.device_errors > 0
         and since_s is not None
         and since_s <= limits.window_s
-        and record.next_chunk - record.device_error_chunk < limits.chunks
+        and next_chunk - record.device_error_chunk < limits.chunks
     )
     errors = 1 + (record.device_errors if same else 0)
     after = record.model_copy(
         update={
             "device_errors": errors,
             "device_error_at": now,
-            "device_error_chunk": record.next_chunk,
+            "device_error_chunk": next_chunk,
         }
     )
     decision = Decision(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from turboserve import logs
 from turboserve.clock import Clock
@@ -24,6 +24,7 @@ from turboserve.state_store.core.device_errors import PoisonLimits
 from turboserve.state_store.core.rentals import Pricing
 from turboserve.state_store.core.workers import Leases
 from turboserve.state_store.hot.session_state import Playheads
+from turboserve.state_store.log_counts import LogCounts
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.ports.records import LogProgress, SessionRow
 from turboserve.state_store.service.renewals import Renewals
@@ -45,13 +46,14 @@ class Workers:
         connection: Callable[[], int | None],
         poison: PoisonLimits,
         pricing: Pricing,
+        log_counts: LogCounts,
         deadline_s: float,
     ) -> None:
         """`connection`: as `Bus.connection`. `deadline_s`: of a transaction, seconds."""
         self._database, self._post_commit = database, post_commit
         self._playheads, self._clock = playheads, clock
         self._leases, self._connection = leases, connection
-        self._poison, self._pricing = poison, pricing
+        self._poison, self._pricing, self._log_counts = poison, pricing, log_counts
         self._renewals = Renewals(database, post_commit, playheads, deadline_s)
 
     async def renew(self, request: Renew) -> Renewal:
@@ -86,6 +88,8 @@ class Workers:
         failed: list[tuple[SessionRow, SessionRecord]] = []
         suspects = () if final_report is None else final_report.device_error_sessions
         playheads = {name: await self._playheads.newest(name) for name in sorted(set(suspects))}
+        # Before the transaction: a slow broker must not hold its locks.
+        in_log = await self._log_counts.of(playheads)
         async with self._database.transaction() as db:
             if request.term is not None:
                 await in_term(db, request.term)
@@ -104,7 +108,7 @@ class Workers:
                 # A fixed order: two workers may leave at once, each the target of the other's sessions.
                 for name in sorted({*suspects, *coming}):
                     await db.sessions.get_row(name, lock=True)
-                failed = await self._count_device_errors(db, after.id, suspects, now)
+                failed = await self._count_device_errors(db, after.id, suspects, in_log, now)
                 # As at any end of a session: playheads are stored with counted chunks, and no chunk follows.
                 ended = [LogProgress(one.id, 0, 0, playheads[one.id]) for _, one in failed]
                 await db.progress.count(ended)
@@ -120,15 +124,19 @@ class Workers:
         return Done()
 
     async def _count_device_errors(
-        self, db: UnitOfWork, worker: str, named: Collection[str], now: float
+        self, db: UnitOfWork, worker: str, named: Collection[str], in_log: Mapping[str, int], now: float
     ) -> list[tuple[SessionRow, SessionRecord]]:
-        """Count a device error for `named` sessions. Returns failed ones: the rows before, records after."""
+        """Count a device error for `named` sessions. Returns failed ones: the rows before, records after.
+
+        `in_log`: see `LogCounts`.
+        """
         failed = []
         for session in sorted(set(named)):
             row = await db.sessions.get_row(session, lock=True)
             if row is None:
                 continue
-            counted = device_errors.count(row.record, worker, len(named), self._poison, now)
+            made = in_log.get(session, 0)
+            counted = device_errors.count(row.record, worker, len(named), self._poison, now, made)
             if counted is None:
                 continue
             change, decision = counted
