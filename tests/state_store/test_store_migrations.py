@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from pydantic import SecretStr
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import IntegrityError
 
 from tests.state_store.state_store_harness import PATIENT
 from turboserve.state_store.database import PostgresDatabase
-from turboserve.state_store.migrate import config, migrate
+from turboserve.state_store.migrate import SCRIPTS, SchemaTooNewError, config, migrate, newest
 from turboserve.state_store.settings import Settings
 from turboserve.state_store.tables import metadata
 
@@ -62,6 +66,93 @@ async def test_every_migration_can_be_undone_and_done_again(database: PostgresDa
     async with database.engine.connect() as connection:
         names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
         assert set(names) == {*metadata.tables, "alembic_version"}
+
+
+NEWER = """
+import sqlalchemy as sa
+from alembic import op
+from turboserve.state_store.migrations.compatibility import needs_revision
+
+revision, down_revision, branch_labels, depends_on = {revision!r}, {before!r}, None, None
+
+
+def upgrade():
+    {change}
+"""
+
+
+async def test_a_state_store_works_with_a_newer_schema_until_that_takes_something_away(
+    database: PostgresDatabase, tmp_path: Path
+) -> None:
+    """After an update, a state store of the version before found no such revision and did not start."""
+    await migrate(database.engine)
+    for revision, before, change in (
+        ("expand", newest(), 'op.add_column("cursors", sa.Column("later", sa.Text()))'),
+        ("contract", "expand", f'op.drop_column("cursors", "later"); needs_revision("{newest()}")'),
+        ("too_new", "contract", 'needs_revision("expand")'),
+    ):
+        (tmp_path / f"{revision}.py").write_text(
+            NEWER.format(revision=revision, before=before, change=change)
+        )
+
+    def upgrade(connection: Connection, revision: str) -> None:
+        newer = config(connection)
+        newer.set_main_option("path_separator", "newline")
+        newer.set_main_option("version_locations", f"{SCRIPTS}/versions\n{tmp_path}")
+        command.upgrade(newer, revision)
+
+    for revision in ("expand", "contract"):
+        async with database.engine.begin() as connection:
+            await connection.run_sync(upgrade, revision)
+        await database.migrate()
+        assert await database.ping()
+    async with database.engine.begin() as connection:
+        await connection.run_sync(upgrade, "too_new")
+    with pytest.raises(SchemaTooNewError, match=r"revision too_new and needs .* knows revision expand"):
+        await database.migrate()
+    async with database.engine.begin() as connection:
+        await connection.exec_driver_sql("drop schema public cascade")
+        await connection.exec_driver_sql("create schema public")
+
+
+def test_a_migration_that_takes_something_away_says_what_it_needs() -> None:
+    """Migrations up to 0033 came before the rule."""
+    for script in ScriptDirectory(SCRIPTS).walk_revisions():
+        assert script.revision <= "0033" or not breaks_older_code(Path(script.path).read_text()), script.path
+    expanding = """
+    op.create_table("a", sa.Column("b", sa.Text(), nullable=False))
+    op.add_column("a", sa.Column("c", sa.Text()))
+    op.add_column("a", sa.Column("d", sa.Text(), nullable=False, server_default=sa.text("''")))
+"""
+    assert not breaks_older_code(f"def upgrade():{expanding}")
+    for change in (
+        'op.drop_column("a", "b")',
+        'op.alter_column("a", "b", new_column_name="c")',
+        'op.add_column("a", sa.Column("c", sa.Text(), nullable=False))',
+        'op.create_check_constraint("name", "a", "b > 0")',
+        'op.execute("alter table a rename to b")',
+        'op.execute(f"drop table {name}")',
+    ):
+        assert breaks_older_code(f"def upgrade():{expanding}    {change}"), change
+        assert not breaks_older_code(f"def upgrade():{expanding}    {change}\n    needs_revision('0040')")
+
+
+def breaks_older_code(source: str) -> bool:
+    """Return whether `upgrade` of a migration may break the state store before it, and does not say so."""
+    [upgrade] = [one for one in ast.parse(source).body if getattr(one, "name", "") == "upgrade"]
+    breaks = False
+    for call in [node for node in ast.walk(upgrade) if isinstance(node, ast.Call)]:
+        words = ast.unparse(call)
+        function = ast.unparse(call.func)
+        if function == "needs_revision":
+            return False
+        if function == "op.add_column":
+            breaks |= "nullable=False" in words and "server_default" not in words
+        elif function == "op.execute":
+            breaks |= re.search(r"\b(alter|drop|rename|truncate)\b", words, re.IGNORECASE) is not None
+        elif function.startswith("op."):
+            breaks |= function not in ("op.create_table", "op.create_index", "op.drop_index")
+    return breaks
 
 
 ROWS_BEFORE = """

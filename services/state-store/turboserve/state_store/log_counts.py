@@ -1,4 +1,4 @@
-"""How many chunks of a session the log has. Rows count them a little later, and not while no instance counts."""
+"""How many chunks of a session the log has. Rows count them later, and not while no instance counts."""
 
 from __future__ import annotations
 
