@@ -18,6 +18,7 @@ from tests.helpers.reporting_autoscaler import LIMIT_S, SCALING, ReportingAutosc
 from turboserve import subjects
 from turboserve.autoscaler.control.policy import default_table
 from turboserve.contracts.autoscale import ProfileTable, ScalingRecord
+from turboserve.contracts.decoding import DecodeNeed
 from turboserve.contracts.pool import PoolAction, PoolMemberPhase, PoolMemberStatus, PoolStatus
 
 KEY_A, KEY_B = "key-of-acme-0123456789", "key-of-boss-0123456789"
@@ -55,6 +56,8 @@ async def test_a_pool_explains_its_size(api: httpx.AsyncClient, autoscaler: Repo
         await autoscaler.publish("why", **status)
         assert await summary(api, "why") == expected
     out = ScalingRecord(at=1.0, action="out", target=3, previous=2, advice=3, reason="peak load 0.95")
+    need = DecodeNeed(workers=1, sessions=12, needed=3, limits=True)
+    enough = need.model_copy(update={"needed": 1})
     for changes, expected in (
         ({"stale": True}, "No load report yet; not scaling in."),
         ({"stale": True, "feedback_age_s": 30.0}, "No recent load report; not scaling in."),
@@ -62,9 +65,14 @@ async def test_a_pool_explains_its_size(api: httpx.AsyncClient, autoscaler: Repo
         ({"mode": "dry_run"}, "Dry run: 1 worker. The controller wants 1."),
         ({"most": 1}, "1 worker. The pool has a fixed size."),
         ({"target": 3, "decisions": (out,)}, "3 workers. Last change, 2 → 3: peak load 0.95."),
+        ({"decoding": enough}, "1 worker. No reason to change the size."),
+        ({"decoding": need}, "1 worker. Decode workers are the limit: 3 are needed, and 1 known."),
     ):
         await autoscaler.publish("why", scaling=SCALING.model_copy(update=changes))
         assert await summary(api, "why") == expected
+    await autoscaler.publish("why", scaling=SCALING.model_copy(update={"decoding": need}))
+    answer = (await api.get("/v1/pools/why")).json()["scaling"]["decoding"]
+    assert answer == {"workers": 1, "sessions": 12, "needed": 3, "limits": True}
     draining = PoolMemberStatus(member="why-1", phase=PoolMemberPhase.DRAINING, sessions=2, suspended=1)
     await autoscaler.publish("why", members=(draining,), draining=1)
     assert await summary(api, "why") == "1 worker is draining; 3 sessions must migrate first."

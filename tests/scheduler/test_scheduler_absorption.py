@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.contracts.errors import NoCapacityError
 from turboserve.contracts.pool import LoadFeedback, PoolStatus
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
@@ -193,6 +194,24 @@ def test_feedback_without_floors_is_as_before() -> None:
     bench.pass_time(1.5)
     told = bench.feedback[-1]
     assert (told.floor_capacity, told.quality_debt, told.deficit) == (None, 0.0, 0.0)
+
+
+def test_feedback_says_what_decode_workers_carry_and_k_without_them() -> None:
+    bench = Bench("a", "b", "c")
+    assert bench.feedback[-1].decoding is None
+    # K is what decode workers allot: the reports have 2 of 5, and 2 of 2.
+    bench.report("a", decoding=DecodeCapacity(workers=1, sessions=4, denoised=5))
+    bench.report("b", decoding=DecodeCapacity(workers=2, sessions=6, denoised=2))
+    bench.pass_time(1.5)
+    told = bench.feedback[-1]
+    # The third worker does not know its decode workers yet, and the first one not all of them.
+    assert told.decoding == DecodeCapacity(workers=2, sessions=6, denoised=5 + 2 + 2)
+    assert told.capacity == 6
+    # A worker that ends takes its part along.
+    bench.report("a", phase=WorkerPhase.DRAINING)
+    bench.report("b", phase=WorkerPhase.DRAINING)
+    bench.pass_time(1.5)
+    assert (bench.feedback[-1].decoding, bench.feedback[-1].capacity) == (None, 2)
 
 
 def test_sessions_beyond_k_go_to_a_new_worker_and_no_migration_fills_one_beyond_k() -> None:

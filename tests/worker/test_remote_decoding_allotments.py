@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turboserve.worker.remote_decoding.allotments import KEPT_S, SILENT_S, AllottedSessions, DividedSessions
+from turboserve.worker.remote_decoding.chunk_time import SAMPLES, ChunkTime
 
 V, W = "tcp://v:1", "tcp://w:1"
 
@@ -83,3 +84,33 @@ def test_a_lost_decode_worker_counts_until_its_successor_should_be_there() -> No
     for address in (V, W):
         allotted.lost(address, 2e6)
     assert allotted.limit(3e6) == 2
+
+
+def test_what_decode_workers_carry_is_known_as_their_allotments_are() -> None:
+    allotted = AllottedSessions([V, W], 2, 0.0)
+    allotted.set_allotment(V, 4, 12)
+    assert allotted.carried(0.0) is None
+    # One of an earlier version does not say what it carries.
+    allotted.set_allotment(W, 5)
+    assert allotted.carried(0.0) == [12, 5]
+    allotted.lost(V, 100.0)
+    assert allotted.carried(100.0 + KEPT_S) == [12, 5]
+    assert allotted.carried(100.1 + KEPT_S) == [5]
+
+
+def test_a_chunk_takes_what_the_fastest_of_the_newest_took() -> None:
+    time = ChunkTime(1.0)
+    # A few slow ones are noise.
+    assert not any(time.observe(3.0) for _ in range(SAMPLES - 1))
+    assert time.observe(2.0)
+    assert time.seconds == 2.0
+    # The worker has recovered: the slow ones are older. Less than a tenth is no change.
+    changes = [time.observe(1.9 if number < SAMPLES else 1.0) for number in range(2 * SAMPLES)]
+    assert [number for number, changed in enumerate(changes) if changed] == [SAMPLES]
+    assert time.seconds == 1.0
+    # What was measured on purpose replaces all of them.
+    assert not time.probed(1.05)
+    assert time.probed(4.0)
+    assert not any(time.observe(1.0) for _ in range(SAMPLES - 1))
+    assert time.observe(4.5)
+    assert time.seconds == 1.0

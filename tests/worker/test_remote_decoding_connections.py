@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.tasks import stop
 from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable, DecodeJob, digest_of_latents
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld
 from turboserve.worker.remote_decoding import client, server
 from turboserve.worker.remote_decoding import frames as wire
+from turboserve.worker.remote_decoding.chunk_time import ChunkTime
 from turboserve.worker.remote_decoding.client import DecodeClient
 from turboserve.worker.remote_decoding.frames import (
     PURPOSE,
@@ -48,6 +51,10 @@ LIMIT_S = 60.0
 CHUNKS = 5
 
 
+def _carried(sessions: int, seconds: float) -> int:
+    return int(sessions / seconds)
+
+
 class Place:
     """A decode worker's address. The worker may be replaced."""
 
@@ -68,7 +75,9 @@ class Place:
     async def start(self) -> None:
         cached = CachedDecoder(self.decoder, CPU, CacheTable(self.room, 1e9))
         now = time.monotonic
-        self.server = DecodeServer(self.name, MODEL, self.config, cached, KEY, now, self.sessions)
+        # A chunk takes a second. If it takes x seconds, the worker carries 1 / x as many sessions.
+        carries = partial(_carried, self.sessions)
+        self.server = DecodeServer(self.name, MODEL, self.config, cached, KEY, now, ChunkTime(1.0), carries)
         self._run = asyncio.create_task(self.server.run())
         self._listener, self.port = await listen(self.server.serve, HOST, self.port)
 
@@ -303,11 +312,45 @@ async def test_workers_divide_what_their_decode_workers_carry(scene: Scene) -> N
     await limited_to(6, first, second)
     # K itself may be less.
     assert first.limited(4) == 4
+    # What both carry, over all workers, and what the first would have without that limit.
+    assert first.capacity(9) == DecodeCapacity(workers=2, sessions=13, denoised=9)
     # A chunk is decoded between the questions.
     await scene.plays(first, 0)
     # One that ends has no part any more.
     await stop(scene.running[second])
     await limited_to(13, first)
+
+
+async def test_the_allotment_follows_the_time_of_a_chunk(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decode worker that becomes slow carries fewer sessions, and more again when it is fast."""
+    monkeypatch.setattr(client, "ASK_S", 0.01)
+    monkeypatch.setattr(server, "IDLE_S", 0.01)
+    place = await scene.place(sessions=6)
+    home = await scene.client(place)
+    await limited_to(6, home)
+    assert place.server is not None
+    seconds = [2.0]
+    measuring = asyncio.create_task(place.server.measure_idle(lambda: seconds[0]))
+    try:
+        await limited_to(3, home)
+        assert home.capacity(8) == DecodeCapacity(workers=1, sessions=3, denoised=8)
+        seconds[0] = 0.5
+        await limited_to(12, home)
+    finally:
+        await stop(measuring)
+    # The time of chunks that were asked for counts as well: toyworld's take far less than half a second,
+    # unless the machine is very busy. It is the fastest of several, and neither the first of a video nor one
+    # that rebuilds its cache is among them.
+    before = place.server.sessions
+    for index in range(CHUNKS):
+        await scene.plays(home, index)
+    assert place.server.sessions == before
+    for session in ("ses_b", "ses_c", "ses_d"):
+        for index in range(CHUNKS):
+            await scene.plays(home, index, session)
+    assert place.server.sessions != before
 
 
 async def test_a_decode_worker_that_returns_with_less_time_allots_less(scene: Scene) -> None:
@@ -345,7 +388,9 @@ async def test_a_decode_that_hangs_ends_the_decode_worker(
     monkeypatch.setattr(os, "_exit", statuses.append)
     hangs = Hangs(scene.decoder)
     cached = CachedDecoder(hangs, CPU, CacheTable(8))  # type: ignore[arg-type]
-    served = DecodeServer("dec_1", MODEL, scene.config, cached, KEY, time.monotonic, 8)
+    served = DecodeServer(
+        "dec_1", MODEL, scene.config, cached, KEY, time.monotonic, ChunkTime(1.0), lambda _: 8
+    )
     listener, port = await listen(served.serve, HOST, 0)
     home = DecodeClient("wrk_1", MODEL, scene.config, [f"tcp://{HOST}:{port}"], KEY, LIMIT_S, 4)
     running = asyncio.create_task(home.run())

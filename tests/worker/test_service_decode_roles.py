@@ -158,7 +158,7 @@ def test_a_decode_worker_carries_what_its_time_and_memory_allow(
     """g = b / (L(b) k), with one chunk at a time and one decode for each chunk."""
     decoder = make_models(tiny_config).decoder
     loaded = LoadedDecoder(decoder, tiny_config, "f", torch.device("cpu"), room, seconds)
-    assert loaded.sessions(0.45 / tiny_config.chunk_media_s) == sessions
+    assert loaded.sessions(0.45 / tiny_config.chunk_media_s, seconds) == sessions
 
 
 def test_a_decode_worker_keeps_the_decoder_and_as_many_caches_as_fit(

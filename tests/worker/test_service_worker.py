@@ -43,6 +43,7 @@ from turboserve.tasks import stop
 from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable
 from turboserve.worker.model.presets import SHIPPED
 from turboserve.worker.remote_decoding import server
+from turboserve.worker.remote_decoding.chunk_time import ChunkTime
 from turboserve.worker.remote_decoding.server import DecodeServer
 from turboserve.worker.replicas.toyworld import load_toyworld
 from turboserve.worker.service.decode_roles import key_of
@@ -441,7 +442,14 @@ async def test_a_home_takes_no_more_sessions_than_its_decode_workers_carry(
     models = tiny_models(settings)
     decoder = CachedDecoder(models.decoder, torch.device("cpu"), CacheTable(8))
     served = DecodeServer(
-        "dec_1", models.fingerprint, CONFIG, decoder, key_of(settings), time.monotonic, sessions=3
+        "dec_1",
+        models.fingerprint,
+        CONFIG,
+        decoder,
+        key_of(settings),
+        time.monotonic,
+        ChunkTime(1.0),
+        lambda _: 3,
     )
     serving = asyncio.create_task(served.run())
     listener, port = await listen(served.serve, "127.0.0.1", 0)

@@ -14,6 +14,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, FiniteFloat, ValidationError, model_validator
 
 from turboserve.contracts.base import Contract, Count, Note, Number, Text, UnixSeconds
+from turboserve.contracts.decoding import DecodeNeed
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.sessions import Numbers
 
@@ -198,6 +199,8 @@ class ScalingStatus(Contract):
     """Age of the newest load feedback, seconds. None: no load feedback yet."""
     stale: bool = True
     """Whether the load feedback is missing or too old. The pool does not shrink then."""
+    decoding: DecodeNeed | None = None
+    """The decode workers of the pool. None: its workers decode, or their decode workers are not known."""
     refused: dict[Text, Number] = {}
     """Number of implausible, ignored load feedbacks by reason."""
     activity: dict[Text, Number] = {}

@@ -10,6 +10,7 @@ from pydantic import Field
 from turboserve.contracts.autoscale import ProfileTable, ScalingStatus
 from turboserve.contracts.base import Contract, Count, Id, Note, Number, Text, UnixSeconds
 from turboserve.contracts.cost import Rental
+from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.contracts.fidelity import Quality, SlackSeconds
 from turboserve.contracts.pool_history import REPORTED_DECISIONS, PoolDecision, PoolSample
 
@@ -43,6 +44,8 @@ class LoadFeedback(Contract):
     """Expected number of late chunks within the workers' horizons, over all workers."""
     floor_capacity: Count | None = None
     """Sum of K_floor over all ready workers. None: as `capacity`."""
+    decoding: DecodeCapacity | None = None
+    """The workers' decode workers. None: no worker has any."""
     decisions: Count = 0
     """Number of placements by this scheduler process. A smaller number than before means a restart."""
     at: UnixSeconds = 0.0

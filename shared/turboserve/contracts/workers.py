@@ -10,6 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, SecretStr
 
 from turboserve.contracts.base import Contract, Count, Id, Note, Secret, Text, UnixSeconds
 from turboserve.contracts.controls import ControlDeclarations
+from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.contracts.fidelity import ChunkFidelity, Quality, SessionSlack
 from turboserve.contracts.sessions import Digest, SessionRecord, WeightsDigest
 from turboserve.contracts.worker_offers import (
@@ -135,6 +136,8 @@ class LoadReport(Contract):
     floor_capacity: Slots | None = None
     """K_floor: number of sessions that fit while the worker absorbs a burst at its floor's configurations.
     None: `capacity`."""
+    decoding: DecodeCapacity | None = None
+    """The decode workers that may limit `capacity`. None: they are not known yet, or the worker decodes."""
     quality: Quality | None = None
     """Mean quality of the chunks of the last minute. None: no chunk, or not measured."""
     quality_debt: Annotated[float, Field(ge=0, le=1)] = 0.0

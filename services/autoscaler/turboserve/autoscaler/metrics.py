@@ -56,3 +56,13 @@ feedback_stale = _autoscaler.gauge(
     "{feedback}",
     "1 while the load feedback is missing or too old, so that the pool does not shrink; else 0.",
 )
+decode_workers = _autoscaler.gauge(
+    "turboserve.autoscaler.decode.workers",
+    "{worker}",
+    "Decode workers of the pool's workers, by the newest load feedback; 0: the workers decode.",
+)
+decode_workers_needed = _autoscaler.gauge(
+    "turboserve.autoscaler.decode.needed",
+    "{worker}",
+    "Decode workers that the pool's sessions need. Another system starts them.",
+)

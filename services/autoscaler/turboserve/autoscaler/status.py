@@ -134,6 +134,7 @@ def scaling_status(controller: Controller, now: float, wall: float) -> ScalingSt
         rho_max=feedback.rho_max if feedback is not None else None,
         feedback_age_s=hearing.age_s(now),
         stale=hearing.is_stale(now),
+        decoding=advisor.decode_workers.need(feedback, advisor.row.target_utilization),
         refused=dict(hearing.refused),
         activity=controller.detector.activity,
         table=controller.table.provenance,
@@ -204,6 +205,9 @@ def export(status: PoolStatus, feedback: LoadFeedback | None, gpus: float, maxim
         metrics.utilization_target.set(status.scaling.target_utilization)
         metrics.volatility.set(status.scaling.volatility)
         metrics.feedback_stale.set(int(status.scaling.stale))
+        if (decoding := status.scaling.decoding) is not None:
+            metrics.decode_workers.set(decoding.workers)
+            metrics.decode_workers_needed.set(decoding.needed or 0)
 
 
 def forget() -> None:
@@ -220,6 +224,8 @@ def forget() -> None:
         metrics.utilization_target,
         metrics.volatility,
         metrics.feedback_stale,
+        metrics.decode_workers,
+        metrics.decode_workers_needed,
     ):
         gauge.set(0)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
+from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.scheduler.class_views import ClassLoad
 from turboserve.scheduler.messages import SendFeedback
@@ -64,6 +65,10 @@ class ClassRoom:
     """K_floor, or 0 if the worker gets no sessions."""
     lowers: bool
     """Whether the worker reports K_floor."""
+    denoised: int
+    """`slots` without the limit of decode workers."""
+    decoding: DecodeCapacity | None
+    """The worker's decode workers. None: none are known."""
     debt: float
     """The worker's quality debt, weighted with `used`."""
     deficit: float
@@ -108,9 +113,18 @@ def _rooms(cluster: Cluster, shared: ClassLoad, worker: WorkerView) -> Iterator[
             slots=slots,
             floor_slots=shared.floor_slots(cluster, worker, model) if ready else 0,
             lowers=bool(worker.floor_capacity),
+            denoised=_denoised(worker, slots),
+            decoding=worker.decoding if slots else None,
             debt=used * worker.quality_debt,
             deficit=worker.deficit,
         )
+
+
+def _denoised(worker: WorkerView, slots: int) -> int:
+    # Fewer slots than the worker reports are a limit of its latency, which no decode worker lifts.
+    if worker.decoding is None or slots < worker.capacity:
+        return slots
+    return max(slots, worker.decoding.denoised)
 
 
 def load_feedback(view: View, loads: WorkerLoads, decisions: int) -> list[LoadFeedback]:
@@ -163,5 +177,15 @@ def _of_model(
         quality_debt=min(debt, 1.0),
         deficit=sum([room.deficit for room in rooms]),
         floor_capacity=sum([room.floor_slots for room in rooms]) if lowers else None,
+        decoding=_decoding(rooms),
         decisions=decisions,
     )
+
+
+def _decoding(rooms: list[ClassRoom]) -> DecodeCapacity | None:
+    """All workers of a model ask the same decode workers, and some may not know all of them yet."""
+    known = [room.decoding for room in rooms if room.decoding is not None]
+    if not known:
+        return None
+    most = max(known, key=lambda each: (each.workers, each.sessions))
+    return most.model_copy(update={"denoised": sum([room.denoised for room in rooms])})

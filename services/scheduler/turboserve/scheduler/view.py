@@ -124,7 +124,7 @@ class View:
         worker.declares(report.weights_digest or worker.weights_digest, report)
         worker.arrivals = {migration.session: migration for migration in report.migrations}
         worker.measured(report.chunk_latency_s)
-        worker.reported_quality(report)
+        worker.reported_limits(report)
         if worker.speed != speed:
             self.changed_outside(worker.id)
         for held in report.sessions:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.contracts.workers import LoadReport, MigrationReport, WorkerPhase, WorkerRecord
 from turboserve.scheduler.profiles import curves_differ, profiles_differ
 from turboserve.scheduler.worker_classes import WorkerClasses, newest_classes
@@ -108,7 +109,7 @@ class WorkerView(ChangeTracked):
     TRACKED_FIELDS = frozenset(
         {"capacity", "process", "declaration", "full_until", "host", "provides_state", "chunk_latency_s"}
         | {"weights_digest", "floor_capacity", "floor_chunk_latency_s", "changed_outside", "classes"}
-        | {"quality_debt", "deficit"}
+        | {"quality_debt", "deficit", "decoding"}
     )
 
     id: str
@@ -145,6 +146,8 @@ class WorkerView(ChangeTracked):
     """Share of the worker's chunks of the last minute that the load has lowered."""
     deficit: float = 0.0
     """Number of late chunks that the worker expects."""
+    decoding: DecodeCapacity | None = None
+    """The decode workers that may limit `capacity`. None: none are known."""
     used: set[str] = field(default_factory=set)
     """Sessions whose rows hold a slot on the worker."""
     used_of: Counter[str] = field(default_factory=Counter)
@@ -235,8 +238,9 @@ class WorkerView(ChangeTracked):
             if curves_differ(self.chunk_latency_s, self.known_latency_s):
                 self.known_latency_s = self.chunk_latency_s
 
-    def reported_quality(self, report: LoadReport) -> None:
-        """Apply what a load report says about lower fidelity."""
+    def reported_limits(self, report: LoadReport) -> None:
+        """Apply what a load report says about lower fidelity and about decode workers."""
+        self.decoding = report.decoding
         self.floor_capacity = report.floor_capacity or 0
         if profiles_differ(report.floor_chunk_latency_s, self.floor_chunk_latency_s):
             self.floor_chunk_latency_s = dict(report.floor_chunk_latency_s)

@@ -92,6 +92,11 @@ decoded_here = _worker.counter(
 decode_duration = _worker.histogram(
     "turboserve.worker.decode.duration", "s", "Time of a chunk in a decode worker.", buckets=_COMPUTE_S
 )
+decode_sessions = _worker.gauge(
+    "turboserve.worker.decode.sessions",
+    "{session}",
+    "Sessions that a decode worker carries in real time, by the newest time of a chunk.",
+)
 decoder_caches_rebuilt = _worker.counter(
     "turboserve.worker.decode.rebuilt",
     "{cache}",

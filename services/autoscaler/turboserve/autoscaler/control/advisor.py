@@ -17,6 +17,7 @@ Beyond the paper:
 - With a limit of quality debt, a burst may be absorbed by lower quality instead of idle workers
   (`absorption`). Quality debt and deficit scale out, and the pool shrinks only when both are zero. A demand
   that was short on a size keeps a larger one for a while (`shortage`).
+- Where decode workers are the limit, no worker is added (`decode_workers`).
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ from turboserve.autoscaler.control.absorption import (
     priced,
 )
 from turboserve.autoscaler.control.budget import EPSILON, LatencyOf, budget, fullest, would_hold
+from turboserve.autoscaler.control.decode_workers import DecodeWorkers, decode_too, decoded, denoised
 from turboserve.autoscaler.control.events import Advice, PoolObserved, ScalingAction
 from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
 from turboserve.autoscaler.control.headroom import Headroom
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control.scale_in import FARTHEST, Peak, ScaleInBackoff
 from turboserve.autoscaler.control.shortage import ShortageMemory
+from turboserve.autoscaler.control.triggers import overload
 from turboserve.autoscaler.control.workload import Forecast
 from turboserve.contracts.autoscale import LevelParameters
 from turboserve.contracts.pool import LoadFeedback
@@ -62,7 +65,8 @@ class Advisor:
         self._basis = f"at level {row.level}"
         self.pool = PoolObserved(ready=0)
         self.capacity = policy.capacity
-        """K as last reported."""
+        """K as last reported, without the limit of decode workers."""
+        self.decode_workers = DecodeWorkers()
         self.floor = policy.capacity
         """K_floor as last reported."""
         self.price = QualityPrice(policy.quality_debt_limit)
@@ -84,8 +88,9 @@ class Advisor:
         if not self.feedback_monitor.update(feedback, now):
             return False
         if feedback.workers > 0:
-            self.capacity = max(feedback.capacity // feedback.workers, 1)
+            self.capacity = max(denoised(feedback) // feedback.workers, 1)
             self.floor = floor_of(feedback, self.capacity)
+        self.decode_workers.update(feedback)
         self.price.observe(feedback.quality_debt, now)
         if feedback.required > 0 or self._busy_at is None:
             self._busy_at = now
@@ -155,9 +160,12 @@ class Advisor:
             needed, why = size + 1, f"{owed(feedback)}, so one more worker is needed"
         if needed > size:
             return self._out(size, feedback, needed, why, now)
+        found = Advice(ScalingAction.HOLD, size, "steady", why)
         if needed < size or feedback.required == 0:
-            return self._in(size, feedback, now)
-        return Advice(ScalingAction.HOLD, size, "steady", why)
+            found = self._in(size, feedback, now)
+        if found.action is ScalingAction.HOLD and (short := self._undecoded(feedback)):
+            return Advice(ScalingAction.HOLD, size, "decode", f"{short}; no worker is added")
+        return found
 
     def _is_wanted(self, now: float) -> bool:
         feedback = self.feedback_monitor.feedback
@@ -170,8 +178,9 @@ class Advisor:
         ahead = self._ahead() if self.predictive else 0
         if ahead > now_needed:
             return ahead, f"{self.forecast.value:.1f} sessions are expected in {self.policy.horizon_s:g} s"
-        need = counted(feedback.required, "session needs", "sessions need")
-        quotient = f"⌈{feedback.required} / ({self.capacity} × {row.target_utilization:g})⌉"
+        required = math.ceil(decoded(feedback.required, feedback))
+        need = counted(required, "session needs", "sessions need")
+        quotient = f"⌈{required} / ({self.capacity} × {row.target_utilization:g})⌉"
         return now_needed, f"{need} {quotient} = {counted(now_needed, 'worker')} {self._basis}"
 
     def _is_short(self, feedback: LoadFeedback, now: float) -> bool:
@@ -182,14 +191,17 @@ class Advisor:
         """
         if self.policy.quality_debt_limit <= 0 or feedback.required <= feedback.workers:
             return False
-        if self.pool.starting > 0 or self._rests(self._shortage.wait_s, now):
+        if self.pool.starting > 0 or self._rests(self._shortage.wait_s, now) or self._undecoded(feedback):
             return False
         burst_s = DEBT_WINDOW_S + self.policy.horizon_s
         return feedback.deficit >= LATE_CHUNKS or self.price.exceeded_s(now) > burst_s
 
+    def _undecoded(self, feedback: LoadFeedback) -> str:
+        return self.decode_workers.shortage(feedback, self.row.target_utilization)
+
     def _budget(self) -> int:
         feedback = self.feedback_monitor.feedback
-        required = 0 if feedback is None else feedback.required
+        required = decoded(0 if feedback is None else feedback.required, feedback)
         return budget(required, self.capacity, self.in_force, self._latency, self.policy.most)
 
     def _ahead(self) -> int:
@@ -197,7 +209,7 @@ class Advisor:
 
         The forecast's margin is the headroom, so no more is added. A worker that absorbs counts with K_floor.
         """
-        value = self.forecast.value or 0.0
+        value = decoded(self.forecast.value or 0.0, self.feedback_monitor.feedback)
         capacity = self.floor if self.policy.quality_debt_limit > 0 else self.capacity
         edge = min(self.row.target_utilization + self.policy.hysteresis, 1.0)
         packed = self.row.model_copy(update={"target_utilization": edge, "latency_weight": 0.0})
@@ -207,22 +219,12 @@ class Advisor:
 
     def _out(self, size: int, feedback: LoadFeedback, needed: int, why: str, now: float) -> Advice:
         row, policy = self.in_force, self.policy
-        edge = row.target_utilization + policy.hysteresis
-        ahead = self.predictive and self._ahead() > size
-        if feedback.rho_max > edge + EPSILON:
-            trigger = (
-                f"peak load {feedback.rho_max:.2f} is above the target "
-                f"{row.target_utilization:.2f} + {policy.hysteresis:.2f}"
-            )
-        elif feedback.waiting > 0:
-            trigger = counted(feedback.waiting, "session waits", "sessions wait")
-        elif feedback.rho_max >= 1 - EPSILON:
-            trigger = "a worker is full"
-        elif self._short_size is not None:
+        trigger = overload(feedback, row.target_utilization, policy.hysteresis)
+        if not trigger and self._short_size is not None:
             trigger = "chunks are late or below the quality that is paid for"
-        elif ahead:
+        elif not trigger and self.predictive and self._ahead() > size:
             trigger = "the forecast is above the capacity"
-        else:
+        if not trigger:
             return Advice(ScalingAction.HOLD, size, "steady", "the load is within the target band")
         if size >= policy.most:
             return Advice(
@@ -241,7 +243,7 @@ class Advisor:
         debt = owed(feedback) if policy.quality_debt_limit > 0 else ""
         if debt:
             return Advice(ScalingAction.HOLD, size, "owed", f"{debt}; not scaling in")
-        mean = feedback.required / feedback.capacity if feedback.capacity else 0.0
+        mean = feedback.required / denoised(feedback) if feedback.capacity else 0.0
         floor = self._floor(now)
         # A pool that may shrink to zero keeps no slots for an earlier peak.
         peak = self._required.over(self.peak_window_s, now)
@@ -252,7 +254,7 @@ class Advisor:
         if kept >= size > lowest:
             return Advice(ScalingAction.HOLD, size, "short", f"{self._shortage}; not scaling in")
         lowest = max(lowest, kept)
-        if lowest >= size or (mean >= edge - EPSILON and feedback.required > 0):
+        if lowest >= size or decode_too(feedback) or (mean >= edge - EPSILON and feedback.required > 0):
             return Advice(ScalingAction.HOLD, size, "steady", "the load is within the target band")
         since = self.feedback_monitor.since
         if since is None or now - since < window_s:
@@ -289,8 +291,7 @@ class Advisor:
 
     def _floor(self, now: float) -> int:
         policy = self.policy
-        busy_at = self._busy_at
-        idle = busy_at is not None and now - busy_at >= policy.zero_after_s
+        idle = self._busy_at is not None and now - self._busy_at >= policy.zero_after_s
         if policy.scale_to_zero and idle and self.pool.suspended == 0:
             return 0
         return min(max(policy.least, 1), policy.most)

@@ -43,7 +43,7 @@ from turboserve.contracts.autoscale import ProfileTable
 from turboserve.wording import counted
 
 KEPT = 32
-NOTED = frozenset({"stale", "packed", "limit"})
+NOTED = frozenset({"stale", "packed", "limit", "decode"})
 """Causes to hold that are recorded as decisions when they begin. Other causes recur every second."""
 
 
@@ -216,6 +216,12 @@ class Controller:
                 "capacity": feedback.capacity,
                 "workers": feedback.workers,
             }
+            if feedback.decoding is not None:
+                numbers |= {
+                    "denoised": feedback.decoding.denoised,
+                    "decode_workers": feedback.decoding.workers,
+                    "decode_sessions": feedback.decoding.sessions,
+                }
             if self.policy.quality_debt_limit > 0:
                 numbers |= {
                     "quality_debt": feedback.quality_debt,

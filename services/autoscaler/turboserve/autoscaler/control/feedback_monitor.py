@@ -80,7 +80,9 @@ def _fault(feedback: LoadFeedback) -> str | None:
         return "deficit_not_a_number"
     if feedback.floor_capacity is not None and not 0 <= feedback.floor_capacity <= MOST_SESSIONS:
         return "floor_capacity_implausible"
-    counts = feedback.required, feedback.waiting, feedback.capacity, feedback.workers
+    counts = [feedback.required, feedback.waiting, feedback.capacity, feedback.workers]
+    if (decoding := feedback.decoding) is not None:
+        counts += [decoding.workers, decoding.sessions, decoding.denoised]
     if min(counts) < 0:
         return "below_zero"
     if max(counts) > MOST_SESSIONS:

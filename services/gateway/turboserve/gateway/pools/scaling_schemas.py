@@ -34,6 +34,23 @@ class ScalingDecision(PublicOutput):
     )
 
 
+class PoolDecoding(PublicOutput):
+    """The decode workers of a pool. Another system starts them."""
+
+    workers: int = Field(description="Number of decode workers that the workers know.", examples=[1])
+    sessions: int = Field(description="Sessions that they decode in real time.", examples=[12])
+    needed: int | None = Field(
+        description="Number of decode workers that the sessions need. `null`: not known, since none has said "
+        "yet what it carries.",
+        examples=[2],
+    )
+    limits: bool = Field(
+        description="Whether the workers may have fewer sessions than they denoise. The controller adds no "
+        "worker then, while more decode workers are needed than there are.",
+        examples=[True],
+    )
+
+
 class PoolScaling(PublicOutput):
     """The controller of a pool: its parameters, its input and its decisions."""
 
@@ -91,6 +108,11 @@ class PoolScaling(PublicOutput):
     stale: bool = Field(
         description="Whether the load report is missing or too old. The pool does not shrink then.",
         examples=[False],
+    )
+    decoding: PoolDecoding | None = Field(
+        description="The decode workers behind the pool's workers. `null`: its workers decode, or their "
+        "decode workers are not known.",
+        examples=[None],
     )
     refused: dict[str, int] = Field(
         description="Number of implausible, ignored load reports by reason.", examples=[{}]

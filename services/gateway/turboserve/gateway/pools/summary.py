@@ -38,6 +38,10 @@ def _scaling(scaling: ScalingStatus) -> str:
     if scaling.stale:
         which = "No load report yet" if scaling.feedback_age_s is None else "No recent load report"
         return f"{which}; not scaling in."
+    decoding = scaling.decoding
+    if decoding is not None and decoding.limits and (decoding.needed or 0) > decoding.workers:
+        need = f"{decoding.needed} are needed, and {decoding.workers} known"
+        return f"{workers}. Decode workers are the limit: {need}."
     changes = [d for d in scaling.decisions if d.target != d.previous]
     if changes:
         last = changes[-1]

@@ -26,8 +26,8 @@ class DividedSessions:
     """The sessions of one decode worker, divided among the workers that ask it."""
 
     def __init__(self, sessions: int) -> None:
-        """`sessions`: that the decode worker carries in real time."""
-        self._sessions = sessions
+        self.sessions = sessions
+        """Sessions that the decode worker carries in real time."""
         self._asking: dict[str, _Asking] = {}
 
     def heard(self, worker: str, connection: object, capacity: int, now: float) -> None:
@@ -45,7 +45,7 @@ class DividedSessions:
         present = {name: one for name, one in self._asking.items() if now - one.heard_s <= SILENT_S}
         if worker not in present:
             return 0
-        return self._sessions * present[worker].capacity // sum(one.capacity for one in present.values())
+        return self.sessions * present[worker].capacity // sum(one.capacity for one in present.values())
 
 
 class AllottedSessions:
@@ -57,6 +57,8 @@ class AllottedSessions:
         self._began_s = now
         self._allotted: dict[str, int | None] = dict.fromkeys(addresses)
         """By address of the decode worker. None: not known yet."""
+        self._carried: dict[str, int] = {}
+        """Address of each decode worker that is known → sessions that it carries, over all workers."""
         self._lost_s: dict[str, float] = {}
         """Address of each decode worker that is lost → since when."""
 
@@ -65,9 +67,13 @@ class AllottedSessions:
         """Whether every decode worker has said how many sessions it allots."""
         return None not in self._allotted.values()
 
-    def set_allotment(self, address: str, sessions: int) -> None:
-        """A decode worker has said how many sessions it allots."""
+    def set_allotment(self, address: str, sessions: int, carried: int = 0) -> None:
+        """A decode worker has said how many sessions it allots, and how many it carries over all workers.
+
+        One of an earlier version does not say the latter: at least those that it allots.
+        """
         self._allotted[address] = sessions
+        self._carried[address] = max(carried, sessions)
         self._lost_s.pop(address, None)
 
     def lost(self, address: str, now: float) -> None:
@@ -79,9 +85,15 @@ class AllottedSessions:
         starting = now - self._began_s <= KEPT_S
         if starting and not self.known:
             return None
-        counted = (
-            sessions
-            for address, sessions in self._allotted.items()
-            if sessions is not None and now - self._lost_s.get(address, now) <= KEPT_S
-        )
-        return max(self._own, sum(counted))
+        return max(self._own, sum(self._allotted[address] or 0 for address in self._counted(now)))
+
+    def carried(self, now: float) -> list[int] | None:
+        """Return the sessions that each decode worker carries. None: they are not known yet."""
+        if self.limit(now) is None:
+            return None
+        return [self._carried[address] for address in self._counted(now)]
+
+    def _counted(self, now: float) -> list[str]:
+        """The decode workers that are known and not lost for long."""
+        lost = self._lost_s
+        return [each for each in self._carried if now - lost.get(each, now) <= KEPT_S]

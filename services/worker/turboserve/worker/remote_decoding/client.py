@@ -16,6 +16,7 @@ from functools import partial
 from torch import Tensor
 
 from turboserve import logs
+from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.tasks import stop
 from turboserve.worker import metrics
 from turboserve.worker.engine.decode_jobs import DecodeJob
@@ -117,6 +118,13 @@ class DecodeClient:
         """Return K, or fewer sessions if the decode workers allot no more."""
         limit = self._allotted.limit(self._now())
         return capacity if limit is None else min(capacity, limit)
+
+    def capacity(self, denoised: int) -> DecodeCapacity | None:
+        """See `DecodeLimit.capacity`."""
+        carried = self._allotted.carried(self._now())
+        if carried is None:
+            return None
+        return DecodeCapacity(workers=len(carried), sessions=sum(carried), denoised=denoised)
 
     def decode(self, jobs: Sequence[DecodeJob]) -> list[Tensor | None]:
         """See `RemoteDecoder.decode`. Call it on another thread than the event loop's."""
@@ -228,12 +236,13 @@ class DecodeClient:
         before: int | None = None
         while True:
             try:
-                sessions = await connection.ask_allotment(ALLOTMENT_S)
+                answer = await connection.ask_allotment(ALLOTMENT_S)
             except TransferError as error:
                 log.warning("no allotment of decode worker", worker=connection.worker, error=str(error))
                 return
+            sessions = answer.sessions
             self.router.handle(AllotmentKnown(connection.worker, sessions), self._now())
-            self._allotted.set_allotment(address, sessions)
+            self._allotted.set_allotment(address, sessions, answer.carried)
             if self._allotted.known:
                 self._known.set()
             if sessions != before:

@@ -82,8 +82,8 @@ class DecodeConnection:
         count = frames if job.base is not None else frames - self._config.frames_per_latent + 1
         return await self._channel.payload(answer.frames, (count, height, width, 3), seconds)
 
-    async def ask_allotment(self, seconds: float) -> int:
-        """The sessions that the worker allots to this one. A failed connection closes.
+    async def ask_allotment(self, seconds: float) -> Allotment:
+        """What the worker allots to this one. A failed connection closes.
 
         Raises `TransferError`.
         """
@@ -95,7 +95,7 @@ class DecodeConnection:
                 answer = await self._channel.next(seconds)
                 if not isinstance(answer, Allotment):
                     raise unexpected(answer)
-                return answer.sessions
+                return answer
         except BaseException:
             self.close()
             raise

@@ -75,6 +75,8 @@ class Allotment(_DecodeFrame):
     type: Literal["allotment"] = "allotment"
     sessions: int = Field(ge=0, le=1 << 20)
     """Sessions of this worker whose chunks are decoded in real time."""
+    carried: int = Field(default=0, ge=0, le=1 << 20)
+    """Sessions of all workers whose chunks are decoded in real time. 0: none, or an earlier version."""
 
 
 class DecodeChunk(_DecodeFrame):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from turboserve.worker.engine.decode_jobs import CachedDecoder, DecodeJob
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.remote_decoding.allotments import DividedSessions
+from turboserve.worker.remote_decoding.chunk_time import ChunkTime
 from turboserve.worker.remote_decoding.frames import (
     PURPOSE,
     Allotment,
@@ -52,12 +55,14 @@ END_S = 3.0
 """Longest time in which the connections end when the server does, seconds."""
 QUIET_S = 86_400.0
 """Longest time without a chunk. A frozen worker sends none, and costs a connection."""
-
+IDLE_S = 30.0
+"""Time without a measured chunk after which the worker measures one, seconds."""
 HANGS_S = 120.0
 """Time after which a decode ends the process, seconds: its device no longer computes."""
 
 log = logs.get("decoding")
 _trace = tracer("worker")
+T = TypeVar("T")
 
 
 class DecoderHangsError(RuntimeError):
@@ -75,14 +80,16 @@ class DecodeServer:
         decoder: CachedDecoder,
         key: bytes,
         now: Callable[[], float],
-        sessions: int,
+        time: ChunkTime,
+        sessions: Callable[[float], int],
     ) -> None:
-        """`model`: `state_fingerprint` of the weights. `key`: that the workers must prove. `sessions`: that
-        it carries in real time."""
+        """`model`: `state_fingerprint` of the weights. `key`: that the workers must prove. `time`: of a
+        chunk. `sessions`: time of a chunk → sessions that the worker carries in real time."""
         self._worker, self._model, self._config = worker, model, config
         self._decoder, self._key, self._now = decoder, key, now
         self._context_limit = -(-config.window_frames // config.frames_per_chunk)
-        self._divided = DividedSessions(sessions)
+        self._time, self._sessions = time, sessions
+        self._divided = DividedSessions(sessions(time.seconds))
         self._half_open = HalfOpenConnections(now=now)
         self._serving: dict[asyncio.Task[None], DecodeChannel] = {}
         self._turn = asyncio.Lock()
@@ -90,6 +97,35 @@ class DecodeServer:
         self._thread = ThreadPoolExecutor(1, "decode", torch.get_num_threads)
         self._device_lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.decoded = 0
+        self._measured_s = now()
+        metrics.decode_sessions.set(self.sessions)
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that the worker carries in real time, by the newest measurements."""
+        return self._divided.sessions
+
+    async def measure_idle(self, probe: Callable[[], float]) -> None:
+        """Measure the time of a chunk whenever none has been measured for `IDLE_S`, until canceled.
+
+        Otherwise a worker that has become slow, and gets no chunks for that, would stay slow forever.
+        `probe`: decodes, and returns the time of a chunk.
+        """
+        while True:
+            measured_s = self._measured_s
+            await asyncio.sleep(IDLE_S)
+            if self._measured_s != measured_s:
+                continue
+            async with self._turn:
+                seconds = await self._on_device(probe)
+            self._measured(self._time.probed(seconds))
+
+    def _measured(self, changed: bool) -> None:
+        self._measured_s = self._now()
+        if changed:
+            self._divided.sessions = sessions = self._sessions(self._time.seconds)
+            metrics.decode_sessions.set(sessions)
+            log.info("time of a chunk changed", chunk_s=round(self._time.seconds, 4), sessions=sessions)
 
     async def run(self) -> None:
         """Wait until canceled. Raises the error of a failed device, and `DecoderHangsError`: the process has
@@ -131,7 +167,8 @@ class DecodeServer:
                 self._divided.heard(opened.worker, channel, capacity, self._now())
                 if isinstance(question, AskAllotment):
                     sessions = self._divided.allotment(opened.worker, self._now())
-                    await channel.post(Allotment(sessions=sessions), (), ANSWER_S)
+                    answer = Allotment(sessions=sessions, carried=self.sessions)
+                    await channel.post(answer, (), ANSWER_S)
                 elif isinstance(question, DecodeChunk):
                     await self._answer(channel, question)
                 else:
@@ -198,13 +235,21 @@ class DecodeServer:
             attributes: dict[str, str | int | bool] = {SESSION: job.session, CHUNK_INDEX: job.index}
             with _trace.start_as_current_span("decode chunk", attributes={**attributes, PERIODIC: True}):
                 began = self._now()
-                loop = asyncio.get_running_loop()
-                hangs = loop.call_later(HANGS_S, self._hangs)
-                try:
-                    frames = await loop.run_in_executor(self._thread, self._decoder.decode, job)
-                finally:
-                    hangs.cancel()
-            metrics.decode_duration.record(self._now() - began)
+                frames = await self._on_device(partial(self._decoder.decode, job))
+            seconds = self._now() - began
+            metrics.decode_duration.record(seconds)
+            if job.base is not None and not rebuilds:
+                # A video's first chunk has fewer frames, and a rebuilt cache costs more than one decode.
+                self._measured(self._time.observe(seconds))
             metrics.decoder_caches_rebuilt.add(rebuilds)
             self.decoded += 1
             return frames
+
+    async def _on_device(self, call: Callable[[], T]) -> T:
+        """Return the result of a call on the device's thread. One that hangs ends the process."""
+        loop = asyncio.get_running_loop()
+        hangs = loop.call_later(HANGS_S, self._hangs)
+        try:
+            return await loop.run_in_executor(self._thread, call)
+        finally:
+            hangs.cancel()

@@ -92,7 +92,7 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
         await send_weights(worker, loaded.weights, runtime.bus, runtime.clock.monotonic)
     if settings.roles == "denoise":
         decoding = decode_elsewhere(worker.id, engine, settings, capacity, runtime.spawn)
-        worker.limited = decoding.limited
+        worker.decoding = decoding
         # Waiting sessions would fill all of K at the first report.
         await decoding.wait_until_known(ALLOTMENTS_S)
     await worker.start(runtime.spawn)
@@ -174,7 +174,7 @@ def expose(worker: Worker) -> None:
     )
     metrics.sessions_offloaded.add(worker, lambda worker: worker.engine.offloaded)
     metrics.offloaded_memory.add(worker, lambda worker: worker.engine.offloaded_bytes)
-    metrics.capacity.add(worker, lambda worker: worker.limited(worker.table.capacity))
+    metrics.capacity.add(worker, lambda worker: worker.decoding.limited(worker.table.capacity))
     metrics.chunks_unpublished.add(worker, lambda worker: worker.table.unpublished)
     metrics.lead.add(worker, _smallest_lead)
     metrics.kv.add(worker, lambda worker: sum(one.slab_bytes_used for one in worker.classes.engines))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from turboserve.worker.engine.interface import Decoder
 from turboserve.worker.engine.models import Models
 from turboserve.worker.engine.tensor_backend import TensorBackend
 from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.remote_decoding.chunk_time import ChunkTime
 from turboserve.worker.remote_decoding.client import DecodeClient
 from turboserve.worker.remote_decoding.server import DecoderHangsError, DecodeServer
 from turboserve.worker.service.models import free_bytes
@@ -125,11 +127,14 @@ class LoadedDecoder:
     room: int
     """Number of caches that the device memory holds."""
     seconds: float
-    """Time of one chunk. On a CPU, processor seconds: see `warm_up.measure`."""
+    """Time of one chunk at the start. On a CPU, processor seconds: see `warm_up.measure`."""
 
-    def sessions(self, margin: float) -> int:
-        """Sessions that it decodes in real time. `margin`: part of the time that decoding may take."""
-        one = RoleCapacity(chunks_per_s({1: self.seconds}), self.room)
+    def sessions(self, margin: float, seconds: float) -> int:
+        """Sessions that it decodes in real time, if a chunk takes `seconds`.
+
+        `margin`: part of the time that decoding may take.
+        """
+        one = RoleCapacity(chunks_per_s({1: seconds}), self.room)
         return one.of(1, margin * self.config.chunk_media_s)
 
 
@@ -154,13 +159,18 @@ def load_decoder(settings: Settings, load: Callable[[Settings], Models]) -> Load
 
 
 def warm_up(
-    decoder: Decoder, config: ModelConfig, device: torch.device, chunks: int = WARM_UP_CHUNKS
+    decoder: Decoder,
+    config: ModelConfig,
+    device: torch.device,
+    chunks: int = WARM_UP_CHUNKS,
+    clock: Callable[[], float] | None = None,
 ) -> list[float]:
     """Decode the first chunks of a video. Returns the time of each, as in `LoadedDecoder.seconds`.
 
-    A device's first decode takes longer than a home waits.
+    A device's first decode takes longer than a home waits. `clock`: that of the time; None: as at the start.
     """
-    clock = time.process_time if device.type == "cpu" else time.monotonic
+    if clock is None:
+        clock = time.process_time if device.type == "cpu" else time.monotonic
     cached, latents = CachedDecoder(decoder, device, CacheTable(1)), torch.zeros(config.latent_shape)
     base: str | None = None
     seconds: list[float] = []
@@ -172,6 +182,13 @@ def warm_up(
         seconds.append(max(clock() - began, 1e-6))
         base = digest
     return seconds
+
+
+def measured_again(loaded: LoadedDecoder, clock: Callable[[], float]) -> float:
+    """Return the time of a chunk now, by `clock`: the fastest of `MEASURED_CHUNKS`."""
+    seconds = warm_up(loaded.decoder, loaded.config, loaded.device, 1 + MEASURED_CHUNKS, clock)
+    # The first chunk of a video has fewer frames.
+    return min(seconds[1:])
 
 
 def memory_bytes(settings: Settings, device: torch.device, decoder: Decoder) -> int:
@@ -212,8 +229,9 @@ async def start_decode_worker(
     loaded = await asyncio.to_thread(load_decoder, settings, load)
     now = runtime.clock.monotonic
     decoder = CachedDecoder(loaded.decoder, loaded.device, CacheTable(loaded.room, KEEP_S), now)
-    sessions = loaded.sessions(settings.real_time_margin)
-    served = DecodeServer(name, loaded.fingerprint, loaded.config, decoder, key_of(settings), now, sessions)
+    carries = partial(loaded.sessions, settings.real_time_margin)
+    model, config, first_s = loaded.fingerprint, loaded.config, ChunkTime(loaded.seconds)
+    served = DecodeServer(name, model, config, decoder, key_of(settings), now, first_s, carries)
     listener, port = await listen(served.serve, interface.address, settings.transfer_port)
 
     async def close() -> None:
@@ -221,6 +239,7 @@ async def start_decode_worker(
 
     runtime.on_stop(close)
     runtime.spawn(run_until_it_hangs(served), "decode server")
+    runtime.spawn(served.measure_idle(partial(measured_again, loaded, now)), "decode time")
     log.info(
         "decode worker serves",
         worker=name,
@@ -228,5 +247,5 @@ async def start_decode_worker(
         device=str(loaded.device),
         caches=loaded.room,
         chunk_s=round(loaded.seconds, 4),
-        sessions=sessions,
+        sessions=served.sessions,
     )

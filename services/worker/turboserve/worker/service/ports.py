@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.model.weight_manifest import WeightManifest
 from turboserve.worker.replicas.weight_filler import WeightFiller
@@ -185,3 +186,28 @@ class Platform(Protocol):
     def leave(self, reason: str) -> None:
         """End the process at once: the state store has declared this worker gone."""
         ...
+
+
+class DecodeLimit(Protocol):
+    """How many sessions the worker's decode workers carry (`remote_decoding.client`)."""
+
+    def limited(self, capacity: int) -> int:
+        """Return K, or fewer sessions if the decode workers carry no more."""
+        ...
+
+    def capacity(self, denoised: int) -> DecodeCapacity | None:
+        """Return what a load report says of the decode workers. `denoised`: K without their limit.
+
+        None: the worker has none, or they are not known yet.
+        """
+        ...
+
+
+class NoDecodeLimit:
+    """The `DecodeLimit` of a worker that decodes."""
+
+    def limited(self, capacity: int) -> int:
+        return capacity
+
+    def capacity(self, denoised: int) -> DecodeCapacity | None:
+        return None

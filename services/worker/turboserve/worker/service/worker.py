@@ -24,7 +24,7 @@ from turboserve.worker.service.engine_commands import AdmitRequest
 from turboserve.worker.service.heartbeat import RELEASE, Heartbeat
 from turboserve.worker.service.migrations import Migrations
 from turboserve.worker.service.packager import PackagedChunk, ToLoop
-from turboserve.worker.service.ports import EngineRunner, Loaded, Platform
+from turboserve.worker.service.ports import DecodeLimit, EngineRunner, Loaded, NoDecodeLimit, Platform
 from turboserve.worker.service.session_logs import SessionLogs
 from turboserve.worker.service.spans import AdmissionSpans
 from turboserve.worker.service.table import Table
@@ -92,8 +92,7 @@ class Worker:
         self._connection = bus.connection
         self._stopping = False
         self._admissions = AdmissionSpans()
-        self.limited: Callable[[int], int] = lambda sessions: sessions
-        """Sessions that memory and engine allow → those that are reported: decode workers may limit them."""
+        self.decoding: DecodeLimit = NoDecodeLimit()
 
     # Start and stop
 
@@ -157,7 +156,7 @@ class Worker:
         return LoadReport(
             worker=self.id,
             model=self._settings.models[0],
-            capacity=self.limited(self.table.capacity) if classes is None else classes[0].capacity,
+            capacity=self.decoding.limited(self.table.capacity) if classes is None else classes[0].capacity,
             weights_digest=self._engine.engine.fingerprint,
             controls=self.engine.declarations,
             frame=FrameSize(width=width, height=height),
@@ -170,7 +169,8 @@ class Worker:
             host=self.migrations.machine,
             chunk_latency_s=seconds,
             floor_chunk_latency_s=quality.floor_seconds(seconds, fidelity.ladder) if fidelity.lowers else {},
-            floor_capacity=self.limited(self.table.floor_capacity) if fidelity.lowers else None,
+            floor_capacity=self.decoding.limited(self.table.floor_capacity) if fidelity.lowers else None,
+            decoding=self.decoding.capacity(self.table.capacity),
             quality=self._quality.mean(now),
             quality_debt=self._quality.debt(now),
             deficit=self.slack.deficit,

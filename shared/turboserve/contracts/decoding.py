@@ -1,0 +1,29 @@
+"""What decode workers carry, in reports of workers and pools."""
+
+from __future__ import annotations
+
+from turboserve.contracts.base import Contract, Count, Number
+
+
+class DecodeCapacity(Contract):
+    """The decode workers of a worker, or of all workers of a model, and K without their limit."""
+
+    workers: Count
+    """Number of decode workers that have said what they carry."""
+    sessions: Count
+    """Sessions that they carry in real time, over all workers that ask them."""
+    denoised: Count
+    """Sessions that the worker denoises. In load feedback, the sum over all ready workers."""
+
+
+class DecodeNeed(Contract):
+    """The decode workers of a pool, and how many its sessions need."""
+
+    workers: Number
+    """Number of decode workers that have said what they carry."""
+    sessions: Number
+    """Sessions that they carry in real time."""
+    needed: Number | None = None
+    """Number of decode workers for the present demand. None: none has said yet what it carries."""
+    limits: bool = False
+    """Whether the pool's workers may have fewer sessions than they denoise. Then no worker is added."""

@@ -1,0 +1,140 @@
+"""The controller where decode workers limit the workers: it adds no worker, and says what is needed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.autoscaler.test_control import TABLE
+from turboserve.autoscaler.control.controller import Controller
+from turboserve.autoscaler.control.events import FeedbackReceived, PoolObserved, ScalingAction
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.status import scaling_status
+from turboserve.contracts.decoding import DecodeCapacity, DecodeNeed
+from turboserve.contracts.pool import LoadFeedback
+
+K, CARRIED, OWN = 8, 12, 2
+"""Sessions that a worker denoises, that a decode worker carries, and that a worker decodes itself."""
+
+
+class Run:
+    """A pool whose workers are ready at once, and that has some decode workers."""
+
+    def __init__(self, decoders: int, workers: int = 1, most: int = 20, **policy: float) -> None:
+        values = {"least": 1, "most": most, "capacity": K, "quality_debt_limit": 0.0, **policy}
+        self.controller = Controller(ControlPolicy(**values), TABLE, workers)  # type: ignore[arg-type]
+        self.decoders, self.now = decoders, 0.0
+
+    def feedback(self, required: int, **more: float) -> LoadFeedback:
+        workers, carried = self.controller.target, CARRIED * self.decoders
+        each = min(K, max(OWN, carried // workers))
+        placed = min(required, each * workers)
+        return LoadFeedback(
+            model="m",
+            rho_max=math.ceil(placed / workers) / each,
+            required=required,
+            waiting=required - placed,
+            capacity=each * workers,
+            workers=workers,
+            decoding=DecodeCapacity(workers=self.decoders, sessions=carried, denoised=K * workers),
+            at=self.now,
+            **more,  # type: ignore[arg-type]
+        )
+
+    def advance(self, seconds: int, required: int, **more: float) -> int:
+        for _ in range(seconds):
+            self.now += 1.0
+            self.controller.handle(PoolObserved(ready=self.controller.target), self.now)
+            self.controller.handle(FeedbackReceived(self.feedback(required, **more)), self.now)
+        return self.controller.target
+
+    @property
+    def need(self) -> DecodeNeed | None:
+        return scaling_status(self.controller, self.now, 1e9).decoding
+
+
+def test_no_worker_is_added_where_only_decode_workers_help() -> None:
+    run = Run(decoders=1)
+    # One decode worker's sessions need two workers. 100 would need 17, and each of them would only take a
+    # part of what the others have.
+    assert run.advance(300, 100) <= math.ceil(CARRIED / (K * 0.5))
+    rho = run.controller.advisor.row.target_utilization
+    assert run.need == DecodeNeed(
+        workers=1, sessions=CARRIED, needed=math.ceil(100 / (CARRIED * rho)), limits=True
+    )
+    last = run.controller.decisions[-1]
+    assert last.action is ScalingAction.HOLD
+    assert last.reason.startswith("decode workers are the limit: 100 sessions need")
+    assert last.reason.endswith("of them, and 1 is there; no worker is added")
+    assert last.numbers["decode_sessions"] == CARRIED
+    # The pool grows with its decode workers, and then the limit is gone.
+    grown = run.controller.target
+    run.decoders = math.ceil(100 / (CARRIED * rho))
+    assert run.advance(300, 100) > grown
+    assert run.need is not None
+    assert run.need.needed == run.need.workers
+    assert run.feedback(100).waiting == 0
+
+
+def test_quality_and_lateness_add_no_worker_either() -> None:
+    limited, free = (Run(decoders, 2, quality_debt_limit=0.1) for decoders in (1, 9))
+    for run in (limited, free):
+        run.advance(300, 14, deficit=9.0, quality_debt=1.0)
+    assert limited.controller.target <= 4
+    assert free.controller.target > limited.controller.target
+
+
+def test_workers_beyond_what_decode_workers_carry_are_released() -> None:
+    # Six workers with two sessions each. Two have six each, of the same decode worker.
+    run = Run(decoders=1, workers=6)
+    assert run.feedback(5).capacity == 12
+    assert run.advance(3_000, 5) <= 2
+    # But not those that decode for sessions that decode workers do not carry.
+    alone = Run(decoders=1, workers=8)
+    assert alone.feedback(15).capacity == 16
+    assert alone.advance(3_000, 15) == 8
+
+
+def test_without_a_known_decode_worker_the_need_is_unknown() -> None:
+    run = Run(decoders=0, workers=2)
+    run.advance(100, 9)
+    assert run.controller.target == 2
+    assert run.need == DecodeNeed(workers=0, sessions=0, needed=None, limits=True)
+    run.decoders = 1
+    run.advance(1, 9)
+    run.decoders = 0
+    run.advance(100, 9)
+    # All are lost. What one of them carried is still known.
+    assert run.need is not None
+    assert run.need.needed == math.ceil(9 / (CARRIED * run.controller.advisor.row.target_utilization))
+    assert run.controller.target == 2
+    run.advance(1, 0)
+    assert run.need == DecodeNeed(workers=0, sessions=0, needed=0, limits=True)
+
+
+@pytest.mark.parametrize("field", ["workers", "sessions", "denoised"])
+def test_implausible_numbers_of_decode_workers_are_refused(field: str) -> None:
+    run = Run(decoders=1)
+    wrong = run.feedback(3)
+    assert wrong.decoding is not None
+    decoding = wrong.decoding.model_copy(update={field: 10**10})
+    assert not run.controller.advisor.update(wrong.model_copy(update={"decoding": decoding}), 1.0)
+    assert run.controller.advisor.feedback_monitor.refused["too_large"] == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), max_size=12))
+def test_decode_workers_that_carry_enough_change_no_decision(history: list[tuple[int, int]]) -> None:
+    known, unknown = Run(decoders=100), Run(decoders=100)
+    for required, seconds in history:
+        for _ in range(seconds):
+            known.advance(1, required)
+            unknown.now += 1.0
+            feedback = unknown.feedback(required).model_copy(update={"decoding": None})
+            unknown.controller.handle(PoolObserved(ready=unknown.controller.target), unknown.now)
+            unknown.controller.handle(FeedbackReceived(feedback), unknown.now)
+        assert known.controller.target == unknown.controller.target
+    ours = [(each.at, each.action, each.target, each.reason) for each in known.controller.decisions]
+    assert ours == [(each.at, each.action, each.target, each.reason) for each in unknown.controller.decisions]
