@@ -40,6 +40,12 @@ def test_a_profile_gives_the_split(tmp_path: Path) -> None:
     assert best["denoise"] + best["decode"] == split["workers"]
     assert best["sessions"] >= split["all_do_both"]
     assert split["chunks_per_s"]["denoise"] == pytest.approx(4 / 0.02 / config.chunk_forwards)
+    theirs = split["neustream"]
+    assert theirs["denoise"] + theirs["decode"] == split["workers"]
+    # Each batch counts with the whole of its partial SLO.
+    assert theirs["chunks_per_s"]["denoise"] < split["chunks_per_s"]["denoise"]
+    assert theirs["sessions"] <= best["sessions"]
+    assert "NeuStream" in str(roles.table(roles.run(profile=file, memory_gb=30.0)).caption)
 
 
 def test_what_cannot_be_computed_says_why(tmp_path: Path) -> None:

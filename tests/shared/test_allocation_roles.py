@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turboserve.allocation.roles import RoleCapacity, RoleSplit, best_split, chunks_per_s, in_turns
+from turboserve.allocation.roles import (
+    RoleCapacity,
+    RoleSplit,
+    best_split,
+    chunks_per_s,
+    in_turns,
+    neustream_chunks_per_s,
+    neustream_split,
+    partial_slos,
+)
 
 PLENTY = 10**6
 
@@ -18,6 +27,35 @@ def test_a_stage_s_rate_is_that_of_its_best_batch() -> None:
     assert chunks_per_s(latency_s) == pytest.approx(2 / 0.15)
     # Five forwards for each chunk.
     assert chunks_per_s(latency_s, visits=5) == pytest.approx(2 / 0.75)
+
+
+def test_neustream_s_formula_counts_each_batch_with_the_whole_slo() -> None:
+    latency_s = {1: 0.1, 2: 0.15, 4: 0.4}
+    # Two end within 0.3 s, after half of it: half of the true rate. Four do not.
+    assert neustream_chunks_per_s(latency_s, 0.3) == pytest.approx(2 / 0.3)
+    assert neustream_chunks_per_s(latency_s, 0.3) == pytest.approx(chunks_per_s(latency_s) / 2)
+    assert neustream_chunks_per_s(latency_s, 0.4, visits=5) == pytest.approx(4 / (0.4 * 5))
+    assert neustream_chunks_per_s(latency_s, 0.05) == 0.0
+
+
+def test_partial_slos_are_divided_by_latency_and_add_up() -> None:
+    slos = partial_slos({"denoise": 0.02, "decode": 0.1}, {"denoise": 5, "decode": 1}, 0.8)
+    assert slos == pytest.approx({"denoise": 0.08, "decode": 0.4})
+    assert 5 * slos["denoise"] + slos["decode"] == pytest.approx(0.8)
+
+
+@given(st.integers(2, 40), st.floats(0.1, 50.0), st.floats(0.1, 50.0))
+def test_neustream_s_split_has_the_largest_least_rate(workers: int, denoise: float, decode: float) -> None:
+    split = neustream_split(workers, {"denoise": denoise, "decode": decode})
+    assert split["denoise"] + split["decode"] == workers
+    least = min(split["denoise"] * denoise, split["decode"] * decode)
+    best = max(min(a * denoise, (workers - a) * decode) for a in range(1, workers))
+    assert least == pytest.approx(best)
+
+
+def test_neustream_s_split_needs_a_worker_for_each_stage() -> None:
+    with pytest.raises(ValueError, match="workers"):
+        neustream_split(1, {"denoise": 1.0, "decode": 1.0})
 
 
 def test_memory_is_what_makes_a_split_carry_more() -> None:

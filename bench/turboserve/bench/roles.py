@@ -4,7 +4,8 @@
 - `models.MODEL.sessions`: sessions that fit in the given memory, beside weights and workspace; `denoise`: on
   a worker of that role.
 - `models.MODEL.state`: bytes that a migration copies at most, and without the cache.
-- `split`: with `--profile`, the split of the workers that carries the most sessions.
+- `split`: with `--profile`, the split of the workers that carries the most sessions; `split.neustream`: that
+  of NeuStream's own formula and Algorithm 2, and the sessions that it carries by our measure.
 
 Sizes are computed by formula, on tensors without memory. Nothing is measured, and the text encoder's weights
 do not count.
@@ -81,7 +82,15 @@ def _memory(name: str, decoder: str, total_bytes: int) -> dict[str, Any]:
 
 
 def _split(name: str, memory: Mapping[str, Any], workers: int, profile: Path) -> dict[str, Any]:
-    from turboserve.allocation.roles import RoleCapacity, best_split, chunks_per_s, in_turns
+    from turboserve.allocation.roles import (
+        RoleCapacity,
+        best_split,
+        chunks_per_s,
+        in_turns,
+        neustream_chunks_per_s,
+        neustream_split,
+        partial_slos,
+    )
     from turboserve.worker.engine.profile_file import InvalidProfileError, ProfileFile
     from turboserve.worker.engine.snapshot import fingerprint
     from turboserve.worker.model.presets import preset
@@ -98,8 +107,15 @@ def _split(name: str, memory: Mapping[str, Any], workers: int, profile: Path) ->
     rates["both"] = in_turns(rates["denoise"], rates["decode"])
     roles = {role: RoleCapacity(rates[role], memory["sessions"][role]) for role in rates}
     best = best_split(workers, roles["denoise"], roles["decode"], roles["both"], config.chunk_media_s)
+    latency_s = {"denoise": stages["forward"], "decode": stages["decode"]}
+    visits = {"denoise": config.chunk_forwards, "decode": 1}
+    slos = partial_slos({role: each[1] for role, each in latency_s.items()}, visits, config.chunk_media_s)
+    theirs = {role: neustream_chunks_per_s(latency_s[role], slos[role], visits[role]) for role in slos}
+    split = neustream_split(workers, theirs)
+    carried = min(roles[role].of(split[role], config.chunk_media_s) for role in split)
     return {
         "model": name,
+        "neustream": {"chunks_per_s": theirs, "partial_slo_s": slos, **split, "sessions": carried},
         "workers": workers,
         "chunks_per_s": rates,
         "all_do_both": roles["both"].of(workers, config.chunk_media_s),
@@ -130,6 +146,8 @@ def table(result: Mapping[str, Any]) -> Table:
         shown.caption = (
             f"{split['workers']} workers of {split['model']}: {best['denoise']} that denoise and "
             f"{best['decode']} that decode carry {best['sessions']} sessions; "
-            f"if all do both, {split['all_do_both']}"
+            f"if all do both, {split['all_do_both']}; NeuStream's formula divides them into "
+            f"{split['neustream']['denoise']} and {split['neustream']['decode']}, which carry "
+            f"{split['neustream']['sessions']}"
         )
     return shown

@@ -11,6 +11,43 @@ from dataclasses import dataclass
 from math import floor
 
 
+def neustream_chunks_per_s(latency_s: Mapping[int, float], slo_s: float, visits: float = 1.0) -> float:
+    """Return g by NeuStream's own formula (1): max {b: L(b) ≤ SLO} / (SLO · k). 0.0: no batch ends in time.
+
+    A batch counts as if it took the whole partial SLO. So g is too small by L(b) / SLO, and too large only
+    where a smaller batch has the better rate. `slo_s`: partial SLO of one visit, seconds.
+    """
+    largest = max((size for size, seconds in latency_s.items() if seconds <= slo_s), default=0)
+    return largest / (slo_s * visits)
+
+
+def partial_slos(
+    latency_s: Mapping[str, float], visits: Mapping[str, float], slo_s: float
+) -> dict[str, float]:
+    """Divide a chunk's end-to-end SLO into partial SLOs of each stage's visit, by the stages' own latencies.
+
+    NeuStream divides "by inference time" (section 4.1). `latency_s`: L(1) of each stage, seconds. `visits`:
+    of each stage for a chunk. The sum of visits × partial SLOs is `slo_s`.
+    """
+    whole_s = sum(latency_s[stage] * visits[stage] for stage in latency_s)
+    return {stage: slo_s * seconds / whole_s for stage, seconds in latency_s.items()}
+
+
+def neustream_split(workers: int, per_s: Mapping[str, float]) -> dict[str, int]:
+    """Divide workers by NeuStream's Algorithm 2, with Δ = 1 and one device for each SPU.
+
+    Each stage gets one worker; each further one goes to the stage with the least g. `per_s`: g of one worker
+    of a stage, chunks a second. Its inverse proportion of latency and share, L(b, a) ∝ 1/a, makes g of a
+    stage proportional to its workers. Raises ValueError for fewer workers than stages.
+    """
+    if workers < len(per_s):
+        raise ValueError(f"workers: {workers} is less than one for each of {len(per_s)} stages")
+    given = dict.fromkeys(per_s, 1)
+    for _ in range(workers - len(per_s)):
+        given[min(per_s, key=lambda stage: (given[stage] * per_s[stage], stage))] += 1
+    return given
+
+
 def chunks_per_s(latency_s: Mapping[int, float], visits: float = 1.0) -> float:
     """Return g: the most chunks a second of a worker that computes only this stage.
 
