@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from turboserve.autoscaler.settings import AutoscalerSettings
-from turboserve.cli.stack.options import MODULES
+from turboserve.cli.embedded import Layout
+from turboserve.cli.stack.options import MODULES, Options
+from turboserve.cli.stack.plan import Plan
 from turboserve.experiments.chaos import small_disk, surroundings
 from turboserve.experiments.chaos.degradations import (
     LINKS,
@@ -36,12 +38,14 @@ from turboserve.experiments.chaos.network_proxy import UNDISTURBED, NetworkCondi
 from turboserve.experiments.chaos.plan import (
     AFTERWARDS_S,
     FREEZES,
+    LONGEST_STOP_S,
     REDUNDANT,
     SERVERS,
     SERVICES,
     WORKER,
     FaultGroup,
     FaultKind,
+    decode_worker_names,
     plan,
 )
 from turboserve.experiments.chaos.process_faults import IdleSockets
@@ -52,6 +56,21 @@ from turboserve.state_store.settings import Settings as StoreSettings
 from turboserve.worker.settings import Settings as WorkerSettings
 
 MANY = [plan(seed, 300.0, sessions=3, schedulers=2, gap_s=6.0) for seed in range(60)]
+
+
+def test_decode_workers_are_hit_like_workers(tmp_path: Path) -> None:
+    decoders = decode_worker_names(2)
+    assert decoders == ("decode-worker", "decode-worker-2")
+    plans = [plan(seed, 300.0, 3, 2, 6.0, decoders=decoders) for seed in range(20)]
+    faults = [fault for one in plans for fault in one.faults if fault.target in decoders]
+    kinds = Counter((fault.target, fault.kind) for fault in faults)
+    assert set(kinds) == {(name, kind) for name in decoders for kind in (FaultKind.KILL, FaultKind.STOP)}
+    assert max(fault.seconds for fault in faults) > LONGEST_STOP_S
+    # Names of a stack's processes.
+    layout = Layout(tmp_path / "data")
+    layout.create()
+    stack = Plan(Options(layout.data, decode_workers=2), layout)
+    assert stack.decode_pool.names == list(decoders)
 
 
 def test_the_same_seed_plans_the_same_and_another_does_not() -> None:

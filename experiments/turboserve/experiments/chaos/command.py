@@ -17,7 +17,7 @@ from turboserve.bench.report import BenchError
 from turboserve.cli.stack.background import StackStartError
 from turboserve.experiments.chaos.invariants import INVARIANTS
 from turboserve.experiments.chaos.mechanisms import MechanismSet, settings_of
-from turboserve.experiments.chaos.plan import FREEZES, FaultGroup, plan
+from turboserve.experiments.chaos.plan import FREEZES, FaultGroup, decode_worker_names, plan
 from turboserve.experiments.chaos.run import run_scenario
 from turboserve.experiments.chaos.small_disk import SmallDiskError
 from turboserve.experiments.chaos.surroundings import left_out, prepared
@@ -29,6 +29,12 @@ async def run(
     workers: Annotated[int, typer.Option(min=2, max=16, help="Number of workers.")] = 2,
     schedulers: Annotated[int, typer.Option(min=1, max=4, help="Number of schedulers.")] = 2,
     sessions: Annotated[int, typer.Option(min=1, max=32, help="Number of sessions.")] = 3,
+    decode_workers: Annotated[
+        int,
+        typer.Option(
+            min=0, max=8, help="Number of decode workers, which are hit as well. 0: workers decode."
+        ),
+    ] = 0,
     gap: Annotated[float, typer.Option(min=1.0, help="Mean time between two faults, in seconds.")] = 8.0,
     fault: Annotated[
         list[FaultGroup] | None,
@@ -57,7 +63,8 @@ async def run(
     """Check the design's invariants on a real stack with random faults, while sessions play.
 
     Services and workers get SIGKILL, SIGSTOP and SIGCONT. NATS, Redis and Postgres restart. Real clients
-    change prompts, pause, resume and migrate. --fault adds a full disk, a gateway without descriptors, steps
+    change prompts, pause, resume and migrate. With --decode-workers, the workers denoise and others decode:
+    the same faults hit these. --fault adds a full disk, a gateway without descriptors, steps
     of the clock, a frozen broker, slow or silent connections, slow disks, or a service that is behind by
     minutes. With --redundancy, it also freezes one or two processes at once, and
     measures the stalls of clients with a buffer of 3 s.
@@ -73,7 +80,10 @@ async def run(
     elif set(groups) & set(FREEZES):
         raise typer.BadParameter("one_frozen and two_frozen need --redundancy", param_hint="--fault")
     limits = mechanisms is MechanismSet.ALL
-    planned = plan(seed, seconds, sessions, schedulers, gap, groups, limits=limits, redundancy=redundancy)
+    decoders = decode_worker_names(decode_workers)
+    planned = plan(
+        seed, seconds, sessions, schedulers, gap, groups, decoders, limits=limits, redundancy=redundancy
+    )
     with tempfile.TemporaryDirectory(prefix="turboserve-chaos-") as folder:
         place = (data or Path(folder) / "data").absolute()
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +91,14 @@ async def run(
             with prepared(groups, Path(folder), place, seed, redundancy=redundancy) as surroundings:
                 surroundings.environment |= settings_of(mechanisms, Path(folder))
                 found = await run_scenario(
-                    planned, seconds, surroundings, workers, schedulers, sessions, redundancy=redundancy
+                    planned,
+                    seconds,
+                    surroundings,
+                    workers,
+                    schedulers,
+                    sessions,
+                    decoders,
+                    redundancy=redundancy,
                 )
         except SmallDiskError as error:
             raise BenchError(str(error)) from None
@@ -106,6 +123,8 @@ def table(result: Mapping[str, Any]) -> RenderableType:
     for name, spread in result["frozen_stall_s"].items():
         if spread["max"] is not None:
             figures.add_row(f"stall_s, {name}", f"p50 {spread['p50']:.2f}, max {spread['max']:.2f}")
+    if (decoded := result["decoded_apart"]) is not None:
+        figures.add_row("decoded_apart", str(decoded))
     for name in ("settle_s", "chunks", "chunks_lost", "chunks_repeated", "owner_changes", "reconnects"):
         value = result[name]
         figures.add_row(name, f"{value:.2f}" if isinstance(value, float) else str(value))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from turboserve.cli.stack.decode_pool import DECODE_WORKER
 from turboserve.experiments.chaos.degradations import (
     DISK_TARGETS,
     NETWORK_TARGETS,
@@ -26,6 +27,7 @@ from turboserve.experiments.chaos.user_actions import (
 SERVICES = ("gateway", "scheduler", "autoscaler", "state-store")
 SERVERS = ("nats", "redis", "postgres")
 WORKER = "worker"
+WORKERS = WORKER, DECODE_WORKER
 QUIET_S = 4.0
 """Time before the first fault, in which clients begin to watch."""
 LONGEST_STOP_S = 8.0
@@ -188,6 +190,13 @@ class Plan:
     actions: tuple[UserAction, ...]
 
 
+def decode_worker_names(count: int) -> tuple[str, ...]:
+    """Return the names of so many decode workers in a stack."""
+    return tuple(
+        f"{DECODE_WORKER}-{number}" if number > 1 else DECODE_WORKER for number in range(1, count + 1)
+    )
+
+
 def plan(
     seed: int,
     seconds: float,
@@ -195,6 +204,7 @@ def plan(
     schedulers: int,
     gap_s: float,
     groups: Sequence[FaultGroup] = (FaultGroup.PROCESS,),
+    decoders: Sequence[str] = (),
     *,
     limits: bool = False,
     redundancy: bool = False,
@@ -202,12 +212,14 @@ def plan(
     """Plan faults about `gap_s` apart and actions of every session, within `seconds`.
 
     The same seed gives the same plan. With `limits`, the actions of `LIMIT_ACTIONS` come in addition. With
+    `decoders`, the names of decode workers, process faults hit these as often as workers. With
     `redundancy`, faults also hit the second processes of services and their connections. During a lasting
     fault, and shortly after it, there is no other fault.
     """
     chance = random.Random(f"chaos {seed}")
     targets = [*SERVICES, *SERVERS, *(f"scheduler-{n}" for n in range(2, schedulers + 1)), *[WORKER] * 3]
     targets += SECOND_PROCESSES if redundancy else ()
+    targets += [decoders[number % len(decoders)] for number in range(3)] if decoders else ()
     faults: list[Fault] = []
     at = QUIET_S
     lasting = [group for group in groups if group is not FaultGroup.PROCESS]
@@ -264,7 +276,7 @@ def _fault(chance: random.Random, at_s: float, target: str) -> Fault:
         if target.partition("-")[0] in SERVERS
         else (FaultKind.KILL, FaultKind.STOP)
     )
-    longest = LONGEST_WORKER_STOP_S if target == WORKER else LONGEST_STOP_S
+    longest = LONGEST_WORKER_STOP_S if target.startswith(WORKERS) else LONGEST_STOP_S
     return Fault(
         at_s,
         target,

@@ -53,6 +53,8 @@ class Run:
     """Changes of owner in the log."""
     takeovers: list[float] = field(default_factory=list)
     settle_s: float | None = None
+    decoded_apart: int | None = None
+    """Chunks that decode workers have decoded since their last start. None: there are none."""
 
     def report(self) -> dict[str, Any]:
         waits = [(hit.fault, self._recovery(hit.recovers_from_s)) for hit in self.hits]
@@ -78,6 +80,7 @@ class Run:
             "chunks_lost": sum(client.viewer.player.lost for client in self.clients),
             "chunks_repeated": sum(client.viewer.player.repeated for client in self.clients),
             "chunks": self.chunks,
+            "decoded_apart": self.decoded_apart,
             "owner_changes": self.owners,
             "skips": sum(len(client.viewer.skips) for client in self.clients),
             "reconnects": sum(client.viewer.connections for client in self.clients) - len(self.clients),

@@ -44,6 +44,8 @@ SILENCE_S = 8.0
 """Silence of a log before its owner changes, by which the former owner had died (12 s) or was stopped."""
 STALLED_S = 8.0
 """Time after a freeze in which a stall still counts; less than the time to the next fault, seconds."""
+DECODED = "turboserve_worker_decode_duration_seconds_count"
+"""A decode worker's metric of the chunks that it has decoded."""
 SLOTS = 4
 """Sessions per worker: the others must hold the sessions of a worker that dies."""
 
@@ -55,6 +57,7 @@ async def run_scenario(
     workers: int,
     schedulers: int,
     sessions: int,
+    decoders: Sequence[str] = (),
     *,
     redundancy: bool = False,
 ) -> Run:
@@ -67,6 +70,7 @@ async def run_scenario(
         surroundings.data,
         *("--workers", str(workers), "--schedulers", str(schedulers)),
         *(REDUNDANCY if redundancy else ()),
+        *(("--decode-workers", str(len(decoders))) if decoders else ()),
         environment={
             "TURBOSERVE_WORKER_MAX_SESSIONS": str(SLOTS),
             "TURBOSERVE_CHUNKS_KEPT": "100000",
@@ -82,7 +86,7 @@ async def run_scenario(
             gateways = network.serve_viewers_of(gateways)
         async with httpx.AsyncClient(base_url=gateways[0]) as api:
             faults = ProcessFaults(stack, surroundings)
-            return await _run_faults(plan, seconds, stack, faults, api, gateways, sessions)
+            return await _run_faults(plan, seconds, stack, faults, api, gateways, sessions, decoders)
     finally:
         await asyncio.to_thread(stack.stop)
 
@@ -95,6 +99,7 @@ async def _run_faults(
     api: httpx.AsyncClient,
     gateways: Sequence[str],
     sessions: int,
+    decoders: Sequence[str],
 ) -> Run:
     run = Run()
     watches: list[asyncio.Task[None]] = []
@@ -115,6 +120,8 @@ async def _run_faults(
                 group.create_task(_inject(run, stack, process_faults, fault, began_s))
             group.create_task(asyncio.sleep(seconds))
         await _settle(run, api)
+        if decoders:
+            run.decoded_apart = await _decoded(stack, decoders)
         await _check(run, stack)
         for client in run.clients:
             await client.end()
@@ -197,6 +204,19 @@ async def _settle(run: Run, api: httpx.AsyncClient) -> None:
 
     await asyncio.gather(*(one(client) for client in run.clients))
     run.settle_s = time.monotonic() - began_s
+
+
+async def _decoded(stack: BackgroundStack, decoders: Sequence[str]) -> int:
+    """Return the chunks that decode workers have decoded since their last start."""
+    counted = 0.0
+    async with httpx.AsyncClient(trust_env=False) as http:
+        for name in decoders:
+            with suppress(LookupError, *TRANSIENT_ERRORS):
+                port = stack.record.processes[name]["port"]
+                page = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+                lines = (line for line in page.splitlines() if line.startswith(DECODED))
+                counted += sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+    return round(counted)
 
 
 async def _check(run: Run, stack: BackgroundStack) -> None:
