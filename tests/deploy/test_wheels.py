@@ -99,7 +99,9 @@ for policies in (PLACEMENTS, GATHER_POLICIES, REBALANCERS, SHARES):
     assert gathering == {
         "step": "turboserve.worker.engine.gather",
         "chunk": "turboserve.baselines.gather",
+        "earliest-fluid-finish": "turboserve.baselines.neustream",
         "fcfs": "turboserve.baselines.gather",
+        "partial-deadlines": "turboserve.baselines.neustream",
         "stream-deadline": "turboserve.baselines.gather",
         "tiers": "turboserve.baselines.gather",
     }

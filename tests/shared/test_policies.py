@@ -98,7 +98,9 @@ def test_the_baselines_are_installed() -> None:
     )
     assert SHARES.names == ("exact", "most-sessions", "oserve")
     assert REBALANCERS.names == ("min-max", "algorithm-1")
-    assert GATHER_POLICIES.names == ("step", "chunk", "fcfs", "stream-deadline", "tiers")
+    assert GATHER_POLICIES.names == (
+        "step", "chunk", "earliest-fluid-finish", "fcfs", "partial-deadlines", "stream-deadline", "tiers"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from turboserve.worker.engine.memory import Slab, SlabLayout, SlabPool
 
 AGING = ("fcfs", "chunk", "step")
 """Policies that count how long a session waits. `tiers` relies on credit, which falls with time."""
-POLICIES = (*AGING, "tiers", "stream-deadline")
+POLICIES = (*AGING, "tiers", "stream-deadline", "partial-deadlines", "earliest-fluid-finish")
 FLAT = LatencyProfile({1: 0.02, 16: 0.03})
 LINEAR = LatencyProfile({1: 0.02, 16: 0.32})
 STEPS = 5

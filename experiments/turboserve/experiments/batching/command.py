@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +13,7 @@ from turboserve.bench.report import percentile
 from turboserve.experiments.batching.simulation import BatchingScenario, capacity, poisson, simulate
 from turboserve.worker.engine.gather import GATHER_POLICIES, LatencyProfile
 
-POLICIES = ("fcfs", "chunk", "step")
+POLICIES = ("fcfs", "chunk", "partial-deadlines", "earliest-fluid-finish", "step")
 LOADS = (0.2, 0.4, 0.6, 0.8, 0.9)
 FORWARDS = 5
 SLACK_CHUNKS = 4.0
@@ -62,7 +62,9 @@ def run(
     }
 
 
-def compare(profile: LatencyProfile, chunks: int, slots: int, seed: int) -> dict[str, Any]:
+def compare(
+    profile: LatencyProfile, chunks: int, slots: int, seed: int, policies: Sequence[str] = POLICIES
+) -> dict[str, Any]:
     """Return {p50,p95,p99}_chunk_latency_s and stall_rate by load and policy."""
     found: dict[str, Any] = {}
     slack_s = SLACK_CHUNKS * FORWARDS * profile(1)
@@ -70,7 +72,7 @@ def compare(profile: LatencyProfile, chunks: int, slots: int, seed: int) -> dict
         due_s = poisson(chunks, load * capacity(profile, FORWARDS, slots), seed)
         scene = BatchingScenario(due_s, FORWARDS, slack_s, slots)
         found[f"{load:g}"] = {
-            name: figures(simulate(scene, GATHER_POLICIES.make(name), profile), slack_s) for name in POLICIES
+            name: figures(simulate(scene, GATHER_POLICIES.make(name), profile), slack_s) for name in policies
         }
     return found
 

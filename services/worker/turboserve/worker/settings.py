@@ -115,8 +115,8 @@ class Settings(Shared):
     gather_policy: Annotated[str, AfterValidator(GATHER_POLICIES.check)] = "step"
     """Policy that chooses the sessions of a forward: `step` (any sessions at any steps), or an installed one.
     `turboserve-baselines` installs `chunk` (whole chunks together), `fcfs` (one session at a time),
-    `stream-deadline` (whole chunks, the video that must be whole first) and `tiers` (one session at a time,
-    by its tier and credit)."""
+    `stream-deadline` (whole chunks, the video that must be whole first), `tiers` (one session at a time, by
+    its tier and credit), `partial-deadlines` and `earliest-fluid-finish` (NeuStream's)."""
     fidelity: Annotated[str, AfterValidator(FIDELITY_POLICIES.check)] = "best"
     """Policy that chooses the configuration of each chunk: `best`, `in-time` (lowers the chunks that cost the
     least quality until all sessions of the worker are in time), or an installed one. `turboserve-baselines`
