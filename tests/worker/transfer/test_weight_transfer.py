@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -138,9 +139,36 @@ def equal(one: dict[str, nn.Module], other: dict[str, nn.Module]) -> bool:
     return manifest_of(one).digest == manifest_of(other).digest
 
 
+def send_at_one_pace(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
+    """Let no source send its next shard before the other has sent its last one, while shards are left.
+
+    On a busy machine one source may be much slower than the other.
+    """
+    sends, changed = WeightSource._send, asyncio.Condition()
+    asked, sent = Counter[WeightSource](), Counter[WeightSource]()
+
+    async def in_turn(self: WeightSource, channel: Any, link: Any, shard: Any) -> None:
+        async with changed:
+            asked[self] += 1
+            changed.notify_all()
+            mine = asked[self]
+            await changed.wait_for(lambda: asked.total() >= shards or sent.total() - sent[self] >= mine - 1)
+        await sends(self, channel, link, shard)
+        async with changed:
+            sent[self] += 1
+            changed.notify_all()
+
+    monkeypatch.setattr(WeightSource, "_send", in_turn)
+    # A source that waits for its turn has not failed.
+    monkeypatch.setattr(source_connection, "ANSWER_S", PATIENCE_S)
+
+
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
-async def test_weights_come_from_all_holders_bit_for_bit(hold: MakeHolder, backend: str) -> None:
+async def test_weights_come_from_all_holders_bit_for_bit(
+    hold: MakeHolder, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
     holders = [await hold(name, backends=(backend,)) for name in ("a", "b")]
+    send_at_one_pace(monkeypatch, len(manifest_of(networks(1)).shards()))
     receiver, got = await receive(holders, backends=(backend,))
     assert equal(got, networks(1))
     assert set(receiver.received_bytes) == {"a", "b"}
