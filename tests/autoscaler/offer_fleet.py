@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from turboserve.autoscaler.control.composition import Terms
 from turboserve.autoscaler.control.composition_controller import CompositionController
+from turboserve.autoscaler.control.composition_goal import answer_to
 from turboserve.autoscaler.control.events import ControlTick, Event, FeedbackReceived
 from turboserve.autoscaler.control.policy import ControlPolicy, default_table
 from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferState, PoolOffer
@@ -26,6 +27,13 @@ OFFERS = (
     PoolOffer("both", "big", "light", 12),
 )
 START_S, DRAIN_S = 4, 2
+
+
+def handle(controller: CompositionController, event: Event | OffersObserved, now: float) -> None:
+    """Pass an event to the controller, and what it asks to the solver, which takes no time."""
+    controller.handle(event, now)
+    while (problem := controller.problem()) is not None:
+        controller.handle(answer_to(problem), now)
 
 
 class Fleet:
@@ -107,7 +115,7 @@ class Fleet:
 
     def decide(self, event: Event) -> None:
         before, places = dict(self.controller.sizes), self.places()
-        self.controller.handle(event, float(self.now))
+        handle(self.controller, event, float(self.now))
         fewer = [name for name, size in self.controller.sizes.items() if size < before[name]]
         for name, size in self.controller.sizes.items():
             found = self.workers[name]

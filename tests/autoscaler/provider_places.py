@@ -25,12 +25,12 @@ from turboserve.autoscaler.providers.kubernetes_cluster import KubernetesCluster
 from turboserve.autoscaler.providers.local import LocalProvider, pool_id, worker_environment
 from turboserve.autoscaler.providers.process import environment_of, pids
 from turboserve.autoscaler.providers.ray import RayProvider
-from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster
+from turboserve.autoscaler.providers.ray_cluster import MemberNeeds, Needs, RayCluster
 from turboserve.ids import new_id
 
 PROGRAM = Path(__file__).with_name("plain_worker.py")
 LIMIT_S = 60.0
-NEEDS = Needs(gpus=0, cpus=1, resources=(("worker", 1),))
+NEEDS = MemberNeeds.alike(Needs(gpus=0, cpus=1, resources=(("worker", 1),)))
 
 
 class MemoryProvider(PoolProvider):

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tests.autoscaler.offer_fleet import OFFERS, POLICY, TERMS, Fleet
+from tests.autoscaler.offer_fleet import OFFERS, POLICY, TERMS, Fleet, handle
 from turboserve.autoscaler.control.class_demand import ClassDemand
 from turboserve.autoscaler.control.composition_controller import CompositionController
 from turboserve.autoscaler.control.events import (
@@ -142,16 +142,16 @@ def test_an_override_and_a_dry_run() -> None:
     fleet = Fleet({"wide": 1})
     fleet.live["large"] = 2
     fleet.run(2)
-    fleet.controller.handle(SizeOverridden(3, "an operator"), 2.0)
+    handle(fleet.controller, SizeOverridden(3, "an operator"), 2.0)
     fleet.run(10)
     assert sum(fleet.sizes.values()) == 3
-    fleet.controller.handle(SizeOverridden(None, "an operator"), 12.0)
-    fleet.controller.handle(DryRunSet(True), 12.0)
+    handle(fleet.controller, SizeOverridden(None, "an operator"), 12.0)
+    handle(fleet.controller, DryRunSet(True), 12.0)
     fleet.run(30)
     assert sum(fleet.sizes.values()) == 3
     assert (fleet.controller.advice, fleet.controller.maxima()["large"]) == (1, fleet.sizes["wide"])
     assert "dry run; otherwise" in fleet.controller.decisions[-1].reason
-    fleet.controller.handle(DryRunSet(False), 42.0)
+    handle(fleet.controller, DryRunSet(False), 42.0)
     fleet.run(30)
     assert fleet.sizes == {"wide": 1}
 
@@ -160,7 +160,8 @@ def test_minimum_sizes_hold_and_k_is_remembered() -> None:
     offers = (replace(OFFERS[0], least=1), *OFFERS[1:])
     controller = CompositionController(POLICY, default_table(), offers, TERMS, {})
     controller.handle(OffersObserved({"tiny": OfferState(1, capacity=7)}), 0.0)
-    controller.handle(
+    handle(
+        controller,
         FeedbackReceived(
             LoadFeedback(model="light", rho_max=0, required=0, waiting=0, capacity=0, workers=0)
         ),

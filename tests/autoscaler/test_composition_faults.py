@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from itertools import product
 from random import Random
 from typing import cast
 
 import pytest
 
-from tests.autoscaler.offer_fleet import OFFERS, POLICY, TERMS, Fleet
+from tests.autoscaler.offer_fleet import OFFERS, POLICY, TERMS, Fleet, handle
 from tests.helpers.virtual_clock import VirtualClock
 from turboserve.autoscaler.composition_loop import CompositionLoop
 from turboserve.autoscaler.control.composition import Terms
 from turboserve.autoscaler.control.composition_controller import CompositionController
-from turboserve.autoscaler.control.composition_goal import CompositionGoal
+from turboserve.autoscaler.control.composition_goal import (
+    CompositionGoal,
+    GoalAnswered,
+    GoalProblem,
+    answer_to,
+)
 from turboserve.autoscaler.control.events import SizeOverridden
 from turboserve.autoscaler.control.policy import default_table
 from turboserve.autoscaler.control.pool_offers import (
@@ -44,9 +50,17 @@ class MemberLoop:
         self.workers = controller.workers
         self.sizes = controller.sizes
         self.loop = self.loop_class(
-            controller, default_table(), None, lambda sizes, reason: None, lambda: self.members
+            controller,
+            default_table(),
+            None,
+            lambda sizes, reason: None,
+            lambda: self.members,
+            self.solve,
         )
         self.loop.ordered(PoolOrders(pool="p"), 0.0)
+
+    def solve(self, problem: GoalProblem, answered: Callable[[GoalAnswered, float], None]) -> None:
+        answered(answer_to(problem), self.now)
 
     def run(self, seconds: int, **live: int) -> None:
         for _ in range(seconds):
@@ -135,7 +149,10 @@ def test_a_shortage_of_one_class_keeps_no_idle_worker_of_another() -> None:
     terms = {kind: Terms(price, most=40, start_s=5.0, switch_s=5.0) for kind, price in prices.items()}
     sizes = {"xa": 0, "xb": 40, "ya": 40, "za": 8, "zb": 32}
     goal, sessions = CompositionGoal(OfferWorkers(offers, terms), sizes), {"a": 297, "b": 386}
-    goal.update(sizes, sessions, sessions, None)
+    assert not goal.is_solved(sizes, sessions, sessions, None, 0.0)
+    assert goal.problem is not None
+    goal.answered(answer_to(goal.problem))
+    assert goal.is_solved(sizes, sessions, sessions, None, 0.0)
     assert goal.sizes == sizes | {"ya": 39}
 
 
@@ -149,6 +166,29 @@ def test_no_release_waits_for_a_worker_that_cannot_be_ended() -> None:
     assert pool.sizes == {"wide": 1, "tiny": 0, "both": 0}
     pool.run(15, large=0)
     assert pool.sizes == {"wide": 0, "tiny": 0, "both": 0}
+
+
+def test_workers_that_an_autoscaler_finds_are_heard_before_any_is_released() -> None:
+    """Incident: after a restart, with no worker ready, one was released that another session used."""
+    found = member("wide-0", PoolMemberPhase.LAUNCHING, adopted=True, since=0.0)
+    other = member("both-0", PoolMemberPhase.LAUNCHING, adopted=True, since=0.0)
+    pool = MemberLoop({"wide": 1, "both": 1}, found, other)
+    pool.run(4, large=0, light=9)
+    assert pool.sizes == {"wide": 1, "tiny": 0, "both": 1}
+    found.phase = other.phase = PoolMemberPhase.READY
+    pool.run(4, large=0, light=9)
+    assert pool.sizes == {"wide": 1, "tiny": 0, "both": 1}, "reports do not cover the window yet"
+    pool.run(10, large=0, light=9)
+    assert pool.sizes == {"wide": 0, "tiny": 0, "both": 1}
+
+
+def test_a_worker_that_is_found_and_stays_silent_holds_up_releases_for_half_a_minute() -> None:
+    silent = member("both-0", PoolMemberPhase.LAUNCHING, adopted=True, since=0.0)
+    pool = MemberLoop({"wide": 1, "both": 1}, member("wide-0", PoolMemberPhase.READY), silent)
+    pool.run(30, large=0, light=9)
+    assert pool.sizes["wide"] == 1
+    pool.run(3, large=0, light=9)
+    assert pool.sizes["wide"] == 0
 
 
 def test_hardware_that_cannot_be_freed_is_not_used() -> None:
@@ -222,7 +262,7 @@ def test_an_order_counts_on_an_offer_that_fails_if_the_others_have_too_few_worke
     fleet.live["light"] = 1
     fleet.run(30)
     assert fleet.sizes == {"both": 1}
-    fleet.controller.handle(SizeOverridden(4, "an operator"), 30.0)
+    handle(fleet.controller, SizeOverridden(4, "an operator"), 30.0)
     fleet.run(10)
     assert sum(fleet.sizes.values()) == 4
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from turboserve.autoscaler.__main__ import member_environment
 from turboserve.autoscaler.composition_loop import CompositionLoop
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
@@ -15,6 +14,8 @@ from turboserve.autoscaler.messages import SizesWanted, SizeWanted
 from turboserve.autoscaler.pool_file import PoolFile
 from turboserve.autoscaler.pool_start import control_of, first_size
 from turboserve.autoscaler.providers.base import ProviderWorker
+from turboserve.autoscaler.providers.kubernetes_pod import ALIKE
+from turboserve.autoscaler.providers.member_kinds import member_environment, member_needs, member_pod
 from turboserve.autoscaler.settings import AutoscalerSettings
 
 TWO = """
@@ -64,6 +65,39 @@ def test_a_file_has_limits_models_and_the_environment_of_each_offer(tmp_path: Pa
     assert read.pool_file is not None
     assert read.pool_file.usage_of("wide") == ("big", 0.5)
     assert read.pool_file.usage_of("tiny") == ("small", 1.0)
+    own = (
+        'sessions = 3\nsettings = { TURBOSERVE_WEIGHTS_DIGEST = "ab", TURBOSERVE_WORKER_MAX_SESSIONS = "2" }'
+    )
+    common = TWO.replace("most = 3", 'most = 3\nsettings = { TURBOSERVE_WORKER_MAX_SESSIONS = "9" }')
+    tiny = PoolFile.parse(common.replace("sessions = 3", own)).environment_of("tiny")
+    assert (tiny["TURBOSERVE_WEIGHTS_DIGEST"], tiny["TURBOSERVE_WORKER_MAX_SESSIONS"]) == ("ab", "2")
+    assert PoolFile.parse(common).environment_of("tiny")["TURBOSERVE_WORKER_MAX_SESSIONS"] == "9"
+    switches = TWO.replace("gpus = 0.5", "start_s = 40\nswitch_s = 9")
+    terms = PoolFile.parse(switches).terms
+    assert (terms["big"].start_s, terms["big"].switch_s) == (40, 9)
+    assert (terms["small"].start_s, terms["small"].switch_s) == (30, 30)
+
+
+def test_each_kind_takes_its_own_part_of_a_cluster() -> None:
+    text = TWO.replace(
+        "gpus = 0.5",
+        "gpus = 0.5\ncpus = 3\nresources = { h100 = 2.0 }\n"
+        'node_selector = { gpu = "h100" }\nlimits = { "nvidia.com/gpu" = "2" }',
+    )
+    ray = settings(text, provider="ray", ray_cpus=7, ray_resources={"h100": 1.0, "site": 1.0})
+    needs = member_needs(ray)
+    large = {"CPU": 3, "GPU": 0.5, "h100": 2.0, "site": 1.0}
+    small = {"CPU": 7, "GPU": 1, "h100": 1.0, "site": 1.0}
+    assert needs.of("local-wide-0").bundle == large
+    assert needs.of("local-tiny-1").bundle == small
+    assert [one.bundle for one in needs.every] == [large, small]
+    assert needs.variables("local-wide-0")["TURBOSERVE_WORKER_MAX_SESSIONS"] == "4"
+    pod = member_pod(ray, "local-wide-0")
+    assert (pod.node_selector, pod.limits) == ({"gpu": "h100"}, {"nvidia.com/gpu": "2"})
+    assert pod.variables["TURBOSERVE_MODEL"] == "toyworld"
+    assert (member_pod(ray, "local-tiny-0").limits, member_pod(ray, "local-gone-0")) == ({}, ALIKE)
+    plain = AutoscalerSettings(pool_worker_gpus=2, ray_cpus=4)
+    assert member_needs(plain).of("local-0").bundle == {"CPU": 4, "GPU": 2}
 
 
 @pytest.mark.parametrize(
@@ -75,8 +109,13 @@ def test_a_file_has_limits_models_and_the_environment_of_each_offer(tmp_path: Pa
         ("gpus = 0.5", "gpus = nan", "kinds.big.gpus: "),
         ("most = 2", "", "kinds.big.most: Field required"),
         ("most = 2", "most = 2\nleast = 1", "kinds.big.least: Extra inputs"),
-        ("TURBOSERVE_WORKER_MAX_SESSIONS", "TURBOSERVE_MODEL", "kinds.big: settings: TURBOSERVE_MODEL is no"),
-        ("TURBOSERVE_WORKER_MAX_SESSIONS", "PATH", "kinds.big: settings: PATH is no setting"),
+        ("TURBOSERVE_WORKER_MAX_SESSIONS", "TURBOSERVE_MODEL", "kinds.big.settings: TURBOSERVE_MODEL is no"),
+        ("TURBOSERVE_WORKER_MAX_SESSIONS", "PATH", "kinds.big.settings: PATH is no setting"),
+        (
+            "sessions = 3",
+            "settings = { TURBOSERVE_MODEL = 'x' }",
+            "offers.1.settings: TURBOSERVE_MODEL is no",
+        ),
         ('kind = "small"', 'kind = "tall"', "offers: tiny is of the kind tall, which"),
         ('name = "tiny"', 'name = "wide"', "offers: names differ"),
         ('name = "tiny"', 'name = "extra"', "offers: names differ, and none is 'extra'"),
@@ -96,8 +135,8 @@ def test_a_wrong_file_is_refused_with_the_field(tmp_path: Path, old: str, new: s
 
 
 def test_what_cannot_have_several_offers_refuses_them() -> None:
-    with pytest.raises(ValidationError, match="only the provider local starts"):
-        settings(TWO, provider="ray")
+    with pytest.raises(ValidationError, match="another system starts the workers"):
+        settings(TWO, provider="external")
     with pytest.raises(ValidationError, match="absorb nothing"):
         settings(TWO, quality_debt_limit=0.1)
 
@@ -106,7 +145,7 @@ def test_a_file_of_one_offer_is_a_plain_pool_with_its_limits() -> None:
     one = settings(ONE)
     first = first_size(one, [], ())
     assert first == SizeWanted(1, "configured")
-    control = control_of(one, first, POOL, lambda event: None)
+    control = control_of(one, first, POOL, lambda event: None, lambda *_: None)
     assert type(control) is ControlLoop
     assert (control.model, control.controller.policy.most, control.further_models) == ("toyworld", 2, {})
     assert member_environment(one, "local-0")["OMP_NUM_THREADS"] == "2"
@@ -119,7 +158,7 @@ def test_a_pool_of_several_offers_begins_with_what_runs() -> None:
     found = first_size(two, [*running, ProviderWorker("local-0", "wrk_9")], {"wrk_0"})
     # At most three of the kind, and at least one of the other.
     assert found == SizesWanted({"wide": 1, "tiny": 3}, "5 already running")
-    control = control_of(two, found, POOL, lambda event: None)
+    control = control_of(two, found, POOL, lambda event: None, lambda *_: None)
     assert isinstance(control, CompositionLoop)
     assert (control.model, control.maximum) == ("toyworld", 2)
     assert control.further_models == {"tiny": ("toyworld-small", 3)}

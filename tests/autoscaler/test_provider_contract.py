@@ -35,7 +35,7 @@ from turboserve.autoscaler.providers.base import (
 )
 from turboserve.autoscaler.providers.process import environment_of
 from turboserve.autoscaler.providers.ray import RayProvider
-from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster
+from turboserve.autoscaler.providers.ray_cluster import MemberNeeds, Needs, RayCluster
 from turboserve.ids import new_id
 
 
@@ -217,7 +217,7 @@ async def test_ray_what_no_node_has_room_for_is_asked_for_and_refused(
             with pytest.raises(NoResourcesError, match="worker"):
                 await provider.reserve("test-2")
         cluster = RayCluster(ray_nodes.address, place.pool, call_s=LIMIT_S)
-        greedy = RayProvider(place.pool, cluster, [], {}, Needs(gpus=8))
+        greedy = RayProvider(place.pool, cluster, [], {}, MemberNeeds.alike(Needs(gpus=8)))
         health = await greedy.health()
         assert not health.ok
         assert "GPU" in str(health.reason)

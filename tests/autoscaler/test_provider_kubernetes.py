@@ -22,7 +22,14 @@ from tests.helpers.waiting import eventually
 from turboserve.autoscaler.providers.base import LaunchError, ProviderError, StuckError
 from turboserve.autoscaler.providers.kubernetes import KubernetesProvider
 from turboserve.autoscaler.providers.kubernetes_cluster import KubernetesCluster, read_template
-from turboserve.autoscaler.providers.kubernetes_pod import checked_template, parsed, pod_name, pod_of
+from turboserve.autoscaler.providers.kubernetes_pod import (
+    ALIKE,
+    PodKind,
+    checked_template,
+    parsed,
+    pod_name,
+    pod_of,
+)
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.broker_accounts import worker_user
 from turboserve.contracts.errors import InvalidInputError
@@ -99,6 +106,19 @@ class TestPods:
         assert pod["spec"]["containers"][1] == {"name": "sidecar", "image": "s"}
         # The template stays what it is for the next worker.
         assert given["spec"]["containers"][0]["env"] == [{"name": "TURBOSERVE_WORKER_ID", "value": "no"}]
+
+    def test_a_kind_adds_nodes_and_limits_to_the_template(self) -> None:
+        worker = {"name": "worker", "resources": {"limits": {"memory": "8Gi", "nvidia.com/gpu": "1"}}}
+        given: dict[str, Any] = {"spec": {"nodeSelector": {"zone": "a"}, "containers": [worker]}}
+        spec = PodKind({"gpu": "h200"}, {"nvidia.com/gpu": "2"}, {}).applied_to(given)["spec"]
+        assert spec["nodeSelector"] == {"zone": "a", "gpu": "h200"}
+        assert spec["containers"][0]["resources"] == {
+            "limits": {"memory": "8Gi", "nvidia.com/gpu": "2"},
+            "requests": {"nvidia.com/gpu": "2"},
+        }
+        assert given["spec"]["nodeSelector"] == {"zone": "a"}
+        assert given["spec"]["containers"] == [worker]
+        assert ALIKE.applied_to(given) == given
 
     def test_a_worker_that_ended_beside_a_sidecar_has_ended(self) -> None:
         ended = {"name": "worker", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}}
@@ -181,12 +201,23 @@ class TestSettings:
 
 
 class TestFaults:
-    async def test_an_identity_comes_from_its_secret(self, place: Place, server: ApiServer) -> None:
+    async def test_an_identity_comes_from_its_secret_and_the_rest_from_its_kind(
+        self, place: Place, server: ApiServer
+    ) -> None:
         pods = cluster_of(place)
-        provider = KubernetesProvider(place.pool, pods, template(PROGRAM), ["wk0"], "identities")
+        provider = KubernetesProvider(
+            place.pool,
+            pods,
+            template(PROGRAM),
+            ["wk0"],
+            "identities",
+            lambda member: PodKind({"gpu": "h200"}, {}, {"TURBOSERVE_MODEL": member}),
+        )
         await provider.launch("test-0", "wk0_a")
         [pod] = server.pods.values()
+        assert pod["spec"]["nodeSelector"] == {"gpu": "h200"}
         environment = {item["name"]: item for item in pod["spec"]["containers"][0]["env"]}
+        assert environment["TURBOSERVE_MODEL"]["value"] == "test-0"
         assert environment["TURBOSERVE_NATS_USER"]["value"] == worker_user("wk0")
         reference = environment["TURBOSERVE_NATS_PASSWORD"]["valueFrom"]["secretKeyRef"]
         assert reference == {"name": "identities", "key": "wk0"}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 import turboserve.autoscaler.providers.ray as provider_module
-from turboserve.autoscaler.providers.base import LaunchError
+from turboserve.autoscaler.providers.base import Health, LaunchError
 from turboserve.autoscaler.providers.ray import RayProvider
-from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster
+from turboserve.autoscaler.providers.ray_cluster import MemberNeeds, Needs, RayCluster
 
 SPACE = "turboserve-pool"
 
@@ -81,7 +81,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 @pytest.fixture
 def provider(cluster: Cluster) -> RayProvider:
-    return RayProvider("pool", cast(RayCluster, cluster), ["worker"], {}, Needs())
+    return RayProvider("pool", cast(RayCluster, cluster), ["worker"], {}, MemberNeeds.alike(Needs()))
 
 
 async def test_a_release_leaves_the_reservation_to_another_worker_of_the_member(
@@ -135,3 +135,35 @@ async def test_a_member_that_has_another_autoscalers_actor_is_refused_at_once(
     with pytest.raises(LaunchError, match="still has wrk_a"):
         await provider.launch("local-0", "wrk_b")
     assert cluster.living == {"local-0/wrk_a"}
+
+
+async def test_each_member_gets_the_resources_and_the_variables_of_its_kind(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved = dict[str, Mapping[str, float]]()
+    made, started = dict[str, Mapping[str, float]](), dict[str, Mapping[str, str]]()
+
+    def reserve(name: str, bundle: Mapping[str, float], wait_s: float) -> bool:
+        reserved[name] = bundle
+        return True
+
+    def make(ray: Any, bundle: Mapping[str, float], group: str, name: str, namespace: str) -> Any:
+        made[name] = bundle
+        begin = SimpleNamespace(
+            remote=lambda command, environment, inherited: started.update({name: environment})
+        )
+        return SimpleNamespace(name=name, start=begin)
+
+    monkeypatch.setattr(provider_module, "reserve_group", reserve)
+    monkeypatch.setattr(provider_module, "make_host", make)
+    monkeypatch.setattr(cluster, "get", lambda answer, timeout: None)
+    monkeypatch.setattr(RayProvider, "_keep", lambda *_: None)
+    kinds = {"local-wide-0": Needs(2, 3), "local-tiny-0": Needs(0, 1)}
+    needs = MemberNeeds(kinds.__getitem__, kinds.values(), lambda member: {"TURBOSERVE_MODEL": member})
+    provider = RayProvider("pool", cast(RayCluster, cluster), ["worker"], {"TURBOSERVE_MODEL": "no"}, needs)
+    for member in kinds:
+        await provider.launch(member, "wrk_a")
+    assert list(reserved.values()) == list(made.values()) == [{"CPU": 3, "GPU": 2}, {"CPU": 1}]
+    assert [found["TURBOSERVE_MODEL"] for found in started.values()] == list(kinds)
+    monkeypatch.setattr(cluster, "cluster_resources", lambda: {"CPU": 3.0, "GPU": 1.0}, raising=False)
+    assert await provider.health() == Health(False, "the cluster has no node with GPU")

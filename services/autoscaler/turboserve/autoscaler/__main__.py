@@ -7,15 +7,15 @@ from functools import partial
 import turboserve.program_start  # noqa: F401
 from turboserve import service
 from turboserve.autoscaler import app
-from turboserve.autoscaler.pool_members import parts_of
 from turboserve.autoscaler.providers.base import PoolProvider
 from turboserve.autoscaler.providers.external import ExternalProvider
 from turboserve.autoscaler.providers.kubernetes import KubernetesProvider
 from turboserve.autoscaler.providers.kubernetes_cluster import KubernetesCluster, read_template
 from turboserve.autoscaler.providers.kubernetes_pod import Json
 from turboserve.autoscaler.providers.local import LocalProvider, pool_id, worker_environment
+from turboserve.autoscaler.providers.member_kinds import member_environment, member_needs, member_pod
 from turboserve.autoscaler.providers.ray import RayProvider
-from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster, node_environment
+from turboserve.autoscaler.providers.ray_cluster import RayCluster, node_environment
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.contracts.errors import InvalidInputError
 
@@ -41,6 +41,7 @@ def provider_of(settings: AutoscalerSettings, template: Json | None = None) -> P
             template,
             settings.worker_identities,
             settings.kubernetes_identity_secret,
+            partial(member_pod, settings),
         )
     password = settings.worker_nats_password
     environment = worker_environment(
@@ -59,24 +60,15 @@ def provider_of(settings: AutoscalerSettings, template: Json | None = None) -> P
             identities,
             partial(member_environment, settings),
         )
-    needs = Needs(settings.pool_worker_gpus, settings.ray_cpus, tuple(settings.ray_resources.items()))
     cluster = RayCluster(settings.ray_address, f"turboserve-{pool}")
     return RayProvider(
         pool,
         cluster,
         settings.pool_worker_command,
         node_environment(environment),
-        needs,
+        member_needs(settings),
         identities=identities,
     )
-
-
-def member_environment(settings: AutoscalerSettings, member: str) -> dict[str, str]:
-    """Return the variables that a worker has because of its offer; none without a pool file."""
-    parts = parts_of(member, settings.pool_name)
-    if settings.pool_file is None or parts is None:
-        return {}
-    return settings.pool_file.environment_of(parts[0])
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from turboserve import logs
 from turboserve.autoscaler.control import events
 from turboserve.autoscaler.control.composition_controller import CompositionController
+from turboserve.autoscaler.control.composition_goal import GoalAnswered, GoalProblem
 from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferState
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.pool_members import PoolMember
@@ -16,7 +17,7 @@ from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase
 
 log = logs.get("autoscaler")
 STUCK_S = 30.0
-"""Time in one phase after which a worker that is not wanted any more is stuck, seconds."""
+"""Time in one phase after which a worker that should end, or that was found running, is stuck, seconds."""
 STABLE_S = 30.0
 """Time for which a worker is ready until it is stable, seconds."""
 FAILURES = 2
@@ -33,12 +34,16 @@ class CompositionLoop(ControlLoop):
         override: int | None,
         resize: Callable[[Mapping[str, int], str], None],
         members: Callable[[], Iterable[PoolMember]],
+        solve: Callable[[GoalProblem, Callable[[GoalAnswered, float], None]], None],
     ) -> None:
-        """`members` returns the pool's members. Each decision sees the present ones."""
+        """`members` returns the pool's members. Each decision sees the present ones.
+
+        `solve` gets a problem, and later calls the function that it gets with the answer and the time.
+        """
         models = controller.workers.models
         super().__init__(controller, models[0], shipped, override, lambda size, reason: None, models[1:])
         self._composition = controller
-        self._resize_offers, self._members = resize, members
+        self._resize_offers, self._members, self._solve = resize, members, solve
         self._last_sizes = dict(controller.sizes)
 
     @property
@@ -87,6 +92,9 @@ class CompositionLoop(ControlLoop):
             self._last_sizes = sizes
             with self._span(decision, now, grown=grown):
                 self._resize_offers(sizes, decision.reason if decision is not None else "the controller")
+        problem = self._composition.problem()
+        if problem is not None:
+            self._solve(problem, self._handle)
 
 
 def _state(members: Iterable[PoolMember], offer: str, now: float) -> OfferState:
@@ -98,6 +106,13 @@ def _state(members: Iterable[PoolMember], offer: str, now: float) -> OfferState:
     ending = [member for member in ours if not member.wanted]
     stuck = [member for member in ending if now - member.since > STUCK_S]
     blocked = sum(member.phase is PoolMemberPhase.DRAINING and member.held > 0 for member in stuck)
+    unheard = sum(
+        member.wanted
+        and member.adopted
+        and member.phase is PoolMemberPhase.LAUNCHING
+        and now - member.since <= STUCK_S
+        for member in ours
+    )
     ready_at = [member.ready_at for member in ready if member.ready_at is not None]
     return OfferState(
         ready=len(ready),
@@ -109,5 +124,6 @@ def _state(members: Iterable[PoolMember], offer: str, now: float) -> OfferState:
         starting=sum(count < FAILURES for count in failures),
         stuck=len(stuck) - blocked,
         blocked=blocked,
+        unheard=unheard,
         stable_since=max((at for at in ready_at if now - at >= STABLE_S), default=None),
     )

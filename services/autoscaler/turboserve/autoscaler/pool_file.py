@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from turboserve.allocation.classes import CLASSES_LIMIT
 from turboserve.autoscaler.control.composition import Terms
@@ -19,6 +27,16 @@ from turboserve.environment import WORKER_SETTINGS
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,15}$")]
 OWN_SETTINGS = frozenset({"TURBOSERVE_MODEL", "TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_MEMBER"})
 """Settings of a worker that its offer and its member decide."""
+
+
+def _of_workers(settings: dict[str, str]) -> dict[str, str]:
+    for name in settings:
+        if name not in WORKER_SETTINGS or name in OWN_SETTINGS:
+            raise ValueError(f"{name} is no setting of a kind of worker or of an offer")
+    return settings
+
+
+Settings = Annotated[dict[str, str], AfterValidator(_of_workers)]
 
 
 class WorkerKind(BaseModel):
@@ -33,18 +51,23 @@ class WorkerKind(BaseModel):
     threads: int = Field(default=1, ge=1, le=1_024)
     """Threads of a worker's matrix library (its OMP_NUM_THREADS): its share of the machine's CPUs."""
     gpus: float = Field(default=1.0, ge=0, le=1_024)
-    """Number of GPUs that one worker occupies and that are paid for."""
+    """Number of GPUs that one worker occupies and that are paid for. A Ray actor takes as many."""
+    cpus: float | None = Field(default=None, ge=0, le=1_024)
+    """CPUs that a Ray actor takes. None: TURBOSERVE_RAY_CPUS."""
+    resources: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
+    """Custom resources that a Ray actor takes, beside TURBOSERVE_RAY_RESOURCES."""
+    node_selector: dict[str, str] = {}
+    """Labels of the nodes on which the kind's pods run, beside those of the pod template."""
+    limits: dict[str, str] = {}
+    """Limits of the worker's container in a pod, beside those of the pod template. Requests are the same."""
     start_s: float = Field(default=30.0, gt=0, le=3_600)
     """Time from the order of a worker until it serves, seconds."""
-    settings: dict[str, str] = {}
+    switch_s: float | None = Field(default=None, gt=0, le=3_600)
+    """Time from the end of a worker until one with another model serves in its place, seconds. It is what a
+    switch costs: less than `start_s` if the machine is kept, or weights come from other workers. None:
+    `start_s`."""
+    settings: Settings = {}
     """Settings of the kind's workers, such as TURBOSERVE_WORKER_MAX_SESSIONS."""
-
-    @model_validator(mode="after")
-    def _settings_are_the_workers(self) -> Self:
-        for name in self.settings:
-            if name not in WORKER_SETTINGS or name in OWN_SETTINGS:
-                raise ValueError(f"settings: {name} is no setting of a kind of worker")
-        return self
 
 
 class OfferEntry(BaseModel):
@@ -60,6 +83,8 @@ class OfferEntry(BaseModel):
     """Sessions of one such worker. It counts until a worker of the offer has reported its K."""
     least: int = Field(default=0, ge=0, le=LARGEST)
     """Minimum number of workers of the offer."""
+    settings: Settings = {}
+    """Settings of the offer's workers, such as TURBOSERVE_WEIGHTS_DIGEST. They come before the kind's."""
 
 
 class PoolFile(BaseModel):
@@ -139,7 +164,12 @@ class PoolFile(BaseModel):
     def terms(self) -> Mapping[str, Terms]:
         """What each kind costs."""
         return {
-            name: Terms(kind.price, kind.most, kind.start_s, switch_s=kind.start_s)
+            name: Terms(
+                kind.price,
+                kind.most,
+                kind.start_s,
+                switch_s=kind.start_s if kind.switch_s is None else min(kind.switch_s, kind.start_s),
+            )
             for name, kind in self.kinds.items()
         }
 
@@ -155,13 +185,19 @@ class PoolFile(BaseModel):
         found = self._entry(offer)
         return (None, 1.0) if found is None else (found.kind, self.kinds[found.kind].gpus)
 
+    def kind_of(self, offer: str) -> WorkerKind | None:
+        """Return the kind of an offer's workers. None: the file does not have the offer."""
+        found = self._entry(offer)
+        return None if found is None else self.kinds[found.kind]
+
     def environment_of(self, offer: str) -> dict[str, str]:
         """Return the variables of a worker of an offer; empty for an unknown one."""
         found = self._entry(offer)
         if found is None:
             return {}
         kind = self.kinds[found.kind]
-        return {**kind.settings, "OMP_NUM_THREADS": str(kind.threads), "TURBOSERVE_MODEL": found.model}
+        own = {"OMP_NUM_THREADS": str(kind.threads), "TURBOSERVE_MODEL": found.model}
+        return {**kind.settings, **found.settings, **own}
 
     def _entry(self, offer: str) -> OfferEntry | None:
         if not self.composed:

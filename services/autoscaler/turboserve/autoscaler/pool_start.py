@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from turboserve.autoscaler.composition_loop import CompositionLoop
 from turboserve.autoscaler.control.composition_controller import CompositionController
+from turboserve.autoscaler.control.composition_goal import GoalAnswered, GoalProblem
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.policy import default_table
 from turboserve.autoscaler.control_loop import ControlLoop
@@ -53,8 +54,12 @@ def control_of(
     first: SizeWanted | SizesWanted,
     pool: Pool,
     feed: Callable[[SizeWanted | SizesWanted], None],
+    solve: Callable[[GoalProblem, Callable[[GoalAnswered, float], None]], None],
 ) -> ControlLoop:
-    """Return the loop that decides about `pool` and feeds its decisions to it."""
+    """Return the loop that decides about `pool` and feeds its decisions to it.
+
+    `solve`: see `CompositionLoop`.
+    """
     shipped = default_table()
     policy = settings.control_policy(shipped)
     if isinstance(first, SizesWanted):
@@ -67,6 +72,7 @@ def control_of(
             settings.pool_override,
             lambda sizes, reason: feed(SizesWanted(sizes, reason)),
             lambda: pool.members.values(),
+            solve,
         )
     return ControlLoop(
         Controller(policy, shipped, first.size),

@@ -179,11 +179,11 @@ class AutoscalerSettings(LeaderSettings):
         return self
 
     @model_validator(mode="after")
-    def _offers_are_local(self) -> Self:
+    def _offers_can_be_started(self) -> Self:
         if self.pool_file is None:
             return self
-        if self.provider != "local":
-            raise ValueError("pool_file: only the provider local starts workers of several kinds")
+        if self.provider == "external":
+            raise ValueError("pool_file: another system starts the workers of the provider external")
         if self.pool_file.composed and self.quality_debt_limit > 0:
             raise ValueError(
                 "pool_file: workers of several offers absorb nothing; set quality_debt_limit to 0"

@@ -16,6 +16,7 @@ from opentelemetry.context import Context
 from turboserve import logs, subjects
 from turboserve.autoscaler import metrics
 from turboserve.autoscaler.command_tracker import ActionRecord
+from turboserve.autoscaler.composition_solver import CompositionSolver
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.executor import Executor
@@ -113,7 +114,8 @@ class Shell:
     async def _begin(self) -> None:
         if self.provider.managed:
             first = await self._first_size()
-            self._control = control_of(self._settings, first, self.pool, self.feed)
+            solver = CompositionSolver(self._runtime.clock, self._spawn)
+            self._control = control_of(self._settings, first, self.pool, self.feed, solver)
         else:
             first = SizeWanted(0, "another system starts the workers")
         self._begun = True

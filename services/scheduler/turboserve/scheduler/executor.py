@@ -32,7 +32,7 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerRecord
-from turboserve.scheduler.daemon_threads import DaemonThreads
+from turboserve.daemon_threads import DaemonThreads
 from turboserve.scheduler.messages import (
     AbandonMigration,
     AllListed,

@@ -11,6 +11,9 @@ offer and an explanation out. A decision has these steps:
    stay have a place for every live session that has one now. A switch is the release of one worker
    and the hire of another.
 
+Steps 2 and 3 may take seconds. So `handle` does not solve: `problem` has what is to be solved, and the answer
+is an event. Until it comes, the sizes stay.
+
 The plan lives in memory only. A new process plans anew, and so does each change of demand or workers. So a
 lost command or a failed start needs no repair of its own.
 """
@@ -20,14 +23,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ValidationError
 
-from turboserve.allocation.linear import SolverError
 from turboserve.autoscaler.control.class_demand import ClassDemand
 from turboserve.autoscaler.control.composition import Terms
-from turboserve.autoscaler.control.composition_goal import CompositionGoal, Sessions
+from turboserve.autoscaler.control.composition_goal import (
+    CompositionGoal,
+    GoalAnswered,
+    GoalProblem,
+    Sessions,
+)
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.events import (
     ControlTick,
@@ -42,6 +48,7 @@ from turboserve.autoscaler.control.headroom import Headroom
 from turboserve.autoscaler.control.learned_state import LearnedStateError
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferWorkers, PoolOffer, Sizes
+from turboserve.autoscaler.control.remembered_offers import Remembered, RememberedOffer
 from turboserve.autoscaler.control.transition import Step, StepKind
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable
 from turboserve.contracts.pool import LoadFeedback
@@ -51,29 +58,8 @@ FULL = LevelParameters(
     level=1, volatility_from=0.0, latency_weight=0.2, target_utilization=1.0, predictive=True
 )
 """What the status shows: the forecast's quantile is the headroom, so no slots are kept beside it."""
-PASSING = frozenset({"steady", "cooling", "leaving", "settling"})
+PASSING = frozenset({"steady", "cooling", "leaving", "settling", "adopting"})
 """Causes to wait that recur at every change. They are not recorded as decisions."""
-
-
-class RememberedOffer(BaseModel):
-    """K of an offer, and the offer as the pool file had it."""
-
-    kind: str
-    model: str
-    declared: int
-    sessions: int = Field(ge=1)
-    """K, as last reported."""
-
-    def is_of(self, offer: PoolOffer) -> bool:
-        """Whether the pool file still has the offer."""
-        return (self.kind, self.model, self.declared) == (offer.kind, offer.model, offer.sessions)
-
-
-class Remembered(BaseModel):
-    """What a restart of the autoscaler keeps."""
-
-    version: Literal[2] = 2
-    offers: dict[str, RememberedOffer]
 
 
 class CompositionController(Controller):
@@ -99,9 +85,16 @@ class CompositionController(Controller):
         """Whether a worker was released after the last look at the workers."""
         self.advisor.use(Headroom(FULL, policy.peak_window_s, policy.quantile))
 
-    def handle(self, event: Event | OffersObserved, now: float) -> Decision | None:
+    def problem(self) -> GoalProblem | None:
+        """Return the problem to solve now, once. `GoalAnswered` has to follow. None: there is no new one."""
+        problem, self.goal.problem = self.goal.problem, None
+        return problem
+
+    def handle(self, event: Event | OffersObserved | GoalAnswered, now: float) -> Decision | None:
         """Process one event at monotonic time `now` (seconds); returns a decision if there is a new one."""
         match event:
+            case GoalAnswered():
+                self.goal.answered(event)
             case OffersObserved(states):
                 self.workers.observe(states, now)
                 self._released = False
@@ -135,10 +128,9 @@ class CompositionController(Controller):
             return self._hold("stale", f"{self.advisor.feedback_monitor.silence(now)}; the pool stays", now)
         self._live = self.workers.with_held(self.demand.live(now))
         self._expected = self.workers.with_held(self.demand.expected(now))
-        try:
-            self.goal.update(self.sizes, self._live, self._expected, self.override)
-        except SolverError as error:
-            return self._hold("solver", f"no composition was found: {error}", now)
+        if not self.goal.is_solved(self.sizes, self._live, self._expected, self.override, now):
+            failed = self.goal.failed
+            return None if failed is None else self._hold("solver", f"no composition: {failed}", now)
         self.advice = sum(self.goal.sizes.values())
         if self.dry_run and self.override is None:
             difference = self._difference()
@@ -203,6 +195,9 @@ class CompositionController(Controller):
             return ("cooling", "cool-down") if first and changed_s < policy.out_cooldown_s else None
         if workers.leaving:
             return "leaving", "a worker leaves"
+        if workers.unheard:
+            # Their sessions are reported before they are. These would seem to have no place.
+            return "adopting", "a worker that was found running has not reported yet"
         ready = workers.ready
         if not workers.short(ready, self._live) and self.override is None:
             # Sessions without a place do not wait for a quiet time.

@@ -1,14 +1,19 @@
-"""The composition that a pool should have, and the plan of the way there."""
+"""The composition that a pool should have, and the plan of the way there.
+
+A `GoalProblem` has everything that they depend on, so a thread can solve it (`solve`) while events go on.
+`CompositionGoal` says when there is a new problem, and whether the last answer still is of the present.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from turboserve.allocation.classes import SessionClass
 from turboserve.allocation.linear import SolverError
-from turboserve.autoscaler.control.composition import CompositionPolicy, Terms, decide
+from turboserve.autoscaler.control.composition import CompositionPolicy, Offer, OfferKey, Terms, decide
 from turboserve.autoscaler.control.pool_offers import OfferWorkers, Sizes
 from turboserve.autoscaler.control.transition import Step, plan
 
@@ -18,26 +23,134 @@ FREE = 0.01
 """What a worker without a price counts, as a part of the cheapest price: so no more run than are needed."""
 SHORTAGE_PRICE = 100.0
 """Least price of a session without a place for an hour. It exceeds that of every worker."""
+SILENT_S = 10.0
+"""Time after which a solver without an answer counts as failed, until it answers."""
+RETRY_S = 5.0
+"""Time from a problem that was not solved to the next one. Other offers, sizes or orders do not wait."""
 
 Sessions = Mapping[str, int]
 """Number of sessions by model."""
 
 
 @dataclass(frozen=True)
-class _Situation:
-    """What a goal depends on."""
+class GoalProblem:
+    """What a goal and its plan depend on."""
 
     sizes: Sizes
+    """The present sizes."""
     live: Sessions
     expected: Sessions
-    capacity: Sizes
-    most: Mapping[str, int | None]
+    offers: Mapping[str, Offer]
+    limited: Mapping[str, Offer]
+    """The offers, without further workers of those that fail."""
     terms: Mapping[str, Terms]
+    policy: CompositionPolicy
     total: int | None
+    """Number of workers that an operator has ordered. None: as many as are worth their price."""
+
+    def differs_in_demand_alone(self, other: GoalProblem) -> bool:
+        """Whether both have the same sizes, offers, prices and orders."""
+        return replace(self, live=other.live, expected=other.expected) == other
+
+    def short(self, sizes: Sizes, sessions: Sessions) -> int:
+        """Return how many of these sessions, by model, have no place on so many workers."""
+        places = Counter[str]()
+        for name, count in sizes.items():
+            for one, served in self.offers[name].capability.sessions.items():
+                places[one.name] += count * served
+        return sum(max(count - places[model], 0) for model, count in sessions.items())
+
+
+@dataclass(frozen=True)
+class FoundGoal:
+    """The solution of a problem."""
+
+    sizes: Sizes
+    """The sizes to have."""
+    cost: float
+    present_cost: float
+    """Costs of them and of the present sizes over the horizon, as the decision counted them."""
+    steps: Sequence[Step]
+    """The steps from the present sizes to these."""
+    complete: bool
+    """Whether the steps lead there. False: no further step leaves every session a place."""
+
+
+@dataclass(frozen=True)
+class GoalAnswered:
+    """What came of a problem that `CompositionController.problem` returned."""
+
+    problem: GoalProblem
+    found: FoundGoal | None
+    """None: it was not solved."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    problem: GoalProblem
+    found: FoundGoal
+
+
+def answer_to(problem: GoalProblem) -> GoalAnswered:
+    """Solve a problem. Whatever goes wrong is in the answer."""
+    try:
+        return GoalAnswered(problem, solve(problem))
+    except Exception as error:
+        return GoalAnswered(problem, None, str(error) or repr(error))
+
+
+def solve(problem: GoalProblem) -> FoundGoal:
+    """Return the cheapest sizes for the expected sessions, and the steps to them. Raises SolverError."""
+    avoids = problem.limited != problem.offers
+    found = _without_failing(problem) if avoids else None
+    if found is None:
+        avoids = False
+        found = _decided(problem, problem.expected, problem.offers)
+    sizes, cost, present_cost = found
+    if problem.short(sizes, problem.expected) and problem.expected != problem.live:
+        # A peak that is over must not keep a place from a session that is there.
+        other = _decided(problem, problem.live, problem.limited if avoids else problem.offers)
+        if problem.short(other[0], problem.live) < problem.short(sizes, problem.live):
+            sizes, cost, present_cost = other
+    way = plan(
+        problem.terms,
+        list(problem.offers.values()),
+        _by_key(problem, problem.sizes),
+        _by_key(problem, sizes),
+        {SessionClass.of_name(model): count for model, count in problem.live.items()},
+    )
+    return FoundGoal(sizes, cost, present_cost, tuple(way.steps), way.complete)
+
+
+def _without_failing(problem: GoalProblem) -> tuple[dict[str, int], float, float] | None:
+    """Solve without further workers of offers that fail. None: they are tried again.
+
+    The other offers have too few places, or fewer workers than an operator has ordered.
+    """
+    try:
+        found = _decided(problem, problem.expected, problem.limited)
+    except SolverError:
+        return None
+    return None if problem.short(found[0], problem.live) else found
+
+
+def _decided(
+    problem: GoalProblem, sessions: Sessions, offers: Mapping[str, Offer]
+) -> tuple[dict[str, int], float, float]:
+    forecast = {SessionClass.of_name(model): float(count) for model, count in sessions.items()}
+    present = _by_key(problem, problem.sizes)
+    found = decide(problem.terms, list(offers.values()), present, forecast, problem.policy, problem.total)
+    sizes = {name: found.composition.get(offer.key, 0) for name, offer in offers.items()}
+    return sizes, found.cost, found.present_cost
+
+
+def _by_key(problem: GoalProblem, sizes: Sizes) -> dict[OfferKey, int]:
+    return {offer.key: sizes[name] for name, offer in problem.offers.items()}
 
 
 class CompositionGoal:
-    """Finds the goal and the plan anew whenever something has changed that they depend on."""
+    """The last goal, and the problem to solve next. No clock, and no solver."""
 
     def __init__(self, workers: OfferWorkers, sizes: Sizes) -> None:
         self._workers = workers
@@ -48,83 +161,79 @@ class CompositionGoal:
             shortage_price=max(SHORTAGE_PRICE, 10.0 * dearest),
             gap=0.0,
         )
-        self._terms: Mapping[str, Terms] = {}
-        self.sizes: dict[str, int] = dict(sizes)
+        self.sizes: Sizes = dict(sizes)
         """The sizes to have."""
         self.cost = self.present_cost = 0.0
-        """Costs of them and of the present sizes over the horizon, as the decision counted them."""
         self.steps: deque[Step] = deque()
-        """The steps from the present sizes to these."""
         self.complete = True
-        """Whether the steps lead there. False: no further step leaves every session a place."""
-        self._situation: _Situation | None = None
+        self.failed: str | None = None
+        """Why the last problem was not solved. None: it was."""
+        self.problem: GoalProblem | None = None
+        """The problem to solve now. The caller clears it, and `answered` has to follow."""
+        self._solved: GoalProblem | None = None
+        self._tried: GoalProblem | None = None
+        """The last problem that was to be solved."""
+        self._under_way: GoalProblem | None = None
+        self._asked_at = -math.inf
+        self._answer: _Answer | None = None
+        """The answer that has not been compared with the present."""
 
-    def update(self, present: Sizes, live: Sessions, expected: Sessions, total: int | None) -> None:
-        """Decide for the present sizes, the live and the expected sessions. Raises SolverError.
+    def is_solved(
+        self, sizes: Sizes, live: Sessions, expected: Sessions, total: int | None, now: float
+    ) -> bool:
+        """Whether there is a goal whose steps may be taken now. If not, there may be a new `problem`.
 
-        `total`: number of workers that an operator has ordered; None: as many as are worth their price.
+        An answer counts if sizes, offers, prices and orders are still those of its problem. Sessions may have
+        come and gone: each step is compared with the present ones, and the next problem has them.
         """
-        workers = self._workers
-        most = {name: workers.most(name) for name in workers.offers}
-        self._terms = _priced(workers.terms_now)
-        situation = _Situation(
-            dict(present), live, expected, dict(workers.capacity), most, self._terms, total
-        )
-        if situation == self._situation:
+        present = self._present(sizes, live, expected, total)
+        answer, self._answer = self._answer, None
+        if answer is not None and answer.problem.differs_in_demand_alone(present):
+            self._use(answer.problem, answer.found)
+            return True
+        if present == self._solved:
+            return True
+        if self._under_way is not None:
+            if now - self._asked_at > SILENT_S:
+                self.failed = f"the solver has not answered for {SILENT_S:g} s"
+        elif self._tried is None or self._may_try(present, self._tried, now):
+            self.problem = self._under_way = self._tried = present
+            self._asked_at = now
+        return False
+
+    def answered(self, answer: GoalAnswered) -> None:
+        """Note an answer. Any but that to the problem under way is ignored."""
+        if answer.problem is not self._under_way:
             return
-        avoids = any(one is not None for one in most.values())
-        found = self._solved_without_failing(present, live, expected, total) if avoids else None
-        if found is None:
-            avoids = False
-            found = self._solved(present, expected, total, avoids=False)
-        sizes, cost, present_cost = found
-        if workers.short(sizes, expected) and expected != live:
-            # A peak that is over must not keep a place from a session that is there.
-            other = self._solved(present, live, total, avoids=avoids)
-            if workers.short(other[0], live) < workers.short(sizes, live):
-                sizes, cost, present_cost = other
-        changed, self.sizes, self.cost, self.present_cost = sizes != self.sizes, sizes, cost, present_cost
-        self._situation = situation
+        self._under_way = None
+        self.failed = answer.error if answer.found is None else None
+        self._answer = None if answer.found is None else _Answer(answer.problem, answer.found)
+
+    def _may_try(self, present: GoalProblem, tried: GoalProblem, now: float) -> bool:
+        if self.failed is None or now - self._asked_at >= RETRY_S:
+            return True
+        return not present.differs_in_demand_alone(tried)
+
+    def _use(self, problem: GoalProblem, found: FoundGoal) -> None:
+        self._solved = problem
+        changed, self.sizes = found.sizes != self.sizes, found.sizes
+        self.cost, self.present_cost = found.cost, found.present_cost
         if changed or not any(step.extra for step in self.steps):
             # A plan with a worker for the time of the transition is kept, or that worker would be released.
-            self._plan(present, live)
+            self.steps, self.complete = deque(found.steps), found.complete
 
-    def _solved_without_failing(
-        self, present: Sizes, live: Sessions, expected: Sessions, total: int | None
-    ) -> tuple[dict[str, int], float, float] | None:
-        """Solve without further workers of offers that fail. None: they are tried again.
-
-        The other offers have too few places, or fewer workers than an operator has ordered.
-        """
-        try:
-            found = self._solved(present, expected, total)
-        except SolverError:
-            return None
-        return None if self._workers.short(found[0], live) else found
-
-    def _solved(
-        self, present: Sizes, sessions: Sessions, total: int | None, *, avoids: bool = True
-    ) -> tuple[dict[str, int], float, float]:
+    def _present(self, sizes: Sizes, live: Sessions, expected: Sessions, total: int | None) -> GoalProblem:
         workers = self._workers
-        offers = [workers.offer(name, avoids=avoids) for name in workers.offers]
-        forecast = {SessionClass.of_name(model): float(count) for model, count in sessions.items()}
-        found = decide(self._terms, offers, self._by_key(present), forecast, self._policy, total)
-        sizes = {name: found.composition.get(offer.key, 0) for name, offer in workers.offers.items()}
-        return sizes, found.cost, found.present_cost
-
-    def _plan(self, present: Sizes, live: Sessions) -> None:
-        workers = self._workers
-        found = plan(
-            self._terms,
-            [workers.offer(name, avoids=False) for name in workers.offers],
-            self._by_key(present),
-            self._by_key(self.sizes),
-            {SessionClass.of_name(model): count for model, count in live.items()},
+        return GoalProblem(
+            dict(sizes),
+            dict(live),
+            dict(expected),
+            {name: workers.offer(name, avoids=False) for name in workers.offers},
+            {name: workers.offer(name) for name in workers.offers},
+            _priced(workers.terms_now),
+            self._policy,
+            total,
         )
-        self.steps, self.complete = deque(found.steps), found.complete
-
-    def _by_key(self, sizes: Sizes) -> dict[tuple[str, tuple[str, ...]], int]:
-        return {offer.key: sizes[name] for name, offer in self._workers.offers.items()}
 
 
 def _priced(terms: Mapping[str, Terms]) -> dict[str, Terms]:

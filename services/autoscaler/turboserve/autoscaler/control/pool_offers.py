@@ -62,6 +62,8 @@ class OfferState:
     """Workers that should have ended long ago and hold no session. They occupy their hardware."""
     blocked: int = 0
     """Workers that should have ended long ago and still hold sessions."""
+    unheard: int = 0
+    """Wanted workers that this process found running and that have not reported yet. None that is stuck."""
     stable_since: float | None = None
     """When the newest of the stable workers became ready. None: none is stable."""
 
@@ -144,6 +146,11 @@ class OfferWorkers:
     def leaving(self) -> bool:
         """Whether a worker drains or ends."""
         return any(state.leaving for state in self._states.values())
+
+    @property
+    def unheard(self) -> bool:
+        """Whether a worker that was found running has not reported yet: it may be ready, with sessions."""
+        return any(state.unheard for state in self._states.values())
 
     def most(self, name: str) -> int | None:
         """Return the maximum of an offer whose workers fail: the other ones of it. None: no such limit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import aclosing
 from typing import ClassVar
 
@@ -21,9 +21,11 @@ from turboserve.autoscaler.providers.base import (
 )
 from turboserve.autoscaler.providers.kubernetes_cluster import RETRY_S, KubernetesCluster, KubernetesError
 from turboserve.autoscaler.providers.kubernetes_pod import (
+    ALIKE,
     DRAINING,
     Json,
     Pod,
+    PodKind,
     parsed,
     pod_name,
     pod_of,
@@ -73,9 +75,12 @@ class KubernetesProvider(PoolProvider):
         template: Json,
         identities: Collection[str] = (),
         identity_secret: str | None = None,
+        of_member: Callable[[str], PodKind] = lambda member: ALIKE,
     ) -> None:
+        """`of_member`: what the pod of a pool member has beside the template."""
         self._pool, self._cluster, self._template = pool, cluster, template
         self._identities, self._identity_secret = frozenset(identities), identity_secret
+        self._of_member = of_member
         self._pods: dict[str, Pod] = {}
         """Living pods by worker."""
         self._gone: LRUCache[str, None] = LRUCache(REMEMBERED)
@@ -98,15 +103,19 @@ class KubernetesProvider(PoolProvider):
         """Do nothing: a pod that waits for a node is the reservation."""
 
     async def launch(self, member: str, worker: str) -> ProviderWorker:
-        secrets = {}
-        variables = {"TURBOSERVE_POOL_MEMBER": member, "TURBOSERVE_WORKER_ID": worker}
+        secrets, kind = {}, self._of_member(member)
+        variables = {
+            **kind.variables,
+            "TURBOSERVE_POOL_MEMBER": member,
+            "TURBOSERVE_WORKER_ID": worker,
+        }
         identity = identity_of(worker)
         if identity in self._identities and self._identity_secret is not None:
             variables["TURBOSERVE_NATS_USER"] = worker_user(identity)
             secrets["TURBOSERVE_NATS_PASSWORD"] = (self._identity_secret, identity)
         telemetry.set_traceparent(variables)
         try:
-            pod = pod_of(self._template, self._pool, member, worker, variables, secrets)
+            pod = pod_of(kind.applied_to(self._template), self._pool, member, worker, variables, secrets)
         except InvalidInputError as error:
             raise LaunchError(error.detail, field=error.field, limit=error.limit) from None
         async with self._changing:

@@ -61,6 +61,38 @@ class Pod:
         return self.phase not in ENDED and not self.end
 
 
+@dataclass(frozen=True)
+class PodKind:
+    """What the pods of one kind of worker have beside the template."""
+
+    node_selector: Mapping[str, str]
+    """Labels of the nodes on which the pods run."""
+    limits: Mapping[str, str]
+    """Limits of the worker's container, such as `nvidia.com/gpu`. Its requests are the same."""
+    variables: Mapping[str, str]
+    """Variables of the worker's container."""
+
+    def applied_to(self, template: Json) -> Json:
+        """Return the template of this kind. What the kind names has priority."""
+        if not self.node_selector and not self.limits:
+            return template
+        pod = deepcopy(template)
+        spec = pod["spec"]
+        if self.node_selector:
+            spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **self.node_selector}
+        [container] = [item for item in spec["containers"] if item["name"] == CONTAINER]
+        if self.limits:
+            resources = container.get("resources") or {}
+            container["resources"] = resources | {
+                name: {**(resources.get(name) or {}), **self.limits} for name in ("limits", "requests")
+            }
+        return pod
+
+
+ALIKE = PodKind({}, {}, {})
+"""Of a pool whose workers are alike."""
+
+
 def pod_name(pool: str, member: str) -> str:
     """Return the name of the member's pod, a DNS label.
 

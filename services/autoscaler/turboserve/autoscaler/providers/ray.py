@@ -27,7 +27,7 @@ from turboserve.autoscaler.providers.local import WORKER_BASE, WORKER_VARIABLES
 from turboserve.autoscaler.providers.process import status_text
 from turboserve.autoscaler.providers.ray_cluster import (
     RETRY_S,
-    Needs,
+    MemberNeeds,
     RayCluster,
     actor_names,
     find_actor,
@@ -69,7 +69,7 @@ class RayProvider(PoolProvider):
         cluster: RayCluster,
         command: Sequence[str],
         environment: Mapping[str, str],
-        needs: Needs,
+        needs: MemberNeeds,
         launch_s: float = LAUNCH_S,
         identities: Mapping[str, SecretStr] | None = None,
     ) -> None:
@@ -124,7 +124,7 @@ class RayProvider(PoolProvider):
         await self._cluster.call(remove, what="the list of reservations")
 
     async def reserve(self, member: str) -> None:
-        bundle, name = self._needs.bundle, self._group(member)
+        bundle, name = self._needs.of(member).bundle, self._group(member)
         what = f"the reservation of {member}"
         if not await self._cluster.call(lambda _: reserve_group(name, bundle, RESERVE_S), RESERVE_S, what):
             raise NoResourcesError(
@@ -151,9 +151,10 @@ class RayProvider(PoolProvider):
     async def _launch(self, provider_worker: ProviderWorker) -> ProviderWorker:
         await self.reserve(provider_worker.member)
         group_name, namespace = self._group(provider_worker.member), self._cluster.namespace
-        name = _actor_name(provider_worker)
+        name, bundle = _actor_name(provider_worker), self._needs.of(provider_worker.member).bundle
         environment = {
             **self._environment,
+            **self._needs.variables(provider_worker.member),
             **credentials(provider_worker.worker, self._identities),
             "TURBOSERVE_POOL_MEMBER": provider_worker.member,
             "TURBOSERVE_WORKER_ID": provider_worker.worker,
@@ -161,7 +162,7 @@ class RayProvider(PoolProvider):
         telemetry.set_traceparent(environment)
 
         def make(ray: Any) -> tuple[Any, str | None]:
-            actor = make_host(ray, self._needs.bundle, group_name, name, namespace)
+            actor = make_host(ray, bundle, group_name, name, namespace)
             try:
                 return actor, ray.get(
                     actor.start.remote(self._command, environment, INHERITED), timeout=self._launch_s
@@ -234,15 +235,13 @@ class RayProvider(PoolProvider):
             await asyncio.wait({watching}, timeout=FINAL_REPORT_TIMEOUT_S)
 
     async def health(self) -> Health:
-        bundle = self._needs.bundle
         try:
             there = await self._cluster.call(lambda ray: ray.cluster_resources())
         except ProviderError as error:
             return Health(False, error.detail)
-        short = [name for name, amount in bundle.items() if there.get(name, 0.0) < amount]
-        if short:
-            return Health(False, f"the cluster has no node with {', '.join(short)}")
-        return Health(True)
+        every = [amount for needs in self._needs.every for amount in needs.bundle.items()]
+        short = sorted({name for name, amount in every if there.get(name, 0.0) < amount})
+        return Health(not short, f"the cluster has no node with {', '.join(short)}" if short else "")
 
     async def close(self) -> None:
         await stop(*self._watching.values())

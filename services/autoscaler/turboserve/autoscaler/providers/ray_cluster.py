@@ -46,6 +46,23 @@ class Needs:
         return {name: amount for name, amount in every.items() if amount > 0}
 
 
+@dataclass(frozen=True)
+class MemberNeeds:
+    """What the worker of each pool member takes and is started with."""
+
+    of: Callable[[str], Needs]
+    """Resources by pool member."""
+    every: Collection[Needs]
+    """The resources of each kind of worker."""
+    variables: Callable[[str], Mapping[str, str]] = lambda member: {}
+    """Further variables by pool member."""
+
+    @classmethod
+    def alike(cls, needs: Needs) -> MemberNeeds:
+        """Return the needs of a pool whose workers are alike."""
+        return cls(lambda member: needs, (needs,))
+
+
 class RayCluster:
     """This process's connection to one cluster, made on first use.
 
