@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from turboserve.autoscaler.control.pool_offers import OfferWorkers
 from turboserve.bench.report import BenchError
-from turboserve.experiments.mixed import command
+from turboserve.experiments.mixed import command, switching
 from turboserve.experiments.mixed.family import (
     CLASSES,
     MEMORY_BYTES,
@@ -99,3 +100,21 @@ def test_a_run_that_was_cut_off_continues(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(BenchError, match=r"--only: 'lods' is not known; known: loads, "):
         command.run(only="lods")
+
+
+def short_run(monkeypatch: pytest.MonkeyPatch, mode: str) -> dict[str, float]:
+    monkeypatch.setattr(switching, "TRACES", {"T": (400.0, ("S2", "S5"))})
+    return switching.switching_run(4, "T", mode, 1)
+
+
+def test_a_pool_that_switches_keeps_places_and_costs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed, peers = short_run(monkeypatch, "none"), short_run(monkeypatch, "peers")
+    assert fixed["started"] == 0
+    assert peers["started"] > 0
+    assert peers["cost"] < fixed["cost"]
+    assert fixed["without_place"] == peers["without_place"] == 0
+
+
+def test_a_release_that_takes_a_place_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OfferWorkers, "keeps_places", lambda *_: True)
+    assert short_run(monkeypatch, "disk")["without_place"] > 0

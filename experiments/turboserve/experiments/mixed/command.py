@@ -15,9 +15,10 @@ from turboserve.bench.report import BenchError
 from turboserve.experiments.mixed.analytic import analytic_loads
 from turboserve.experiments.mixed.composing import composition_figures
 from turboserve.experiments.mixed.family import KINDS, MIXES, WORKERS_OF_KIND, coefficient_of_variation
-from turboserve.experiments.mixed.figures import gains, median_interval, medians, summary
+from turboserve.experiments.mixed.figures import compared, gains, median_interval, medians, summary
 from turboserve.experiments.mixed.snapshot import POLICIES, fluid_of, load_at_99
 from turboserve.experiments.mixed.solver import solver_times
+from turboserve.experiments.mixed.switching import MODES, TRACES, switching_run
 from turboserve.experiments.paper.cells import PaperCell, ResultFolder
 from turboserve.experiments.progress import progress_bar
 from turboserve.experiments.slack.cell_store import source_digest
@@ -27,7 +28,7 @@ MATRICES, QUICK_MATRICES = 20, 3
 FIRST_SEED = 100
 """Seeds below this were used while the policies were written."""
 PLACED, QUICK_PLACED = 4, 1
-PARTS = ("loads", "placed", "solver", "composition")
+PARTS = ("loads", "placed", "switching", "solver", "composition")
 DEFINITIONS = {
     "capability": "Declared: every n_kj and L_kj(b) is drawn from the family in the documentation.",
     "load_at_99": "Most sessions with 99 % of all chunks in time. Median over the matrices. In fractions of "
@@ -46,6 +47,12 @@ DEFINITIONS = {
     "composition": "Cost of the decision above the least of all compositions (2 kinds, 2 models). Processor "
     "time of a decision with 4 kinds, 6 classes and at most 64 workers. The least served share of a class "
     "with the composition that OServe's Algorithm 1 finds for the same workers.",
+    "switching": "Mixes that change over time (T1: 80 minutes, S1, S4, S5; T2: 50 minutes, S2, S4, S3), one "
+    "matrix for each seed, whole sessions, in virtual time. `none`: the composition of all workers that is "
+    "best for the mean mix, never changed. `disk`, `peers`: the autoscaler's controller, with 50 s and 10 s "
+    "from the order of a worker until it serves (declared). A first chunk takes from the session's arrival. "
+    "`without_place`: most sessions of a draining worker without a place elsewhere, at the worst instant of "
+    "all seeds. `worst` of a time or a cost is the least value of a seed.",
     "method": "The cores decide on snapshots of sessions; no chunk is played out.",
 }
 
@@ -88,12 +95,15 @@ def run(
     few = placed or (QUICK_PLACED if quick else PLACED)
     some = [(matrix_number(seed, place), seed) for seed in numbers for place in range(few)]
     processes = jobs or os.cpu_count() or 1
-    with progress_bar(len(pairs) + len(some) * len(MIXES) * (len(POLICIES) + 1)) as done:
+    cells_in_all = len(pairs) + len(some) * len(MIXES) * (len(POLICIES) + 1) + len(numbers) * len(TRACES) * 3
+    with progress_bar(cells_in_all) as done:
         folder = ResultFolder(cells)
         if "loads" in parts:
             result |= analytic_figures(folder, pairs, processes, done)
         if "placed" in parts:
             result["placed"] = placed_figures(folder, some, processes, done)
+        if "switching" in parts:
+            result["switching"] = switching_figures(folder, list(numbers), processes, done)
     if "solver" in parts:
         result["solver"] = solver_times(2 if quick else 10, first_seed)
     if "composition" in parts:
@@ -149,6 +159,28 @@ def placed_figures(
     return {**_figures(values), "matrices": len(pairs), "of_bound": of_bound}
 
 
+def switching_figures(
+    folder: ResultFolder, seeds: Sequence[int], jobs: int, done: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the figures of mixes that change over time, by trace and mode."""
+    cells = {
+        (trace, mode, seed): PaperCell(
+            "mixed",
+            f"{trace} {mode} seed {seed}",
+            switching_run,
+            (matrix_number(seed, 0), trace, mode, seed),
+        )
+        for trace in TRACES
+        for mode in MODES
+        for seed in seeds
+    }
+    found = folder.run(cells.values(), jobs, done)
+    return {
+        trace: compared({mode: [found[cells[trace, mode, seed]] for seed in seeds] for mode in MODES})
+        for trace in TRACES
+    }
+
+
 def _figures(values: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> dict[str, Any]:
     """Return medians, intervals and paired gains by mix.
 
@@ -178,6 +210,14 @@ def table(result: Mapping[str, Any]) -> Table:
                 f"{part}{mix} ({result['cv'][mix]:.3f})",
                 *(f"{by_policy[name]:.1f}" for name in POLICIES),
                 *(f"{gain[name]['median']:.3f}, {gain[name]['worst']:.3f}" for name in ("static", "oserve")),
+            )
+    for trace, modes in result.get("switching", {}).items():
+        for mode, figures in modes.items():
+            shown.add_row(
+                f"{trace}, {mode}",
+                f"p99 {figures['p99_chunk_s']['median']:.2f} s",
+                f"cost {figures['cost']['median']:.1f}",
+                f"without a place {figures['without_place']}",
             )
     for kinds, times in result.get("solver", {}).items():
         shown.add_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,3 +40,26 @@ def gains(found: Mapping[str, Sequence[float]], name: str) -> dict[str, dict[str
         for other, values in found.items()
         if other != name
     }
+
+
+def percentile_of(counts: Counter[float], part: float) -> float:
+    """Return the least value that is not exceeded by this part of all."""
+    left = part * counts.total()
+    for value in sorted(counts):
+        left -= counts[value]
+        if left <= 0:
+            return value
+    raise ValueError("counts: there are none")
+
+
+def compared(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """Return the figures of one trace of mixes that change, by mode. `runs`: for each seed, in order."""
+    found: dict[str, Any] = {}
+    for mode, own in runs.items():
+        figures: dict[str, Any] = {name: summary([one[name] for one in own]) for name in own[0]}
+        figures["without_place"] = max(one["without_place"] for one in own)
+        figures["cost_of_none"] = summary(
+            [one["cost"] / none["cost"] for one, none in zip(own, runs["none"], strict=True)]
+        )
+        found[mode] = figures
+    return found
