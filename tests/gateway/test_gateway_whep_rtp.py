@@ -56,7 +56,7 @@ def test_a_parser_reads_what_was_sent(
     stream = RtpStream(form, sequence, origin)
     number = sequence
     for turn, payloads in enumerate(frames):
-        sent = stream.frame(payloads, turn / 16, NOW + turn)
+        sent = stream.frames([(payloads, turn / 16)], NOW + turn)
         assert len(sent) == len(payloads)
         for place, (data, payload) in enumerate(zip(sent, payloads, strict=True)):
             assert not is_rtcp(data)
@@ -87,7 +87,7 @@ def test_a_parser_reads_what_was_sent(
 def test_only_the_newest_packets_are_kept() -> None:
     stream = RtpStream(RtpFormat(1, 96, "x"), 65_000, 0)
     for turn in range(HISTORY + 1):
-        stream.frame([b"a"], turn / 16, NOW)
+        stream.frames([([b"a"], turn / 16)], NOW)
     assert stream.retransmissions([65_000], 0.0) == []
     assert len(stream.retransmissions([65_001], 0.0)) == 1
 
@@ -96,7 +96,7 @@ def test_a_report_of_many_losses_gets_a_bounded_answer() -> None:
     """One packet may name thousands, and a viewer may send many."""
     stream = RtpStream(RtpFormat(1, 96, "x"), 0, 0)
     for turn in range(HISTORY):
-        stream.frame([b"a"], turn / 16, NOW)
+        stream.frames([([b"a"], turn / 16)], NOW)
     lost = [*range(HISTORY), *range(HISTORY)]
     assert len(stream.retransmissions(lost[:10] * 99, 5.0)) == 10
     assert len(stream.retransmissions(lost, 5.5)) == HISTORY - 10
@@ -107,7 +107,7 @@ def test_a_report_of_many_losses_gets_a_bounded_answer() -> None:
 @given(form=FORMATS)
 def test_reports_count_what_was_sent(form: RtpFormat) -> None:
     stream = RtpStream(form, 7, 1000)
-    stream.frame([b"abc", b"de"], 0.0, NOW)
+    stream.frames([([b"abc", b"de"], 0.0)], NOW)
     data = stream.report(0.0, NOW)
     assert data is not None
     assert is_rtcp(data)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from aioice import ice
 from aiortc import MediaStreamTrack, RTCRtpCodecParameters, RTCRtpSender
 from aiortc.codecs.h264 import H264Encoder
 from aiortc.mediastreams import MediaStreamError
@@ -25,6 +26,7 @@ from turboserve.gateway.whep.access_units import AccessUnit
 from turboserve.gateway.whep.frame_times import FrameTimes
 from turboserve.gateway.whep.incoming import COMPONENT
 from turboserve.gateway.whep.pacing import PacedFrame, Pacer
+from turboserve.gateway.whep.packet_batch import PacketSender
 from turboserve.gateway.whep.rtp_stream import RtpFormat, RtpStream, is_short_extension
 
 PAYLOADS_KEPT = 1_024
@@ -61,6 +63,9 @@ class FrameSender:
         self._sender: RTCRtpSender | None = None
         self._stream: RtpStream | None = None
         """None before the connection is made and after it is lost."""
+        self._pair: ice.CandidatePair | None = None
+        """The path of which `_packets` is."""
+        self._packets: PacketSender
         self.track = VideoTrack()
         self.dry = asyncio.Event()
         """Set while no frame waits."""
@@ -95,10 +100,13 @@ class FrameSender:
             self._wakes_at = at_s
             self._times.call_at(at_s, self.changed)
 
-    def queued(self) -> None:
-        """The pacer has another chunk."""
+    def queued(self, *, skip: bool = False) -> None:
+        """The pacer has another chunk. `skip`: it is shown before what waited."""
+        waited = not self.dry.is_set()
         self.dry.clear()
-        self.changed()
+        # While frames wait, the time of the first is awaited.
+        if skip or not waited:
+            self.changed()
 
     def stop(self) -> None:
         """Send no more."""
@@ -107,11 +115,10 @@ class FrameSender:
 
     def _send(self, stream: RtpStream, frames: Sequence[PacedFrame], now: float) -> None:
         wall = self._clock.wall()
-        packets: list[bytes] = []
         for frame in frames:
             if frame.first:
                 self._begins(frame)
-            packets += stream.frame(_payloads(frame.unit), frame.presentation_s, wall)
+        packets = stream.frames([(_payloads(one.unit), one.presentation_s) for one in frames], wall)
         # The report's two times are of one moment: that of sending, which may be before the frame's own.
         newest = frames[-1]
         report = stream.report(newest.presentation_s - max(0.0, newest.due_s - now), wall)
@@ -130,12 +137,9 @@ class FrameSender:
         pair = transport.transport._connection._nominated.get(COMPONENT)
         if pair is None or transport._state is not State.CONNECTED:
             raise ConnectionError("the viewer's connection is lost")
-        send, address, cipher = pair.protocol.transport.sendto, pair.remote_addr, transport._tx_srtp
-        protect = cipher.protect
-        for packet in packets:
-            send(protect(packet), address)
-        if report is not None:
-            send(cipher.protect_rtcp(report), address)
+        if pair is not self._pair:
+            self._pair, self._packets = pair, PacketSender(pair.protocol.transport, pair.remote_addr)
+        self._packets.send(transport._tx_srtp, packets, report)
 
     async def _wait(self, codec: RTCRtpCodecParameters) -> NoReturn:
         """Take the place of `_next_encoded_frame`: the sender's loop waits here until it is canceled."""

@@ -24,7 +24,7 @@ from turboserve import logs
 from turboserve.clock import Clock
 from turboserve.gateway.whep import consent
 from turboserve.gateway.whep.frame_times import FrameTimes
-from turboserve.gateway.whep.messages import run_without_waiting
+from turboserve.gateway.whep.messages import run_without_waiting, take_acknowledgment
 from turboserve.gateway.whep.second_socket import second_socket
 
 SILENT_S = 2.0
@@ -99,16 +99,19 @@ class Incoming:
 
     def _read_soon(self) -> None:
         self._reads_soon = False
-        self._read()
+        self._read(until_acknowledged=True)
         messages = self._messages_of_viewer()
         if messages is not None and messages._sent_queue:
             self.sent()
 
-    def _read(self) -> None:
-        """Handle what has waited."""
+    def _read(self, *, until_acknowledged: bool = False) -> None:
+        """Handle what has waited. `until_acknowledged`: until no acknowledgment is expected."""
         if self._second is None or self._received is None:
             return
+        messages = self._messages_of_viewer()
         for _ in range(READ_AT_ONCE):
+            if until_acknowledged and messages is not None and not messages._sent_queue:
+                break
             try:
                 data, address = self._second.recvfrom(_SHORT_BYTES)
             except OSError:
@@ -119,7 +122,6 @@ class Incoming:
                 self._report_of_reception = data, address
             else:
                 self._received(data, address)
-        messages = self._messages_of_viewer()
         if self._hurries and (messages is None or not messages._outbound_queue):
             self._hurry(False)
             if messages is not None and messages._sent_queue:
@@ -238,7 +240,9 @@ class Incoming:
         try:
             if not plain:
                 run_without_waiting(self._transport._write_ssl())
-            elif receiver is not None:
+            elif receiver is not None and not (
+                isinstance(receiver, RTCSctpTransport) and take_acknowledgment(receiver, plain)
+            ):
                 run_without_waiting(receiver._handle_data(plain))
         except ConnectionError:
             pass

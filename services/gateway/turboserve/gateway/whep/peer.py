@@ -189,7 +189,7 @@ class Peer:
                 await self._watch.skipped(header.start_s)
             self._coming[header.index] = chunk, announcement
             self._pacer.add(header.index, units, self._gateway.clock.monotonic(), skip=skip)
-            self._frames.queued()
+            self._frames.queued(skip=skip)
             await self._watch.sent(chunk, len(chunk.fragment))
 
     def _begins(self, frame: PacedFrame) -> None:

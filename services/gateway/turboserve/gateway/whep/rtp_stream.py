@@ -17,8 +17,8 @@ RTP_CLOCK = 90_000
 """Ticks of RTP timestamps per second. Source: RFC 6184, 8.2.1."""
 HISTORY = 256
 """Packets that are kept for retransmission: several seconds of video."""
-REPORT_S = 1.0
-"""Least interval between two sender reports, seconds."""
+REPORT_S = 5.0
+"""Least interval between two sender reports, seconds. Source: RFC 3550, 6.2."""
 
 _HEADER = struct.Struct(">BBHII")
 _REPORT = struct.Struct(">BBHIQIII")
@@ -62,24 +62,32 @@ class RtpStream:
         self._reported_at = 0.0
         self._head, self._tail = _extensions(form)
 
-    def frame(self, payloads: Sequence[bytes], presentation_s: float, now: float) -> list[bytes]:
-        """Return the packets of a frame. `presentation_s`: since the first frame, seconds."""
-        form, sequence = self._form, self._sequence
-        timestamp = (self._origin + round(presentation_s * RTP_CLOCK)) & _UINT32
+    def frames(self, frames: Iterable[tuple[Sequence[bytes], float]], now: float) -> list[bytes]:
+        """Return the packets of frames that are sent together.
+
+        `frames`: the payloads of each, and its presentation time since the first frame, seconds.
+        """
+        form, kept, origin, sequence = self._form, self._kept, self._origin, self._sequence
         extensions = self._head
         if form.send_time is not None:
             extensions += (int(now * (1 << 18)) & _UINT24).to_bytes(3, "big")
         extensions += self._tail
-        first, last = _VERSION | (_EXTENDED if extensions else 0), len(payloads) - 1
+        first, ssrc, octets = _VERSION | (_EXTENDED if extensions else 0), form.ssrc, 0
         packets = []
-        for number, payload in enumerate(payloads):
-            kind = form.payload_type | (_MARKER if number == last else 0)
-            packet = _HEADER.pack(first, kind, sequence, timestamp, form.ssrc) + extensions + payload
-            packets.append(packet)
-            self._kept[sequence % HISTORY] = packet
-            self._octets += len(payload)
-            sequence = (sequence + 1) & _UINT16
+        for payloads, presentation_s in frames:
+            timestamp = (origin + round(presentation_s * RTP_CLOCK)) & _UINT32
+            kind, left = form.payload_type, len(payloads)
+            for payload in payloads:
+                left -= 1
+                if not left:
+                    kind |= _MARKER
+                packet = _HEADER.pack(first, kind, sequence, timestamp, ssrc) + extensions + payload
+                packets.append(packet)
+                kept[sequence % HISTORY] = packet
+                octets += len(payload)
+                sequence = (sequence + 1) & _UINT16
         self._sequence = sequence
+        self._octets += octets
         self._packets += len(packets)
         return packets
 
