@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from turboserve import lifeline, logs, program_start, telemetry
 from turboserve.bus import Bus
 from turboserve.bus.canary import CanaryMonitor, canaries_of, subscribe_canaries, watch_canaries
-from turboserve.bus.round_trip import RoundTrip, measure_round_trips
+from turboserve.bus.round_trip import INTERVAL_S, RoundTrip, measure_round_trips
 from turboserve.clock import Clock, SystemClock
 from turboserve.config import Settings, SettingsError
 from turboserve.contracts.canaries import SpaceLevel
@@ -188,7 +188,8 @@ async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Await
     conditions.add(runtime, Runtime.checks)
     warnings_given.add(runtime, lambda runtime: dict.fromkeys(runtime.warnings(), 1.0))
     monotonic = runtime.clock.monotonic
-    runtime.spawn(measure_round_trips(runtime.bus, runtime.round_trip, monotonic), "round trips")
+    every_s = min(INTERVAL_S, settings.broker_ping_s)
+    runtime.spawn(measure_round_trips(runtime.bus, runtime.round_trip, monotonic, every_s), "round trips")
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, runtime.stopping.set)

@@ -1,21 +1,27 @@
-"""A page goes from a gateway that is stopped to another one: real gateways, a real Chromium."""
+"""A page leaves a gateway that is cut off from its broker or stopped: real gateways, a real Chromium."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
 from tests.helpers.browser import NEEDS_CHROMIUM, until
 from tests.helpers.pool_harness import Pool
+from tests.helpers.waiting import eventually
+from turboserve.experiments.chaos.network_proxy import UNDISTURBED, NetworkConditions, ProxiedNetwork
 from turboserve.free_ports import any_free
 
 pytestmark = NEEDS_CHROMIUM
 
 WATCH = """async () => {
   const { Client, StreamConnection } = await import("/page/client/index.js");
+  const { WebRtcConnection } = await import("/page/client/webrtc_connection.js");
   window.client = new Client(new URL(".", document.baseURI));
   window.session = await client.create("a red circle");
   window.indices = [];
@@ -25,35 +31,74 @@ WATCH = """async () => {
       connection.report(start_s);
     },
   }, { after: -1 });
+  window.live = { greeted: [] };
+  window.webrtc = new WebRtcConnection(session, {
+    hello: () => live.greeted.push(client.baseUrl),
+    unavailable: (error) => live.error = String(error),
+  });
 }"""
 
 
-async def test_a_page_leaves_a_stopped_gateway_and_misses_no_chunk(pool: Pool, page: Any) -> None:
+@pytest.fixture
+def network(pool: Pool) -> Iterator[ProxiedNetwork]:
+    """A proxy between a gateway and the broker."""
+    parts = urlsplit(pool.nats.address)
+    with ProxiedNetwork() as network:
+        network.add("broker", lambda: (parts.hostname or "", parts.port or 0))
+        yield network
+
+
+async def test_a_page_leaves_a_gateway_that_cannot_deliver_and_a_stopped_one_and_misses_no_chunk(
+    pool: Pool, page: Any, network: ProxiedNetwork
+) -> None:
+    """Viewers stalled for 13 s at a gateway that did not hear the broker, although there was another one."""
     ports = [any_free(), any_free()]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     names = ["failover_first", "failover_second"]
+    through_proxy = f"nats://{urlsplit(pool.nats.address).hostname}:{network['broker'].port}"
     stopped: int | None = None
-    try:
-        for name, port in zip(names, ports, strict=True):
-            pool.gateway(name, port, TURBOSERVE_GATEWAY_URLS=f"{urls[0]}, {urls[1]}/")
-        # The address bar may have another name of this machine than the setting.
-        await page.goto(f"http://localhost:{ports[0]}/")
-        await page.evaluate(WATCH)
-        await until(page, "() => indices.length > 2")
-        stopped = pool.pid(names[0])
-        os.kill(stopped, signal.SIGSTOP)
-        await until(page, f"() => client.baseUrl === '{urls[1]}/'")
+
+    async def arrived_at(port: int) -> None:
+        # The address bar has another name of this machine than the setting.
+        await until(page, f"() => client.baseUrl.endsWith(':{port}/')")
         before = await page.evaluate("indices.length")
         await until(page, f"() => indices.length > {before + 2}")
+        await until(page, f"() => live.greeted.at(-1).endsWith(':{port}/') || live.error")
+        assert await page.evaluate("live.error ?? null") is None
+
+    try:
+        for name, port in zip(names, ports, strict=True):
+            broker = through_proxy if name == names[0] else pool.nats.address
+            gateways = f"{urls[0]}, {urls[1]}/"
+            pool.gateway(name, port, TURBOSERVE_GATEWAY_URLS=gateways, TURBOSERVE_NATS_URL=broker)
+        await page.goto(f"http://localhost:{ports[0]}/")
+        await page.evaluate(WATCH)
+        await until(page, "() => indices.length > 2 && live.greeted.length")
+        network.set(NetworkConditions(stops_answers=True))
+        await arrived_at(ports[1])
+        async with httpx.AsyncClient(timeout=120) as plain:
+            cut_off = (await plain.get(f"{urls[0]}/readyz")).json()
+            assert cut_off["checks"]["delivery"] is False
+            assert cut_off["warnings"]["delivery"].endswith("viewers go to another gateway")
+            network.set(UNDISTURBED)
+
+            async def ready_again() -> bool:
+                return (await plain.get(f"{urls[0]}/readyz")).status_code == 200
+
+            await eventually(ready_again, 120)
+        stopped = pool.pid(names[1])
+        os.kill(stopped, signal.SIGSTOP)
+        await arrived_at(ports[0])
         indices = await page.evaluate("indices")
         assert indices == list(range(len(indices)))
         # A request that changes something goes there as well.
         ended = await page.evaluate("session.end()")
         assert ended["phase"] == "terminated"
         async with httpx.AsyncClient(headers={"Origin": "http://127.0.0.1:1"}, timeout=120) as other:
-            foreign = await other.post(f"{urls[1]}/v1/sessions", json={})
+            foreign = await other.post(f"{urls[0]}/v1/sessions", json={})
         assert foreign.status_code == 403
     finally:
+        network.set(UNDISTURBED)
         if stopped is not None:
             os.kill(stopped, signal.SIGCONT)
         for name in names:

@@ -35,6 +35,24 @@ async def test_a_stream_leaves_a_silent_gateway_and_repeats_nothing() -> None:
     assert second.query["after"] == "1"
 
 
+async def test_a_gateway_that_sends_its_viewers_on_is_left_at_once() -> None:
+    """Each first attempt at another gateway waited for as long as the gateway before had asked for."""
+
+    async def sends_on(connection: Connection) -> None:
+        await connection.begin(range(2))
+        await connection.socket.close(1012)
+
+    async def is_full(connection: Connection) -> None:
+        await connection.refuse(1013, status=503, code="unavailable", retry_after_s=3_600.0)
+
+    async with scripted(sends_on) as first, scripted(is_full) as second, scripted(goes_on) as third:
+        client = AsyncClient([first.url, second.url, third.url])
+        assert await chunks(client.session("ses_1").watch()) == [0, 1, 2, 3]
+        assert client.base_url == third.url
+    assert [len(one.connections) for one in (first, second, third)] == [1, 1, 1]
+    assert third.connections[0].query["after"] == "1"
+
+
 async def test_the_greeting_names_the_other_gateways() -> None:
     async with scripted(goes_on) as other:
 

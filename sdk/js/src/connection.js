@@ -221,7 +221,9 @@ export class StreamConnection {
     const isNext = gateways.count > 1 && this.#failures < gateways.count - 1;
     const backoff = Math.min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** tried) * (0.75 + Math.random() / 2);
     this.#failures += 1;
-    const waitMs = Math.max(isNext ? 0 : backoff, code === TRY_LATER ? (this.#problem?.retryAfterS ?? 0) * 1000 : 0);
+    // What a gateway asks to wait for concerns that gateway alone.
+    const askedMs = code === TRY_LATER ? (this.#problem?.retryAfterS ?? 0) * 1000 : 0;
+    const waitMs = isNext ? 0 : Math.max(backoff, askedMs);
     this.#on.lost?.(waitMs);
     // A handler may have closed the stream.
     if (!this.#closed) this.#timer = setTimeout(() => this.#open(), waitMs);

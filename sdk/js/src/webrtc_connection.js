@@ -1,6 +1,7 @@
 // WebRTC of one session (WHEP): a video track, and the messages of the WebSocket over a data channel.
 
 import { GatewayUnreachableError, ProtocolError } from "./errors.js";
+import { SilenceWatch } from "./gateways.js";
 import { StreamMessages } from "./stream_messages.js";
 import { answered } from "./transport.js";
 
@@ -10,6 +11,8 @@ const CONNECT_S = 5;
 /** Time in which candidates are gathered if there are STUN or TURN servers, seconds. */
 const GATHER_S = 2;
 const AGAIN_MS = 250;
+/** A gateway is asked for an answer this often, if there is another one. */
+const PING_MS = 500;
 const ICE_SERVER = /<([^>]+)>((?:\s*;\s*[a-z-]+="[^"]*")*)/g;
 const PARAMETER = /([a-z-]+)="([^"]*)"/g;
 
@@ -36,6 +39,8 @@ export class WebRtcConnection {
   #pc = null;
   #channel = null;
   #timer = 0;
+  #silence = new SilenceWatch();
+  #checking = 0;
   #greeted = false;
   #closed = false;
   #gateway = "";
@@ -79,7 +84,12 @@ export class WebRtcConnection {
     pc.addTransceiver("video", { direction: "recvonly" });
     const channel = (this.#channel = pc.createDataChannel("messages"));
     pc.ontrack = ({ track }) => this.#isCurrent(pc) && this.#on.track?.(track);
-    channel.onmessage = ({ data }) => this.#isCurrent(pc) && this.#message(JSON.parse(data));
+    channel.onmessage = ({ data }) => {
+      if (!this.#isCurrent(pc)) return;
+      const message = JSON.parse(data);
+      this.#silence.heard(message.type === "chunk");
+      this.#message(message);
+    };
     channel.onclose = () => this.#isCurrent(pc) && this.#lost();
     pc.onconnectionstatechange = () => {
       if (this.#isCurrent(pc) && ["failed", "disconnected", "closed"].includes(pc.connectionState)) this.#lost();
@@ -88,6 +98,18 @@ export class WebRtcConnection {
 
   #isCurrent(pc) {
     return !this.#closed && pc === this.#pc;
+  }
+
+  // Leaves a gateway that does not answer. With one gateway, only the end of the connection tells.
+  #check() {
+    if (this.session.client.gateways.count < 2) return;
+    if (this.#silence.isSilent(Date.now())) {
+      this.#silence.left();
+      this.#lost();
+    } else if (this.#silence.wantsPing) {
+      this.#silence.asked(Date.now());
+      this.send({ type: "ping" });
+    }
   }
 
   #ask(method, options, read) {
@@ -126,6 +148,7 @@ export class WebRtcConnection {
     if (error) return this.#fail(error);
     clearTimeout(this.#timer);
     this.#greeted = true;
+    this.#checking = setInterval(() => this.#check(), PING_MS);
     this.#messages.greet(message);
   }
 
@@ -144,6 +167,7 @@ export class WebRtcConnection {
 
   #drop() {
     clearTimeout(this.#timer);
+    clearInterval(this.#checking);
     const pc = this.#pc;
     this.#pc = this.#channel = null;
     pc?.close();

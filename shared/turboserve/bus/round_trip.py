@@ -15,7 +15,7 @@ import nats
 from turboserve.bus.client import Bus
 
 INTERVAL_S = 1.0
-"""Time between two questions, seconds."""
+"""Time between two questions at most, seconds."""
 LOOK_S = 0.25
 SLOW_S = 0.5
 """From this round trip on, /readyz warns, seconds. A request needs several, so deadlines of 1 to 3 s begin to
@@ -44,26 +44,29 @@ class RoundTrip:
 
     def seconds(self, now: float) -> float:
         """Return how long the last answer took, or how long one has been missing if that is longer."""
-        return max(self._took_s, self._missing_s(now))
+        return max(self._took_s, self.missing_s(now))
 
     def warning(self, now: float) -> str | None:
         """Return the text for /readyz; None while answers come within `SLOW_S`."""
-        missing_s = self._missing_s(now)
+        missing_s = self.missing_s(now)
         if missing_s > max(self._took_s, SLOW_S):
             return f"no answer for {missing_s:.1f} s"
         return f"answers after {self._took_s:.1f} s" if self._took_s > SLOW_S else None
 
-    def _missing_s(self, now: float) -> float:
+    def missing_s(self, now: float) -> float:
+        """Return how long an answer has been missing; 0: none is."""
         return 0.0 if self._asked_at is None else now - self._asked_at
 
 
-async def measure_round_trips(bus: Bus, trip: RoundTrip, monotonic: Callable[[], float]) -> None:
-    """Ask the broker every `INTERVAL_S`, and note its answers in `trip`. Never returns."""
+async def measure_round_trips(
+    bus: Bus, trip: RoundTrip, monotonic: Callable[[], float], interval_s: float = INTERVAL_S
+) -> None:
+    """Ask the broker every `interval_s`, and note its answers in `trip`. Never returns."""
     while True:
         trip.asked(monotonic())
         if await _answers(bus):
             trip.answered(monotonic())
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(interval_s)
         else:
             await asyncio.sleep(LOOK_S)
 

@@ -30,6 +30,10 @@ class Gateways:
         return self._urls[self._used]
 
     @property
+    def count(self) -> int:
+        return len(self._urls)
+
+    @property
     def several(self) -> bool:
         return len(self._urls) > 1
 

@@ -9,6 +9,7 @@ from turboserve import logs, service
 from turboserve.gateway import exposure
 from turboserve.gateway.app import create_app, start_gateway
 from turboserve.gateway.auth import reload
+from turboserve.gateway.broker_silence import send_viewers_on
 from turboserve.gateway.server import Server
 from turboserve.gateway.settings import Settings
 
@@ -24,6 +25,8 @@ async def start(runtime: service.Runtime) -> None:
     runtime.check("http", lambda: server.started and not server.should_exit)
     if settings.api_keys_file is not None:
         runtime.spawn(reload.follow(gateway.keys, settings.api_keys_file), "api keys")
+    if len(settings.gateway_urls) > 1:
+        send_viewers_on(runtime, gateway.streams)
     await app.state.peers.listen(runtime.bus)
     await gateway.signer.listen()
     runtime.spawn(gateway.signer.run(), "signing keys")

@@ -16,7 +16,7 @@ from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.bus.chunk_log import ChunkLog
 from turboserve.clock import Clock
-from turboserve.contracts.errors import KeyQuotaError, TenantLimitError, TurboServeError
+from turboserve.contracts.errors import KeyQuotaError, TenantLimitError, TurboServeError, UnavailableError
 from turboserve.gateway.audit.recorder import AuditRecorder
 from turboserve.gateway.auth.access import Identity, Keys
 from turboserve.gateway.auth.middleware import Authenticator, admitted
@@ -47,7 +47,11 @@ def owner_of(identity: Identity) -> tuple[str, str | None]:
 
 
 class Streams:
-    """The open streams. When the gateway stops, it sets `stopping`, and every stream ends."""
+    """The open streams. When the gateway stops, it sets `stopping`, and every stream ends.
+
+    While `leaving` is set, no stream begins, and viewers are sent on to another gateway, or to this one
+    after its restart.
+    """
 
     def __init__(
         self,
@@ -62,10 +66,21 @@ class Streams:
         self._none = asyncio.Event()
         self._none.set()
         self.stopping = asyncio.Event()
+        self.leaving = asyncio.Event()
+
+    @property
+    def count(self) -> int:
+        """Number of open streams."""
+        return self._open.total()
 
     def check(self, tenant: str, key: str | None = None) -> None:
         """Raise TooManyStreamsError at the limit of all streams, TenantLimitError at that of `tenant`, and
-        KeyQuotaError at that of the API key with the id `key`."""
+        KeyQuotaError at that of the API key with the id `key`.
+
+        Raises UnavailableError while viewers are sent on.
+        """
+        if self.leaving.is_set():
+            raise UnavailableError("this gateway stops, or does not reach its broker: use another one")
         most = None if key is None else self._per_key(key)
         if key is not None and most is not None and self._of_keys[key] >= most:
             raise KeyQuotaError(
@@ -110,9 +125,19 @@ class Streams:
             if not self._open:
                 self._none.set()
 
+    def send_on(self) -> None:
+        """Ask viewers to connect to another gateway, and refuse new streams."""
+        self.leaving.set()
+
+    def admit_again(self) -> None:
+        """End what `send_on` began, unless the gateway stops."""
+        if not self.stopping.is_set():
+            self.leaving.clear()
+
     async def close(self, within_s: float = 2.0) -> None:
         """Ask all streams to end, and wait for them at most `within_s` seconds."""
         self.stopping.set()
+        self.send_on()
         try:
             await asyncio.wait_for(self._none.wait(), within_s)
         except TimeoutError:

@@ -47,7 +47,8 @@ ENDED = 1000
 BAD_MESSAGES = 1008
 """Close code: too many invalid messages."""
 RESTART = 1012
-"""Close code: the gateway stops. The client should reconnect with `?after=`."""
+"""Close code: the gateway stops, or is cut off from its broker. The client should reconnect with `?after=`,
+to another gateway if there is one."""
 TRY_LATER = 1013
 """Close code: a temporary problem. The client should reconnect after `retry_after_s`."""
 PROBLEM = 4000
@@ -160,16 +161,17 @@ class Connection:
     async def _serve(self) -> tuple[int, str]:
         video = asyncio.create_task(self._video())
         listening = asyncio.create_task(self._listen())
-        stopping = asyncio.create_task(self._gateway.streams.stopping.wait())
+        streams = self._gateway.streams
+        leaving = asyncio.create_task(streams.leaving.wait())
         events = asyncio.create_task(self._watch.events())
-        tasks: set[asyncio.Task[object]] = {video, listening, stopping, events}
+        tasks: set[asyncio.Task[object]] = {video, listening, leaving, events}
         try:
             if video in await until_decided(tasks, events):
                 # If the session had ended before, its video may be sent completely before its events are.
                 await asyncio.wait({events}, timeout=HISTORY_S)
                 await self._send(self._requests.end())
                 return ENDED, "session ended"
-            return RESTART, "gateway stops"
+            return RESTART, "gateway stops" if streams.stopping.is_set() else "no answer of the broker"
         except TooManyBadMessagesError:
             return BAD_MESSAGES, "too many bad messages"
         except TurboServeError as error:

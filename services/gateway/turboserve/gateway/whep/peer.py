@@ -118,7 +118,7 @@ class Peer:
         return await self._connection.answer(offer, own_addresses(self._gateway.settings.gateway_host))
 
     async def serve(self) -> None:
-        """Serve the viewer until it leaves, the session or its key ends, or the gateway stops."""
+        """Serve the viewer until it leaves, the session or its key ends, or viewers are sent on."""
         self._requests.links = links_to(traceparent())
         with within(Context()):
             try:
@@ -143,7 +143,7 @@ class Peer:
                 self._until_cut(),
                 self._connection.gone.wait(),
                 self.leaving.wait(),
-                self._gateway.streams.stopping.wait(),
+                self._gateway.streams.leaving.wait(),
             )
         }
         events = asyncio.create_task(self._events())
