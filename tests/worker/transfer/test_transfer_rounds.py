@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from turboserve.simulation.runtime.device.fabric import TransferFabric
+from turboserve.simulation.runtime.device.links import MemoryLink
 from turboserve.simulation.runtime.device.network import MemoryNetwork
 from turboserve.simulation.runtime.loop import VirtualLoop
 from turboserve.worker.engine.state_pages import SOURCES_AT_ONCE, Page, changed
 from turboserve.worker.transfer import rounds, sender
-from turboserve.worker.transfer.errors import SourceNotReadyError, TransferTooSlowError
+from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.errors import PeerLostError, SourceNotReadyError, TransferTooSlowError
 from turboserve.worker.transfer.fetched_state import FetchedState
 from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.rounds import ROUND_BYTES, SMALL_BYTES, RoundPlan, lasting
@@ -435,3 +437,21 @@ def test_a_round_on_its_way_counts_to_the_pause(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(TransferTooSlowError, match="for more than 3 s"):
         fetch(monkeypatch, provider, 10e6, still_s=3.0)
     assert 2.9 <= provider.over_s - provider.quiesced_s <= 3.1 + WAIT_S
+
+
+def test_the_reason_of_a_source_counts_where_its_link_is_closed_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy that its source had ended as too slow was lost to the target, which fetched it again."""
+
+    async def notices_the_end(link: MemoryLink, deadline: Deadline) -> None:
+        wire, fabric = link._wire, link._fabric
+        while not link._giving and not any(at <= fabric.loop.time() for at, _ in wire.rounds):
+            if link.name not in fabric.wires:
+                raise PeerLostError("the link is closed")
+            await asyncio.sleep(deadline.left(0.01))
+
+    monkeypatch.setattr(MemoryLink, "before", notices_the_end)
+    provider = RewritingProvider(FilledWindow(), waits_s=1.0)
+    with pytest.raises(TransferTooSlowError, match="for more than 3 s"):
+        fetch(monkeypatch, provider, 10e6, still_s=3.0)

@@ -12,7 +12,7 @@ import asyncio
 import hmac
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, Protocol
 
 from pydantic import TypeAdapter, ValidationError
@@ -186,6 +186,19 @@ async def refuse(channel: Channel, code: str, detail: str) -> None:
         await channel.send(Refuse(code=code, detail=detail[:2_000]), 1.0)
     except TransferError:
         log.debug("no peer left to refuse", code=code)
+
+
+async def explained(channel: Channel, error: TransferError, seconds: float) -> TransferError:
+    """Return why the other side has ended the transfer, if it says so within `seconds`; else `error`.
+
+    It closes its end of the link first, which may be noticed before its reason arrives.
+    """
+    with suppress(TransferError, TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not isinstance(frame := await channel.receive(seconds), Refuse):
+                pass
+            return error_of(frame.code, frame.detail)
+    return error
 
 
 def unexpected(frame: SentFrame) -> TransferError:

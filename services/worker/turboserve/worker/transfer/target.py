@@ -22,7 +22,7 @@ from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.page_hashing import PageHasher
 from turboserve.worker.engine.state_pages import digest_of
 from turboserve.worker.transfer import handshake
-from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel, refuse, unexpected
+from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel, explained, refuse, unexpected
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
     DeadlineExceededError,
@@ -44,6 +44,8 @@ Connect = Callable[[str, int], Awaitable[tuple[ByteReader, ByteWriter]]]
 CONNECT_S = 2.0
 SILENCE_S = 3.0
 """Longest silence of a source, seconds. A waiting source sends a frame more often."""
+REASON_S = 0.5
+"""Time for the reason of a source that has closed its link to arrive, seconds."""
 RETRY_S = 0.1
 MISMATCHES_LIMIT = 2
 """Number of mismatches after which the state is wrong at its source."""
@@ -167,12 +169,12 @@ class Target:
             except TransferError as error:
                 log.info("transfer broke", session=session, code=error.code, error=str(error))
                 metrics.transfers_broken.add(1, {TRANSFER_ROLE: "target", ERROR_TYPE: error.code})
-                explained = tries.failed(error)
+                best = tries.failed(error)
                 try:
                     await asyncio.sleep(deadline.left(RETRY_S))
                     deadline.left()
                 except DeadlineExceededError:
-                    raise explained from None
+                    raise best from None
                 continue
             metrics.transfer_received.add(fetched.bytes_copied, {TRANSFER_BACKEND: fetched.backend})
             return replace(fetched, seconds=self._now() - started)
@@ -222,6 +224,8 @@ class Target:
                 link.close()
                 if isinstance(error, TransferBackendError):
                     tries.unusable.add(link.kind)
+                if isinstance(error, PeerLostError | TransferBackendError):
+                    raise await explained(channel, error, REASON_S) from error
                 raise
             self._links.put_back(address, link, giving=False)
             return fetched
