@@ -32,10 +32,13 @@ PATIENT_S = 60.0
 class Sharer:
     """One of the two processes."""
 
-    def __init__(self, autoscaler: Autoscaler, nats: NatsServer, log: Path) -> None:
+    def __init__(self, autoscaler: Autoscaler, nats: NatsServer, log: Path, broker: str) -> None:
+        """`broker`: name of the broker's machine."""
         self.port = any_free()
         shared = {
             "TURBOSERVE_POOL_SHARED": "1",
+            "TURBOSERVE_POOL_SCOPE": autoscaler.name,
+            "TURBOSERVE_NATS_URL": nats.address.replace("127.0.0.1", broker),
             "TURBOSERVE_POOL_MIN": "1",
             "TURBOSERVE_POOL_MAX": str(SIZE),
             "TURBOSERVE_HEALTH_PORT": str(self.port),
@@ -62,11 +65,15 @@ class Sharer:
 async def pair(
     autoscaler: Autoscaler, nats_server: NatsServer, tmp_path: Path
 ) -> AsyncIterator[tuple[Sharer, Sharer]]:
-    """The leader of a pool with one ready worker, and its standby."""
-    leader = Sharer(autoscaler, nats_server, tmp_path / "one.log")
+    """The leader of a pool with one ready worker, and its standby.
+
+    Incident: a standby that reached the broker through a proxy found no worker of the leader before, and
+    started a second one in each member. Viewers stalled while these loaded.
+    """
+    leader = Sharer(autoscaler, nats_server, tmp_path / "one.log", "127.0.0.1")
     await leader.becomes("ready, leader")
     await autoscaler.ready(1)
-    standby = Sharer(autoscaler, nats_server, tmp_path / "two.log")
+    standby = Sharer(autoscaler, nats_server, tmp_path / "two.log", "localhost")
     await standby.becomes("ready, standby")
     yield leader, standby
     for one in (leader, standby):
@@ -94,7 +101,7 @@ async def scale_out(autoscaler: Autoscaler) -> AsyncIterator[None]:
     The claim to the last member stands for a launch in another process that was suspended within it.
     """
     await autoscaler.says(lambda status: status.orders == 0)
-    pool = pool_id(autoscaler.name, autoscaler.variables["TURBOSERVE_NATS_URL"])
+    pool = pool_id(autoscaler.name, scope=autoscaler.name)
     with claim(pool, f"{autoscaler.name}-{SIZE - 1}"):
         order = OrderPool(pool=autoscaler.name, change=("override",), override=SIZE)
         await autoscaler.bus.call(subjects.ORDER_POOL, order, deadline_s=PATIENT_S)

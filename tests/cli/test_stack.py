@@ -342,6 +342,16 @@ def test_schedulers_that_stand_by_are_processes_of_their_own(data_dir: Path) -> 
         assert specs[name].member.rank == specs["scheduler"].member.rank
 
 
+def test_autoscalers_have_the_scope_of_their_stack(data_dir: Path) -> None:
+    """Incident: one of two reached the broker through a proxy, and did not know the other one's workers."""
+    layout = Layout(data_dir)
+    layout.create()
+    plan = Plan(Options(data_dir, autoscalers=2), layout)
+    specs = {spec.name: spec for spec in plan.processes()}
+    scopes = [specs[name].environment["TURBOSERVE_POOL_SCOPE"] for name in ("autoscaler", "autoscaler-2")]
+    assert scopes == [plan.nats_address] * 2
+
+
 def test_only_a_stack_with_webhooks_calls_receivers(data_dir: Path) -> None:
     layout = Layout(data_dir)
     layout.create()

@@ -294,6 +294,8 @@ class Plan:
             if self.nats is not None:
                 passwords = {name: self.nats.passwords[worker_user(name)] for name in self.identities}
                 own["TURBOSERVE_WORKER_IDENTITIES"] = json.dumps(passwords)
+                # One of several may reach the broker through another address, as a benchmark's proxy.
+                own["TURBOSERVE_POOL_SCOPE"] = self.nats_address
             return own
         if name == DECODE_WORKER:
             return self.decode_pool.settings(instance, self.layout.secret("decode"))

@@ -32,7 +32,10 @@ def provider_of(settings: AutoscalerSettings, template: Json | None = None) -> P
     if settings.provider == "external":
         return ExternalProvider()
     # A namespace is one stack, whose broker may get another address while its pods run.
-    scope = settings.kubernetes_namespace if settings.provider == "kubernetes" else settings.nats_url
+    if settings.provider == "kubernetes":
+        scope = settings.kubernetes_namespace
+    else:
+        scope = settings.pool_scope or settings.nats_url
     pool = pool_id(settings.pool_name, scope)
     if template is not None:
         return KubernetesProvider(

@@ -53,6 +53,10 @@ class AutoscalerSettings(LeaderSettings):
     pool_shared: bool = False
     """Whether several autoscalers run this pool. One leads; another takes over when the leader is silent for
     `leader_timeout_s`. All need the same settings."""
+    pool_scope: str | None = Field(default=None, min_length=1)
+    """What tells this pool's workers from those of other pools with its name, on one machine or Ray cluster:
+    an autoscaler adopts the workers of its name and scope alone. None: the value of TURBOSERVE_NATS_URL, so
+    autoscalers that share a pool and reach the broker at different addresses need it."""
     pool_size: int = Field(default=1, ge=0, le=LARGEST)
     """Initial number of workers if none are running."""
     pool_min: int | None = Field(default=None, ge=0, le=LARGEST)

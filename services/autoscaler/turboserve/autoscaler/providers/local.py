@@ -53,7 +53,7 @@ PROBE_S = 1.0
 def pool_id(name: str, scope: str) -> str:
     """Return the id of pool `name`. `scope` identifies the stack.
 
-    For pods, it is the namespace; for others, the address of the broker.
+    For pods, it is the namespace; for others, `pool_scope`, or the address of the broker.
     """
     return hashlib.sha256(f"{name}\0{scope}".encode()).hexdigest()[:16]
 
