@@ -277,25 +277,23 @@ class Plan:
                 own["TURBOSERVE_LOG_REPLICAS"] = str(len(self.nats_servers))
             return own
         if name == "recorder":
-            folder = self.layout.recordings
-            return {} if RECORDINGS_URL in os.environ else {RECORDINGS_URL: f"file:{folder}"}
+            return {} if RECORDINGS_URL in os.environ else {RECORDINGS_URL: f"file:{self.layout.recordings}"}
         if name == "webhooks":
             return {} if WEBHOOK_KEY in os.environ else {WEBHOOK_KEY: self.layout.secret("webhooks")}
         if name == "autoscaler":
-            workers = self.options.workers
+            low, high = str(self.options.workers.low), str(self.options.workers.high)
             own = {
-                "TURBOSERVE_POOL_SIZE": str(workers.low),
-                "TURBOSERVE_POOL_MIN": str(workers.low),
-                "TURBOSERVE_POOL_MAX": str(workers.high),
+                "TURBOSERVE_POOL_SIZE": low,
+                "TURBOSERVE_POOL_MIN": low,
+                "TURBOSERVE_POOL_MAX": high,
                 "TURBOSERVE_POOL_SHARED": str(int(self.options.autoscalers > 1)),
             }
             if self.options.decode_workers:
                 own |= self.decode_pool.worker_settings(self.layout.secret("decode"))
             if self.nats is not None:
+                own["TURBOSERVE_POOL_SCOPE"] = self.nats_address
                 passwords = {name: self.nats.passwords[worker_user(name)] for name in self.identities}
                 own["TURBOSERVE_WORKER_IDENTITIES"] = json.dumps(passwords)
-                # One of several may reach the broker through another address, as a benchmark's proxy.
-                own["TURBOSERVE_POOL_SCOPE"] = self.nats_address
             return own
         if name == DECODE_WORKER:
             return self.decode_pool.settings(instance, self.layout.secret("decode"))

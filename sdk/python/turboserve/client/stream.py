@@ -223,7 +223,6 @@ class VideoStream:
 
     def _wait_s(self, state: tenacity.RetryCallState) -> float:
         if state.attempt_number < self._gateways.count:
-            # What a gateway asks to wait for concerns that gateway alone.
             return 0.0
         return max(self._problem.get("retry_after_s") or 0.0, _BACKOFF(state))
 
