@@ -109,7 +109,7 @@ def test_cost_and_actions_come_from_the_pools_events() -> None:
     assert found["cost_worker_s"] == pytest.approx(20.0 + 7.5)
     assert found["actions"] == [[4.0, 2], [10.0, 1]]
     assert found["late_percent"] == pytest.approx(25.0)
-    assert found["p50_s"] == pytest.approx(0.25)
+    assert found["p50_s"] == found["mean_s"] == pytest.approx(0.25)
     assert found["release_s"] == pytest.approx(1.5)
 
 
@@ -146,14 +146,18 @@ def test_void_runs_do_not_count() -> None:
 
 def test_toyworlds_chunks_count_at_their_number_of_sessions() -> None:
     trace = toyworld.staircase(10.0)
-    assert trace.active()[5::10] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert trace.active()[5::10] == [1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8], "fitted stages are longer"
     phases = sorted(step.at % toyworld.CHUNK_S for step in trace.steps)
     assert min(later - phase for phase, later in pairwise(phases)) > toyworld.CHUNK_S / 12
-    assert all(abs(step.at - number * 10.0) < 2 * toyworld.CHUNK_S for number, step in enumerate(trace.steps))
+    stages = toyworld.stages(10.0)
+    assert all(
+        abs(step.at - stage.begins_s) < 2 * toyworld.CHUNK_S
+        for step, stage in zip(trace.steps, stages, strict=True)
+    )
     chunks = [
         SeenChunk("s0", 0, "w", 0.1, 2.0),
-        SeenChunk("s0", 1, "w", 0.2, 5.0),
-        SeenChunk("s1", 0, "w", 0.4, 19.0),
+        SeenChunk("s0", 1, "w", 0.2, 29.0),
+        SeenChunk("s1", 0, "w", 0.4, 39.0),
     ]
     found = toyworld.by_sessions(chunks, 10.0)
     assert [found[n]["chunks"] for n in ("1", "2", "3")] == [1, 1, 0]
@@ -162,7 +166,7 @@ def test_toyworlds_chunks_count_at_their_number_of_sessions() -> None:
 
 
 def test_toyworld_is_predicted_from_its_stages() -> None:
-    found = toyworld.simulated(json.dumps(STAGES), 5.0)["by_sessions"]
+    found = toyworld.simulated(json.dumps(STAGES), 4.0)["by_sessions"]
     # On one core the chunk is decoded before the last forward, which only writes the context, and packaged
     # beside it, at half of the pace.
     assert found["1"]["p50_s"] == pytest.approx(4 * 0.006 + 0.01 + 2 * 0.004, abs=1e-4)
@@ -173,6 +177,7 @@ def test_a_prediction_is_the_median_of_repeats() -> None:
     def run(p50_s: float, migrations: int, *actions: list[float]) -> dict[str, Any]:
         figures: dict[str, Any] = {
             "cost_worker_s": 9.0,
+            "mean_s": 0.5,
             "p50_s": p50_s,
             "p95_s": 1.0,
             "release_s": None,
@@ -199,11 +204,13 @@ def test_a_prediction_is_the_median_of_repeats() -> None:
     assert found["repeats"] == 3
 
 
-def test_sharing_a_core_is_fitted_on_one_session() -> None:
-    measured = {"by_sessions": {"1": {"p50_s": 0.09, "p95_s": 0.12}, "2": {"p50_s": 9.0, "p95_s": 9.0}}}
-    alone = {"by_sessions": {"1": {"p50_s": 0.06, "p95_s": 0.06}}}
-    found = toyworld.fitted(measured, alone)
+def test_sharing_a_core_is_fitted_on_two_numbers_of_sessions() -> None:
+    predicted = {number: {"p50_s": 9.0, "p95_s": 9.0} for number in "234567"}
+    ends = {"1": {"p50_s": 0.09, "p95_s": 0.12}, "8": {"p50_s": 0.15, "p95_s": 0.4}}
+    alone = {"by_sessions": {"1": {"p50_s": 0.06, "p95_s": 0.06}, "8": {"p50_s": 0.1, "p95_s": 0.2}}}
+    found = toyworld.fitted({"by_sessions": {**predicted, **ends}}, alone)
     assert found.slowdown == 1.5
+    # With eight sessions the times also spread without sharing, by a factor of 2.
     assert found.p95 == pytest.approx(4 / 3, abs=1e-3)
     silent = {"by_sessions": {"1": {"p50_s": None, "p95_s": None}}}
     assert toyworld.fitted(silent, alone) == toyworld.Sharing()

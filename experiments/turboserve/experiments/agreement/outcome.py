@@ -59,6 +59,7 @@ def figures(
     return {
         "chunks": len(chunks),
         "cost_worker_s": round(cost, 3),
+        "mean_s": round(statistics.fmean(latencies), 6) if latencies else None,
         "p10_s": percentile(latencies, 0.1),
         "p50_s": percentile(latencies, 0.5),
         "p95_s": percentile(latencies, 0.95),
@@ -122,6 +123,7 @@ def compared(real: Mapping[str, Any], simulated: Mapping[str, Any]) -> dict[str,
     actions = matched(real["actions"], simulated["actions"])
     return {
         "cost_error_percent": error_percent(simulated["cost_worker_s"], real["cost_worker_s"]),
+        "mean_error_percent": error_percent(simulated["mean_s"], real["mean_s"]),
         "p50_error_percent": error_percent(simulated["p50_s"], real["p50_s"]),
         "p95_error_percent": error_percent(simulated["p95_s"], real["p95_s"]),
         "late_points": round(simulated["late_percent"] - real["late_percent"], 4),

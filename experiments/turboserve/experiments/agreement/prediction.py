@@ -13,7 +13,7 @@ from typing import Any
 from turboserve.experiments.agreement.outcome import SAME_ACTION_S, matched
 
 REPEATS = 5
-SPREAD = ("cost_worker_s", "p50_s", "p95_s", "migrations")
+SPREAD = ("cost_worker_s", "mean_s", "p50_s", "p95_s", "migrations")
 """Figures whose lowest and highest values are reported."""
 _SUMS = ("refused",)
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from turboserve.autoscaler.control.composition_controller import CompositionController
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.policy import default_table
+from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
-from turboserve.autoscaler.messages import Event, Launch, SizeWanted
+from turboserve.autoscaler.messages import Launch
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.shell import Shell
 from turboserve.scheduler.app import core_of
@@ -94,23 +96,14 @@ class Recorder:
     def autoscaler(self, shell: Shell, settings: AutoscalerSettings) -> None:
         """Record an autoscaler's pool and its controller. Call it before any task of the shell runs."""
         self._record(shell.pool, Recording(POOL, _public(settings)))
-        first_size, feed = shell._first_size, shell.feed
-        sizes: list[int] = []
 
-        async def sized() -> Any:
-            first = await first_size()
-            if isinstance(first, SizeWanted):
-                sizes.append(first.size)
-            return first
+        def made(control: ControlLoop) -> None:
+            controller = control.controller
+            # The controller of a pool of several offers also asks the pool, which is not recorded.
+            if not isinstance(controller, CompositionController):
+                self._record(controller, Recording(CONTROLLER, _public(settings), controller.target))
 
-        def fed(event: Event) -> None:
-            # The shell makes its controller between the two, and asks it nothing meanwhile.
-            if sizes and shell.control is not None:
-                recording = Recording(CONTROLLER, _public(settings), sizes.pop())
-                self._record(shell.control.controller, recording)
-            feed(event)
-
-        shell._first_size, shell.feed = sized, fed  # type: ignore[method-assign]
+        shell.on_control = made
 
     def _record(self, core: Any, recording: Recording) -> None:
         handle = core.handle

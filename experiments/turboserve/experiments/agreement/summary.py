@@ -24,13 +24,16 @@ DEFINITIONS = {
     "the worker sleeps. NATS, Redis, Postgres, all services and all viewers are real.",
     "simulated": "The same trace, settings and device in calm mode, with the fitted constants: the median of "
     "each figure over repeats with other seeds. `spread` has the lowest and the highest.",
-    "slowdown": "Median time of a real chunk of toyworld with one session, relative to the measured profile.",
-    "p95": "95th percentile of its time, relative to the median.",
+    "slowdown": "Median time of a real chunk of toyworld, relative to its simulation from stages that were "
+    "measured alone: the mean of the fitted numbers of sessions (`fitted_on`).",
+    "p95": "95th percentile of its time relative to the median, relative to the same ratio in that "
+    "simulation.",
     "decisions_identical": "Whether new cores of the scheduler, the pool and the controller, fed the events "
     "of every real run (void ones, too), return what they returned there.",
     "error_percent": "The simulation's difference from the real run, relative to that. Summaries have the "
     "largest one, with its sign, of the runs that count; null: there is none.",
-    "p50_s, p95_s": "Time of a chunk from its first forward to its packaging.",
+    "mean_s, p50_s, p95_s": "Time of a chunk from its first forward to its packaging. Declared forwards make "
+    "these times a lattice, so that the median jumps by a step of it; the mean does not.",
     "late_points": "Difference of the chunks that stop their viewer's playing, in percent of all chunks.",
     "actions_within": "Changes of the pool's size that both sides make in one order, at most 1.5 s apart.",
     "ranking_equal": "Whether both sides order the policies alike by the mean p95 of their runs.",
@@ -120,13 +123,13 @@ def toyworld(
 ) -> dict[str, Any]:
     """Return both sides of the toyworld run, with the errors by number of sessions and the largest.
 
-    The number of sessions that fitted the constants does not count for the largest.
+    The numbers of sessions that fitted the constants do not count for the largest.
     """
     errors = toys.compared(real, simulated)
     whole = compared(real, simulated)
     counts = real["void"] is None
     found = {
-        name: largest(each[name] for number, each in errors.items() if number != toys.FITTED)
+        name: largest(each[name] for number, each in errors.items() if number not in toys.FITTED)
         if counts
         else None
         for name in ("p50_error_percent", "p95_error_percent")

@@ -33,11 +33,31 @@ CHUNK_S = 0.75
 GOLDEN = (5**0.5 - 1.0) / 2.0
 """Its multiples are spread evenly, without the whole part."""
 STAGE_S, QUICK_STAGE_S = 20.0, 6.0
-"""Time with each number of sessions."""
-FITTED = "1"
-"""Number of sessions whose chunks fit the slowdown. The others are predicted."""
+"""Time with each number of sessions that is predicted."""
+FITTED = ("1", "8")
+"""Numbers of sessions whose chunks fit the constants. Those between are predicted."""
+FIT_STAGES = 3
+"""A fitted number's stage is as long as so many others: one session makes only 1.3 chunks a second."""
 SETTLE_S = 3.0
 """Time from a stage's beginning that does not count: the new session arrives and fills its lead."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Time with one number of sessions, in seconds of the trace."""
+
+    sessions: str
+    begins_s: float
+    ends_s: float
+
+
+def stages(stage_s: float) -> list[Stage]:
+    """Return the stages in order. `stage_s`: length of one that is predicted."""
+    found: list[Stage] = []
+    for number in map(str, range(1, SESSIONS + 1)):
+        begins_s = found[-1].ends_s if found else 0.0
+        found.append(Stage(number, begins_s, begins_s + stage_s * (FIT_STAGES if number in FITTED else 1)))
+    return found
 
 
 def staircase(stage_s: float) -> WorkloadTrace:
@@ -46,9 +66,12 @@ def staircase(stage_s: float) -> WorkloadTrace:
     A session's chunks are due at a fixed pace from its arrival on. So the arrivals are spread over the time
     of one chunk. Otherwise a stage that is a multiple of it lets the same sessions meet in every chunk.
     """
-    begins_s = [CHUNK_S * (round(n * stage_s / CHUNK_S) + n * GOLDEN % 1.0) for n in range(SESSIONS)]
+    planned = stages(stage_s)
+    begins_s = [
+        CHUNK_S * (round(stage.begins_s / CHUNK_S) + n * GOLDEN % 1.0) for n, stage in enumerate(planned)
+    ]
     steps = tuple(Step(at_s, f"s{n:05d}", SessionChange.ARRIVAL) for n, at_s in enumerate(begins_s))
-    return WorkloadTrace("1 to 8 sessions", steps, SESSIONS * stage_s)
+    return WorkloadTrace("1 to 8 sessions", steps, planned[-1].ends_s)
 
 
 def measured_stages(batch: int = CAPACITY, repeats: int = 7) -> dict[str, dict[int, float]]:
@@ -87,7 +110,7 @@ class Sharing:
     """95th percentile of a chunk's time, relative to the median."""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "fitted_on": f"{FITTED} session"}
+        return {**asdict(self), "fitted_on": f"{' and '.join(FITTED)} sessions"}
 
 
 def device(profile: str, slowdown: float) -> DeviceProfile:
@@ -112,15 +135,21 @@ def device(profile: str, slowdown: float) -> DeviceProfile:
 
 
 def fitted(measured: Mapping[str, Any], alone: Mapping[str, Any]) -> Sharing:
-    """Fit how much slower than measured alone the stages are, on one session: it shares no forward.
+    """Fit how much slower, and how much less even, chunks are than by stages that were measured alone.
 
-    `measured`: the real run. `alone`: its simulation without sharing.
+    Each fitted number of sessions counts alike. `measured`: the real run. `alone`: its simulation without
+    sharing.
     """
-    real_, profiled_s = measured["by_sessions"][FITTED], alone["by_sessions"][FITTED]["p50_s"]
-    if not real_["p50_s"] or not profiled_s:
-        return Sharing()
-    slowdown = max(1.0, real_["p50_s"] / profiled_s)
-    return Sharing(round(slowdown, 4), round(real_["p95_s"] / real_["p50_s"], 4))
+    slower, spread = [], []
+    for number in FITTED:
+        real_, simulated_ = measured["by_sessions"][number], alone["by_sessions"][number]
+        if not real_["p50_s"] or not simulated_["p50_s"]:
+            return Sharing()
+        slower.append(real_["p50_s"] / simulated_["p50_s"])
+        # Sessions that share forwards also spread the times that were measured alone.
+        spread.append(real_["p95_s"] / real_["p50_s"] / (simulated_["p95_s"] / simulated_["p50_s"]))
+    slowdown, p95 = (max(1.0, statistics.geometric_mean(ratios)) for ratios in (slower, spread))
+    return Sharing(round(slowdown, 4), round(p95, 4))
 
 
 def simulated(
@@ -162,10 +191,10 @@ def predicted(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def by_sessions(chunks: Sequence[SeenChunk], stage_s: float) -> dict[str, dict[str, Any]]:
     """Return p50 and p95 of the chunks that came while this many sessions were there."""
     found: dict[str, dict[str, Any]] = {}
-    for number in range(SESSIONS):
-        begins_s = number * stage_s + SETTLE_S
-        latencies = [chunk.compute_s for chunk in chunks if begins_s <= chunk.at_s < (number + 1) * stage_s]
-        found[str(number + 1)] = {
+    for stage in stages(stage_s):
+        begins_s = stage.begins_s + SETTLE_S
+        latencies = [chunk.compute_s for chunk in chunks if begins_s <= chunk.at_s < stage.ends_s]
+        found[stage.sessions] = {
             "chunks": len(latencies),
             "p50_s": percentile(latencies, 0.5),
             "p95_s": percentile(latencies, 0.95),

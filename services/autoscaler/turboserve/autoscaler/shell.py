@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
 from itertools import takewhile
 from typing import Any
@@ -83,6 +83,8 @@ class Shell:
         self._said: ActionRecord | None = None
         self._begun = self._stopped = False
         self._changed = asyncio.Event()
+        self.on_control: Callable[[ControlLoop], None] = lambda control: None
+        """Called with the control loop before it gets any event."""
 
     @property
     def term(self) -> int | None:
@@ -116,6 +118,7 @@ class Shell:
             first = await self._first_size()
             solver = CompositionSolver(self._runtime.clock, self._spawn)
             self._control = control_of(self._settings, first, self.pool, self.feed, solver)
+            self.on_control(self._control)
         else:
             first = SizeWanted(0, "another system starts the workers")
         self._begun = True
