@@ -48,7 +48,7 @@ WORKER_SETTINGS = frozenset(
         *("profile", "gather_policy", "attention"),
         *("fidelity", "fidelity_profile", "fidelity_floor"),
         *("compile", "decode_batch", "overlap"),
-        *("roles", "decode_workers", "decode_key", "decode_timeout_s"),
+        *("roles", "decode_workers", "decode_key", "decode_timeout_s", "text_workers"),
         *("sequence_parallel_directory", "sequence_parallel_timeout_s"),
         *("transfer_host", "transfer_port", "transfer_backends", "transfer_bytes_per_s"),
         *(

@@ -22,7 +22,7 @@ from turboserve.tasks import stop
 from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable, DecodeJob, digest_of_latents
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld
-from turboserve.worker.remote_decoding import client, server
+from turboserve.worker.remote_decoding import client, role_server, server
 from turboserve.worker.remote_decoding import frames as wire
 from turboserve.worker.remote_decoding.chunk_time import ChunkTime
 from turboserve.worker.remote_decoding.client import DecodeClient
@@ -145,7 +145,7 @@ class Scene:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a busy machine may take seconds: no test here waits for the end of these limits."""
-    monkeypatch.setattr(server, "ADMIT_S", LIMIT_S)
+    monkeypatch.setattr(role_server, "ADMIT_S", LIMIT_S)
     monkeypatch.setattr(server, "ANSWER_S", LIMIT_S)
     monkeypatch.setattr(client, "CONNECT_S", LIMIT_S)
     monkeypatch.setattr(client, "ASK_S", 0.05)
@@ -381,8 +381,8 @@ class Hangs:
 async def test_a_decode_that_hangs_ends_the_decode_worker(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "HANGS_S", 0.1)
-    monkeypatch.setattr(server, "END_S", 0.1)
+    monkeypatch.setattr(role_server, "HANGS_S", 0.1)
+    monkeypatch.setattr(role_server, "END_S", 0.1)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
     statuses: list[int] = []
     monkeypatch.setattr(os, "_exit", statuses.append)

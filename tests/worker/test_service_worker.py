@@ -42,9 +42,10 @@ from turboserve.subjects import (
 from turboserve.tasks import stop
 from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable
 from turboserve.worker.model.presets import SHIPPED
-from turboserve.worker.remote_decoding import server
+from turboserve.worker.remote_decoding import role_server, server, text_server
 from turboserve.worker.remote_decoding.chunk_time import ChunkTime
 from turboserve.worker.remote_decoding.server import DecodeServer
+from turboserve.worker.remote_decoding.text_server import TextServer
 from turboserve.worker.replicas.toyworld import load_toyworld
 from turboserve.worker.service.decode_roles import key_of
 from turboserve.worker.settings import Settings
@@ -435,8 +436,9 @@ async def test_a_home_takes_no_more_sessions_than_its_decode_workers_carry(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A busy machine keeps the connection.
-    monkeypatch.setattr(server, "ADMIT_S", 60.0)
+    monkeypatch.setattr(role_server, "ADMIT_S", 60.0)
     monkeypatch.setattr(server, "ANSWER_S", 60.0)
+    monkeypatch.setattr(text_server, "ANSWER_S", 60.0)
     key = "k" * 32
     settings = Settings(roles="decode", decode_key=SecretStr(key))
     models = tiny_models(settings)
@@ -453,9 +455,13 @@ async def test_a_home_takes_no_more_sessions_than_its_decode_workers_carry(
     )
     serving = asyncio.create_task(served.run())
     listener, port = await listen(served.serve, "127.0.0.1", 0)
+    texts = TextServer("txt_1", models.fingerprint, models.text, key_of(settings), time.monotonic)
+    encoding = asyncio.create_task(texts.run())
+    text_listener, text_port = await listen(texts.serve, "127.0.0.1", 0)
     try:
         home = await scene.worker(
             TURBOSERVE_ROLES="denoise",
+            TURBOSERVE_TEXT_WORKERS=f"tcp://127.0.0.1:{text_port}",
             TURBOSERVE_DECODE_WORKERS=f"tcp://127.0.0.1:{port}",
             TURBOSERVE_DECODE_KEY=key,
             # A busy machine is not taken for a frozen decode worker.
@@ -476,6 +482,10 @@ async def test_a_home_takes_no_more_sessions_than_its_decode_workers_carry(
             await scene.started(home, seed=3)
         await scene.chunks(sessions[0], 2)
         assert served.decoded > 0
+        # Each session's prompt was encoded by the text worker.
+        assert texts.encoded >= 1
+        assert scene.metric(home, "turboserve_worker_encode_own_total") == 0
     finally:
         listener.close()
-        await stop(serving)
+        text_listener.close()
+        await stop(serving, encoding)

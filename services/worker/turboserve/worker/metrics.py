@@ -97,6 +97,14 @@ decode_sessions = _worker.gauge(
     "{session}",
     "Sessions that a decode worker carries in real time, by the newest time of a chunk.",
 )
+encode_duration = _worker.histogram(
+    "turboserve.worker.encode.duration", "s", "Time of a prompt in a text worker.", buckets=_COMPUTE_S
+)
+encoded_here = _worker.counter(
+    "turboserve.worker.encode.own",
+    "{prompt}",
+    "Prompts that a worker with text workers encoded itself, because no text worker has.",
+)
 decoder_caches_rebuilt = _worker.counter(
     "turboserve.worker.decode.rebuilt",
     "{cache}",

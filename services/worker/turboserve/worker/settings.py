@@ -19,7 +19,7 @@ from turboserve.worker.replicas.models import check_models
 
 ONE_MODEL_ONLY = (
     *("weights", "profile", "fidelity", "fidelity_profile", "host_sessions"),
-    *("sequence_parallel_directory", "roles"),
+    *("sequence_parallel_directory", "roles", "text_workers"),
 )
 """Settings that a worker of several models does not take."""
 FILES_OF_A_MODEL = (
@@ -141,16 +141,20 @@ class Settings(Shared):
     """Largest number of sessions whose chunks are decoded together; measured latencies choose the number.
     None: on a GPU, as many as a twentieth of its memory decodes. On a CPU, one: that is as fast there, and a
     session's frames do not depend on the other sessions, bit for bit."""
-    roles: Literal["denoise,decode", "denoise", "decode"] = "denoise,decode"
+    roles: Literal["denoise,decode", "denoise", "decode", "text"] = "denoise,decode"
     """What the worker computes. `denoise`: it owns its sessions and publishes their chunks, and has them
     decoded by the decode workers of `decode_workers`. Sessions take less memory then. `decode`: it owns no
-    session, and decodes the chunks of such workers, at `transfer_host` and `transfer_port`."""
+    session, and decodes the chunks of such workers, at `transfer_host` and `transfer_port`. `text`: it owns
+    no session, and encodes the prompts of workers that name it in `text_workers`, at the same address."""
+    text_workers: Annotated[str, AfterValidator(check_addresses)] = ""
+    """Addresses of text workers, as in `decode_workers`. A prompt that none of them encodes within
+    `decode_timeout_s` is encoded by the worker itself. Empty: the worker encodes all prompts."""
     decode_workers: Annotated[str, AfterValidator(check_addresses)] = ""
     """Addresses of the decode workers, with commas between them: `tcp://10.0.0.7:7500`. For `roles=denoise`.
     A chunk that none of them decodes in time is decoded by the worker itself."""
     decode_key: Annotated[SecretStr, Field(min_length=32)] | None = None
     """Key that workers and decode workers prove to each other: at least 32 random characters, such as those
-    of `openssl rand -hex 32`. Needed unless the worker has both roles."""
+    of `openssl rand -hex 32`. Needed for each role but `denoise,decode`, and for `text_workers`."""
     decode_timeout_s: Seconds = 1.0
     """Longest time in which a decode worker decodes a chunk, seconds, with the rebuilding of its cache. After
     it, another worker does. A chunk asks two decode workers at most, so that its viewer needs a lead of more
@@ -215,8 +219,8 @@ class Settings(Shared):
 
     @model_validator(mode="after")
     def _roles_need_a_key(self) -> Settings:
-        if self.roles != "denoise,decode" and self.decode_key is None:
-            raise ValueError(f"decode_key: roles={self.roles} needs one")
+        if self.decode_key is None and (self.roles != "denoise,decode" or self.text_workers):
+            raise ValueError(f"decode_key: roles={self.roles} or text_workers need one")
         if self.roles == "denoise" and not addresses_of(self.decode_workers):
             raise ValueError("decode_workers: roles=denoise needs the address of one")
         if self.roles == "denoise" and self.overlap == "off":

@@ -19,9 +19,10 @@ from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.errors import UnknownSessionError
 from turboserve.worker.engine.fidelity import check_floor
 from turboserve.worker.engine.interface import Control, SessionSpec
+from turboserve.worker.engine.pending_control import PendingControl
 from turboserve.worker.engine.pipeline import Pipeline
 from turboserve.worker.engine.playout import Playout, Tier
-from turboserve.worker.engine.session import FirstChunk, PendingControl, Session
+from turboserve.worker.engine.session import FirstChunk, Session
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.state_pages import Page
 

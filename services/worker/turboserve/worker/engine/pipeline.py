@@ -30,9 +30,10 @@ from turboserve.worker.engine.pacing import ContextWork, Pacing
 from turboserve.worker.engine.profile_file import STAGES
 from turboserve.worker.engine.residency_controller import ResidencyController
 from turboserve.worker.engine.session import Session
-from turboserve.worker.engine.stages import Clock, DecodeBatch, DecodeStage, Isolation, TextStage
+from turboserve.worker.engine.stages import Clock, DecodeBatch, DecodeStage, Isolation
 from turboserve.worker.engine.state_transfer import Transfer, TransferDirection, TransferPurpose
 from turboserve.worker.engine.streams import DEVICE_LOST, Wakeup
+from turboserve.worker.engine.text_stage import TextStage
 
 DECODE_EXECUTOR_DEPTH = 2
 """Batches in the decode executor at once: one in progress, and one ready, so that the executor need not wait
@@ -72,7 +73,13 @@ class Pipeline:
         stages = known["forward"], known["decode"], self.package
         self.pacing = Pacing(self.config, options, *stages, backend.end_frame)
         self.text = TextStage(
-            backend.text, backend.controls, device, clock, min(options.max_batch, TEXT_BATCH), known["text"]
+            backend.text,
+            backend.controls,
+            device,
+            clock,
+            min(options.max_batch, TEXT_BATCH),
+            known["text"],
+            self._wakeup.notify_done,
         )
         self.forward = ForwardStage(
             backend,
@@ -153,7 +160,7 @@ class Pipeline:
 
     def precedes_forward(self, now: float) -> bool:
         """Whether `step` would do something other than a forward now."""
-        if self._decodes.finished or self._table.transfers.finished or self._table.first_layers:
+        if self._finished:
             return True
         return not self._held_back(now) and any(
             (session.decodable and self._decodes.load < DECODE_EXECUTOR_DEPTH)
@@ -180,7 +187,7 @@ class Pipeline:
 
     def has_work(self, now: float) -> bool:
         """Whether `step` would do something now. If not, wait for a call, for `wait`, or for `next_due`."""
-        if self._decodes.finished or self._table.transfers.finished or self._table.first_layers:
+        if self._finished:
             return True
         if self._held_back(now):
             return False
@@ -196,12 +203,20 @@ class Pipeline:
     @property
     def executors_busy(self) -> bool:
         """Whether a stream executor has jobs, so that there will be something to do without any call."""
-        return bool(self._decodes.load or self._table.transfers.load)
+        return bool(self._decodes.load or self._table.transfers.load or self.text.asking)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a stream executor has finished a job, or for `timeout_s` seconds."""
-        if not (self._decodes.finished or self._table.transfers.finished or self._table.first_layers):
+        if not self._finished:
             self._wakeup.wait(timeout_s)
+
+    @property
+    def _finished(self) -> bool:
+        """Whether a stream executor, or another worker, has finished something that no step has taken."""
+        transfers = self._table.transfers
+        return bool(
+            self._decodes.finished or transfers.finished or self._table.first_layers or self.text.answered
+        )
 
     def when_done(self, notify: Callable[[], None]) -> None:
         """Call `notify`, on another thread, whenever a stream executor has finished a job."""
@@ -250,6 +265,7 @@ class Pipeline:
     def _collect(self) -> list[Event]:
         """Scatter the results of the stream executors."""
         self._wakeup.clear()
+        self.text.collect()
         events: list[Event] = []
         for job in self._decodes.collect():
             events += self._scatter_decoded(job)

@@ -22,6 +22,7 @@ from turboserve.worker.engine.activity import (
 )
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.interface import ChunkTimings, Control, Step
+from turboserve.worker.engine.pending_control import PendingControl
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.state_transfer import Transfer, TransferPurpose
 from turboserve.worker.engine.work import ChunkWork, Work
@@ -73,26 +74,6 @@ class FirstChunk:
     """When the request was made, monotonic seconds on the engine's clock."""
     discards: bool = False
     """Whether the viewer discards the video before the chunk, so that it has nothing left to play."""
-
-
-@dataclass
-class PendingControl:
-    """A control that waits for a chunk boundary, and its embedding once it is computed."""
-
-    control: Control
-    text: Tensor | None = None
-    encoded: Step | None = None
-    """The batch that encoded it, if the engine records it."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the control waits for nothing but the boundary."""
-        return self.text is not None or not self.changes_text
-
-    @property
-    def changes_text(self) -> bool:
-        """Whether the control sets what the text encoder encodes: the prompt or the values."""
-        return self.control.prompt is not None or self.control.values is not None
 
 
 @statically_frozen(eq=False)
@@ -155,7 +136,8 @@ class ContextTask:
 Task = ChunkTask | ContextTask
 
 # A union in a call is built again by each call.
-_COMPUTING, _ELSEWHERE = (Running, Starting), (Transferring, Offloaded)
+_COMPUTING, ELSEWHERE = (Running, Starting), (Transferring, Offloaded)
+"""Activities of a session that computes, and of one whose state is elsewhere or on its way."""
 
 
 @dataclass(eq=False, slots=True)
@@ -224,7 +206,7 @@ class Session:
     @property
     def complete(self) -> bool:
         """Whether the session's whole state is in a slab."""
-        return self.arriving is None and not isinstance(self.activity, _ELSEWHERE)
+        return self.arriving is None and not isinstance(self.activity, ELSEWHERE)
 
     def conditions(self, pending: PendingControl) -> tuple[str, Mapping[str, JsonValue]]:
         """Prompt and values of controls from `pending` on, which is one of `controls`."""
@@ -262,8 +244,8 @@ class Session:
     @property
     def encoding(self) -> bool:
         """Whether a control waits for its embedding, and the session's state is not being transferred."""
-        waits = any(not pending.ready for pending in self.controls)
-        return waits and not isinstance(self.activity, _ELSEWHERE)
+        waits = any(not pending.ready and not pending.elsewhere for pending in self.controls)
+        return waits and not isinstance(self.activity, ELSEWHERE)
 
     @property
     def isolated(self) -> bool:

@@ -1,7 +1,7 @@
 """The engine's stages: each gathers a batch, computes it and scatters results (NeuStream's stream module).
 
 A stage does not depend on the others; the engine decides whose turn it is. The stage of forwards is in
-`forwarding`. Decoding runs in a stream executor beside it. The service packages.
+`forwarding`, that of prompts in `text_stage`. Decoding runs in a stream executor. The service packages.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from math import inf
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from turboserve.static_frozen import statically_frozen
 from turboserve.worker.engine.backend import Backend, Decoded, Decoding, next_decoding
-from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.gather import GatherPolicy, LatencyProfile
-from turboserve.worker.engine.interface import ChunkReady, ChunkTimings, Event, TextEncoder
+from turboserve.worker.engine.interface import ChunkReady, ChunkTimings, Event
 from turboserve.worker.engine.pacing import Pacing
-from turboserve.worker.engine.session import PendingControl, Session, UndecodedChunk
+from turboserve.worker.engine.session import Session, UndecodedChunk
 from turboserve.worker.engine.streams import DEVICE_LOST, settle
 
 Waiting = TypeVar("Waiting")
@@ -102,67 +100,6 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
     def observe(self, batch: list[Item], seconds: float) -> None:
         """Refine the stage's profile."""
         self.profile.observe(len(batch), seconds)
-
-
-@statically_frozen(eq=False)
-class Prompted:
-    """A control that waits for its embedding."""
-
-    session: Session
-    pending: PendingControl
-
-
-class TextStage(Stage[Prompted, Prompted, Tensor]):
-    """Encodes prompts, with the values of controls, to embeddings [L, text_dim]."""
-
-    def __init__(
-        self,
-        encoder: TextEncoder,
-        controls: ControlEncoder | None,
-        device: torch.device,
-        clock: Clock,
-        max_batch: int,
-        profile: LatencyProfile | None = None,
-    ) -> None:
-        super().__init__(device, clock, profile)
-        self._encoder, self._controls = encoder, controls
-        self._max_batch = max_batch
-
-    def waiting(self, sessions: Iterable[Session]) -> list[Prompted]:
-        """See `Stage.waiting`."""
-        return [
-            Prompted(session, pending)
-            for session in sessions
-            if session.controls and session.encoding
-            for pending in session.controls
-            if not pending.ready
-        ]
-
-    def gather(self, waiting: list[Prompted], now: float) -> list[Prompted]:
-        """See `Stage.gather`. Takes prompts in the order of the sessions, as many as pay."""
-        if not waiting:
-            return []
-        return waiting[: self.profile.best_batch(min(self._max_batch, len(waiting)))]
-
-    @torch.inference_mode()
-    def compute(self, batch: list[Prompted]) -> list[Tensor]:
-        """See `Stage.compute`. Each embedding has its own memory: sessions keep them for different times."""
-        prompts, values = zip(*(each.session.conditions(each.pending) for each in batch), strict=True)
-        if self._controls is not None and any(values):
-            embedded = self._controls.encode(prompts, values)
-        else:
-            embedded = self._encoder.encode(prompts)
-        return [embedded[0]] if len(batch) == 1 else [row.clone() for row in embedded]
-
-    def scatter(self, outcomes: list[StageOutcome[Prompted, Tensor]], fail: Fail) -> list[Event]:
-        """See `Stage.scatter`."""
-        failed: dict[str, StageOutcome[Prompted, Tensor]] = {}
-        for outcome in outcomes:
-            outcome.item.pending.text = outcome.result
-            if outcome.error is not None:
-                # Several prompts of a session may wait; the session ends once.
-                failed.setdefault(outcome.item.session.name, outcome)
-        return [fail(outcome.item.session, outcome.error) for outcome in failed.values()]
 
 
 class DecodeBatch:

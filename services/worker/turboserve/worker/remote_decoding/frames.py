@@ -1,4 +1,4 @@
-"""The frames between a worker and a decode worker: JSON and payloads, all with MACs."""
+"""The frames between a worker and a decode worker or text worker: JSON and payloads, all with MACs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ from turboserve.worker.transfer.frames import Challenge, Denied, Open, Proof, Re
 
 PURPOSE = "decode"
 """Name of what is asked for, in the place of a migration's session in the handshake."""
+TEXT_PURPOSE = "text"
+"""As `PURPOSE`, for embeddings of prompts."""
+PROMPT_LIMIT = 65_536
+"""Maximum length of a prompt, characters: more than the API takes."""
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "uint8")}
 LARGE_BYTES = 1 << 20
 """Payloads from this size are copied and authenticated on a thread: 14 MB take about 15 ms each."""
@@ -118,6 +122,23 @@ class NoRoom(_DecodeFrame):
     number: int
 
 
+class EncodePrompt(_DecodeFrame):
+    """worker → text worker: encode this prompt."""
+
+    type: Literal["encode_prompt"] = "encode_prompt"
+    number: int = Field(ge=0, lt=1 << 63)
+    """Number of the question within its connection."""
+    prompt: str = Field(max_length=PROMPT_LIMIT)
+
+
+class PromptEmbedding(_DecodeFrame):
+    """text worker → worker: the embedding follows as a payload."""
+
+    type: Literal["prompt_embedding"] = "prompt_embedding"
+    number: int
+    embedding: TensorSpec
+
+
 DecodeFrame = Annotated[
     Open
     | Challenge
@@ -131,7 +152,9 @@ DecodeFrame = Annotated[
     | DecodeChunk
     | ChunkFrames
     | NoCache
-    | NoRoom,
+    | NoRoom
+    | EncodePrompt
+    | PromptEmbedding,
     Field(discriminator="type"),
 ]
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from turboserve import logs
@@ -20,7 +17,6 @@ from turboserve.telemetry import tracer
 from turboserve.telemetry_names import CHUNK_INDEX, PERIODIC, SESSION
 from turboserve.worker import metrics
 from turboserve.worker.engine.decode_jobs import CachedDecoder, DecodeJob
-from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.remote_decoding.allotments import DividedSessions
 from turboserve.worker.remote_decoding.chunk_time import ChunkTime
@@ -31,45 +27,25 @@ from turboserve.worker.remote_decoding.frames import (
     ChunkFrames,
     DecodeChannel,
     DecodeChunk,
-    DecodeHello,
-    DecodeWelcome,
+    DecodeFrame,
     NoCache,
     NoRoom,
     TensorSpec,
 )
-from turboserve.worker.transfer import handshake
-from turboserve.worker.transfer.channel import ByteReader, ByteWriter, refuse, unexpected
+from turboserve.worker.remote_decoding.role_server import ANSWER_S, RoleServer
+from turboserve.worker.transfer.channel import unexpected
 from turboserve.worker.transfer.errors import (
-    LayoutMismatchError,
     PeerLostError,
-    TransferError,
     TransferProtocolError,
 )
-from turboserve.worker.transfer.half_open_connections import HalfOpenConnections
 
-ADMIT_S = 3.0
-"""Longest time until a peer has proved the key, seconds."""
-ANSWER_S = 5.0
-"""Longest time in which a worker takes its frames, seconds."""
-END_S = 3.0
-"""Longest time in which the connections end when the server does, seconds."""
-QUIET_S = 86_400.0
-"""Longest time without a chunk. A frozen worker sends none, and costs a connection."""
 IDLE_S = 30.0
 """Time without a measured chunk after which the worker measures one, seconds."""
-HANGS_S = 120.0
-"""Time after which a decode ends the process, seconds: its device no longer computes."""
-
 log = logs.get("decoding")
 _trace = tracer("worker")
-T = TypeVar("T")
 
 
-class DecoderHangsError(RuntimeError):
-    """A decode does not return. The process must be replaced."""
-
-
-class DecodeServer:
+class DecodeServer(RoleServer):
     """Serves all connections of one decode worker. It decodes one chunk at a time, in order of arrival."""
 
     def __init__(
@@ -85,17 +61,11 @@ class DecodeServer:
     ) -> None:
         """`model`: `state_fingerprint` of the weights. `key`: that the workers must prove. `time`: of a
         chunk. `sessions`: time of a chunk → sessions that the worker carries in real time."""
-        self._worker, self._model, self._config = worker, model, config
-        self._decoder, self._key, self._now = decoder, key, now
+        super().__init__(PURPOSE, worker, model, key, now)
+        self._config, self._decoder = config, decoder
         self._context_limit = -(-config.window_frames // config.frames_per_chunk)
         self._time, self._sessions = time, sessions
         self._divided = DividedSessions(sessions(time.seconds))
-        self._half_open = HalfOpenConnections(now=now)
-        self._serving: dict[asyncio.Task[None], DecodeChannel] = {}
-        self._turn = asyncio.Lock()
-        # The first call of a thread sets its number of threads to the process's.
-        self._thread = ThreadPoolExecutor(1, "decode", torch.get_num_threads)
-        self._device_lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.decoded = 0
         self._measured_s = now()
         metrics.decode_sessions.set(self.sessions)
@@ -127,81 +97,22 @@ class DecodeServer:
             metrics.decode_sessions.set(sessions)
             log.info("time of a chunk changed", chunk_s=round(self._time.seconds, 4), sessions=sessions)
 
-    async def run(self) -> None:
-        """Wait until canceled. Raises the error of a failed device, and `DecoderHangsError`: the process has
-        to end."""
-        try:
-            await self._device_lost
-        finally:
-            for channel in self._serving.values():
-                channel.abort()
-            if self._serving:
-                await asyncio.wait([*self._serving], timeout=END_S)
-            self._thread.shutdown(wait=False)
+    async def _question(
+        self, channel: DecodeChannel, worker: str, capacity: int, question: DecodeFrame
+    ) -> None:
+        """See `RoleServer._question`."""
+        self._divided.heard(worker, channel, capacity, self._now())
+        if isinstance(question, AskAllotment):
+            sessions = self._divided.allotment(worker, self._now())
+            await channel.post(Allotment(sessions=sessions, carried=self.sessions), (), ANSWER_S)
+        elif isinstance(question, DecodeChunk):
+            await self._answer(channel, question)
+        else:
+            raise unexpected(question)
 
-    async def serve(self, reader: ByteReader, writer: ByteWriter) -> None:
-        """Serve one connection until its end."""
-        channel = DecodeChannel(reader, writer)
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving[task] = channel
-        try:
-            await self._serve(channel)
-            await channel.close()
-        finally:
-            del self._serving[task]
-
-    async def _serve(self, channel: DecodeChannel) -> None:
-        try:
-            with self._half_open.held(channel.peer, channel.abort):
-                async with asyncio.timeout(ADMIT_S):
-                    opened, _ = await handshake.admit(channel, self._key_of, ADMIT_S)
-        except (TransferError, TimeoutError) as error:
-            self._half_open.refused(channel.peer, error)
-            return
-        try:
-            capacity = await self._welcome(channel)
-            log.info("worker decodes here", worker=opened.worker)
-            while True:
-                question = await channel.next(QUIET_S)
-                self._divided.heard(opened.worker, channel, capacity, self._now())
-                if isinstance(question, AskAllotment):
-                    sessions = self._divided.allotment(opened.worker, self._now())
-                    answer = Allotment(sessions=sessions, carried=self.sessions)
-                    await channel.post(answer, (), ANSWER_S)
-                elif isinstance(question, DecodeChunk):
-                    await self._answer(channel, question)
-                else:
-                    raise unexpected(question)
-        except TransferError as error:
-            log.info("worker left", worker=opened.worker, error=str(error))
-            await refuse(channel, error.code, str(error))
-        except DEVICE_LOST as error:
-            if not self._device_lost.done():
-                self._device_lost.set_exception(error)
-        except Exception as error:
-            # What one chunk raises ends its connection: the worker itself decodes it, and learns why.
-            log.exception("chunk not decoded", worker=opened.worker)
-            await refuse(channel, TransferError.code, repr(error))
-        finally:
-            self._divided.left(opened.worker, channel)
-
-    def _hangs(self) -> None:
-        if not self._device_lost.done():
-            self._device_lost.set_exception(DecoderHangsError(f"a chunk has no frames after {HANGS_S:g} s"))
-
-    def _key_of(self, purpose: str, number: int) -> bytes | None:
-        return self._key if (purpose, number) == (PURPOSE, 0) else None
-
-    async def _welcome(self, channel: DecodeChannel) -> int:
-        """Answer a worker's first frame. Returns the worker's K."""
-        hello = await channel.next(ADMIT_S)
-        if not isinstance(hello, DecodeHello):
-            raise unexpected(hello)
-        if hello.model != self._model:
-            raise LayoutMismatchError(f"model: {hello.model}, {self._model} is decoded here")
-        await channel.post(DecodeWelcome(worker=self._worker), (), ADMIT_S)
-        return hello.capacity
+    def _left(self, worker: str, channel: DecodeChannel) -> None:
+        """See `RoleServer._left`."""
+        self._divided.left(worker, channel)
 
     async def _answer(self, channel: DecodeChannel, question: DecodeChunk) -> None:
         shape = self._config.latent_shape
@@ -244,12 +155,3 @@ class DecodeServer:
             metrics.decoder_caches_rebuilt.add(rebuilds)
             self.decoded += 1
             return frames
-
-    async def _on_device(self, call: Callable[[], T]) -> T:
-        """Return the result of a call on the device's thread. One that hangs ends the process."""
-        loop = asyncio.get_running_loop()
-        hangs = loop.call_later(HANGS_S, self._hangs)
-        try:
-            return await loop.run_in_executor(self._thread, call)
-        finally:
-            hangs.cancel()

@@ -23,6 +23,7 @@ from turboserve.worker.service.host_platform import HostPlatform
 from turboserve.worker.service.models import load_models
 from turboserve.worker.service.ports import Platform
 from turboserve.worker.service.quality import beyond_slabs, floor_seconds
+from turboserve.worker.service.text_roles import encode_elsewhere, start_text_worker
 from turboserve.worker.service.warm_up import sessions_in_real_time
 from turboserve.worker.service.weights import PeerWeights, send_weights
 from turboserve.worker.service.worker import Worker
@@ -42,6 +43,9 @@ async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_mode
     assert isinstance(settings, Settings)
     if settings.roles == "decode":
         await start_decode_worker(runtime, settings, load, worker_id(settings, runtime.bus.user))
+        return
+    if settings.roles == "text":
+        await start_text_worker(runtime, settings, load, worker_id(settings, runtime.bus.user))
         return
     await start_on(runtime, HostPlatform(settings, runtime.clock, load))
 
@@ -90,6 +94,9 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
     if loaded.weights is not None:
         # First: the state store sends keys as soon as it knows that the worker is ready.
         await send_weights(worker, loaded.weights, runtime.bus, runtime.clock.monotonic)
+    if settings.text_workers:
+        encoding = encode_elsewhere(worker.id, engine, settings)
+        runtime.on_stop(encoding.close)
     if settings.roles == "denoise":
         decoding = decode_elsewhere(worker.id, engine, settings, capacity, runtime.spawn)
         worker.decoding = decoding

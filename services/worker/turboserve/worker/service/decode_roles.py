@@ -36,7 +36,8 @@ from turboserve.worker.engine.tensor_backend import TensorBackend
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.remote_decoding.chunk_time import ChunkTime
 from turboserve.worker.remote_decoding.client import DecodeClient
-from turboserve.worker.remote_decoding.server import DecoderHangsError, DecodeServer
+from turboserve.worker.remote_decoding.role_server import DeviceHangsError, RoleServer
+from turboserve.worker.remote_decoding.server import DecodeServer
 from turboserve.worker.service.models import free_bytes
 from turboserve.worker.settings import Settings, addresses_of
 from turboserve.worker.transfer.interface import find_interface
@@ -205,15 +206,15 @@ def caches_that_fit(decoder: Decoder, working_bytes: int, total_bytes: int) -> i
     return min(room, MOST_CACHES)
 
 
-async def run_until_it_hangs(served: DecodeServer) -> None:
+async def run_until_it_hangs(served: RoleServer) -> None:
     """Serve until canceled. Raises the error of a failed device.
 
-    A decode that hangs ends the process at once: its thread would keep an orderly end waiting.
+    A computation that hangs ends the process at once: its thread would keep an orderly end waiting.
     """
     try:
         await served.run()
-    except DecoderHangsError as error:
-        log.error("decode worker ends", error=str(error))
+    except DeviceHangsError as error:
+        log.error("worker ends", error=str(error))
         logging.shutdown()
         os._exit(HUNG_STATUS)
 

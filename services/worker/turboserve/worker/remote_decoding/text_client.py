@@ -1,0 +1,142 @@
+"""A worker's questions to text workers.
+
+A connection is made when a prompt needs it, and kept. A prompt asks at most `WORKERS_PER_PROMPT` workers,
+each within the time limit, and none that has failed just now. Then the worker itself encodes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from torch import Tensor
+
+from turboserve import logs
+from turboserve.worker import metrics
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.remote_decoding.client import CONNECT, Connect
+from turboserve.worker.remote_decoding.frames import (
+    TEXT_PURPOSE,
+    DecodeChannel,
+    DecodeHello,
+    DecodeWelcome,
+    EncodePrompt,
+    PromptEmbedding,
+)
+from turboserve.worker.transfer import handshake
+from turboserve.worker.transfer.channel import unexpected
+from turboserve.worker.transfer.errors import TransferError, TransferProtocolError
+from turboserve.worker.transfer.frames import Open
+from turboserve.worker.transfer.target import parse_address
+
+WORKERS_PER_PROMPT = 2
+REST_S = 5.0
+"""Time for which a text worker that has failed is not asked, seconds. Each attempt may take the limit."""
+
+log = logs.get("decoding")
+
+
+class _TextWorker:
+    """One text worker's address and connection. One question at a time."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.turn = asyncio.Lock()
+        self.channel: DecodeChannel | None = None
+        self.asked = 0
+        """Number of questions on all connections."""
+        self.rests_until_s = 0.0
+        """Time before which it is not asked, on the event loop's clock."""
+
+    def close(self) -> None:
+        if self.channel is not None:
+            self.channel.abort()
+            self.channel = None
+
+
+class TextClient:
+    """See `RemoteTextEncoder`."""
+
+    def __init__(
+        self,
+        worker: str,
+        model: str,
+        config: ModelConfig,
+        addresses: Sequence[str],
+        key: bytes,
+        timeout_s: float,
+        dtype: str,
+        connect: Connect = CONNECT,
+    ) -> None:
+        """See `DecodeClient`. `addresses`: of the text workers. `dtype`: of embeddings.
+
+        Create it on the event loop.
+        """
+        self._worker, self._model, self._config, self._dtype = worker, model, config, dtype
+        self._key, self._timeout_s, self._connect = key, timeout_s, connect
+        self._workers = [_TextWorker(address) for address in addresses]
+        self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+
+    def ask(self, prompt: str) -> Future[Tensor | None]:
+        """See `RemoteTextEncoder.ask`. Call it on another thread than the event loop's."""
+        if self._loop is None or self._loop.is_closed():
+            nothing: Future[Tensor | None] = Future()
+            nothing.set_result(None)
+            return nothing
+        return asyncio.run_coroutine_threadsafe(self.encode(prompt), self._loop)
+
+    async def close(self) -> None:
+        """Close all connections. Later prompts are encoded by the worker itself."""
+        self._loop = None
+        for worker in self._workers:
+            worker.close()
+
+    async def encode(self, prompt: str) -> Tensor | None:
+        """Return the embedding [L, text_dim] on the host. None: no text worker has sent it in time."""
+        clock = asyncio.get_running_loop().time
+        usable = [worker for worker in self._workers if worker.rests_until_s <= clock()]
+        for worker in usable[:WORKERS_PER_PROMPT]:
+            try:
+                async with asyncio.timeout(self._timeout_s), worker.turn:
+                    return await self._ask(worker, prompt)
+            except (TimeoutError, OSError, TransferError) as error:
+                worker.close()
+                worker.rests_until_s = clock() + REST_S
+                log.warning("prompt not encoded by worker", address=worker.address, error=repr(error))
+            except BaseException:
+                worker.close()
+                raise
+        metrics.encoded_here.add(1)
+        return None
+
+    async def _ask(self, worker: _TextWorker, prompt: str) -> Tensor:
+        if (channel := worker.channel) is None:
+            channel = worker.channel = await self._open(worker.address)
+        worker.asked += 1
+        number = worker.asked
+        await channel.post(EncodePrompt(number=number, prompt=prompt), (), self._timeout_s)
+        answer = await channel.next(self._timeout_s)
+        if not isinstance(answer, PromptEmbedding) or answer.number != number:
+            raise unexpected(answer)
+        shape = answer.embedding.shape
+        fits = len(shape) == 2 and 1 <= shape[0] <= self._config.text_len
+        if not fits or shape[1] != self._config.text_dim or answer.embedding.dtype != self._dtype:
+            raise TransferProtocolError(f"embedding: {answer.embedding.dtype} {shape}, need {self._dtype}")
+        return await channel.payload(answer.embedding, shape, self._timeout_s)
+
+    async def _open(self, address: str) -> DecodeChannel:
+        """Connect. Raises `OSError` and `TransferError`."""
+        limit_s = self._timeout_s
+        channel = DecodeChannel(*await self._connect(*parse_address(address)))
+        opened = Open(session=TEXT_PURPOSE, migration=0, worker=self._worker, nonce=handshake.new_nonce())
+        try:
+            await handshake.authenticate(channel, opened, self._key, limit_s)
+            await channel.post(DecodeHello(model=self._model, capacity=1), (), limit_s)
+            if not isinstance(welcome := await channel.next(limit_s), DecodeWelcome):
+                raise unexpected(welcome)
+        except BaseException:
+            channel.abort()
+            raise
+        log.info("text worker ready", worker=welcome.worker, address=address)
+        return channel

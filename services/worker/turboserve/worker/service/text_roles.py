@@ -1,0 +1,79 @@
+"""The role `text`: a worker that encodes prompts, and workers that have their prompts encoded."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+
+import torch
+
+from turboserve import logs
+from turboserve.service import Runtime
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.interface import TextEncoder
+from turboserve.worker.engine.models import Models
+from turboserve.worker.remote_decoding.frames import TensorSpec
+from turboserve.worker.remote_decoding.text_client import TextClient
+from turboserve.worker.remote_decoding.text_server import TextServer, encode_one
+from turboserve.worker.service.decode_roles import key_of, run_until_it_hangs
+from turboserve.worker.settings import Settings, addresses_of
+from turboserve.worker.transfer.interface import find_interface
+from turboserve.worker.transfer.network import listen
+
+PROMPT = "a red circle moving left"
+"""What is encoded to warm up."""
+
+log = logs.get("decoding")
+
+
+def encode_elsewhere(worker: str, engine: Engine, settings: Settings) -> TextClient:
+    """Have the engine's prompts encoded by the configured text workers. The engine must not run yet."""
+    sample = TensorSpec.of(encode_one(engine.backend.text, PROMPT))
+    client = TextClient(
+        worker,
+        engine.fingerprint,
+        engine.config,
+        addresses_of(settings.text_workers),
+        key_of(settings),
+        settings.decode_timeout_s,
+        sample.dtype,
+    )
+    engine.text.remote = client
+    return client
+
+
+def load_encoder(settings: Settings, load: Callable[[Settings], Models]) -> tuple[TextEncoder, str]:
+    """Load the model, keep its text encoder, and warm it up. Returns its fingerprint, too.
+
+    Raises the errors of `load`.
+    """
+    models = load(settings)
+    encoder, fingerprint = models.text, models.fingerprint
+    on_gpu = models.transformer.patch_embedding.weight.is_cuda
+    del models
+    gc.collect()
+    if on_gpu:
+        torch.cuda.empty_cache()
+    encode_one(encoder, PROMPT)
+    return encoder, fingerprint
+
+
+async def start_text_worker(
+    runtime: Runtime, settings: Settings, load: Callable[[Settings], Models], name: str
+) -> None:
+    """Load the text encoder and serve the workers that prove the key. `name`: the worker's id.
+
+    Raises the errors of `load`, `InterfaceError` and `OSError`.
+    """
+    interface = find_interface(settings.transfer_host)
+    encoder, fingerprint = await asyncio.to_thread(load_encoder, settings, load)
+    served = TextServer(name, fingerprint, encoder, key_of(settings), runtime.clock.monotonic)
+    listener, port = await listen(served.serve, interface.address, settings.transfer_port)
+
+    async def close() -> None:
+        listener.close()
+
+    runtime.on_stop(close)
+    runtime.spawn(run_until_it_hangs(served), "text server")
+    log.info("text worker serves", worker=name, address=f"tcp://{interface.address}:{port}")
