@@ -3,10 +3,13 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from rich.console import Console
 
@@ -15,7 +18,7 @@ from turboserve.bench.stream import Target, prompts, table
 from turboserve.bench.streaming.measurement import Measurement, SessionMeasurement, summary
 from turboserve.bench.streaming.received import PromptSwitch, Received
 from turboserve.bench.streaming.rest import LIMITS
-from turboserve.bench.streaming.transports import ratios
+from turboserve.bench.streaming.transports import processor_time_s, ratios
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.gateway.serving.settings import ServerSettings
 
@@ -106,6 +109,13 @@ def test_the_cost_of_webrtc_is_compared_with_that_of_websocket() -> None:
     report = {"sessions": 1, "seconds": 8.0, "lead_s": 0.75, "added": 4, "transports": shares}
     text = shown({**report, "webrtc_to_websocket": ratios(shares)})
     assert re.search(r"whep / ws +1.12 +1.6 *$", text, re.MULTILINE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is rounded")
+def test_the_processor_time_of_a_process_is_not_rounded() -> None:
+    before = time.process_time()
+    used = processor_time_s(psutil.Process())
+    assert before <= used <= time.process_time()
 
 
 def test_neighbouring_sessions_differ_in_both_prompts() -> None:

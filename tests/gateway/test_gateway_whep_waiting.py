@@ -189,13 +189,16 @@ def test_a_chunk_that_says_something_new_is_announced_at_once_with_those_that_wa
     assert waiting.add("0", header(0), 0.0, 10.0)
     assert waiting.take() == ["0"]
     assert not waiting.add("1", header(1), 0.75, 10.75)
+    assert not waiting.are_due(11.9)
     assert not waiting.add("2", header(2), 1.5, 11.5)
-    assert waiting.add("3", header(3), 2.25, 12.25)
-    assert waiting.take() == ["1", "2", "3"]
+    assert waiting.are_due(12.0)
+    assert waiting.take() == ["1", "2"]
+    assert not waiting.are_due(14.0)
+    assert not waiting.add("3", header(3), 2.25, 12.25)
     assert not waiting.add("4", header(4), 3.0, 13.0)
     # Another prompt, another owner, and a chunk that is late or was skipped to.
     assert waiting.add("5", header(5, control_seq=1), 3.75, 13.1)
-    assert waiting.take() == ["4", "5"]
+    assert waiting.take() == ["3", "4", "5"]
     assert waiting.add("6", header(6, control_seq=1, epoch=2), 4.5, 14.5)
     waiting.take()
     assert waiting.add("7", header(7, control_seq=1, epoch=2), 6.0, 16.0)
@@ -205,17 +208,23 @@ def test_a_chunk_that_says_something_new_is_announced_at_once_with_those_that_wa
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.3, 2.0]), st.booleans()), max_size=30))
 def test_no_announcement_waits_for_longer_than_allowed(chunks: list[tuple[float, bool]]) -> None:
-    waiting, now, since, taken, control = Announcements(), 0.0, {}, [], 0
-    for index, (late_s, is_new) in enumerate(chunks):
-        now += 0.75 + late_s
-        if waiting.is_late(now):
-            taken += waiting.take()
-        control += is_new
-        since[str(index)] = now
-        if waiting.add(str(index), header(index, control), now, now):
-            taken += (due := waiting.take())
-            assert all(now - since[one] <= TOGETHER_S for one in due)
-    assert [*taken, *waiting.take()] == list(since)
+    waiting, since, taken, control = Announcements(), {}, [], 0
+    begins = [
+        (0.75 * (number + 1) + sum(late for late, _ in chunks[: number + 1])) for number in range(len(chunks))
+    ]
+    times = sorted([*((at, 0) for at in begins), *((float(second), 1) for second in range(200))])
+    index = 0
+    for now, is_check in times:
+        if is_check:
+            due = waiting.take() if waiting.are_due(now) else []
+        else:
+            control += chunks[index][1]
+            since[str(index)] = now
+            due = waiting.take() if waiting.add(str(index), header(index, control), now, now) else []
+            index += 1
+        assert all(now - since[one] <= TOGETHER_S for one in due)
+        taken += due
+    assert taken == list(since)
 
 
 @given(

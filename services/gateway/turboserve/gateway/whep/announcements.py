@@ -1,6 +1,7 @@
 """When a WebRTC viewer is told of a chunk: at once if it says something new, else with the next ones.
 
-Pure: methods take monotonic seconds. Each message costs a datagram and its acknowledgment.
+Pure: methods take monotonic seconds. Each message costs a datagram and its acknowledgment. To encrypt one
+costs several times as much as another directly after it, so all viewers are told at the same times.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 from turboserve.contracts.chunks import ChunkHeader
 
 TOGETHER_S = 2.0
-"""Maximum delay of an announcement that only continues the one before it, seconds: three chunks of
-0.75 s fit into one packet."""
+"""Announcements that only continue the one before them are sent at the multiples of this time, seconds: three
+chunks of 0.75 s fit into one packet."""
 _ROUNDING_S = 0.001
 
 
@@ -26,7 +27,7 @@ class Announcements:
         """Presentation time at which the next chunk begins if it is not late and nothing is skipped."""
 
     def add(self, text: str, header: ChunkHeader, presentation_s: float, now: float) -> bool:
-        """Keep the announcement of a chunk that begins. Returns whether all that wait are due.
+        """Keep the announcement of a chunk that begins. Returns whether all that wait are due: it is new.
 
         `presentation_s`: that of its first frame.
         """
@@ -34,14 +35,13 @@ class Announcements:
             self._since_s = now
         self._waiting.append(text)
         says = header.control_seq, header.epoch
-        duration_s = header.end_s - header.start_s
         continues = says == self._said and abs(presentation_s - self._next_s) < _ROUNDING_S
-        self._said, self._next_s = says, presentation_s + duration_s
-        return not continues or now - self._since_s + duration_s > TOGETHER_S
+        self._said, self._next_s = says, presentation_s + header.end_s - header.start_s
+        return not continues
 
-    def is_late(self, now: float) -> bool:
-        """Whether one waits although the chunk after it should have begun."""
-        return bool(self._waiting) and now - self._since_s > TOGETHER_S
+    def are_due(self, now: float) -> bool:
+        """Whether some wait, and a multiple of `TOGETHER_S` has passed since."""
+        return bool(self._waiting) and now // TOGETHER_S > self._since_s // TOGETHER_S
 
     def take(self) -> list[str]:
         """Return all that wait, which no later call returns."""

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from aioice import ice
 from aiortc import MediaStreamTrack, RTCRtpCodecParameters, RTCRtpSender
-from aiortc.codecs.h264 import H264Encoder
+from aiortc.codecs.h264 import PACKET_MAX, H264Encoder
 from aiortc.mediastreams import MediaStreamError
 from aiortc.rtcdtlstransport import State
 from aiortc.rtcrtpparameters import RTCRtpSendParameters
@@ -37,7 +37,11 @@ _SEND_TIME = "http://www.webrtc.org/experiments/rtp-hdrext/abs-send-time"
 @lru_cache(PAYLOADS_KEPT)
 def _payloads(unit: AccessUnit) -> list[bytes]:
     """Return the RTP payloads of a frame: viewers of one session share them. Source: RFC 6184, 5."""
-    return H264Encoder._packetize(unit.nal_units)
+    nal_units = unit.nal_units
+    # All frames but key frames are one short unit.
+    if len(nal_units) == 1 and len(nal_units[0]) <= PACKET_MAX:
+        return list(nal_units)
+    return H264Encoder._packetize(nal_units)
 
 
 class VideoTrack(MediaStreamTrack):

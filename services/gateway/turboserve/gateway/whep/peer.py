@@ -243,7 +243,7 @@ class Peer:
 
     async def _check(self, now: float) -> None:
         await self._report(now)
-        if self._announcements.is_late(now):
+        if self._announcements.are_due(now):
             self._say()
         waiting, since = self._connection.waiting_bytes, self._unread_since
         self._unread_since = since = None if not waiting else since or now
