@@ -132,7 +132,10 @@ class LinearProgram:
             model.integrality_ = [kinds.kInteger if one else kinds.kContinuous for one in self._integral]
         highs = _quiet(highspy)()
         highs.setOptionValue("threads", 1)
-        if not any(self._integral):
+        if any(self._integral):
+            # The programs are small: a second presolve takes longer than it spares.
+            highs.setOptionValue("mip_allow_restart", False)
+        else:
             # The programs are small: simplex from the last basis takes less time than presolve.
             highs.setOptionValue("presolve", "off")
             highs.setOptionValue("solver", "simplex")

@@ -74,7 +74,7 @@ class CompositionPolicy:
     """Price of one session without a place for an hour. It must exceed that of the dearest place."""
     least_gain: float = 0.02
     """Part of the present composition's cost that another one must save."""
-    gap: float = 0.005
+    gap: float = 0.02
     """Relative distance from the optimum at which the search ends."""
     time_limit_s: float = 1.0
     """Time after which the search returns the best composition so far."""
