@@ -69,6 +69,16 @@ def test_every_wheel_has_its_code_and_its_license(wheels: list[Path]) -> None:
             assert {name.split("/")[0] for name in names} == {"turboserve", metadata.split("/")[0]}
 
 
+def test_the_clients_wheel_has_its_types_its_license_and_its_readme(wheels: list[Path]) -> None:
+    [wheel] = [wheel for wheel in wheels if wheel.name.startswith("turboserve_client-")]
+    with ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
+        assert "turboserve/client/py.typed" in names
+        assert f"{metadata.removesuffix('METADATA')}licenses/LICENSE" in names
+        assert "## Record ten seconds" in archive.read(metadata).decode()
+
+
 def test_the_gateways_wheel_has_the_javascript_client(wheels: list[Path]) -> None:
     [wheel] = [wheel for wheel in wheels if wheel.name.startswith("turboserve_gateway-")]
     folder = "turboserve/gateway/page/static/client"

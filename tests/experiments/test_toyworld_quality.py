@@ -24,7 +24,7 @@ def models() -> Models:
 
 def test_the_weights_are_small_and_say_where_they_come_from() -> None:
     world = read_toyworld()
-    assert WEIGHTS.stat().st_size <= 16_000_000
+    assert WEIGHTS.stat().st_size <= 14_000_000
     assert set(world.details["provenance"]) == {"transformer", "vae", "text"}
     assert world.config.sink_size > 0
     assert world.config.local_attn_size > world.config.sink_size

@@ -114,6 +114,11 @@ def test_every_event_that_the_element_reports_has_a_type() -> None:
     assert set(re.findall(r"^  (\w+):", body, re.MULTILINE)) == sent
 
 
+@pytest.mark.parametrize("folder", ["js", "python"])
+def test_the_license_of_a_client_is_the_projects(folder: str) -> None:
+    assert (ROOT / "sdk" / folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
 def test_modules_import_nothing_but_each_other() -> None:
     for text in SOURCES.values():
         for path in re.findall(r'from "([^"]+)"', text):
@@ -137,6 +142,7 @@ def test_npm_packs_the_modules_and_the_types(tmp_path: Path) -> None:
     assert names == {
         "package.json",
         "README.md",
+        "LICENSE",
         *(f"src/{name}" for name in SOURCES),
         *(f"types/{name}" for name in TYPES),
     }
