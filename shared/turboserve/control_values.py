@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +18,8 @@ KEYWORDS = frozenset(
         "$schema",
         "additionalProperties",
         "const",
+        "contentEncoding",
+        "contentMediaType",
         "default",
         "description",
         "enum",
@@ -39,6 +43,8 @@ KEYWORDS = frozenset(
 )
 """Keywords of a control's schema. No other is allowed: a pattern could take for ever, a reference would load
 another document, and a refusal has to name one field and one limit."""
+BASE64 = "base64"
+"""The `contentEncoding` whose values are checked."""
 LIMIT_CHARACTERS = 300
 """Maximum number of characters of a limit in a refusal."""
 
@@ -86,6 +92,11 @@ def check_value(declarations: Iterable[ControlDeclaration], name: str, value: Js
         field = _path("value", first.absolute_path)
         detail = f"{field}: {first.message}"
         raise InvalidControlError(detail[: 2 * LIMIT_CHARACTERS], field=field, limit=_limit(first))
+    if known[name].value_schema.get("contentEncoding") == BASE64 and isinstance(value, str):
+        try:
+            base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidControlError(f"value: is not {BASE64}", field="value", limit=BASE64) from None
 
 
 def allowed_values(

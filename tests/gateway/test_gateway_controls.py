@@ -52,6 +52,26 @@ async def test_a_control_over_rest_has_two_receipts_and_is_in_the_session(
     assert "value" not in reset
 
 
+async def test_a_session_begins_with_values_of_controls(
+    api: httpx.AsyncClient, start: StartSession, watch: Watch
+) -> None:
+    session = await start(controls={"steer": "up"})
+    assert (session["controls"], session["control_seq"]) == ({"steer": "up"}, 0)
+    assert (await (await watch(session["id"])).next())["controls"] == {"steer": "up"}
+    for given, field in (
+        ({"steer": "sideways"}, "controls.steer"),
+        ({"fly": 1}, "controls.fly"),
+        ({"Steer!": 1}, "controls"),
+        ({"steer": "x" * 13_000}, "controls"),
+        ({f"a{n}": "x" * 12_000 for n in range(3)}, "controls"),
+        ("left", "controls"),
+    ):
+        answer = await api.post("/v1/sessions", json={"prompt": "a red circle", "controls": given})
+        problem(answer, 422, "invalid_input", field)
+    [model] = (await api.get("/v1/models")).json()["models"]
+    assert [each["fixed"] for each in model["controls"]] == [False]
+
+
 async def test_a_control_over_the_socket(start: StartSession, watch: Watch) -> None:
     viewer = await watch((await start())["id"])
     await viewer.chunks(1)

@@ -183,8 +183,13 @@ def test_the_command_line_leads_a_session_from_creation_to_end(
         assert result.exit_code == status, result.output
         return result.output.strip()
 
-    name = turboserve("create", "a red circle moving left", "--seed", "7")
-    assert json.loads(turboserve("show", name))["seed"] == 7
+    given = ("--control", "steer=left", "--record")
+    name = turboserve("create", "a red circle moving left", "--seed", "7", *given)
+    info = json.loads(turboserve("show", name))
+    assert (info["seed"], info["controls"]) == (7, {"steer": "left"})
+    assert info["recording"].startswith("rec_")
+    assert "is not NAME=VALUE" in turboserve("create", "a", "--control", "steer", status=1)
+    assert "No such file" in turboserve("create", "a", "--control", "first=@no.png", status=1)
     clip = tmp_path / "clip.mp4"
     assert turboserve("record", name, "-o", str(clip), "--seconds", "1").startswith(str(clip))
     assert has_colours(decode_file(clip.read_bytes()).frames, ["red"])
@@ -200,6 +205,8 @@ def test_the_command_line_leads_a_session_from_creation_to_end(
                 break
         shown = json.loads(waiting.result())["chunk_index"]
     turboserve("pause", name)
+    waited = turboserve("prompt", name, "a blue square moving up", "--timeout", "0.2", status=1)
+    assert f"turboserve session watch {name}" in waited
     turboserve("resume", name)
     assert name in {json.loads(line)["id"] for line in turboserve("list", "--json").splitlines()}
     turboserve("prompt", name, "not a [/b] square", "--no-wait")

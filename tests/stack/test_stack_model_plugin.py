@@ -6,14 +6,17 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from tests.helpers import patient_stack
 from tests.helpers.model_plugin import NAME, install
 from tests.helpers.waiting import eventually
+from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.main import app
 from turboserve.cli.stack.background import BackgroundStack
@@ -40,6 +43,7 @@ async def test_a_stack_serves_the_documented_model(tmp_path: Path) -> None:
             viewer = await Viewer.create(api, "red noise", keep_video=True)
             async with viewer.watching():
                 await viewer.more_chunks(4, LIMIT_S)
+            await begins_with_an_image(api, model)
             [pool] = (await api.get("/v1/pools")).json()["pools"]
 
             async def feedback_came() -> bool:
@@ -48,6 +52,36 @@ async def test_a_stack_serves_the_documented_model(tmp_path: Path) -> None:
 
             await eventually(feedback_came, LIMIT_S)
             await viewer.delete()
+
+
+async def begins_with_an_image(api: httpx.AsyncClient, model: dict[str, Any]) -> None:
+    """Check that the video begins with the image that the creation has, and that a broken one fails it."""
+    [declared] = [each for each in model["controls"] if each["fixed"]]
+    assert declared["name"] == "first_frame"
+    assert declared["schema"]["contentMediaType"] == "image/png"
+    [red] = declared["schema"]["examples"]
+    viewer = await Viewer.create(api, "blue noise", keep_video=True, controls={"first_frame": red})
+    async with viewer.watching():
+        await viewer.more_chunks(2, LIMIT_S)
+    frames = decode(viewer.video()).frames
+    first, last = (frames[n].reshape(-1, 3).astype(float) for n in (0, -1))
+    assert np.abs(first.mean(0) - (230, 30, 20)).max() < 16, first.mean(0)
+    assert first.std(0).max() < 16 < last.std(0).max(), "then comes the model's own noise"
+    row = (await api.get(f"/v1/sessions/{viewer.session}")).json()
+    assert row["controls"] == {"first_frame": red}
+    again = {"name": "first_frame", "value": red}
+    refused = await api.post(f"/v1/sessions/{viewer.session}/controls", json=again)
+    assert (refused.status_code, refused.json()["limit"]) == (422, "fixed"), refused.text
+    await viewer.delete()
+    broken = (
+        await api.post("/v1/sessions", json={"prompt": "noise", "controls": {"first_frame": "QUJD"}})
+    ).json()
+
+    async def failed() -> bool:
+        found = (await api.get(broken["links"]["self"])).json()
+        return bool(found["phase"] == "failed" and found["reason"].startswith("first chunk: "))
+
+    await eventually(failed, LIMIT_S)
 
 
 async def test_a_stack_serves_the_documented_model_at_another_size(tmp_path: Path) -> None:

@@ -39,6 +39,14 @@ CAMERA = ControlDeclaration(
 )
 
 
+FIRST_FRAME = ControlDeclaration(
+    name="first_frame",
+    description="The first frame.",
+    value_schema={"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"},
+    fixed=True,
+)
+
+
 async def steerable(api: Harness, model: str, *declared: ControlDeclaration) -> SessionRecord:
     """Create a session on a worker that declares controls."""
     worker = new_id("wrk")
@@ -204,3 +212,42 @@ async def test_a_value_that_cannot_be_stored_is_refused(api: Harness, value: Any
     with pytest.raises(InvalidInputError) as refused:
         await api.bus.call(SET_CONTROL, plain.model_copy(update={"value": value}))
     assert refused.value.field == field
+
+
+async def test_a_session_begins_with_values_of_its_models_controls(api: Harness) -> None:
+    model = "begins"
+    await api.renew(new_id("wrk"), model, controls=(STEER, CAMERA, FIRST_FRAME))
+    image = "A" * 12_000
+    given = {"steer": "left", "first_frame": image, "camera": None}
+    record = await api.create(model, controls=given)
+    assert (record.controls, record.control_seq) == ({"steer": "left", "first_frame": image}, 0)
+    assert (await api.get(record.id)).controls == record.controls
+    # A repeat gets the session, whose values may have changed since.
+    await api.control(record.id, "steer", "right")
+    again = await api.create(model, id=record.id, controls=given)
+    assert again.controls == {"steer": "right", "first_frame": image}
+    # A fixed one is never set again.
+    for value in ("QUJD", None):
+        with pytest.raises(InvalidInputError) as refused:
+            await api.control(record.id, "first_frame", value)
+        assert (refused.value.field, refused.value.limit) == ("name", "fixed")
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "limit"),
+    [
+        ({"steer": "up"}, "controls.steer", "left, right, stop"),
+        ({"camera": {"yaw": 91}}, "controls.camera.yaw", 90),
+        ({"first_frame": "no base64!"}, "controls.first_frame", "base64"),
+        ({"fly": True}, "controls.fly", "camera, first_frame, free, steer"),
+        ({"free": "x" * 1_100}, "controls.free", 1_024),
+    ],
+)
+async def test_a_value_that_a_session_cannot_begin_with_is_refused(
+    api: Harness, given: dict[str, Any], field: str, limit: object
+) -> None:
+    free = ControlDeclaration(name="free", description="Any.", value_schema={})
+    await api.renew(new_id("wrk"), "refuses", controls=(STEER, CAMERA, FIRST_FRAME, free))
+    with pytest.raises(InvalidInputError) as refused:
+        await api.create("refuses", controls=given)
+    assert (refused.value.field, refused.value.limit) == (field, limit)

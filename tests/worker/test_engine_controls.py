@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.worker.conftest import Driver
 from turboserve.contracts.control_declarations import ControlDeclaration
+from turboserve.worker.engine.errors import InvalidFirstChunkError
 from turboserve.worker.engine.interface import (
     ChunkReady,
     Control,
@@ -34,7 +35,7 @@ PROMPT = "a red circle"
 class Shifts:
     """Two controls that shift embeddings: `steer` by its direction, `zoom` by its number."""
 
-    declarations = (
+    declarations: tuple[ControlDeclaration, ...] = (
         ControlDeclaration(name="steer", description="Direction.", value_schema={"enum": ["left", "right"]}),
         ControlDeclaration(name="zoom", description="Zoom.", value_schema={"type": "number", "maximum": 2}),
     )
@@ -52,13 +53,34 @@ class Shifts:
         return self._text.encode(prompts) + torch.tensor(shifts)[:, None, None]
 
 
+class Opens(Shifts):
+    """Also `first`, a fixed control: every latent of the first chunk."""
+
+    declarations = (
+        *Shifts.declarations,
+        ControlDeclaration(name="first", description="First.", value_schema={"type": "number"}, fixed=True),
+    )
+
+    def __init__(self, models: Models) -> None:
+        super().__init__(models)
+        self._shape = models.transformer.config.latent_shape
+
+    def first_chunk(self, values: Mapping[str, JsonValue]) -> Tensor | None:
+        if "first" not in values:
+            return None
+        value = float(str(values["first"]))
+        if value < 0:
+            raise ValueError("is below zero")
+        return torch.full(self._shape[1:] if value > 1 else self._shape, value)
+
+
 @pytest.fixture
 def make(tiny_config: ModelConfig, make_models: Callable[..., Models]) -> MakeDriver:
     """Make the driver of an engine whose model takes `steer` and `zoom`."""
 
-    def driver(**options: Any) -> Driver:
+    def driver(kind: type[Shifts] = Shifts, **options: Any) -> Driver:
         models = make_models(tiny_config)
-        models = replace(models, controls=Shifts(models))
+        models = replace(models, controls=kind(models))
         slab = SlabLayout.of(tiny_config, torch.float32)
         values = {"slab_bytes": 2 * slab.total_bytes, "max_lead_s": 30.0} | options
         return Driver(models, EngineOptions(**values))
@@ -141,6 +163,33 @@ def test_prompts_and_values_keep_each_other(make: MakeDriver) -> None:
     expected = shifts.encode(["a blue square"], [{"steer": "left"}])[0]
     assert state.text is not None
     assert torch.equal(state.text, expected)
+
+
+def test_a_session_begins_with_the_chunk_that_its_values_show(make: MakeDriver) -> None:
+    given = {"first": 0.5}
+    made = played(admitted(make(Opens), values=given), {}, 4)
+    assert made[0].latents.eq(0.5).all()
+    plain = played(admitted(make(Opens), values={"zoom": 0}), {}, 4)
+    assert not plain[0].latents.eq(0.5).all()
+    # What follows was generated from it.
+    assert not torch.equal(made[1].latents, plain[1].latents)
+    # Also if the session was suspended, or its prompt changed, before its first chunk.
+    driver = admitted(make(Opens), values=given)
+    driver.engine.suspend("a")
+    driver.run(lambda events: bool(of(Suspended, events)))
+    driver.engine.resume("a", driver.now)
+    assert same(driver.chunks("a", 4), made)
+    changed = admitted(make(Opens), values=given)
+    changed.engine.control("a", Control(1, prompt="a star", values={**given, "steer": "left"}))
+    assert changed.chunks("a", 1)[0].latents.eq(0.5).all()
+
+
+def test_a_first_chunk_that_cannot_be_read_is_refused_at_once(make: MakeDriver) -> None:
+    driver = make(Opens)
+    for value, reason in ((-1, "is below zero"), (2, "latents: shape")):
+        with pytest.raises(InvalidFirstChunkError, match=f"first chunk: {reason}"):
+            admitted(driver, values={"first": value})
+    admitted(driver, values={"first": 1})
 
 
 def test_values_that_are_not_declared_are_left_out(make: MakeDriver, make_driver: MakeDriver) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,31 +12,19 @@ import typer
 
 from turboserve.cli.errors import failure
 from turboserve.cli.frame_size import Size, sides
+from turboserve.cli.initial_values import initial_values
 from turboserve.cli.progress import progress
+from turboserve.cli.session_client import STACK, AsJson, Data, Key, SessionId, Url, connected, json_text
+from turboserve.cli.session_timeline import timeline
 from turboserve.wording import counted
 
 if TYPE_CHECKING:
-    from turboserve.client import Chunk, Client, Session, SessionInfo
+    from turboserve.client import Chunk, Session, SessionInfo
 
 app = typer.Typer(help="Create, watch, prompt, record and end sessions.", no_args_is_help=True)
+app.command()(timeline)
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        envvar="TURBOSERVE_URL",
-        help="Address of the gateway. The default is the stack that runs on --data.",
-    ),
-]
-Data = Annotated[Path, typer.Option("--data", envvar="TURBOSERVE_DATA", help="Folder of the stack's data.")]
-Key = Annotated[
-    str | None,
-    typer.Option("--key", envvar="TURBOSERVE_API_KEY", help="API key, if the gateway has keys."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Id of the session.")]
 Prompt = Annotated[str, typer.Argument(help='Prompt, e.g. "a red circle moving left".')]
-STACK = Path(".turboserve")
 
 
 @app.command()
@@ -46,6 +33,15 @@ def create(
     model: Annotated[str | None, typer.Option(help="Model. The default is the gateway's.")] = None,
     size: Size = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the noise. The default is random.")] = None,
+    control: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Value of a control of the model from the first chunk on; may be repeated. `@FILE`: that "
+            "file in base64, for a model that takes an image.",
+        ),
+    ] = None,
+    record: Annotated[bool, typer.Option("--record", help="Record the session from its beginning.")] = False,
     url: Url = None,
     data: Data = STACK,
     key: Key = None,
@@ -53,9 +49,10 @@ def create(
 ) -> None:
     """Create a session, and print its id."""
     width, height = sides(size)
-    with _client(url, data, key) as client:
-        session = client.create(prompt, model=model, width=width, height=height, seed=seed)
-        typer.echo(_json(session.info) if as_json else session.id)
+    more: dict[str, Any] = {"controls": initial_values(control or ()) or None, "record": record or None}
+    with connected(url, data, key) as client:
+        session = client.create(prompt, model=model, width=width, height=height, seed=seed, **more)
+        typer.echo(json_text(session.info) if as_json else session.id)
 
 
 WIDE_COLUMNS = 120
@@ -75,11 +72,11 @@ def list_sessions(
     from rich.markup import escape
     from rich.table import Column, Table
 
-    with _client(url, data, key) as client:
+    with connected(url, data, key) as client:
         shown = [one.info for one in client.sessions() if one.info and (all_ or not one.info.ended)]
     if as_json:
         for info in shown:
-            typer.echo(_json(info))
+            typer.echo(json_text(info))
         return
     console = Console()
     # In a narrow terminal, the prompt would have room for three letters a line.
@@ -100,8 +97,8 @@ def show(
     session: SessionId, url: Url = None, data: Data = STACK, key: Key = None, as_json: AsJson = False
 ) -> None:
     """Print a session as JSON, on several lines unless `--json` is given."""
-    with _client(url, data, key) as client:
-        typer.echo(_json(client.session(session).refresh(), indent=None if as_json else 2))
+    with connected(url, data, key) as client:
+        typer.echo(json_text(client.session(session).refresh(), indent=None if as_json else 2))
 
 
 @app.command()
@@ -109,16 +106,24 @@ def prompt(
     session: SessionId,
     prompt: Prompt,
     wait: Annotated[bool, typer.Option(help="Wait until a chunk shows the prompt.")] = True,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Longest time to wait, in seconds.")] = 30.0,
     url: Url = None,
     data: Data = STACK,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Change the prompt of a session."""
-    with _client(url, data, key) as client:
+    with connected(url, data, key) as client:
         found = client.session(session)
         receipt = found.prompt(prompt)
-        chunk = found.applied(receipt) if wait else None
+        try:
+            with progress("waiting for a chunk that shows it"):
+                chunk = found.applied(receipt, timeout) if wait else None
+        except TimeoutError:
+            raise failure(
+                f"accepted as {receipt.prompt_id}, but no chunk shows it after {timeout:g} s: a session "
+                f"generates while someone watches it, such as `turboserve session watch {session}`"
+            ) from None
     if as_json:
         typer.echo(json.dumps(receipt.model_dump(mode="json") | {"chunk_index": chunk}))
     elif chunk is None:
@@ -142,7 +147,7 @@ def watch(
     """Print the chunks, skips and events of a session as they come, until the session ends."""
     from turboserve.client.models import Chunk, Skip
 
-    with _client(url, data, key) as client, client.session(session).watch(after=after) as stream:
+    with connected(url, data, key) as client, client.session(session).watch(after=after) as stream:
         for item in stream.items():
             if isinstance(item, Chunk):
                 chunk = {
@@ -162,43 +167,9 @@ def watch(
                 typer.echo(json.dumps({"type": "skip", **asdict(item)}) if as_json else text)
             else:
                 more = " ".join(f"{name}={value}" for name, value in item.more.items())
-                typer.echo(_json(item) if as_json else f"            {item.type} {more}".rstrip())
+                typer.echo(json_text(item) if as_json else f"            {item.type} {more}".rstrip())
         if stream.end is not None and not as_json:
             typer.echo(stream.end.summary)
-
-
-@app.command()
-def timeline(
-    session: SessionId,
-    chunk: Annotated[int, typer.Option(min=0, help="Index of the chunk.")] = 0,
-    url: Url = None,
-    data: Data = STACK,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
-    """Print how a chunk came about, from the request to the screen, with the time of each step."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Column, Table
-
-    with _client(url, data, key) as client:
-        found = client.session(session).chunk(chunk)
-    if as_json:
-        typer.echo(_json(found))
-        return
-    of = f"chunk {found.index} of {found.session}: epoch {found.epoch}, prompt {found.control_seq}"
-    typer.echo(f"{of}, {found.bytes} bytes, {found.total_s:.3f} s in all")
-    if found.decision is not None:
-        numbers = " ".join(f"{name}={value:g}" for name, value in found.decision.numbers.items())
-        typer.echo(f"{found.decision.kind}: {found.decision.reason} {numbers}".rstrip())
-    first = found.hops[0].at
-    table = Table(
-        "step", Column("after, s", justify="right"), Column("step, ms", justify="right"), "clock of"
-    )
-    for hop in found.hops:
-        step = "" if hop.since_s is None else f"{round(1000 * hop.since_s, 1) + 0.0:.1f}"
-        table.add_row(hop.name, f"{(hop.at - first).total_seconds():.3f}", step, escape(hop.by))
-    Console().print(table)
 
 
 @app.command()
@@ -206,7 +177,8 @@ def record(
     session: SessionId,
     output: Annotated[Path, typer.Option("--output", "-o", help="MP4 file to write.")],
     seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="Length. The default is until the session ends.")
+        float | None,
+        typer.Option(min=0.1, help="Least length: the last chunk is whole. The default is until the end."),
     ] = None,
     after: Annotated[
         int, typer.Option(min=-1, help="Begin after this chunk; -1: at the first that is kept.")
@@ -226,7 +198,7 @@ def record(
         recorded_s += chunk.duration_s
         advance(recorded_s)
 
-    with progress("recording", seconds) as advance, _client(url, data, key) as client:
+    with progress("recording", seconds) as advance, connected(url, data, key) as client:
         written = client.session(session).record(output, seconds, after=after, on_chunk=on_chunk)
     if as_json:
         result = {"file": str(output), "chunks": written.chunks, "seconds": written.seconds}
@@ -269,31 +241,7 @@ def _steer(
     as_json: bool,
 ) -> None:
     """Call one action of a session, and print the session after it if JSON is asked for."""
-    with _client(url, data, key) as client:
+    with connected(url, data, key) as client:
         info = act(client.session(session))
     if as_json:
-        typer.echo(_json(info))
-
-
-@contextmanager
-def _client(url: str | None, data: Path, key: str | None) -> Iterator[Client]:
-    from turboserve.client import Client, TurboServeError
-
-    try:
-        with Client(url or _running(data), key=key) as client:
-            yield client
-    except (TurboServeError, ValueError, OSError) as error:
-        raise failure(str(error)) from None
-
-
-def _running(data: Path) -> str:
-    from turboserve.cli.stack import record as records
-
-    try:
-        return records.read(data).url
-    except records.StackNotRunningError as error:
-        raise failure(f"{error}, or name a gateway with --url") from None
-
-
-def _json(model: SessionInfo | Any, indent: int | None = None) -> str:
-    return json.dumps(model.model_dump(mode="json"), indent=indent)
+        typer.echo(json_text(info))

@@ -25,6 +25,8 @@ export interface CreateOptions {
   /** The same model, prompt and seed give the same video. Random by default. */
   seed?: number;
   metadata?: Record<string, string>;
+  /** Values of the model's controls, by name, from the first chunk on. */
+  controls?: Record<string, unknown>;
   quality?: Quality;
   /** Maximum seconds of video that are generated ahead of the playhead. Null: the worker's own. */
   maxLeadS?: number | null;

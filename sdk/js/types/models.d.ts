@@ -80,6 +80,8 @@ export interface ModelControl {
   description: string;
   /** JSON schema of a value. */
   schema: Record<string, unknown>;
+  /** Whether the value is set when a session is created (`controls`), and never again. */
+  fixed?: boolean;
 }
 
 /** What is stored of one recording. */

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, St
 
 VALUE_LIMIT = 1_024
 """Maximum number of characters of a value as JSON."""
+FIXED_VALUE_LIMIT = 12_288
+"""Maximum number of characters of the value of a fixed control as JSON: room for a small image."""
 SCHEMA_LIMIT = 8_192
 """Maximum number of characters of a control's schema as JSON."""
 NAME_PATTERN = r"^[a-z][a-z0-9_]{0,31}$"
@@ -49,3 +51,6 @@ class ControlDeclaration(BaseModel):
     """What the control does, for people."""
     value_schema: Annotated[dict[str, Any], AfterValidator(_bounded_schema)]
     """JSON schema (draft 2020-12) of a value. It has only the keywords of `control_values.KEYWORDS`."""
+    fixed: bool = False
+    """Whether the value is set when the session is created, and never again. Otherwise it may be set at any
+    time."""

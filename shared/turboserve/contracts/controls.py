@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from turboserve.contracts.base import NUMBER_LIMIT, storable
 from turboserve.contracts.control_declarations import (
+    FIXED_VALUE_LIMIT,
     VALUE_LIMIT,
     ControlDeclaration,
     ControlName,
@@ -18,6 +19,8 @@ from turboserve.contracts.control_declarations import (
 
 CONTROLS_LIMIT = 16
 """Maximum number of controls of a model."""
+INITIAL_VALUES_LIMIT = FIXED_VALUE_LIMIT + CONTROLS_LIMIT * VALUE_LIMIT
+"""Maximum number of characters of all values that a session begins with, as JSON."""
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 """An escaped NUL in JSON, which Postgres does not store."""
 
@@ -47,6 +50,23 @@ def bounded(value: JsonValue) -> JsonValue:
     return value
 
 
+def _stored(value: JsonValue) -> JsonValue:
+    _storable_text(within(value, FIXED_VALUE_LIMIT))
+    _check_numbers(value)
+    return value
+
+
+def initial(values: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return values with which a session may begin. Raises ValueError if they cannot be stored."""
+    within(values, INITIAL_VALUES_LIMIT)
+    for name, value in values.items():
+        try:
+            _stored(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return values
+
+
 def _storable_declarations(declared: tuple[ControlDeclaration, ...]) -> tuple[ControlDeclaration, ...]:
     for each in declared:
         _storable_text(value_text([each.description, each.value_schema]))
@@ -56,8 +76,12 @@ def _storable_declarations(declared: tuple[ControlDeclaration, ...]) -> tuple[Co
 
 ControlValue = Annotated[JsonValue, AfterValidator(bounded)]
 """Value of a control, at most `VALUE_LIMIT` characters as JSON. None: the model's own, as if never set."""
-ControlValues = Annotated[dict[ControlName, ControlValue], Field(max_length=CONTROLS_LIMIT)]
-"""Values by the name of their control."""
+ControlValues = Annotated[
+    dict[ControlName, Annotated[JsonValue, AfterValidator(_stored)]], Field(max_length=CONTROLS_LIMIT)
+]
+"""Values by the name of their control, each of at most `FIXED_VALUE_LIMIT` characters as JSON."""
+InitialValues = Annotated[ControlValues, AfterValidator(initial)]
+"""Values with which a session begins."""
 ControlDeclarations = Annotated[
     tuple[ControlDeclaration, ...],
     Field(max_length=CONTROLS_LIMIT),

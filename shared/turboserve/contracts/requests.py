@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from turboserve.contracts.base import Contract, Count, Id, Note, Text
 from turboserve.contracts.chunks import ChunkIndex
 from turboserve.contracts.control_declarations import ControlName
-from turboserve.contracts.controls import ControlValue
+from turboserve.contracts.controls import ControlValue, InitialValues
 from turboserve.contracts.fidelity import LeadSeconds, QualityLimits
 from turboserve.contracts.leading import PoolFenced, TermFenced
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
-    METADATA_VALUE_LIMIT,
     SEED_LIMIT,
     Decision,
     Digest,
+    MetadataValue,
     Numbers,
     Phase,
     Prompt,
     SessionRecord,
 )
 from turboserve.contracts.workers import LoadReport, WorkerRecord
-
-MetadataValue = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
 
 
 class CreateSession(Contract):
@@ -38,6 +36,8 @@ class CreateSession(Contract):
     prompt: Prompt
     seed: int = Field(ge=0, le=SEED_LIMIT)
     metadata: dict[Text, MetadataValue] = Field(default={}, max_length=METADATA_KEYS_LIMIT)
+    controls: InitialValues = {}
+    """Values of the model's controls. A repeated request may have others: they may have changed since."""
     quality: QualityLimits | None = None
     """See `SessionRecord`. A repeated request may have other limits: they may have changed since."""
     max_lead_s: LeadSeconds | None = None

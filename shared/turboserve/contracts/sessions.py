@@ -19,6 +19,7 @@ METADATA_VALUE_LIMIT = 512
 SEED_LIMIT = 2**63 - 1
 
 Prompt = Annotated[Text, Field(min_length=1, max_length=PROMPT_LIMIT)]
+MetadataValue = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
 Digest = Annotated[Text, Field(max_length=128)]
 """Digest of a session's state."""
 WeightsDigest = Annotated[Text, Field(max_length=64)]

@@ -75,6 +75,7 @@ class AsyncClient:
         height: int | None = None,
         seed: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        controls: Mapping[str, Any] | None = None,
         quality: Quality | Mapping[str, Any] | None = None,
         max_lead_s: float | None = None,
         **more: Any,
@@ -90,6 +91,7 @@ class AsyncClient:
             height: Height of a frame, pixels.
             seed: The same model, prompt and seed give the same video. None: random.
             metadata: The caller's own data, stored and returned.
+            controls: Values of the model's controls, by name, from the first chunk on.
             quality: Limits of the quality. None: the worker may lower it to its own floor.
             max_lead_s: Maximum seconds of video that are generated ahead of the playhead. None: the worker's
                 own.
@@ -101,6 +103,7 @@ class AsyncClient:
             "height": height,
             "seed": seed,
             "metadata": dict(metadata or {}),
+            "controls": None if controls is None else dict(controls),
             "quality": as_json(quality),
             "max_lead_s": max_lead_s,
             **more,

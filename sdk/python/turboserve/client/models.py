@@ -198,6 +198,8 @@ class ModelControl(_Answer):
     description: str
     value_schema: dict[str, Any] = Field(alias="schema")
     """JSON schema of a value."""
+    fixed: bool = False
+    """Whether the value is set when a session is created (`controls`), and never again."""
 
 
 class ServingKind(_Answer):

@@ -92,12 +92,15 @@ class AsyncSession:
         body = {name: value for name, value in given.items() if not isinstance(value, Unchanged)}
         return self._described(await self._transport.request("PATCH", self._path, json=body))
 
-    async def applied(self, receipt: Receipt | ControlReceipt) -> int:
+    async def applied(self, receipt: Receipt | ControlReceipt, timeout_s: float | None = None) -> int:
         """Wait until a chunk shows the prompt or the control's value. Returns the index of the first one.
 
-        Raises PromptSupersededError or ControlSupersededError if a later one took effect first, and
-        SessionEndedError.
-        """
+        Raises TimeoutError after `timeout_s`, SessionEndedError, and PromptSupersededError or
+        ControlSupersededError if a later one took effect first. It takes a viewer: see `watch`."""
+        async with asyncio.timeout(timeout_s):
+            return await self._applied(receipt)
+
+    async def _applied(self, receipt: Receipt | ControlReceipt) -> int:
         error: type[PromptSupersededError | ControlSupersededError]
         if isinstance(receipt, Receipt):
             kind, own, error = "prompt", receipt.prompt_id, PromptSupersededError

@@ -162,9 +162,9 @@ class Session:
         """See `AsyncSession.set_control`."""
         return self._portal.call(partial(self._session.set_control, name, value, drop_buffer=drop_buffer))
 
-    def applied(self, receipt: Receipt | ControlReceipt) -> int:
+    def applied(self, receipt: Receipt | ControlReceipt, timeout_s: float | None = None) -> int:
         """See `AsyncSession.applied`."""
-        return self._portal.call(self._session.applied, receipt)
+        return self._portal.call(self._session.applied, receipt, timeout_s)
 
     def pause(self) -> SessionInfo:
         """See `AsyncSession.pause`."""

@@ -88,6 +88,11 @@ class ModelControl(PublicOutput):
         examples=[{"type": "string", "enum": ["left", "right", "stop"]}],
     )
 
+    fixed: bool = Field(
+        description="Whether the value is set when a session is created (`controls`), and never again.",
+        examples=[False],
+    )
+
     @classmethod
     def of(cls, declared: ControlDeclaration) -> Self:
         return cls(**declared.model_dump())

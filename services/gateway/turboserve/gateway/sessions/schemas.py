@@ -27,6 +27,7 @@ from turboserve.gateway.public import (
     Timestamp,
     activity_of,
 )
+from turboserve.gateway.sessions.parameters import InitialControls
 
 METADATA_KEY_LIMIT = 64
 
@@ -127,6 +128,7 @@ class NewSession(PublicInput):
         description="The client's own data. It is stored and not interpreted.",
         examples=[{"project": "demo"}],
     )
+    controls: InitialControls = {}
     quality: _QualityInput = None
     max_lead_s: _LeadInput = None
     record: Annotated[
@@ -274,9 +276,7 @@ class Session(PublicOutput):
         "is not the answer to `GET` of one session.",
         examples=[{"slack_s": 1.9, "credit_s": 1.5, "tier": "relaxed"}],
     )
-    reason: str | None = Field(
-        description="Why the session ended, or why it waits. `null`: neither.", examples=[None]
-    )
+    reason: str | None = Field(description="Why it ended, or why it waits. `null`: neither.", examples=[None])
     created_at: Timestamp = Field(description="When the session was created.")
     updated_at: Timestamp = Field(description="When the session last changed, except for its progress.")
     links: Links = Field(description="Where the session's resources are.")

@@ -93,6 +93,7 @@ class Sessions:
                     prompt=request.prompt,
                     seed=seed,
                     metadata=request.metadata,
+                    controls=request.controls,
                     quality=_limits(request.quality),
                     max_lead_s=request.max_lead_s,
                     recording=_recording(request, tenant, key),

@@ -5,14 +5,17 @@ Prompts and controls of a session share one number, `control_seq`, so that they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import JsonValue
+
 from turboserve.contracts import events
-from turboserve.contracts.control_declarations import ControlDeclaration
+from turboserve.contracts.control_declarations import VALUE_LIMIT, ControlDeclaration, within
+from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.requests import SetControl, SubmitPrompt
 from turboserve.contracts.sessions import ControlReceipt, PromptReceipt, SessionRecord
-from turboserve.control_values import check_value
+from turboserve.control_values import InvalidControlError, check_value
 from turboserve.state_store.core.change import Change, change_id, event_id, step
 from turboserve.state_store.core.receipts import SettledControl, refused_as_input
 from turboserve.state_store.core.sessions import storable
@@ -41,12 +44,12 @@ def submit_prompt(record: SessionRecord, request: SubmitPrompt, now: float) -> t
 
 
 def set_control(
-    record: SessionRecord, request: SetControl, declared: Iterable[ControlDeclaration], now: float
+    record: SessionRecord, request: SetControl, declared: Sequence[ControlDeclaration], now: float
 ) -> tuple[Change, ControlReceipt]:
     """Set a control's value, which a worker applies at a chunk boundary. Also allowed while suspended.
 
-    `declared`: the controls of the session's model. Raises InvalidInputError for another control or value,
-    and TransitionError if the session has ended.
+    `declared`: the controls of the session's model. Raises InvalidInputError for another control or value, or
+    a fixed control, and TransitionError if the session has ended.
     """
     values = {name: value for name, value in record.controls.items() if name != request.name}
     if request.value is not None:
@@ -54,6 +57,9 @@ def set_control(
     after = _accepted(record, request.drop_buffer, now, controls=values)
     with refused_as_input():
         check_value(declared, request.name, request.value, record.model)
+    if any(each.fixed for each in declared if each.name == request.name):
+        detail = f"name: {request.name} is fixed: it is set when a session is created, in `controls`"
+        raise InvalidInputError(detail, field="name", limit="fixed")
     receipt = ControlReceipt(
         session=record.id,
         control_id=request.control_id,
@@ -72,6 +78,28 @@ def set_control(
         value=request.value,
     )
     return Change(after, (event,)), receipt
+
+
+def check_initial(
+    values: Mapping[str, JsonValue], declared: Sequence[ControlDeclaration], model: str
+) -> None:
+    """Check the values with which a session begins. Raises InvalidInputError, with the field `controls.NAME`.
+
+    `declared`: the controls of the session's model.
+    """
+    fixed = {each.name for each in declared if each.fixed}
+    for name, value in values.items():
+        try:
+            check_value(declared, name, value, model)
+            if name not in fixed:
+                within(value, VALUE_LIMIT)
+        except InvalidControlError as error:
+            part = error.field.removeprefix("value") if error.field != "name" else ""
+            field, reason = f"controls.{name}{part}", error.detail.partition(": ")[2]
+            raise InvalidInputError(f"{field}: {reason}", field=field, limit=error.limit) from None
+        except ValueError as error:
+            field = f"controls.{name}"
+            raise InvalidInputError(f"{field}: {error}", field=field, limit=VALUE_LIMIT) from None
 
 
 def _accepted(record: SessionRecord, drop_buffer: bool, now: float, **conditions: Any) -> SessionRecord:

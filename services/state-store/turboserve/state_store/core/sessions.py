@@ -42,6 +42,7 @@ def create(request: CreateSession, now: float) -> Change:
         prompt=request.prompt,
         seed=request.seed,
         metadata=request.metadata,
+        controls={name: value for name, value in request.controls.items() if value is not None},
         quality=request.quality,
         max_lead_s=request.max_lead_s,
         recording=request.recording,

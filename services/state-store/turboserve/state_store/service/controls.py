@@ -45,7 +45,7 @@ class Controls:
             first = await db.controls.receipt(request.control_id)
             if first is not None:
                 return _repeated_control(first, record, request)
-            declared = await _declared(db, record)
+            declared = await declared_controls(db, record)
             change, receipt = rules.set_control(record, request, declared, self._clock.wall())
             change, rates = await self._accept(db, record, change, receipt)
         await self._post_commit.changed(change.record)
@@ -62,7 +62,7 @@ class Controls:
         return change, rates
 
 
-async def _declared(db: UnitOfWork, record: SessionRecord) -> tuple[ControlDeclaration, ...]:
+async def declared_controls(db: UnitOfWork, record: SessionRecord) -> tuple[ControlDeclaration, ...]:
     """Return the controls of the session's model: by its owner, or else by the newest worker that has any."""
     owner = None if record.worker is None else await db.workers.get(record.worker)
     if owner is not None and (served := served_class(owner, record.model)) is not None:

@@ -29,12 +29,14 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.core import recordings
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change, traced, with_field
+from turboserve.state_store.core.controls import check_initial
 from turboserve.state_store.core.workers import gone
 from turboserve.state_store.hot.session_state import Latents, Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.ports.records import LogProgress
 from turboserve.state_store.publish.canaries import LogStatus
 from turboserve.state_store.service.admission import Admission
+from turboserve.state_store.service.controls import declared_controls
 from turboserve.state_store.service.transactions import PostCommit, fenced, locked, visible
 from turboserve.state_store.service.worker_slots import lock_placement, slots_of
 from turboserve.state_store.settings import Settings
@@ -113,6 +115,9 @@ class Sessions:
                 return existing
             admitted = await self._admission.create(db, request, census)
             if admitted.refusal is None:
+                if request.controls:
+                    declared = await declared_controls(db, change.record)
+                    check_initial(request.controls, declared, request.model)
                 change = with_field(change, "weight", admitted.weight)
                 await db.changes.create(change, admitted.tenant)
                 if request.recording is not None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from turboserve.worker.engine.errors import InvalidFirstChunkError
+from turboserve.worker.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -27,3 +30,34 @@ class ControlEncoder(Protocol):
         Each value is one that its declaration allows. Without values, an embedding is the prompt's own.
         """
         ...
+
+
+@runtime_checkable
+class FirstChunkEncoder(ControlEncoder, Protocol):
+    """A control encoder whose values may show a session's first chunk, such as its first frame."""
+
+    def first_chunk(self, values: Mapping[str, JsonValue]) -> Tensor | None:
+        """Clean latents of the first chunk [F, C, H, W], on the model's device. None: it is generated.
+
+        The same values return the same latents. Any error but RuntimeError means that the values cannot be
+        read, as those of a broken image. It fails the session.
+        """
+        ...
+
+
+def given_chunk(
+    controls: ControlEncoder | None, values: Mapping[str, JsonValue], config: ModelConfig
+) -> Tensor | None:
+    """Return the latents of a session's first chunk, if `values` have it. Raises InvalidFirstChunkError."""
+    if not values or not isinstance(controls, FirstChunkEncoder):
+        return None
+    try:
+        given = controls.first_chunk(values)
+    except RuntimeError:
+        # Torch's own, such as that the device is lost.
+        raise
+    except Exception as error:  # The model is code of another distribution.
+        raise InvalidFirstChunkError(str(error) or repr(error)) from error
+    if given is not None and tuple(given.shape) != config.latent_shape:
+        raise InvalidFirstChunkError(f"latents: shape {tuple(given.shape)}, need {config.latent_shape}")
+    return None if given is None else given.float()

@@ -16,6 +16,7 @@ from turboserve.worker.engine.activity import (
     Transferring,
 )
 from turboserve.worker.engine.backend import ReceiveBuffer
+from turboserve.worker.engine.control_encoder import given_chunk
 from turboserve.worker.engine.errors import UnknownSessionError
 from turboserve.worker.engine.fidelity import check_floor
 from turboserve.worker.engine.interface import Control, SessionSpec
@@ -119,12 +120,14 @@ class Engine(Pipeline):
 
         A snapshot's own prompt and counters override the spec's. Its tensors must not change until
         `SessionReady`. Raises `SlabsExhaustedError`, `DuplicateSessionError`, `InvalidRebuildError`,
-        `InvalidFidelityError` or `SnapshotRejectedError`; then nothing has changed.
+        `InvalidFidelityError`, `InvalidFirstChunkError` or `SnapshotRejectedError`; then nothing has changed.
         """
         if spec.fidelity is not None:
             spec.fidelity.check(self.config)
         if spec.floor is not None:
             check_floor(spec.floor)
+        values = self._allowed(spec.values)
+        given_chunk(self.backend.controls, values, self.config)
         session = self._table.admit(spec, snapshot)
         session.playhead.reported_at_s = now
         session.isolated_until = session.state.next_chunk + spec.isolated_chunks
@@ -135,7 +138,7 @@ class Engine(Pipeline):
         elif spec.waiting_s is not None or not session.state.next_chunk:
             session.first = FirstChunk(session.state.next_chunk, now - (spec.waiting_s or 0.0))
         if snapshot is None:
-            first = Control(spec.control_seq, prompt=spec.prompt, values=self._allowed(spec.values))
+            first = Control(spec.control_seq, prompt=spec.prompt, values=values)
             session.controls.append(PendingControl(first))
 
     def control(self, session: str, control: Control) -> None:

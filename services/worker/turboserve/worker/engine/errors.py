@@ -135,6 +135,15 @@ class InvalidRebuildError(EngineError):
     code = "bad_rebuild"
 
 
+class InvalidFirstChunkError(EngineError):
+    """The values of a session's controls do not show its first chunk. Do not retry."""
+
+    code = "bad_first_chunk"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"first chunk: {reason}")
+
+
 class InvalidFidelityError(EngineError):
     """The model cannot generate at this configuration. Do not retry."""
 

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from turboserve.worker.engine.backend import Decoded, Decoding
 from turboserve.worker.engine.context_forwards import RecacheWork, ReplayPart, ReplayWork
-from turboserve.worker.engine.control_encoder import ControlEncoder
+from turboserve.worker.engine.control_encoder import ControlEncoder, given_chunk
 from turboserve.worker.engine.decode_jobs import CacheApart, rebuilt_cache
 from turboserve.worker.engine.decoding_apart import DecodingApart
 from turboserve.worker.engine.errors import AttentionUnavailableError
@@ -73,8 +73,7 @@ kernel that PyTorch chooses or by the named one. `fp8` alone gives another resul
 
 @torch.inference_mode()
 def attention_kind(name: str, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> AttentionKind:
-    """The attention kind of this name. Raises `AttentionUnavailableError` if the device lacks it for such
-    heads."""
+    """The kind of this name. Raises `AttentionUnavailableError` if the device lacks it for such heads."""
     if name not in KINDS:
         raise AttentionUnavailableError(name, f"is not one of {', '.join(KINDS)}")
     kind = KINDS[name]
@@ -218,7 +217,8 @@ class TensorBackend:
 
     def chunk(self, state: SessionState) -> ChunkWork:
         """See `Backend.chunk`."""
-        return ChunkWork(state, self.config, self._schedule)
+        given = None if state.next_chunk else given_chunk(self.controls, state.values, self.config)
+        return ChunkWork(state, self.config, self._schedule, given=given)
 
     def recache(self, state: SessionState) -> Work:
         """See `Backend.recache`."""

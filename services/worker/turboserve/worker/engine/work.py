@@ -172,8 +172,12 @@ class ChunkWork:
         config: ModelConfig,
         schedule: Schedule,
         noise: Noise | None = None,
+        given: Tensor | None = None,
     ) -> None:
-        """Take the chunk's ring positions, evicting frames. `noise` defaults to the session's generator."""
+        """Take the chunk's ring positions, evicting frames. `noise` defaults to the session's generator.
+
+        `given`: the clean latents that the chunk is to have, float32 [F, C, H, W]. None: it is denoised.
+        """
         self.index = state.next_chunk
         self.done = 0
         self._steps, self._sigmas = schedule.steps, schedule.step_sigmas
@@ -182,6 +186,9 @@ class ChunkWork:
             taken = step_indices(reduced.steps, len(schedule.steps))
             self._steps = tuple(schedule.steps[i] for i in taken)
             self._sigmas = tuple(schedule.step_sigmas[i] for i in taken)
+        if given is not None:
+            # One forward whose result is not used, then the clean pass.
+            self._steps = (schedule.context_timestep,)
         self.denoising = len(self._steps)
         """Number of forwards after which the latents are clean."""
         self.total = self.denoising + 1
@@ -201,7 +208,8 @@ class ChunkWork:
             self._later = read(self._ring.resident(self._first, config.frames_per_chunk, keep_sink=True))
         self._frames = config.frames_per_chunk
         self._noise = noise or self._drawn(state, config)
-        self._noisy = self._noise(0)
+        self._given = given
+        self._noisy = self._noise(0) if given is None else given
 
     @property
     def frames(self) -> int:
@@ -216,7 +224,9 @@ class ChunkWork:
 
     def advance(self, flow: Tensor) -> None:
         """See `Work.advance`. The flow that the clean pass predicts is not used."""
-        if self.clean is None:
+        if self.clean is None and self._given is not None:
+            self.clean = self._given
+        elif self.clean is None:
             sigmas = self._sigmas
             estimate = to_clean(self._noisy, flow, sigmas[self.done])
             if self.done + 1 < len(sigmas):

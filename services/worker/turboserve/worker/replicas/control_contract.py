@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from pydantic import JsonValue
@@ -32,7 +33,8 @@ def check_controls(
     """Raise ModelContractError unless the model's controls keep the engine's rules. Without controls, pass.
 
     `again`: the controls of a second load. `spec`: a session, of which `count` chunks are compared. A schema
-    has an `enum` or `examples`, whose first value changes the picture of the session.
+    has an `enum` or `examples`, whose first value changes the picture of the session. Fixed controls are set
+    with the session, others after its first chunk.
     """
     if models.controls is None:
         require(CHECK, again is None, "a second load declares controls")
@@ -49,8 +51,9 @@ def check_controls(
         refused = f"the first value of {name}, {value!r}, is not one that its schema allows"
         require(CHECK, name in allowed_values(declared, {name: value}), refused)
     _check_embeddings(models, models.controls, prompts, samples)
-    for name, value in samples.items():
-        _check_session(name, {name: value}, engine, spec, count)
+    for each in declared:
+        check = _check_fixed if each.fixed else _check_session
+        check(each.name, {each.name: samples[each.name]}, engine, spec, count)
 
 
 def _sample(declared: ControlDeclaration) -> JsonValue:
@@ -93,6 +96,23 @@ def _check_session(
     migrated = chunks(source, 1)
     source.control(SESSION, Control(1, values=values))
     migrated += migrate(source, target)
+    migrated += chunks(target, count - len(migrated))
+    require(CHECK, same_chunks(migrated, made), f"a session that was migrated under {name} differs")
+
+
+def _check_fixed(
+    name: str, values: dict[str, JsonValue], engine: Callable[[], Engine], spec: SessionSpec, count: int
+) -> None:
+    """Compare a session with one that begins with the value, with its replay, and with one that migrates."""
+    begun = replace(spec, values=values)
+    made = _played(engine(), begun, count)
+    differs = not same_chunks(made, _played(engine(), spec, count))
+    require(CHECK, differs, f"the value of {name} changed nothing")
+    replayed = _played(engine(), begun, count)
+    require(CHECK, same_chunks(replayed, made), f"a replay with the same value of {name} differs")
+    source, target = engine(), engine()
+    source.admit(begun, time.monotonic())
+    migrated = migrate(source, target)
     migrated += chunks(target, count - len(migrated))
     require(CHECK, same_chunks(migrated, made), f"a session that was migrated under {name} differs")
 
