@@ -40,7 +40,8 @@ WORKER_SETTINGS = frozenset(
     PREFIX + name.upper()
     for name in (
         *("worker_id", "pool_member"),
-        *("model", "model_weights", "checkpoint", "checkpoint_container", "lora", "vae", "text_encoder"),
+        *("model", "model_weights", "checkpoint", "checkpoint_container", "lora", "vae"),
+        *("fast_vae", "text_encoder"),
         *("weights", "weights_digest"),
         *("rotation", "dtype", "device", "torch_threads", "worker_max_sessions"),
         *("memory_bytes", "host_memory_bytes", "host_sessions", "max_lead_s", "tier_report_interval_s"),

@@ -30,6 +30,9 @@ def test_the_grid_has_the_best_and_the_cheapest_configuration() -> None:
         assert len(grid) == len(set(grid)) == 4 * len(windows) * 3
         assert {each.window_chunks for each in grid} == windows
         assert {Fidelity.best(config), Fidelity(1, 1, 0.8)} <= set(grid)
+        with_both = configurations(config, fast_decoder=True)
+        assert len(set(with_both)) == 2 * len(grid)
+        assert Fidelity(1, 1, 0.8, fast_decoder=True) in with_both
 
 
 @given(st.floats(0, 1), st.integers(1, 1000))

@@ -230,7 +230,7 @@ def test_by_default_frames_are_bit_equal_whatever_waits_beside(
 ) -> None:
     driver = make_driver(max_lead_s=2.0, policy="chunk", **options)
     decoder = ToyDecoder(read_toyworld().vae, driver.engine.config)
-    monkeypatch.setattr(driver.engine.backend, "decoder", decoder)
+    monkeypatch.setattr(driver.engine.backend.here, "decoder", decoder)
     counted = Counted(driver.engine, monkeypatch)
     for name in "abc":
         driver.engine.admit(SessionSpec(name, f"a red {name}", seed=ord(name)), driver.now)

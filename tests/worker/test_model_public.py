@@ -25,6 +25,8 @@ from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointEr
 from turboserve.worker.model.naming import DIFFUSERS_TRANSFORMER, renamed
 from turboserve.worker.model.presets import UnknownPresetError
 from turboserve.worker.model.public import PublicFiles, load_transformer
+from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
+from turboserve.worker.model.wan_vae import WanDecoder
 from turboserve.worker.model.weights import manifest_of
 from turboserve.worker.replicas.models import MissingFileError
 from turboserve.worker.replicas.public import load_public
@@ -199,7 +201,7 @@ def test_parts_that_do_not_fit_together_are_refused(
         load_public("longlive-1-3b", files)
 
 
-def test_the_worker_loads_what_its_settings_name(files: PublicFiles) -> None:
+def test_the_worker_loads_what_its_settings_name(files: PublicFiles, tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "model": "longlive-1-3b",
         "checkpoint": files.checkpoint,
@@ -208,7 +210,14 @@ def test_the_worker_loads_what_its_settings_name(files: PublicFiles) -> None:
         "text_encoder": str(files.text_encoder),
         "device": "cpu",
     }
-    loaded = load_models(Settings(**given, rotation="window", dtype="bfloat16"))
+    assert load_models(Settings(**given)).fast_decoder is None
+    fast_vae = tmp_path / "taew2_1.pth"
+    torch.save(Taehv(TaehvConfig()).state_dict(), fast_vae)
+    loaded = load_models(Settings(**given, fast_vae=fast_vae, rotation="window", dtype="bfloat16"))
+    assert [type(each) for each in loaded.decoders] == [WanDecoder, TaehvDecoder]
+    # So a worker without it, or with another one, gets none of its sessions.
+    assert {name.partition(".")[0] for name in loaded.networks} >= {"vae", "fast_vae"}
+    assert manifest_of(loaded.networks).digest == loaded.weights
     assert loaded.transformer.config.rotation == "window"
     assert loaded.transformer.patch_embedding.weight.dtype is torch.bfloat16
     assert loaded.text.encode(["red"]).shape == (1, 8, 12)

@@ -74,6 +74,7 @@ class Counted:
         ({"decode_timeout_s": 0.0}, "decode_timeout_s"),
         ({"roles": "denoise", "decode_workers": ", ,", "decode_key": KEY}, "decode_workers"),
         ({"roles": "denoise", "decode_workers": ADDRESSES, "decode_key": KEY, "overlap": "off"}, "overlap"),
+        ({"roles": "decode", "decode_key": KEY, "fast_vae": "taew2_1.pth"}, "fast_vae"),
         (
             {
                 "roles": "denoise",

@@ -1,6 +1,7 @@
 """Quality of chunks in a worker's reports, its floor's capacity, and the profile that it starts with."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.model.presets import preset
 from turboserve.worker.replicas.toyworld import load_toyworld
 from turboserve.worker.service.models import SHIPPED_FIDELITY, fidelity_ladder
-from turboserve.worker.service.quality import WINDOW_S, QualityBoard, chunk_fidelity, floor_seconds
+from turboserve.worker.service.quality import (
+    WINDOW_S,
+    QualityBoard,
+    chunk_fidelity,
+    fidelity_from,
+    floor_seconds,
+)
 from turboserve.worker.service.table import Table
 from turboserve.worker.settings import Settings
 
@@ -34,6 +41,8 @@ def test_a_header_has_the_configuration_and_its_measured_quality() -> None:
     assert chunk_fidelity(CHEAP, LADDER) == LOWERED
     unknown = chunk_fidelity(Fidelity(3, 1, 0.5), LADDER)
     assert unknown == ChunkFidelity(steps=3, window_chunks=1, sparsity=0.5, quality=None)
+    for each in (CHEAP, Fidelity(3, 1, 0.5), replace(CHEAP, fast_decoder=True)):
+        assert fidelity_from(chunk_fidelity(each, LADDER)) == each
 
 
 def test_quality_and_its_debt_are_those_of_the_last_minute() -> None:
@@ -119,6 +128,21 @@ def test_a_profile_of_another_device_or_model_is_ignored_and_a_broken_one_ends_t
             fidelity_ladder(toyworld, settings, device)
     other_weights = Settings(fidelity="in-time", model_weights=tmp_path / "mine.safetensors")
     assert fidelity_ladder(toyworld, other_weights, device) is None
+
+
+def test_a_worker_with_one_decoder_leaves_out_what_needs_another(toyworld: Models, tmp_path: Path) -> None:
+    shipped: dict[str, Any] = json.loads(SHIPPED_FIDELITY["toyworld"].read_text())
+    least = min(each["seconds"] for each in shipped["configurations"])
+    best = Fidelity.best(toyworld.transformer.config)
+    fast = {**replace(best, fast_decoder=True).to_mapping(), "seconds": least / 2}
+    shipped["configurations"].append({**fast, "quality": 1.0, "interval": [0.9, 1.0]})
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(shipped))
+    settings, device = Settings(fidelity="in-time", fidelity_profile=path), torch.device("cpu")
+    for models, has in ((toyworld, False), (replace(toyworld, fast_decoder=toyworld.decoder), True)):
+        ladder = fidelity_ladder(models, settings, device)
+        assert ladder is not None
+        assert any(rung.fidelity.fast_decoder for rung in ladder.rungs) is has
 
 
 @pytest.mark.parametrize("name", SHIPPED_FIDELITY)

@@ -265,6 +265,8 @@ export interface ChunkFidelity {
   steps: number;
   window_chunks: number;
   sparsity: number;
+  /** Whether the model's second, faster decoder has decoded it. */
+  fast_decoder: boolean;
   /** Measured quality, where 1 is the best configuration's. Left out: not measured. */
   quality?: number;
 }

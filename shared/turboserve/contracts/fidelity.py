@@ -45,6 +45,8 @@ class ChunkFidelity(Contract):
     """Number of newest chunks that attention reads beside the sink, the chunk itself included."""
     sparsity: float = Field(default=0.0, ge=0, lt=1)
     """Share of the key blocks that attention skips."""
+    fast_decoder: bool = False
+    """Whether the model's second, faster decoder has decoded it."""
     quality: Quality | None = None
     """None: not measured."""
 

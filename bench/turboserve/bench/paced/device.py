@@ -104,6 +104,7 @@ class PacedBackend(TensorBackend):
             options,
             compiler=None,
             controls=models.controls,
+            fast_decoder=models.fast_decoder,
         )
         self._seconds, self._computes = LatencyProfile(device.forward_s), device.computes
         self._clock, self._sleep = clock, sleep

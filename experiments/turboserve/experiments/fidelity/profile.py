@@ -44,19 +44,24 @@ class UnmeasurableError(Exception):
 
 
 def configurations(
-    config: ModelConfig, steps: Sequence[int] = (), sparsities: Sequence[float] = SPARSITIES
+    config: ModelConfig,
+    steps: Sequence[int] = (),
+    sparsities: Sequence[float] = SPARSITIES,
+    fast_decoder: bool = False,
 ) -> list[Fidelity]:
-    """Return the grid of configurations: every number of steps, up to three windows, every sparsity.
+    """Return the grid of configurations: every number of steps, up to three windows, every sparsity, and with
+    `fast_decoder` each of them with both decoders.
 
     Raises InvalidFidelityError.
     """
     most = most_chunks(config)
     windows = sorted({1, (most + 1) // 2, most})
     return [
-        Fidelity(count, window, sparsity).check(config)
+        Fidelity(count, window, sparsity, fast).check(config)
         for count in steps or range(1, len(config.denoising_steps) + 1)
         for window in windows
         for sparsity in sparsities
+        for fast in ((False, True) if fast_decoder else (False,))
     ]
 
 
@@ -179,7 +184,8 @@ def _qualities(
 ) -> Iterable[tuple[Fidelity, tuple[float, tuple[float, float]]]]:
     for row in rows:
         low, high = row["interval"]
-        fidelity = Fidelity(row["steps"], row["window_chunks"], float(row["sparsity"]))
+        fast = row.get("fast_decoder", False)
+        fidelity = Fidelity(row["steps"], row["window_chunks"], float(row["sparsity"]), fast)
         yield fidelity, (float(row["quality"]), (float(low), float(high)))
 
 
@@ -205,6 +211,6 @@ def profile_models(
         return profile(models, list(known), known.__getitem__, prompts, say, attention)
     if not judged:
         raise UnmeasurableError("--quality: needed for this model, since no judge is built in for it")
-    grid = configurations(config, steps, sparsities)
+    grid = configurations(config, steps, sparsities, models.fast_decoder is not None)
     quality = judged_quality(models, prompts, seed, attention)
     return profile(models, grid, quality, prompts, say, attention)

@@ -23,7 +23,8 @@ ONE_MODEL_ONLY = (
 )
 """Settings that a worker of several models does not take."""
 FILES_OF_A_MODEL = (
-    *("model_weights", "checkpoint", "checkpoint_container", "lora", "vae", "text_encoder", "rotation"),
+    *("model_weights", "checkpoint", "checkpoint_container", "lora", "vae", "fast_vae"),
+    *("text_encoder", "rotation"),
 )
 """Settings that a worker of several models takes only if these differ in nothing but the size of frames."""
 AUTO_SESSIONS = 16
@@ -72,6 +73,10 @@ class Settings(Shared):
     vae: Path | None = None
     """A public model's decoder: `Wan2.1_VAE.pth`, a folder of diffusers' `AutoencoderKLWan`, or
     `taew2_1.pth`."""
+    fast_vae: Path | None = None
+    """A second, faster decoder of a public model, such as `taew2_1.pth` beside Wan's VAE. It decodes the
+    chunks whose configuration names it: see `fidelity_profile`. Set it on all workers of the model alike.
+    None: `vae` decodes all chunks. Only workers with both roles take it."""
     text_encoder: str | None = None
     """A public model's UMT5: a folder of diffusers, transformers or Wan, or a cached hub model's name."""
     rotation: Literal["absolute", "window"] | None = None
@@ -123,7 +128,7 @@ class Settings(Shared):
     installs `bmpr` and `fixed-level`."""
     fidelity_profile: Path | None = None
     """File of measured configurations, from `turboserve profile fidelity`. None: the file that ships with
-    toyworld or toyworld-small. Without a file of the model and the type of device, every chunk is generated
+    a toyworld model. Without a file of the model and the type of device, every chunk is generated
     at the best configuration."""
     fidelity_floor: float | None = Field(default=None, ge=0, le=1)
     """Least quality of a chunk, relative to the best configuration's. None: the floor of the profile, the
@@ -223,6 +228,8 @@ class Settings(Shared):
             raise ValueError(f"decode_key: roles={self.roles} or text_workers need one")
         if self.roles == "denoise" and not addresses_of(self.decode_workers):
             raise ValueError("decode_workers: roles=denoise needs the address of one")
+        if self.roles != "denoise,decode" and self.fast_vae is not None:
+            raise ValueError(f"fast_vae: with roles={self.roles}, there is one decoder")
         if self.roles == "denoise" and self.overlap == "off":
             raise ValueError("overlap: roles=denoise needs a thread that waits for decode workers")
         return self

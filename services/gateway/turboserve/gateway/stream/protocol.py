@@ -100,6 +100,9 @@ class ChunkFidelity(PublicOutput):
         description="Number of newest chunks that attention reads, the chunk itself included.", examples=[3]
     )
     sparsity: float = Field(description="Share of the key blocks that attention skips.", examples=[0.0])
+    fast_decoder: bool = Field(
+        description="Whether the model's second, faster decoder has decoded it.", examples=[False]
+    )
     quality: float | None = Field(
         description="Measured quality, where 1 is the best configuration's. `null`: not measured.",
         examples=[0.97],
@@ -131,7 +134,7 @@ class ChunkMessage(PublicMessage):
     tier: Tier | None = Field(description="Urgency of the session then.", examples=["relaxed"])
     fidelity: ChunkFidelity | None = Field(
         description="Its configuration. `null`: the best.",
-        examples=[{"steps": 3, "window_chunks": 3, "sparsity": 0.0, "quality": 0.97}],
+        examples=[{"steps": 3, "window_chunks": 3, "sparsity": 0.0, "fast_decoder": False, "quality": 0.97}],
     )
     published_at: Timestamp = Field(description="When the worker published it.")
     bytes: int = Field(description="Size of the binary message that follows.", examples=[48213])

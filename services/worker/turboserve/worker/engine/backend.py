@@ -17,7 +17,7 @@ from torch import Tensor
 from turboserve.static_frozen import statically_frozen
 from turboserve.worker.engine.context_forwards import ReplayPart
 from turboserve.worker.engine.control_encoder import ControlEncoder
-from turboserve.worker.engine.decode_jobs import CacheApart
+from turboserve.worker.engine.decode_jobs import CacheApart, is_fast
 from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabPool
 from turboserve.worker.engine.parallel_forward import ForwardLoans
@@ -124,21 +124,38 @@ class Decoding:
     cache: dict[str, Tensor] | None
     """The session's cache before these latents; it is not changed."""
     context: tuple[Tensor, ...] = ()
-    """Clean latents of the chunks before, the oldest first, where `cache` is a `CacheApart`."""
+    """Clean latents of the chunks before, the oldest first, where `cache` is a `CacheApart` or was made by
+    the other one of two decoders."""
     ready_s: float = 0.0
     seconds: float = 0.0
     """Duration of the decode. 0: it raised an error, and the item was decoded alone."""
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the chunk's configuration names the fast decoder."""
+        chosen = self.item.fidelity if isinstance(self.item, UndecodedChunk) else None
+        return chosen is not None and chosen.fast_decoder
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it takes as long as any chunk's decoding. A first chunk has fewer frames, and the warming
+        of a decoder has more latents than a chunk. Fast decodings are not those that the profile is of."""
+        if self.cache is None or self.is_fast or not isinstance(self.item, UndecodedChunk):
+            return False
+        return isinstance(self.cache, CacheApart) or not is_fast(self.cache)
 
 
 def next_decoding(session: Session) -> Decoding:
     """The decoding of the first of the session's undecoded latents."""
     item, cache = session.undecoded[0], session.state.decoder_cache
-    context: tuple[Tensor, ...] = ()
-    if isinstance(cache, CacheApart) and isinstance(item, UndecodedChunk):
+    decoding = Decoding(session, item, cache)
+    if cache is None or not isinstance(item, UndecodedChunk):
+        return decoding
+    if isinstance(cache, CacheApart) or is_fast(cache) != decoding.is_fast:
         # The state may have the latents of this chunk already, and of the next one.
         recent = session.state.recent
-        context = tuple(recent[: max(0, item.index - session.state.next_chunk + len(recent))])
-    return Decoding(session, item, cache, context)
+        decoding.context = tuple(recent[: max(0, item.index - session.state.next_chunk + len(recent))])
+    return decoding
 
 
 class Backend(Protocol):

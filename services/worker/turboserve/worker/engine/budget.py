@@ -64,7 +64,7 @@ def plan(
     config = models.transformer.config
     dtype = models.transformer.patch_embedding.weight.dtype
     layout = SlabLayout.of(config, dtype)
-    decoder, text = models.decoder, models.text
+    cache_bytes, text = models.cache_bytes, models.text
     row = forward_bytes(config, dtype, config.frames_per_chunk)
     # A recache is a separate batch, of so few rows that it has no more tokens than a batch of chunks, but at
     # least one row.
@@ -78,11 +78,11 @@ def plan(
         + projected
         + TEXT_BATCH * text.workspace_bytes
         + decoding
-        + SOURCES_AT_ONCE * decoder.cache_bytes
+        + SOURCES_AT_ONCE * cache_bytes
         + ROTATIONS * rotation_bytes(config, config.frames_per_chunk)
         + config.chunk_forwards * modulation_bytes(config, dtype),
         slab_bytes=layout.total_bytes,
-        decode_cache_bytes=0 if decode_apart else decoder.cache_bytes,
+        decode_cache_bytes=0 if decode_apart else cache_bytes,
         state_bytes=state_bytes(config, dtype),
         row_bytes=row,
     )
@@ -91,7 +91,8 @@ def plan(
 def decode_bytes(models: Models) -> int:
     """Largest memory of one row of a decode: its workspace, and new caches that the engine does not use
     yet."""
-    return models.decoder.workspace_bytes + DECODE_EXECUTOR_DEPTH * models.decoder.cache_bytes
+    workspace_bytes = max(each.workspace_bytes for each in models.decoders)
+    return workspace_bytes + DECODE_EXECUTOR_DEPTH * models.cache_bytes
 
 
 def affordable_decodes(models: Models, total_bytes: int, limit: int) -> int:

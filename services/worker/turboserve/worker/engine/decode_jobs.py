@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -18,8 +18,18 @@ from turboserve.worker.engine.streams import settle, to_host
 C = TypeVar("C")
 
 
+FAST = "fast_decoder."
+"""Prefix of the names of a cache's tensors that the fast decoder has made (`Models.fast_decoder`). So a cache
+says whose it is, in snapshots and migrations, too."""
+
+
 class CacheApart(dict[str, Tensor]):
     """Stands for a decoder's cache that is no part of the session's state. It has no tensors."""
+
+
+def is_fast(cache: Mapping[str, Tensor]) -> bool:
+    """Whether the fast decoder has made the cache."""
+    return any(name.startswith(FAST) for name in cache)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Configurations in which a chunk can be generated: fewer steps, a shorter window, sparse attention.
+"""Configurations in which a chunk can be generated: steps, window, sparsity of attention, decoder.
 
 A configuration belongs to one chunk. It changes what the chunk's forwards read, never what they write: the
 ring keeps every frame, so that the next chunk may be generated at any configuration (SlackServe, 4.2).
@@ -6,8 +6,8 @@ ring keeps every frame, so that the next chunk may be generated at any configura
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from turboserve.worker.engine.errors import InvalidFidelityError
 from turboserve.worker.model.config import ModelConfig
@@ -28,6 +28,8 @@ class Fidelity:
     """Number of newest chunks that attention reads beside the sink, the chunk itself included."""
     sparsity: float = 0.0
     """Share of the key blocks that attention skips, 0 ≤ sparsity < 1."""
+    fast_decoder: bool = False
+    """Whether the model's second, faster decoder (`Models.fast_decoder`) decodes the chunk."""
 
     @classmethod
     def best(cls, config: ModelConfig) -> Fidelity:
@@ -45,12 +47,22 @@ class Fidelity:
                 raise InvalidFidelityError(field, value, f"in 1..{most}")
         if not 0 <= self.sparsity < 1:
             raise InvalidFidelityError("sparsity", self.sparsity, "at least 0 and below 1")
+        if not isinstance(self.fast_decoder, bool):
+            raise InvalidFidelityError("fast_decoder", self.fast_decoder, "true or false")
         return self
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The fields for JSON. Releases without a second decoder read all that name none."""
+        fields = asdict(self)
+        if not self.fast_decoder:
+            del fields["fast_decoder"]
+        return fields
 
     @property
     def label(self) -> str:
         """Short text for tables and logs, such as `4 steps, window 2, sparsity 0.6`."""
-        return f"{self.steps} steps, window {self.window_chunks}, sparsity {self.sparsity:g}"
+        decoder = ", fast decoder" if self.fast_decoder else ""
+        return f"{self.steps} steps, window {self.window_chunks}, sparsity {self.sparsity:g}{decoder}"
 
 
 def check_floor(floor: object) -> float:

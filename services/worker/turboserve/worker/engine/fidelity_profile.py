@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,11 @@ class FidelityProfile:
         """The configurations that no other dominates, fastest first."""
         return pareto_frontier(self.measured)
 
+    def without_fast_decoder(self) -> FidelityProfile:
+        """The configurations for a worker that has one decoder."""
+        kept = tuple(each for each in self.measured if not each.fidelity.fast_decoder)
+        return replace(self, measured=kept)
+
     def write(self, path: Path) -> None:
         """Write as JSON, the frontier and the floor included. Raises `OSError`."""
         chosen = set(self.frontier)
@@ -74,7 +79,7 @@ class FidelityProfile:
             "floor": self.floor,
             "configurations": [
                 {
-                    **asdict(each.fidelity),
+                    **each.fidelity.to_mapping(),
                     "seconds": each.seconds,
                     "quality": each.quality,
                     "interval": list(each.interval),
@@ -167,7 +172,8 @@ def _fidelity(where: str, value: Mapping[str, Any], config: ModelConfig) -> Fide
             raise InvalidProfileError(f"{where}.{field}: {value.get(field)!r} must be a whole number")
     sparsity = _number(f"{where}.sparsity", value.get("sparsity"))
     try:
-        return Fidelity(value["steps"], value["window_chunks"], sparsity).check(config)
+        fast = value.get("fast_decoder", False)
+        return Fidelity(value["steps"], value["window_chunks"], sparsity, fast).check(config)
     except InvalidFidelityError as error:
         raise InvalidProfileError(f"{where}: {error}") from error
 

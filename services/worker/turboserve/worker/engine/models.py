@@ -36,6 +36,9 @@ class Models:
     """Manifest of the weights of `networks`. None: other workers cannot have the weights from this one."""
     networks: Mapping[str, nn.Module] = field(default_factory=dict)
     """The networks by the names that the manifest's tensors begin with."""
+    fast_decoder: Decoder | None = None
+    """A second, faster decoder of the same latents, for chunks whose configuration names it. None: there is
+    one decoder."""
 
     @property
     def fingerprint(self) -> str:
@@ -45,11 +48,29 @@ class Models:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights on the device."""
-        return weight_bytes(self.transformer) + self.text.weight_bytes + self.decoder.weight_bytes
+        decoders = sum(each.weight_bytes for each in self.decoders)
+        return weight_bytes(self.transformer) + self.text.weight_bytes + decoders
+
+    @property
+    def decoders(self) -> tuple[Decoder, ...]:
+        """The decoder, and the fast one if there is one."""
+        return (self.decoder,) if self.fast_decoder is None else (self.decoder, self.fast_decoder)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of one session's decoder cache on the device, whichever decoder has made it."""
+        return max(each.cache_bytes for each in self.decoders)
 
     def backend(self, options: EngineOptions) -> Backend:
         """See `Replica.backend`."""
         compiler = COMPILER if options.compile else None
         return TensorBackend(
-            self.transformer, self.text, self.decoder, self.fingerprint, options, compiler, self.controls
+            self.transformer,
+            self.text,
+            self.decoder,
+            self.fingerprint,
+            options,
+            compiler,
+            self.controls,
+            self.fast_decoder,
         )

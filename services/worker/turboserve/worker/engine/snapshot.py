@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ def header_of(state: SessionState, model: str) -> dict[str, Any]:
         "values": dict(state.values),
         "control_seq": state.control_seq,
         "next_chunk": state.next_chunk,
-        "fidelity": None if state.fidelity is None else asdict(state.fidelity),
+        "fidelity": None if state.fidelity is None else state.fidelity.to_mapping(),
         "fixed_fidelity": state.fixed_fidelity,
         "floor": state.floor,
         "pinned": state.pinned,

@@ -189,9 +189,8 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
         return events
 
     def observe(self, batch: list[Decoding], seconds: float) -> None:
-        """See `Stage.observe`. A first chunk has fewer frames, and the warming of a decoder has more latents
-        than a chunk: neither tells how long a chunk takes."""
-        if all(isinstance(each.item, UndecodedChunk) and each.cache is not None for each in batch):
+        """See `Stage.observe`. Only usual decodings tell how long a chunk takes."""
+        if all(each.is_usual for each in batch):
             self.profile.observe(len(batch), seconds)
 
     def _ready(

@@ -16,8 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from turboserve.worker.engine.backend import Decoded, Decoding
 from turboserve.worker.engine.context_forwards import RecacheWork, ReplayPart, ReplayWork
 from turboserve.worker.engine.control_encoder import ControlEncoder, given_chunk
-from turboserve.worker.engine.decode_jobs import CacheApart, rebuilt_cache
+from turboserve.worker.engine.decode_jobs import CacheApart
 from turboserve.worker.engine.decoding_apart import DecodingApart
+from turboserve.worker.engine.decoding_here import DecodingHere
 from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.fp8_attention import fp8_attention, require_fp8
 from turboserve.worker.engine.interface import Decoder, EngineOptions, Rebuild, SessionSpec, TextEncoder
@@ -32,7 +33,7 @@ from turboserve.worker.engine.snapshot import Snapshot, parts, prepare
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.state_pages import Page, pages_in_use, pages_of, pages_quiesced
 from turboserve.worker.engine.state_transfer import Transfer, TransferDirection, TransferPurpose
-from turboserve.worker.engine.streams import StreamExecutor, Wakeup, settle, to_host
+from turboserve.worker.engine.streams import StreamExecutor, Wakeup, settle
 from turboserve.worker.engine.varlen import VarlenMemory, require_varlen
 from turboserve.worker.engine.work import ChunkWork, Row, RowsForward, RowsMemory, Work
 from turboserve.worker.model.block import AttentionMemory
@@ -105,6 +106,7 @@ class TensorBackend:
         options: EngineOptions,
         compiler: str | None,
         controls: ControlEncoder | None = None,
+        fast_decoder: Decoder | None = None,
     ) -> None:
         """Allocate the slabs.
 
@@ -117,7 +119,9 @@ class TensorBackend:
         self.device, self.text, self.decoder, self.controls = weight.device, text, decoder, controls
         self.apart = DecodingApart(decoder, weight.device, weight.dtype) if options.decode_apart else None
         """Decodes the chunks if the sessions' states have no decoder's caches."""
-        self._own_bytes = own_limit(model.config, 0 if options.decode_apart else decoder.cache_bytes)
+        self.here = DecodingHere(decoder, fast_decoder, weight.device)
+        cache_bytes = 0 if options.decode_apart else self.here.cache_bytes
+        self._own_bytes = own_limit(model.config, cache_bytes)
         layout = SlabLayout.of(model.config, weight.dtype)
         self.state_host_bytes = host_bytes(layout, self._own_bytes)
         self.pool = SlabPool(layout, options.slab_bytes, self.device)
@@ -253,22 +257,7 @@ class TensorBackend:
     @torch.inference_mode()
     def decode(self, batch: Sequence[Decoding]) -> list[Decoded]:
         """See `Backend.decode`."""
-        if self.apart is not None:
-            return self.apart(batch)
-        caches = [self._cache(each) for each in batch if each.cache is not None]
-        latents = torch.stack([each.item.latents for each in batch])
-        frames, after = self.decoder.decode(latents, caches or None)
-        return [
-            Decoded(to_host(shown), to_host(each.item.latents), cache)
-            for each, shown, cache in zip(batch, frames, after, strict=True)
-        ]
-
-    def _cache(self, each: Decoding) -> dict[str, Tensor]:
-        """The cache of a session that has one. It is rebuilt for a session of a worker that kept none."""
-        assert each.cache is not None
-        if not isinstance(each.cache, CacheApart):
-            return each.cache
-        return rebuilt_cache(self.decoder, each.context, self.device)
+        return self.here(batch) if self.apart is None else self.apart(batch)
 
     # Migration
 

@@ -36,6 +36,8 @@ class PublicFiles:
     """Adapter that is merged into the transformer. LongLive is incomplete without it."""
     container: str | None = None
     """The dictionary of a `.pt` file to load. None: the one that the model's authors run."""
+    fast_vae: Path | None = None
+    """A second, faster decoder of the same latents: see `load_decoder`. None: there is one decoder."""
 
 
 def load_transformer(

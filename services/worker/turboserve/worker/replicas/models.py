@@ -56,6 +56,7 @@ class ModelOptions:
     checkpoint_container: str | None = None
     lora: Path | None = None
     vae: Path | None = None
+    fast_vae: Path | None = None
     text_encoder: str | None = None
     rotation: Literal["absolute", "window"] | None = None
     """How keys carry their position. None: as the model was published."""
@@ -101,6 +102,7 @@ def _public(name: str, options: ModelOptions) -> Models:
         text_encoder=options.text_encoder,
         lora=options.lora,
         container=options.checkpoint_container,
+        fast_vae=options.fast_vae,
     )
     return load_public(
         name, files, options.device, options.dtype, options.rotation, options.filler, options.frame_size

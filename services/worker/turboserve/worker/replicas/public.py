@@ -46,5 +46,9 @@ def load_public(
     decoder = load_decoder(files.vae, config, device, dtype, values=values)
     # The manifest is of the weights as they compute: with the adapter merged, in the type that they run in.
     networks = {"transformer": transformer, "text": text.network, "vae": decoder.network}
+    fast = None
+    if files.fast_vae is not None:
+        fast = load_decoder(files.fast_vae, config, device, dtype, values=values)
+        networks["fast_vae"] = fast.network
     manifest = manifest_of(networks) if filler is None else filler.fill(networks, "")
-    return Models(transformer, text, decoder, manifest.digest, None, manifest, networks)
+    return Models(transformer, text, decoder, manifest.digest, None, manifest, networks, fast)

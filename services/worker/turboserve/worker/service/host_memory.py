@@ -41,7 +41,7 @@ def state_host_bytes(models: Models, *, decode_apart: bool = False) -> int:
     """
     config = models.transformer.config
     layout = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype)
-    return host_bytes(layout, own_limit(config, 0 if decode_apart else models.decoder.cache_bytes))
+    return host_bytes(layout, own_limit(config, 0 if decode_apart else models.cache_bytes))
 
 
 def default_host_bytes(state_bytes: int, slabs: int, free_bytes: int) -> int:

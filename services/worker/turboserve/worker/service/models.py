@@ -40,9 +40,7 @@ _FREE_SHARE = 0.9
 """Share of the free memory that is used. The rest is for what no formula covers: fragmentation, and
 workspaces of the device's libraries."""
 
-SHIPPED_FIDELITY = {
-    name: SHIPPED[name].with_name(f"{name}-fidelity-cpu.json") for name in ("toyworld", "toyworld-small")
-}
+SHIPPED_FIDELITY = {name: SHIPPED[name].with_name(f"{name}-fidelity-cpu.json") for name in SHIPPED}
 """Measured configurations of models that ship, on a CPU, by name."""
 
 log = logs.get("worker")
@@ -115,6 +113,7 @@ def model_options(settings: Settings, device: torch.device) -> ModelOptions:
         checkpoint_container=settings.checkpoint_container,
         lora=settings.lora,
         vae=settings.vae,
+        fast_vae=settings.fast_vae,
         text_encoder=settings.text_encoder,
         rotation=settings.rotation,
     )
@@ -267,6 +266,8 @@ def fidelity_ladder(models: Models, settings: Settings, device: torch.device) ->
     except ForeignProfileError as error:
         log.warning("fidelity profile ignored: no quality is lowered", error=str(error))
         return None
+    if models.fast_decoder is None:
+        profile = profile.without_fast_decoder()
     return FidelityLadder.of_profile(profile, config, settings.fidelity_floor)
 
 

@@ -39,7 +39,9 @@ def chunk_fidelity(fidelity: Fidelity | None, ladder: FidelityLadder) -> ChunkFi
 
 def fidelity_from(header: ChunkFidelity | None) -> Fidelity | None:
     """Return the configuration that a header names. None: the best."""
-    return None if header is None else Fidelity(header.steps, header.window_chunks, header.sparsity)
+    if header is None:
+        return None
+    return Fidelity(header.steps, header.window_chunks, header.sparsity, header.fast_decoder)
 
 
 def floor_seconds(seconds: Mapping[int, float], ladder: FidelityLadder) -> dict[int, float]:

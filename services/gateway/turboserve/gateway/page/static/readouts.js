@@ -31,5 +31,6 @@ export class Readouts {
 function fidelity(chosen) {
   if (!chosen) return "best";
   const quality = chosen.quality === undefined ? "" : `, ${(chosen.quality * 100).toFixed(1)} %`;
-  return `${counted(chosen.steps, "step")}, window ${chosen.window_chunks}${quality}`;
+  const decoder = chosen.fast_decoder ? ", fast decoder" : "";
+  return `${counted(chosen.steps, "step")}, window ${chosen.window_chunks}${decoder}${quality}`;
 }
