@@ -9,6 +9,8 @@ import pytest
 
 from turboserve.bench import roles
 from turboserve.bench.report import BenchError
+from turboserve.bench.roles_plant import Plant, compared, most_sessions, share_in_time
+from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.profile_file import ProfileFile
 from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.model.presets import preset
@@ -55,3 +57,29 @@ def test_what_cannot_be_computed_says_why(tmp_path: Path) -> None:
         roles.run(decoder="none")
     with pytest.raises(BenchError, match="--profile"):
         roles.run(profile=tmp_path / "none.json")
+
+
+def test_in_virtual_time_a_split_of_equal_workers_carries_no_more() -> None:
+    forward_s = LatencyProfile({1: 0.06, 2: 0.12})
+    plant = Plant(forward_s, 5, 0.25, 0.75)
+    # A worker has time for one chunk of both stages, for two of the first, for three of the second.
+    assert share_in_time(plant, 1, 0, 1) == 1.0
+    assert share_in_time(plant, 1, 0, 2) < 0.9
+    assert most_sessions(plant, 2, 0, 9) == 2
+    assert most_sessions(plant, 1, 1, 9) == 2
+    assert most_sessions(plant, 1, 1, 1) == 1
+    # Two of three homes' sessions must not meet on one decode worker while the other has none.
+    assert most_sessions(plant, 3, 2, 9) == 6
+    found = compared(plant, 3, {"both": 9, "denoise": 9, "decode": 9})
+    assert found["both"] == 3
+    assert [split["sessions"] for split in found["splits"]] == [3, 2]
+
+
+def test_in_virtual_time_memory_is_what_makes_a_split_carry_more() -> None:
+    plant = Plant(LatencyProfile({1: 0.002, 4: 0.008}), 5, 0.01, 0.75)
+    found = compared(plant, 3, {"both": 2, "denoise": 4, "decode": 12})
+    assert found["both"] == 6
+    assert max(split["sessions"] for split in found["splits"]) == 8
+    result = roles.run(workers=2, plant=True, decode_s=0.3)
+    assert result["plant"]["both"] == 2
+    assert "in virtual time: 1.00" in str(roles.table(result).title)

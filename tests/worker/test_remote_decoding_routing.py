@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from hypothesis import given
@@ -236,3 +237,34 @@ def test_a_worker_that_is_late_again_and_again_is_asked_more_and_more_rarely() -
     # One that is lost costs nothing until it is back, and one late chunk in a long time is forgotten.
     assert next_pause_s(pause_s, 1.0, late=False) == RECONNECT_S
     assert next_pause_s(pause_s, SETTLED_S, late=True) == RECONNECT_S
+
+
+def test_the_first_sessions_of_several_workers_do_not_meet_on_one_decode_worker() -> None:
+    workers = ("v", "w", "x")
+    chosen: Counter[str] = Counter()
+    for home in range(60):
+        router = DecodeRouter()
+        for name in workers:
+            router.handle(DecoderConnected(name), 0.0)
+            router.handle(AllotmentKnown(name, 1, 20, 0), 0.0)
+        command = router.handle(ChunkWaits(0, f"ses_{home}"), 0.0)
+        assert isinstance(command, AskWorker)
+        chosen[command.worker] += 1
+    assert min(chosen[name] for name in workers) >= 10
+
+
+def test_sessions_of_other_workers_take_room() -> None:
+    router = DecodeRouter()
+    for name in ("v", "w"):
+        router.handle(DecoderConnected(name), 0.0)
+    # Allotted is the same. Five of eight are taken at `v`, and none of four at `w`.
+    router.handle(AllotmentKnown("v", 3, 8, 5), 0.0)
+    router.handle(AllotmentKnown("w", 3, 4, 0), 0.0)
+    asked = [router.handle(ChunkWaits(number, f"s{number}"), 0.0) for number in range(2)]
+    assert asked[0] == AskWorker(0, "w")
+    # Its own sessions do not count twice: with the one that it has now, `w` has room for three, as `v` has.
+    for number in range(2):
+        router.handle(ChunkDecoded(number), 0.0)
+    taken = sum(command == AskWorker(number, "w") for number, command in enumerate(asked))
+    router.handle(AllotmentKnown("w", 3, 4, taken), 1.0)
+    assert router.handle(ChunkWaits(9, "s9"), 1.0) == AskWorker(9, "w" if taken == 1 else "v")

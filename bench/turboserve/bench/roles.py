@@ -7,8 +7,11 @@
 - `split`: with `--profile`, the split of the workers that carries the most sessions; `split.neustream`: that
   of NeuStream's own formula and Algorithm 2, and the sessions that it carries by our measure.
 
+- `plant`: with `--plant`, the most sessions whose chunks are in time, in virtual time (`roles_plant`).
+
 Sizes are computed by formula, on tensors without memory. Nothing is measured, and the text encoder's weights
-do not count.
+do not count. The latencies of the plant are declared. As shipped, they are those of `longlive-1-3b` with the
+Wan VAE on an H100.
 """
 
 from __future__ import annotations
@@ -35,6 +38,16 @@ def run(
     profile: Annotated[
         Path | None, typer.Option(help="Stage latencies, from `turboserve profile engine`.")
     ] = None,
+    plant: Annotated[
+        bool,
+        typer.Option("--plant", help="Find the most sessions in virtual time, with and without roles."),
+    ] = False,
+    denoise_s: Annotated[
+        float, typer.Option(min=0.001, help="Declared time to denoise one session's chunk, seconds.")
+    ] = 0.319,
+    decode_s: Annotated[
+        float, typer.Option(min=0.001, help="Declared time to decode one session's chunk, seconds.")
+    ] = 0.253,
 ) -> dict[str, Any]:
     """Show what a worker without decoders' caches saves, and how to divide workers into roles."""
     from turboserve.bench.engine.models import PUBLIC_DECODERS
@@ -48,6 +61,8 @@ def run(
         "decoder": decoder,
         "models": {name: _memory(name, decoder, round(memory_gb * GB)) for name in PUBLIC},
     }
+    if plant:
+        result["plant"] = _plant(model, result["models"][model], workers, denoise_s, decode_s)
     if profile is not None:
         result["split"] = _split(model, result["models"][model], workers, profile)
     return result
@@ -79,6 +94,21 @@ def _memory(name: str, decoder: str, total_bytes: int) -> dict[str, Any]:
         },
         "state": {"both": state + both.decode_cache_bytes, "denoise": state},
     }
+
+
+def _plant(
+    name: str, memory: Mapping[str, Any], workers: int, denoise_s: float, decode_s: float
+) -> dict[str, Any]:
+    from turboserve.bench.roles_plant import Plant, compared
+    from turboserve.worker.engine.gather import LatencyProfile
+    from turboserve.worker.model.presets import preset
+
+    config = preset(name)
+    # As measured at 1.3 B: a batch gains nothing.
+    once_s = denoise_s / config.chunk_forwards
+    forward_s = LatencyProfile({1: once_s, 2: 2 * once_s})
+    plant = Plant(forward_s, config.chunk_forwards, decode_s, config.chunk_media_s)
+    return compared(plant, workers, memory["sessions"])
 
 
 def _split(name: str, memory: Mapping[str, Any], workers: int, profile: Path) -> dict[str, Any]:
@@ -150,4 +180,8 @@ def table(result: Mapping[str, Any]) -> Table:
             f"{split['neustream']['denoise']} and {split['neustream']['decode']}, which carry "
             f"{split['neustream']['sessions']}"
         )
+    if (plant := result.get("plant")) is not None:
+        each = plant["sessions_per_worker"]
+        carried = f"{each['both']:.2f} if all do both, {each['split']:.2f} with the best split"
+        shown.title = f"{shown.title}; sessions a worker in virtual time: {carried}"
     return shown

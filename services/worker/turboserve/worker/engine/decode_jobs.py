@@ -93,6 +93,10 @@ class CacheTable(Generic[C]):
         kept = self._kept.get(session)
         return kept.cache if kept is not None and kept.digest == base else None
 
+    def used(self, now: float, within_s: float) -> int:
+        """Number of caches that were used within so many seconds."""
+        return sum(now - each.used_s <= within_s for each in self._kept.values())
+
     def admits(self, session: str, now: float) -> bool:
         """Whether there is room for this session's cache."""
         if session in self._kept or len(self._kept) < self.room:

@@ -241,7 +241,9 @@ class DecodeClient:
                 log.warning("no allotment of decode worker", worker=connection.worker, error=str(error))
                 return
             sessions = answer.sessions
-            self.router.handle(AllotmentKnown(connection.worker, sessions), self._now())
+            self.router.handle(
+                AllotmentKnown(connection.worker, sessions, answer.carried, answer.used), self._now()
+            )
             self._allotted.set_allotment(address, sessions, answer.carried)
             if self._allotted.known:
                 self._known.set()

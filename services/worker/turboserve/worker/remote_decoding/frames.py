@@ -81,6 +81,8 @@ class Allotment(_DecodeFrame):
     """Sessions of this worker whose chunks are decoded in real time."""
     carried: int = Field(default=0, ge=0, le=1 << 20)
     """Sessions of all workers whose chunks are decoded in real time. 0: none, or an earlier version."""
+    used: int = Field(default=0, ge=0, le=1 << 20)
+    """Sessions of all workers of which it has decoded a chunk within `SESSION_S`."""
 
 
 class DecodeChunk(_DecodeFrame):

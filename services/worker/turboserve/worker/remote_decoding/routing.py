@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import assert_never
+from zlib import crc32
 
 WORKERS_PER_CHUNK = 2
 """A chunk whose second worker fails as well is decoded here: its viewer has waited for two deadlines."""
@@ -57,6 +58,10 @@ class AllotmentKnown:
 
     worker: str
     sessions: int
+    carried: int = 0
+    """Sessions that it carries, over all workers. 0: it does not say that."""
+    used: int = 0
+    """Sessions that it has, over all workers."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +159,9 @@ class DecodeRouter:
     def __init__(self) -> None:
         self._full_until: dict[str, float] = {}
         """Connected workers, and the time until which each takes no further session."""
-        self._allotted: dict[str, int] = {}
-        """Connected worker → sessions that it allots, if it has said so."""
+        self._room: dict[str, int] = {}
+        """Connected worker → sessions of this worker for which it has time, if it has said so: those that it
+        carries less those of other workers, or else those that it allots."""
         self._sessions: dict[str, tuple[str, float]] = {}
         """The worker that decoded each session's last chunk, and when it was asked."""
         self._jobs: dict[int, _Asked] = {}
@@ -182,10 +188,11 @@ class DecodeRouter:
                 self._full_until[worker] = now
             case DecoderDisconnected(worker=worker):
                 self._full_until.pop(worker, None)
-                self._allotted.pop(worker, None)
-            case AllotmentKnown(worker=worker, sessions=sessions):
+                self._room.pop(worker, None)
+            case AllotmentKnown(worker=worker):
                 if worker in self._full_until:
-                    self._allotted[worker] = sessions
+                    others = max(event.used - self._load(worker, now), 0)
+                    self._room[worker] = event.carried - others if event.carried else event.sessions
             case ChunkWaits(job=job, session=session):
                 self._forget_idle(now)
                 return self._route(job, session, frozenset(), now)
@@ -230,10 +237,11 @@ class DecodeRouter:
         if before is not None and before in self._full_until and before not in tried:
             return before
         usable = [each for each, until in self._full_until.items() if until <= now and each not in tried]
-        # The most sessions fewer than allotted. Where equal numbers are, that is the fewest sessions.
+        # The most room. The choice among equal ones depends on the session, or else the first sessions of all
+        # workers would have the same decode worker.
         return min(
             usable,
-            key=lambda each: (self._load(each, now) - self._allotted.get(each, 0), each),
+            key=lambda each: (self._load(each, now) - self._room.get(each, 0), _lot(session, each), each),
             default=None,
         )
 
@@ -245,6 +253,10 @@ class DecodeRouter:
         idle = [name for name, (_, asked_s) in self._sessions.items() if now - asked_s > AFFINITY_S]
         for name in idle:
             del self._sessions[name]
+
+
+def _lot(session: str, worker: str) -> int:
+    return crc32(f"{session} {worker}".encode())
 
 
 def next_pause_s(pause_s: float, lasted_s: float, *, late: bool) -> float:

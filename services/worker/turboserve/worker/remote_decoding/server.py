@@ -33,6 +33,7 @@ from turboserve.worker.remote_decoding.frames import (
     TensorSpec,
 )
 from turboserve.worker.remote_decoding.role_server import ANSWER_S, RoleServer
+from turboserve.worker.remote_decoding.routing import SESSION_S
 from turboserve.worker.transfer.channel import unexpected
 from turboserve.worker.transfer.errors import (
     PeerLostError,
@@ -104,7 +105,8 @@ class DecodeServer(RoleServer):
         self._divided.heard(worker, channel, capacity, self._now())
         if isinstance(question, AskAllotment):
             sessions = self._divided.allotment(worker, self._now())
-            await channel.post(Allotment(sessions=sessions, carried=self.sessions), (), ANSWER_S)
+            used = self._decoder.caches.used(self._now(), SESSION_S)
+            await channel.post(Allotment(sessions=sessions, carried=self.sessions, used=used), (), ANSWER_S)
         elif isinstance(question, DecodeChunk):
             await self._answer(channel, question)
         else:
