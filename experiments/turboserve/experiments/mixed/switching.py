@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from turboserve.autoscaler.control.composition import Terms
 from turboserve.autoscaler.control.composition_controller import CompositionController
-from turboserve.autoscaler.control.composition_goal import CompositionGoal, answer_to
-from turboserve.autoscaler.control.events import ControlTick, Event, FeedbackReceived
+from turboserve.autoscaler.control.composition_goal import (
+    CompositionGoal,
+    GoalAnswered,
+    GoalProblem,
+    answer_to,
+)
+from turboserve.autoscaler.control.events import ControlTick, FeedbackReceived
 from turboserve.autoscaler.control.policy import ControlPolicy, default_table
 from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferState, OfferWorkers, PoolOffer
 from turboserve.contracts.pool import LoadFeedback
+from turboserve.experiments.mixed.composing import LONG_S
 from turboserve.experiments.mixed.family import CLASSES, MIXES, Matrix, matrix
 from turboserve.experiments.mixed.figures import percentile_of
 from turboserve.experiments.mixed.snapshot import fluid_load
@@ -142,7 +148,7 @@ class _Pool:
         goal = CompositionGoal(OfferWorkers(tuple(self._offers.values()), self._terms), none)
         goal.is_solved(none, wanted, wanted, workers, 0.0)
         assert goal.problem is not None
-        answer = answer_to(goal.problem)
+        answer = _answer_to(goal.problem)
         assert answer.found is not None, answer.error
         return dict(answer.found.sizes)
 
@@ -231,14 +237,11 @@ class _Pool:
         }
         self._controller.handle(OffersObserved(states), now)
         for one in CLASSES:
-            self._handle(FeedbackReceived(self._load(one.name, now)), now)
-        self._handle(ControlTick(), now)
+            self._controller.handle(FeedbackReceived(self._load(one.name, now)), now)
+        self._controller.handle(ControlTick(), now)
         while (problem := self._controller.problem()) is not None:
-            self._controller.handle(answer_to(problem), now)
+            self._controller.handle(_answer_to(problem), now)
         self._resize(now)
-
-    def _handle(self, event: Event, now: float) -> None:
-        self._controller.handle(event, now)
 
     def _load(self, model: str, now: float) -> LoadFeedback:
         own = [worker for worker in self._workers if worker.offer.model == model]
@@ -273,6 +276,12 @@ class _Pool:
             worker.ready_at <= now and worker.offer.session_class.model == model for worker in self._workers
         )
         return PEERS_S if self._mode == "peers" and has_peer else DISK_S
+
+
+def _answer_to(problem: GoalProblem) -> GoalAnswered:
+    """Solve without the limit of time, which would let the machine's load decide."""
+    policy = replace(problem.policy, time_limit_s=LONG_S)
+    return replace(answer_to(replace(problem, policy=policy)), problem=problem)
 
 
 def _visits(source: Random, trace: tuple[float, Sequence[str]], number: float) -> Iterator[Visit]:
