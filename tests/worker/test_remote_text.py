@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,6 +16,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from tests.worker.conftest import HashedText
+from tests.worker.started_runtime import Started
 from turboserve.tasks import stop
 from turboserve.worker.engine.interface import TextEncoder
 from turboserve.worker.engine.models import Models
@@ -177,21 +177,6 @@ async def test_after_its_end_a_client_answers_nothing(tiny_config: ModelConfig) 
     assert client.ask(PROMPT).result() is None
 
 
-class Started:
-    """What `start_text_worker` needs of a `Runtime`."""
-
-    def __init__(self) -> None:
-        self.clock = SimpleNamespace(monotonic=time.monotonic)
-        self.tasks: list[asyncio.Task[None]] = []
-        self.closers: list[Callable[[], Awaitable[None]]] = []
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self.tasks.append(asyncio.create_task(work, name=name))
-
-    def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
-        self.closers.append(close)
-
-
 async def test_a_text_worker_starts_with_the_encoder_alone(
     tiny_config: ModelConfig, make_models: Callable[..., Models]
 ) -> None:
@@ -209,6 +194,4 @@ async def test_a_text_worker_starts_with_the_encoder_alone(
         assert torch.equal(cast(Tensor, await encoded(client)), sample)
     finally:
         await client.close()
-        for close in runtime.closers:
-            await close()
-        await stop(*runtime.tasks)
+        await runtime.stop()

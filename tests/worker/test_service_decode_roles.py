@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from pydantic import SecretStr, ValidationError
+from structlog.testing import capture_logs
 from torch import Tensor
 
+from tests.worker.started_runtime import Started
+from turboserve.tasks import stop
 from turboserve.worker.engine.budget import decode_bytes, plan
 from turboserve.worker.engine.errors import BudgetTooSmallError
 from turboserve.worker.engine.interface import Decoder
 from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.remote_decoding import server
+from turboserve.worker.remote_decoding.client import DecodeClient
 from turboserve.worker.service import models as engines
 from turboserve.worker.service.decode_roles import (
     MEASURED_CHUNKS,
@@ -26,6 +32,7 @@ from turboserve.worker.service.decode_roles import (
     decoding_apart,
     key_of,
     load_decoder,
+    start_decode_worker,
     without_decoding,
 )
 from turboserve.worker.service.host_memory import state_host_bytes
@@ -185,3 +192,34 @@ def test_a_decode_worker_keeps_the_decoder_and_as_many_caches_as_fit(
     assert (loaded.room, loaded.fingerprint) == (3, models.fingerprint)
     assert loaded.seconds > 0
     assert loaded.device == torch.device("cpu")
+
+
+async def test_a_decode_worker_serves_what_it_measured_and_measures_again(
+    tiny_config: ModelConfig, make_models: Callable[..., Models], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "IDLE_S", 0.01)
+    models = make_models(tiny_config)
+    counted = Counted(models.decoder)
+    given = dataclasses.replace(models, decoder=counted)
+    runtime = Started()
+    settings = Settings(roles="decode", decode_key=KEY, transfer_host="127.0.0.1")
+    with capture_logs() as lines:
+        await start_decode_worker(cast(Any, runtime), settings, lambda _: given, "dec_1")
+    [line] = [line for line in lines if line["event"] == "decode worker serves"]
+    assert 0 < line["sessions"] <= line["caches"]
+    began = len(counted.calls)
+    arguments = models.fingerprint, tiny_config, [line["address"]], key_of(settings), 60.0, 4
+    home = DecodeClient("wrk_1", *arguments)
+    running = asyncio.create_task(home.run())
+    try:
+        async with asyncio.timeout(60.0):
+            await home.wait_until_known(60.0)
+            while len(counted.calls) < began + 1 + MEASURED_CHUNKS:
+                await asyncio.sleep(0.01)
+        assert home.limited(1) == 1
+        capacity = home.capacity(9)
+        assert capacity is not None
+        assert (capacity.workers, capacity.denoised) == (1, 9)
+    finally:
+        await stop(running)
+        await runtime.stop()
