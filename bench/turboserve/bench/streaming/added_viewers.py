@@ -24,7 +24,7 @@ LOOK_S = 0.05
 async def added_costs(
     url: str,
     used_s: Callable[[], float],
-    transports: Sequence[str],
+    transports: tuple[str, ...],
     sessions: int,
     added: int,
     seconds: float,
@@ -33,8 +33,9 @@ async def added_costs(
     """Return the processor time per second of an added viewer, µs, by transport.
 
     Each of `sessions` sessions has one viewer over WebSocket throughout. In `ROUNDS` rounds, the gateway
-    works for `seconds` without other viewers, and with `added` more of each session over each transport, in
-    turn. `used_s`: the processor time of the gateway so far. Raises ProblemError, TimeoutError or OSError.
+    works for `seconds` with `added` more of each session over each transport, in turn. Before and after, it
+    works as long without them: other work on the machine changes what the gateway takes. `used_s`: the
+    processor time of the gateway so far. Raises ProblemError, TimeoutError or OSError.
     """
     rates: dict[str, list[float]] = {name: [] for name in transports}
     async with AsyncExitStack() as stack:
@@ -48,11 +49,15 @@ async def added_costs(
         for keeper in keepers:
             await keeper.until(partial(_plays, keeper), FIRST_S, "chunk")
         watched = [keeper.session for keeper in keepers for _ in range(added)]
-        for _ in range(ROUNDS):
-            alone = await _rate(used_s, seconds)
-            for name in transports:
-                async with _viewers(api, name, watched):
-                    rates[name].append(await _rate(used_s, seconds) - alone)
+        before = await _rate(used_s, seconds)
+        for name in transports * ROUNDS:
+            async with _viewers(api, name, watched):
+                rate = await _rate(used_s, seconds)
+            # The ends of connections are no part of what follows.
+            await asyncio.sleep(SETTLE_S)
+            after = await _rate(used_s, seconds)
+            rates[name].append(rate - (before + after) / 2)
+            before = after
     return {name: round(median(some) / len(watched) * 1e6, 1) for name, some in rates.items()}
 
 
