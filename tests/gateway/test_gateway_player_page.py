@@ -270,6 +270,17 @@ async def test_nothing_is_wider_than_the_window(gateway_url: str, page: Any) -> 
         prompt = await page.locator("#prompt").bounding_box()
         beside = video["x"] + video["width"] <= prompt["x"]
         assert beside == (size != "phone"), size
+        if size == "phone":
+            # However far the panel was scrolled, the video is above what changes it.
+            pad = page.get_by_role("group", name="Steer")
+            for below in (page.locator("#prompt"), pad):
+                await below.scroll_into_view_if_needed()
+                await below.focus() if below is not pad else await pad.get_by_role("button").first.focus()
+                inside = [await each.bounding_box() for each in (page.locator("#video"), below)]
+                assert inside[0]["y"] >= 0
+                assert inside[0]["y"] + inside[0]["height"] <= inside[1]["y"]
+                assert inside[1]["y"] + inside[1]["height"] <= height
+            await page.evaluate("scrollTo(0, 0)")
         if size == "landscape":
             assert video["height"] <= height
             # The buttons are beside the panel, however far it was scrolled.

@@ -192,6 +192,9 @@ async def test_all_bad_fields_are_named_at_once(api: httpx.AsyncClient) -> None:
         ("promt", None),
     ]
     assert all(error["message"] for error in found["errors"])
+    assert found["errors"][0]["message"] == f"must have at most {LIMIT} characters, not {LIMIT + 1}"
+    found = problem(await api.post("/v1/sessions", json={"prompt": ""}), 422, "invalid_input", "prompt")
+    assert found["detail"] == "prompt: must have at least 1 character, not 0"
     found = problem(await api.get("/v1/sessions?limit=0&phase=asleep"), 422, "invalid_input", "phase.0")
     assert isinstance(found["errors"], list)
     assert {error["field"] for error in found["errors"]} == {"limit", "phase.0"}

@@ -217,6 +217,9 @@ def test_the_command_line_leads_a_session_from_creation_to_end(
     assert name not in turboserve("list", "--json")
     assert name in turboserve("list", "--json", "--all")
     assert "no session" in turboserve("show", "ses_unknown", status=1)
+    # Other commands find the running stack as well.
+    found = RUNNER.invoke(app, ["usage", "--json"], env={"TURBOSERVE_DATA": stack.record.data})
+    assert found.exit_code == 0, found.output
 
 
 def test_the_command_line_shows_a_chunk_from_the_request_to_its_delivery(stack: BackgroundStack) -> None:
@@ -240,8 +243,10 @@ def test_the_command_line_shows_a_chunk_from_the_request_to_its_delivery(stack: 
     assert found["decision"]["worker"] == found["worker"]
 
 
-def test_a_command_without_a_stack_names_what_to_do(tmp_path: Path) -> None:
-    result = RUNNER.invoke(app, ["session", "list", "--data", str(tmp_path)])
+@pytest.mark.parametrize("command", ["session list", "usage", "audit", "webhooks list"])
+def test_a_command_without_a_stack_names_what_to_do(tmp_path: Path, command: str) -> None:
+    environment = {"TURBOSERVE_DATA": str(tmp_path), "TURBOSERVE_URL": None}
+    result = RUNNER.invoke(app, command.split(), env=environment)
     assert result.exit_code == 1
     assert "turboserve up" in result.output
     assert "--url" in result.output

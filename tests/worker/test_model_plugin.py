@@ -65,8 +65,11 @@ def test_settings_name_an_installed_model_and_refuse_another(installed: Path) ->
 
 
 def test_the_command_runs_every_check(installed: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["model", "contract", NAME, "--json", str(tmp_path / "found.json")])
+    terminal = {"FORCE_COLOR": "1", "TERM": "xterm"}
+    command = ["model", "contract", NAME, "--json", str(tmp_path / "found.json")]
+    result = CliRunner(env=terminal).invoke(app, command)
     assert result.exit_code == 0, result.output
+    assert all(f"checking {each}" in result.stderr for each in ModelContract.CHECKS)
     found = json.loads((tmp_path / "found.json").read_text())
     assert found == {
         "model": NAME,

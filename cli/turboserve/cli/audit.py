@@ -9,15 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from turboserve.cli.errors import failure
-from turboserve.cli.gateway_request import listed
-from turboserve.cli.keys import URL_VARIABLE, AsJson, Key
+from turboserve.cli.gateway_request import Url, listed
+from turboserve.cli.keys import AsJson, Key
 
 FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 COLUMNS = ("at", "operation", "target", "tenant", "key", "address", "result", "change")
 
 
 def audit(
-    url: Annotated[str, typer.Option("--url", envvar=URL_VARIABLE, help="Address of a gateway.")],
+    url: Url,
     key: Key = None,
     tenant: Annotated[str | None, typer.Option(help="Only of senders of this tenant.")] = None,
     of_key: Annotated[

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turboserve.cli.session_client import STACK, running_gateway
 
 if TYPE_CHECKING:
     from turboserve.client.transport import Transport
@@ -13,6 +19,17 @@ ATTEMPTS = 3
 TIMEOUT_S = 30.0
 PAGE = 1_000
 """Maximum number of entries of one answer."""
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="TURBOSERVE_URL",
+        default_factory=lambda: running_gateway(Path(os.environ.get("TURBOSERVE_DATA") or STACK)),
+        show_default="the stack that runs on TURBOSERVE_DATA",
+        help="Address of a gateway.",
+    ),
+]
 
 
 def ask(url: str, key: str | None, method: str, path: str, **options: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from turboserve.cli.errors import failure
+from turboserve.cli.progress import progress
 
 app = typer.Typer(help="Check models.", no_args_is_help=True)
 
@@ -52,7 +53,8 @@ def check(
     from turboserve.worker.engine.golden import check_file
 
     try:
-        result = check_file(file, tolerance, device, getattr(torch, dtype.value))
+        with progress(f"generating the chunks of {file.name}"):
+            result = check_file(file, tolerance, device, getattr(torch, dtype.value))
     except AssertionError as error:
         # Torch raises this if it was built without support for the device.
         raise failure(f"--device: {device}: {error}") from None
@@ -106,7 +108,8 @@ def contract(
     failed: dict[str, str] = {}
     for check_name in ModelContract.CHECKS:
         try:
-            checked.run(check_name)
+            with progress(f"checking {check_name}"):
+                checked.run(check_name)
         except ModelContractError as error:
             failed[check_name] = error.reason
         except PluginLoadError as error:

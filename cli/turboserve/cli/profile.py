@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from turboserve.cli.errors import failure
+from turboserve.cli.progress import progress
 from turboserve.wording import counted
 
 app = typer.Typer(help="Measure this machine, or replay traces.", no_args_is_help=True)
@@ -57,7 +58,8 @@ def engine(
 
     try:
         chosen: dict[str, Any] = {} if model is None else {"model": known(model)}
-        found = profile_configured(Settings(**chosen), config, random, decoder.value, batch, repeats)
+        with progress("measuring the engine's stages"):
+            found = profile_configured(Settings(**chosen), config, random, decoder.value, batch, repeats)
     except (ModelUnavailableError, UnknownPresetError) as error:
         raise failure(str(error)) from None
     try:
@@ -104,17 +106,18 @@ def fidelity(
 
     settings = Settings()
     try:
-        found = profile_models(
-            load_models(settings),
-            settings.model in SHIPPED,
-            prompts=prompts,
-            seed=seed,
-            steps=steps or (),
-            sparsities=sparsity or SPARSITIES,
-            quality_file=quality,
-            say=typer.echo,
-            attention=settings.attention,
-        )
+        with progress("measuring the configurations"):
+            found = profile_models(
+                load_models(settings),
+                settings.model in SHIPPED,
+                prompts=prompts,
+                seed=seed,
+                steps=steps or (),
+                sparsities=sparsity or SPARSITIES,
+                quality_file=quality,
+                say=typer.echo,
+                attention=settings.attention,
+            )
     except (UnmeasurableError, InvalidFidelityError, AttentionUnavailableError) as error:
         raise failure(str(error)) from None
     try:
@@ -165,18 +168,19 @@ def autoscaler(
     from turboserve.experiments.autoscale.tables import profile_traces
 
     try:
-        table = profile_traces(
-            trace or [],
-            levels,
-            segment,
-            capacity,
-            most,
-            start_up,
-            lone_chunk,
-            latency_target,
-            keep_target,
-            typer.echo,
-        )
+        with progress("replaying the traces"):
+            table = profile_traces(
+                trace or [],
+                levels,
+                segment,
+                capacity,
+                most,
+                start_up,
+                lone_chunk,
+                latency_target,
+                keep_target,
+                typer.echo,
+            )
         out.write_bytes(table.to_file() + b"\n")
     except TurboServeError as error:
         limit = f" (limit {error.limit})" if error.limit else ""

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from turboserve.cli.errors import failure
+from turboserve.cli.progress import progress
 from turboserve.wording import counted
 
 app = typer.Typer(help="Draw and check traces of sessions' changes.", no_args_is_help=True)
@@ -40,10 +41,11 @@ def draw(
     Every published number is met within 3 %.
     """
     # numpy takes a while to import.
-    from turboserve.experiments.autoscale.production import production
-    from turboserve.experiments.autoscale.trace import write
+    with progress("loading"):
+        from turboserve.experiments.autoscale.production import production
+        from turboserve.experiments.autoscale.trace import write
 
-    with _failures("--out"):
+    with _failures("--out"), progress(f"drawing {name}"):
         drawn = production(name, seed, window)
         write(drawn, out)
     if as_json:

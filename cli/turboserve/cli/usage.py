@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from turboserve.cli.errors import failure
-from turboserve.cli.gateway_request import TIMEOUT_S, listed
-from turboserve.cli.keys import URL_VARIABLE, AsJson
+from turboserve.cli.gateway_request import TIMEOUT_S, Url, listed
+from turboserve.cli.keys import AsJson
 
 COLUMNS = (
     "day",
@@ -29,7 +29,7 @@ Query = dict[str, str | list[str]]
 
 
 def usage(
-    url: Annotated[str, typer.Option("--url", envvar=URL_VARIABLE, help="Address of a gateway.")],
+    url: Url,
     key: Annotated[
         str | None, typer.Option("--key", envvar="TURBOSERVE_API_KEY", help="An API key of the tenant.")
     ] = None,

@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from turboserve.cli.errors import failure
-from turboserve.cli.gateway_request import ask, listed
-from turboserve.cli.keys import URL_VARIABLE, AsJson
+from turboserve.cli.gateway_request import Url, ask, listed
+from turboserve.cli.keys import AsJson
 
 WEBHOOK_COLUMNS = ("id", "URL", "types", "label", "state", "failures")
 DELIVERY_COLUMNS = ("event", "type", "session", "state", "attempts", "status", "error", "next attempt")
 
-Url = Annotated[str, typer.Option("--url", envvar=URL_VARIABLE, help="Address of a gateway.")]
 Key = Annotated[
     str | None,
     typer.Option("--key", envvar="TURBOSERVE_API_KEY", help="An API key with the scope webhooks:write."),

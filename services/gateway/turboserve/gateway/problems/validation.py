@@ -7,6 +7,7 @@ from typing import Any
 
 from turboserve.contracts.errors import FieldError, InvalidInputError, TurboServeError
 from turboserve.gateway.problems.errors import MalformedRequestError
+from turboserve.wording import counted
 
 PART_SHOWN = 80
 ERRORS_SHOWN = 32
@@ -40,12 +41,20 @@ def _field_error(error: Mapping[str, Any], skip: Sequence[str], whole: str) -> F
     if where[-1:] == ["[key]"]:
         _, key = where.pop(), where.pop()
     context = error.get("ctx", {})
-    message = str(error["msg"]).removeprefix("Value error, ")
+    message = _length_in_words(error.get("input"), context) or str(error["msg"]).removeprefix("Value error, ")
     return FieldError(
         field=".".join(map(_short, where)) or whole,
         message=message if key is None else f"key {_short(key)!r}: {message}",
         limit=next((context[name] for name in _LIMITS if name in context), None),
     )
+
+
+def _length_in_words(value: object, context: Mapping[str, Any]) -> str:
+    """Say how long a text has to be, where pydantic speaks of items. Empty: it is about something else."""
+    if not isinstance(value, str) or "actual_length" not in context:
+        return ""
+    name, bound = ("max_length", "at most") if "max_length" in context else ("min_length", "at least")
+    return f"must have {bound} {counted(context[name], 'character')}, not {context['actual_length']}"
 
 
 def _short(part: str) -> str:

@@ -20,7 +20,7 @@ import { quiet, say, show as showPage, showPrompt } from "./view.js";
 import { endInWords, inWords, inWordsOfLink, seconds } from "./words.js";
 
 const BUFFER_MS = 250;
-const PIXELATED_BELOW = 256;
+const PIXELATED_BELOW = 128;
 
 const at = (id) => document.getElementById(id);
 const player = at("player");
