@@ -216,6 +216,11 @@ def test_the_command_line_leads_a_session_from_creation_to_end(
     assert shown in [line["index"] for line in lines if line["type"] == "chunk" and line["control_seq"]]
     assert name not in turboserve("list", "--json")
     assert name in turboserve("list", "--json", "--all")
+    # A terminal of 80 columns has no room for another column of words.
+    header, *rows = turboserve("list", "--all").splitlines()
+    assert header.split() == ["session", "phase", "activity", "chunks", "prompt"]
+    assert any(name in row and "terminated" in row for row in rows)
+    assert any(row.split() == ["ended"] or row.strip().startswith("ended by") for row in rows), rows
     assert "no session" in turboserve("show", "ses_unknown", status=1)
     # Other commands find the running stack as well.
     found = RUNNER.invoke(app, ["usage", "--json"], env={"TURBOSERVE_DATA": stack.record.data})

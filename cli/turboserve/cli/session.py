@@ -82,12 +82,14 @@ def list_sessions(
     # In a narrow terminal, the prompt would have room for three letters a line.
     wide = console.width >= WIDE_COLUMNS
     names = ("session", "phase", "activity", *(("model", "worker") if wide else ()), "chunks")
-    texts = ("prompt", "reason") if any(info.reason for info in shown) else ("prompt",)
+    # There, a reason stands below its prompt.
+    texts = ("prompt", "reason") if wide and any(info.reason for info in shown) else ("prompt",)
     table = Table(*(Column(name, no_wrap=True) for name in names), *texts, box=None, pad_edge=False)
     for info in shown:
         row = [info.id, info.phase, "–" if info.ended else info.activity]
         row += [info.model, info.worker or "–"] if wide else []
-        row += [str(info.next_chunk), escape(info.prompt), escape(info.reason or "–")]
+        below = f"\n[dim]{escape(info.reason)}[/dim]" if info.reason and not wide else ""
+        row += [str(info.next_chunk), escape(info.prompt) + below, escape(info.reason or "–")]
         table.add_row(*row[: len(table.columns)])
     console.print(table)
 
