@@ -41,10 +41,10 @@ async def bus(broker: MemoryBroker) -> Any:
     await bus.close()
 
 
-async def tell(database: Database, count: int, first: int = 0) -> list[str]:
-    """Commit `count` events of one subject, numbered from `first`. Returns their ids."""
+async def tell(database: Database, count: int, first: int = 0, worker: str = "wk_1") -> list[str]:
+    """Commit `count` events of one worker, numbered from `first`. Returns their ids."""
     record = WorkerRecord(
-        id="wk_1", model="m", phase=WorkerPhase.READY, capacity=1, started_at=1.0, renewed_at=1.0
+        id=worker, model="m", phase=WorkerPhase.READY, capacity=1, started_at=1.0, renewed_at=1.0
     )
     now = SystemClock().wall()
     names = [f"ev_{number}" for number in range(first, first + count)]
@@ -65,9 +65,12 @@ class Held:
 
     def __init__(self) -> None:
         self.asked, self.let_go = asyncio.Event(), asyncio.Event()
+        self.ids: list[str] = []
+        """Message ids of the appends so far."""
 
     async def append(self, *arguments: Any, **options: Any) -> Ack:
         self.asked.set()
+        self.ids.append(options["message_id"])
         await self.let_go.wait()
         return await append(*arguments, **options)
 
@@ -153,6 +156,39 @@ async def test_a_turn_goes_on_with_what_is_committed_meanwhile_unless_it_is_late
     # A later turn publishes what a late one has left.
     await eventually(lambda: logged(broker) == first + second)
     await stop(publishing)
+
+
+async def test_events_of_different_subjects_wait_for_the_broker_together(
+    server: DatabaseServer, database: Database, broker: MemoryBroker, bus: Bus, monkeypatch: Any
+) -> None:
+    """Each waited for the acknowledgment of the one before. Those of one subject still do."""
+    one, other, again, last = [
+        (await tell(database, 1, first, worker))[0]
+        for first, worker in enumerate(("wk_1", "wk_2", "wk_1", "wk_3"))
+    ]
+    held, refused = Held(), asyncio.Event()
+
+    async def refuse_the_second(*arguments: Any, **options: Any) -> Ack:
+        ack = await held.append(*arguments, **options)
+        if options["message_id"] == again and not refused.is_set():
+            refused.set()
+            raise UnavailableError("the broker refuses once")
+        return ack
+
+    monkeypatch.setattr(outbox, "append", refuse_the_second)
+    publisher = Outbox(server.connect(), bus, SystemClock(), SETTINGS)
+    turn = asyncio.create_task(publisher.drain())
+    await eventually(lambda: held.ids == [one, other])
+    held.let_go.set()
+    with pytest.raises(UnavailableError):
+        await turn
+    assert held.ids == [one, other, again, last]
+    while await publisher.drain():
+        pass
+    # Only what failed is repeated.
+    assert held.ids == [one, other, again, last, again]
+    async with database.statement() as db:
+        assert await db.outbox.backlog() == (0, None)
 
 
 async def test_of_two_instances_one_publishes_at_a_time(

@@ -71,6 +71,16 @@ def trace_of(event: Event) -> str | None:
     return telemetry.traceparent()
 
 
+def _of_different_subjects(events: Sequence[PendingEvent]) -> Sequence[PendingEvent]:
+    """Return the first events, up to the second one of a subject."""
+    subjects: set[str] = set()
+    for number, event in enumerate(events):
+        if event.subject in subjects:
+            return events[:number]
+        subjects.add(event.subject)
+    return events
+
+
 class Outbox:
     """Publishes committed events. Call `wake` after a commit. Polling finds what other instances left."""
 
@@ -153,28 +163,35 @@ class Outbox:
     ) -> tuple[list[int], TurboServeError | None]:
         """Append events. Returns the numbers of those that are in the log, and the error that ended the turn.
 
+        Events of different subjects are sent together, in their order, and their acknowledgments awaited
+        together. An event waits for the acknowledgment of the one before it on its subject, which may fail.
+
         `started`: when the turn began, by the monotonic clock.
         """
         done = await self._published_before(pending)
-        for event in pending:
-            if event.number in done:
-                continue
-            if self._clock.monotonic() - started > self._turn_s:
-                break
-            try:
-                with within(context_from(event.traceparent)):
-                    await append(
-                        self._bus,
-                        event.subject,
-                        event.body.encode(),
-                        message_id=event.event_id,
-                        deadline_s=TURN_S,
-                    )
-            except TurboServeError as error:
-                return done, error
-            done.append(event.number)
-            metrics.outbox_delay.record(max(0.0, self._clock.wall() - event.created_at))
+        left = [event for event in pending if event.number not in done]
+        while left:
+            together = _of_different_subjects(left)
+            outcomes = await asyncio.gather(*(self._append(event, started) for event in together))
+            done += [event.number for event, is_in in zip(together, outcomes, strict=True) if is_in is True]
+            problem = next((one for one in outcomes if isinstance(one, TurboServeError)), None)
+            if problem is not None or not all(outcomes):
+                return done, problem
+            left = left[len(together) :]
         return done, None
+
+    async def _append(self, event: PendingEvent, started: float) -> bool | TurboServeError:
+        """Append an event. Returns whether it was early enough in the turn for that, or what went wrong."""
+        if self._clock.monotonic() - started > self._turn_s:
+            return False
+        body = event.body.encode()
+        try:
+            with within(context_from(event.traceparent)):
+                await append(self._bus, event.subject, body, message_id=event.event_id, deadline_s=TURN_S)
+        except TurboServeError as error:
+            return error
+        metrics.outbox_delay.record(max(0.0, self._clock.wall() - event.created_at))
+        return True
 
     async def measure(self, every_s: float = 5.0) -> None:
         """Keep the gauges of waiting events up to date; never returns."""
