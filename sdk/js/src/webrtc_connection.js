@@ -11,6 +11,8 @@ const CONNECT_S = 5;
 /** Time in which candidates are gathered if there are STUN or TURN servers, seconds. */
 const GATHER_S = 2;
 const AGAIN_MS = 250;
+/** Time for which a lost connection is tried at all gateways, if there are several. */
+const ELSEWHERE_MS = 10_000;
 /** A gateway is asked for an answer this often, if there is another one. */
 const PING_MS = 500;
 const ICE_SERVER = /<([^>]+)>((?:\s*;\s*[a-z-]+="[^"]*")*)/g;
@@ -19,7 +21,7 @@ const PARAMETER = /([a-z-]+)="([^"]*)"/g;
 export class WebRtcConnection {
   /**
    * Connects at once. Handlers are those of `StreamConnection`, without the data of `init` and `chunk`. A lost
-   * connection is made again once.
+   * connection is made again once; if there are several gateways, it is tried at each of them.
    *
    * @param {import("./session.js").Session} session
    * @param {object} on Besides: `track` (MediaStreamTrack); `unavailable` (error): there is no connection, and
@@ -44,6 +46,8 @@ export class WebRtcConnection {
   #greeted = false;
   #closed = false;
   #gateway = "";
+  /** When the last connection was lost, until there is another one. */
+  #lostAt = null;
 
   close() {
     this.#closed = true;
@@ -148,12 +152,18 @@ export class WebRtcConnection {
     if (error) return this.#fail(error);
     clearTimeout(this.#timer);
     this.#greeted = true;
+    this.#lostAt = null;
     this.#checking = setInterval(() => this.#check(), PING_MS);
     this.#messages.greet(message);
   }
 
   #lost() {
     if (!this.#greeted) return this.#fail(new GatewayUnreachableError("WebRTC does not connect"));
+    this.#lostAt = Date.now();
+    this.#again();
+  }
+
+  #again() {
     this.#drop();
     this.session.client.gateways.leave(this.#gateway);
     this.#on.lost?.(AGAIN_MS);
@@ -161,6 +171,9 @@ export class WebRtcConnection {
   }
 
   #fail(error) {
+    const isLost = this.#lostAt !== null && Date.now() - this.#lostAt < ELSEWHERE_MS;
+    const isAway = error instanceof GatewayUnreachableError || error.status >= 500;
+    if (isLost && isAway && this.session.client.gateways.count > 1) return this.#again();
     this.close();
     this.#on.unavailable?.(error);
   }
