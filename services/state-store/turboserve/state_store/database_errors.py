@@ -12,7 +12,14 @@ from turboserve import logs
 from turboserve.contracts.errors import UnavailableError
 from turboserve.state_store.ports.database import StatementError, unavailable
 
-DRIVER_ERRORS = (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+DRIVER_ERRORS = (
+    exc.SQLAlchemyError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # Raised for a connection that was lost in the middle of a message.
+    asyncpg.InternalClientError,
+    OSError,
+)
 """What a transaction raises that fails in the driver or at the server."""
 
 TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "25P0", "XX")
@@ -69,7 +76,9 @@ def transient(error: BaseException) -> bool:
         return state is None or state.startswith(TRANSIENT)
     if isinstance(error, asyncpg.PostgresError):
         return bool((error.sqlstate or "").startswith(TRANSIENT))
-    return isinstance(error, OSError | asyncpg.InterfaceError | exc.TimeoutError)
+    return isinstance(
+        error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | exc.TimeoutError
+    )
 
 
 def concerns_statement(error: BaseException) -> bool:
