@@ -24,28 +24,15 @@ from turboserve.autoscaler.control.start_up import StartUpMeter
 from turboserve.autoscaler.control.virtual_pool import VirtualController, VirtualPool
 from turboserve.contracts.pool import LEARNED_LIMIT, LoadFeedback
 from turboserve.experiments.autoscale.bursts import clustered
+from turboserve.experiments.autoscale.counted import counted, instants
 from turboserve.experiments.autoscale.plant import Plant, policy_for
 from turboserve.experiments.autoscale.simulation import Simulation
 from turboserve.experiments.autoscale.sizers import Controlled
-from turboserve.experiments.autoscale.trace import WorkloadTrace, changes
 
 POLICY = ControlPolicy(most=20, capacity=5, learns=True)
 
 
-def demand(trace: WorkloadTrace) -> list[tuple[float, int]]:
-    """Return (time, active sessions) at each change and each second."""
-    found: dict[float, int] = {}
-    active = 0
-    for step, by in changes(trace.steps):
-        active += by
-        found[step.at] = active
-    active = 0
-    for at in sorted({*found, *map(float, range(math.ceil(trace.ends_s)))}):
-        active = found.setdefault(at, active)
-    return sorted(found.items())
-
-
-@pytest.mark.parametrize("number", [0, 10, 12])
+@pytest.mark.parametrize("number", [0, 3, 8])
 def test_a_virtual_pool_costs_what_the_simulation_costs(number: int) -> None:
     """The simulation has workers, placement, drains and migrations; the virtual pool only has counts."""
     trace, plant = clustered(3, 240.0), Plant(most=32)
@@ -54,11 +41,15 @@ def test_a_virtual_pool_costs_what_the_simulation_costs(number: int) -> None:
     table = default_table().model_copy(update={"levels": (headroom.row,)})
     run = Simulation(trace, plant, Controlled(policy, table, 8)).run()
     controller = VirtualController(policy, headroom, 8, 0.0)
-    for at, required in demand(trace):
-        controller.step(required, plant.capacity, at)
+    for each in instants(trace):
+        controller.step(each.active, plant.capacity, each.at)
     controller.pool.advance(trace.ends_s)
     assert controller.pool.cost_s == pytest.approx(run.cost_s, rel=0.01)
     assert controller.pool.late == pytest.approx(run.late_first, abs=max(2, 0.05 * run.placed))
+    # The replay of counts reports as the simulation does, and so sizes the pool as it does.
+    replayed = counted(trace, plant, Controlled(policy, table, 8))
+    assert replayed.cost_s == pytest.approx(run.cost_s, rel=0.01)
+    assert replayed.late == pytest.approx(run.late_first, abs=max(2, 0.05 * run.placed))
 
 
 def test_a_virtual_pool_counts_workers_and_waits() -> None:
@@ -91,7 +82,7 @@ def feed(
 def test_calm_demand_teaches_little_headroom() -> None:
     learner = HeadroomLearner(POLICY, 8)
     learner.chosen = next(
-        i for i, each in enumerate(learner.candidates) if each.row.target_utilization == 0.5
+        i for i, each in enumerate(learner.candidates) if each.row.target_utilization == 0.6
     )
     assert feed(learner, range(600), 20)
     assert learner.headroom.row.target_utilization == 1.0
@@ -117,8 +108,19 @@ def test_a_higher_price_never_chooses_more_lateness() -> None:
 
 def test_too_little_is_not_learned_from() -> None:
     learner = HeadroomLearner(POLICY, 8)
-    assert feed(learner, range(110), 10, every=50, burst=30) == []
+    assert feed(learner, range(290), 10, every=50, burst=30) == []
     assert learner.chosen == 0
+    assert feed(learner, range(290, 400), 10, every=50, burst=30) != []
+
+
+def test_the_first_choice_depends_on_the_start_up() -> None:
+    for start_up_s, ahead in ((2.0, True), (10.0, False), (60.0, False)):
+        learner = HeadroomLearner(replace(POLICY, horizon_s=start_up_s), 8)
+        assert learner.headroom.row.predictive == ahead
+    # The order of the candidates says which is first. Their sums do not fit another order.
+    orders = [candidates(replace(POLICY, horizon_s=start_up_s)) for start_up_s in (2.0, 10.0)]
+    assert set(orders[0]) == set(orders[1])
+    assert orders[0] != orders[1]
 
 
 def test_an_order_about_the_forecast_bounds_the_candidates() -> None:
@@ -143,8 +145,8 @@ def feedback(required: int, workers: int, at: float) -> LoadFeedback:
 def test_the_controller_explains_what_it_learned_and_an_operators_table_takes_precedence() -> None:
     controller = Controller(POLICY, default_table(), 8)
     assert controller.learner is not None
-    half = next(i for i, e in enumerate(controller.learner.candidates) if e.row.target_utilization == 0.5)
-    controller.learner.chosen = half
+    low = next(i for i, e in enumerate(controller.learner.candidates) if e.row.target_utilization == 0.6)
+    controller.learner.chosen = low
     for second in range(600):
         controller.handle(PoolObserved(controller.target), float(second))
         controller.handle(FeedbackReceived(feedback(20, controller.target, float(second))), float(second))

@@ -251,7 +251,11 @@ class TestReports:
         report = table7_10.report(QUICK, dict.fromkeys(table7_10.cells(QUICK), found))
         assert report.keys() == KEYS
         assert report["ratio"]["oracle_cost"] == pytest.approx(oracle["cost_worker_s"] / 3695, abs=1e-4)
-        assert len(table7_10.rows(report)) == 8
+        assert len(table7_10.rows(report)) == 10
+        default = found["systems"][table7_10.HEADLINE]
+        assert default["late"] == 0
+        # The oracle with all of its choices costs 3,671.
+        assert default["cost_worker_s"] <= 1.005 * 3671
 
     def test_the_terminal_shows_every_row(self) -> None:
         found = table3.run("K = 5", "shipped table", 0, 2.0)

@@ -20,6 +20,7 @@ from turboserve.experiments.paper import (
     figure7,
     figure8,
     figure9,
+    headroom,
     sensitivity,
     slackserve,
     table2,
@@ -48,6 +49,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     batching.NAME: batching,
     slackserve.NAME: slackserve,
     timeline.NAME: timeline,
+    headroom.NAME: headroom,
 }
 DEFINITIONS = {
     "engine": "The product's controller, placement and rebalancer on a virtual clock (`bench autoscale`): "

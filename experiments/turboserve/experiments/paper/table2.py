@@ -26,7 +26,11 @@ TRACES = ("T4", "T5", "T6")
 MODEL = "B300 1.3B"
 SEEN_SEED = 1000
 """Seed of the draws that the profiled table is made from."""
-HEADLINE = "profiled"
+HEADLINE = "predictive"
+"""What `met` judges. With a start-up of 10 s no chunk is late with it on T4's draw `SEEN_SEED`, on which the
+profiled table is made."""
+DEFAULT = "learned"
+"""The controller as it ships."""
 PAPER = {
     "above_oracle_percent": {"T4": 4.7, "T5": 8.3, "T6": 5.5, "mean": 6.1, "max": 8.3},
     "cost_dollars": {
@@ -62,9 +66,15 @@ def run(name: str, seed: int, start_up_s: float, names: tuple[str, ...]) -> dict
         "predictive": flat_table(TARGET, predictive=True),
         "profiled": _profiled(tuple(names), start_up_s),
         "shipped table": default_table(),
+        DEFAULT: default_table(),
     }
+    policies = {DEFAULT: policy_for(plant, learns=True)}
     runs = {
-        system: measure(Simulation(trace, plant, Controlled(policy_for(plant), table, plan[0])).run())
+        system: measure(
+            Simulation(
+                trace, plant, Controlled(policies.get(system, policy_for(plant)), table, plan[0])
+            ).run()
+        )
         for system, table in tables.items()
     }
     oracle = measure(Simulation(trace, plant, Planned(plan, SLOT_S, start_up_s)).run(), minute_s)

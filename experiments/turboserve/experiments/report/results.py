@@ -202,6 +202,14 @@ def timeline(report: Mapping[str, Any]) -> list[Result]:
     ]
 
 
+def headroom(report: Mapping[str, Any]) -> list[Result]:
+    return [
+        Result(f"cost above the best constant with late sessions priced, start-up {delay}", " %",
+               rows["all"]["learned"]["constant"]["priced_above_percent"]["mean"], None, True)
+        for delay, rows in report["ours"].items()
+    ]  # fmt: skip
+
+
 def unseen(rows: Mapping[str, Any]) -> list[Result]:
     """Return the default controller's results of `turboserve bench autoscale --only unseen`."""
     found = []
@@ -221,6 +229,7 @@ RESULTS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Result]]] = {
     "table2": table2, "table3": table3, "table4": table4, "table5_6": table5_6, "table7_10": table7_10,
     "figure4": figure4, "figure7": figure7, "figure8": figure8, "figure9": figure9,
     "sensitivity": sensitivity, "batching": batching, "slackserve": slackserve, "timeline": timeline,
+    "headroom": headroom,
 }  # fmt: skip
 TITLES: Mapping[str, str] = {
     "figure4": "Figure 4: migration and autoscaling, alone and together",
@@ -236,5 +245,6 @@ TITLES: Mapping[str, str] = {
     "batching": "NeuStream: goodput within a deadline",
     "slackserve": "SlackServe's workloads",
     "timeline": "Timelines of M",
+    "headroom": "The default headroom on many draws of unseen traces",
     "unseen": "The default autoscaler on unseen traces",
 }

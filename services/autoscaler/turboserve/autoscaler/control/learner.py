@@ -6,7 +6,8 @@ follows the candidate with the least sum (follow the leader): all candidates see
 has to be tried on real sessions.
 
 - Older sums fade (`MEMORY_S`), so that the choice follows a change of the workload within hours.
-- Until enough has been seen, the first candidate is in force.
+- Until enough has been seen, the first candidate is in force. It depends on the time that a worker takes to
+  start: a few seconds ahead a forecast is good, and for longer ahead a share of free slots costs less.
 - The choice changes only for a gain above the price of `MARGIN_LATE` sessions and a share of the cost. So one
   unlucky session decides nothing, and equal candidates do not alternate.
 
@@ -33,23 +34,23 @@ CHECK_S = 10.0
 """Time between two choices."""
 MEMORY_S = 7200.0
 """Time constant with which sums fade."""
-LEARNS_AFTER_S = 120.0
+LEARNS_AFTER_S = 300.0
 """Time of which the first candidate is in force."""
 MARGIN = 0.01
 """Gain that a change needs, as a share of the cost of the candidate in force."""
-MARGIN_LATE = 2.0
+MARGIN_LATE = 4.0
 """Gain that a change needs besides, in prices of a late session."""
 LONGEST_STEP_S = 60.0
 """A longer silence is not learned from."""
 
-QUANTILES = (0.98, 0.8, 0.9, 0.95, 0.995)
+QUANTILES = (0.995, 0.98, 0.9)
 """Coverage of the forecast's margin at a target utilization of 1: the margin is then the only headroom."""
-AHEAD_RHOS = (0.7, 0.5)
-"""Further target utilizations with the forecast."""
-RHOS = (1.0, 0.8, 0.6)
+RHOS = (0.85, 1.0, 0.7, 0.6)
 """Target utilizations without the forecast."""
-SHORT, LONG = 0.25, 2.5
-"""Windows of the peak, relative to the policy's."""
+SHORT = 0.25
+"""The short window of the peak, relative to the policy's."""
+FORECASTS_UP_TO_S = 5.0
+"""Longest start-up with which a forecast is the first candidate."""
 
 
 @dataclass
@@ -69,13 +70,14 @@ class FadingSums:
 
 def candidates(policy: ControlPolicy) -> tuple[Headroom, ...]:
     """Return the candidates; the first is in force until enough has been seen."""
-    window_s, usual = policy.peak_window_s, policy.quantile
-    short_s, long_s = SHORT * window_s, LONG * window_s
-    rows = [
-        *(Headroom(_row(1.0, True), each_s, one, True) for each_s in (long_s, short_s) for one in QUANTILES),
-        *(Headroom(_row(rho, True), long_s, usual, True) for rho in AHEAD_RHOS),
-        *(Headroom(_row(rho, False), window_s, usual, True) for rho in RHOS),
+    window_s = policy.peak_window_s
+    ahead = [
+        Headroom(_row(1.0, True), each_s, quantile, True)
+        for each_s in (SHORT * window_s, window_s)
+        for quantile in QUANTILES
     ]
+    present = [Headroom(_row(rho, False), window_s, policy.quantile, True) for rho in RHOS]
+    rows = [*ahead, *present] if policy.horizon_s <= FORECASTS_UP_TO_S else [*present, *ahead]
     ordered = policy.predictive
     kept = [row for row in rows if ordered is None or row.row.predictive == ordered]
     return tuple(dict.fromkeys(kept))

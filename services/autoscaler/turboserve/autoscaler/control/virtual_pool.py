@@ -46,6 +46,11 @@ class VirtualPool:
     def starting(self) -> int:
         return len(self._starting)
 
+    @property
+    def next_ready_at(self) -> float | None:
+        """When the next starting worker will be ready; None if none starts."""
+        return self._starting[0] if self._starting else None
+
     def advance(self, now: float) -> None:
         """Let time pass: workers become ready and take waiting sessions."""
         while self._starting and self._starting[0] <= now:
