@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -63,6 +64,7 @@ async def test_a_session_begins_with_values_of_controls(
         ({"fly": 1}, "controls.fly"),
         ({"Steer!": 1}, "controls"),
         ({"steer": "x" * 13_000}, "controls"),
+        ({"steer": json.loads("[" * 400 + "]" * 400)}, "controls"),
         ({f"a{n}": "x" * 12_000 for n in range(3)}, "controls"),
         ("left", "controls"),
     ):
@@ -131,6 +133,7 @@ async def test_a_repeated_key_is_one_value(api: httpx.AsyncClient, start: StartS
         ({"name": "steer", "value": {"x": [1, 2]}}, "value"),
         ({"name": "steer", "value": "x" * 2_000}, "value"),
         ({"name": "steer", "value": "\x00"}, "value"),
+        ({"name": "steer", "value": json.loads("[" * 400 + "]" * 400)}, "value"),
         ({"name": "fly", "value": "left"}, "name"),
         ({"name": "Steer!", "value": "left"}, "name"),
         ({"value": "left"}, "name"),

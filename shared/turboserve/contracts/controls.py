@@ -19,6 +19,8 @@ from turboserve.contracts.control_declarations import (
 
 CONTROLS_LIMIT = 16
 """Maximum number of controls of a model."""
+DEPTH_LIMIT = 64
+"""Maximum number of lists and objects in each other in a value. Validation ends at a few hundred."""
 INITIAL_VALUES_LIMIT = FIXED_VALUE_LIMIT + CONTROLS_LIMIT * VALUE_LIMIT
 """Maximum number of characters of all values that a session begins with, as JSON."""
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -31,14 +33,16 @@ def _storable_text(text: str) -> None:
         raise ValueError("must not contain the character NUL")
 
 
-def _check_numbers(value: object) -> None:
-    """Raise ValueError for a whole number that JavaScript does not have exactly."""
+def _check_numbers(value: object, depth: int = 0) -> None:
+    """Raise ValueError for a whole number that JavaScript does not have exactly, and for too deep a value."""
+    if isinstance(value, dict | list) and depth == DEPTH_LIMIT:
+        raise ValueError(f"must be nested at most {DEPTH_LIMIT} deep")
     if isinstance(value, dict):
         for each in value.values():
-            _check_numbers(each)
+            _check_numbers(each, depth + 1)
     elif isinstance(value, list):
         for each in value:
-            _check_numbers(each)
+            _check_numbers(each, depth + 1)
     elif isinstance(value, int) and abs(value) > NUMBER_LIMIT:
         raise ValueError(f"must have no whole number beyond {NUMBER_LIMIT}")
 
