@@ -6,9 +6,6 @@ import statistics
 
 import pytest
 
-from turboserve.contracts.pool import LoadFeedback
-from turboserve.experiments.autoscale.plant import Plant, policy_for
-from turboserve.experiments.autoscale.sizers import Controlled, flat_table
 from turboserve.experiments.paper import batching, sensitivity, slackserve, table4
 from turboserve.experiments.paper.experiment import Scale
 
@@ -48,21 +45,6 @@ def test_batching() -> None:
     friendly = report["ours"]["batch-friendly"]["load"]
     assert friendly[0]["step"]["mean"] > friendly[-1]["fcfs"]["mean"]
     assert len(batching.rows(report)) == 8
-
-
-def test_feedback_with_an_age_comes_late_and_in_order() -> None:
-    plant = Plant()
-    sizer = sensitivity.Aged(Controlled(policy_for(plant), flat_table(0.8), 1), 2.0)
-    for second in range(1, 6):
-        sizer.on_feedback(_full(float(second)), 0, float(second))
-        sizer.tick(float(second))
-        heard = sizer.controller.advisor.feedback_monitor.feedback
-        assert (heard.at if heard else None) == (second - 2 if second > 2 else None)
-    assert sizer.target > 1
-
-
-def _full(at: float) -> LoadFeedback:
-    return LoadFeedback(model="m", rho_max=1.0, required=5, waiting=0, capacity=5, workers=1, at=at)
 
 
 def test_sensitivity() -> None:

@@ -67,9 +67,14 @@ class LoadAwareGreedy(OneByOne):
     reason = "it is the least busy"
 
     def _best(self, rooms: list[Candidate], loads: dict[str, int], demand: Demand) -> Candidate:
+        # Workers of one kind may share a profile, so each is read once.
+        curves: dict[tuple[int, int], LatencyCurve] = {}
+
         def busy(candidate: Candidate) -> tuple[float, float, str]:
             load = loads[candidate.worker]
-            curve = LatencyCurve(candidate.chunk_latency_s, candidate.capacity)
+            key = id(candidate.chunk_latency_s), candidate.capacity
+            if (curve := curves.get(key)) is None:
+                curve = curves[key] = LatencyCurve(candidate.chunk_latency_s, candidate.capacity)
             return curve(load), load / candidate.capacity, candidate.worker
 
         return min(rooms, key=busy)

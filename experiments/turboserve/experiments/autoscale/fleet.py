@@ -9,6 +9,7 @@ from turboserve.autoscaler.control.events import SessionChange
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.experiments.autoscale.outcome import DebtWindow, ScalingOutcome
 from turboserve.experiments.autoscale.plant import Plant, Resume
+from turboserve.experiments.autoscale.running import RunningSessions
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.interface import Assigner, Rebalancer
 from turboserve.scheduler.placement.minmax import MinMax
@@ -23,7 +24,7 @@ REST_S = 2.0
 
 
 class Fleet:
-    """Workers that start, serve, drain and end. The scheduler's `Cluster` holds the assignment."""
+    """Workers that start, serve, drain and end. `cluster`: what the scheduler knows; `running`: what runs."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Fleet:
         held = range(1, plant.floor_capacity + 1)
         self._lowered = [0, *(plant.lowered(n) for n in held)]
         self._latency = [0.0, *(plant.chunk_s(n, self._lowered[n]) for n in held)]
+        self.running = RunningSessions(self._latency, self._lowered)
         self._absorbs = False
         self._debt = DebtWindow()
 
@@ -60,18 +62,11 @@ class Fleet:
         elapsed, self._now = now - self._now, now
         if elapsed <= 0:
             return
-        outcome, entries = self.outcome, self.cluster.entries
+        outcome = self.outcome
         before = outcome.session_s, outcome.lowered_s
         outcome.cost_s += elapsed * self.paid
         outcome.wait_s += elapsed * len(self._waiting)
-        for worker in self._serving:
-            sessions = len(entries[worker].here)
-            if sessions:
-                latency_s = self._latency[sessions]
-                outcome.session_s += elapsed * sessions
-                outcome.lowered_s += elapsed * self._lowered[sessions]
-                outcome.latency_sum += elapsed * sessions * latency_s
-                outcome.worst_served_s = max(outcome.worst_served_s, latency_s)
+        self.running.add(elapsed, outcome)
         outcome.worst_s = max(outcome.worst_s, outcome.worst_served_s)
         self._debt.add(now, outcome.session_s - before[0], outcome.lowered_s - before[1])
 
@@ -97,8 +92,12 @@ class Fleet:
 
     # Sessions
 
+    def waits(self, session: str) -> bool:
+        """Return whether the session waits for a slot."""
+        return session in self._waiting
+
     def on_session_change(self, session: str, kind: SessionChange, now: float) -> None:
-        """Apply a session's change."""
+        """Apply a session's change, of which the scheduler learns now."""
         match kind:
             case SessionChange.ARRIVAL | SessionChange.ACTIVATION:
                 self.outcome.placed += 1
@@ -106,6 +105,7 @@ class Fleet:
                 if kind is SessionChange.ARRIVAL:
                     self.cluster.put_session(SessionState(session, MODEL, state_bytes=STATE_BYTES))
             case SessionChange.IDLING:
+                self.running.stop(session)
                 since = self._waiting.pop(session, None)
                 state = self.cluster.sessions[session]
                 if since is not None:
@@ -114,6 +114,7 @@ class Fleet:
                     replace(state, suspended=state.worker is not None, target=None, reserved=None)
                 )
             case SessionChange.DEPARTURE:
+                self.running.stop(session)
                 since = self._waiting.pop(session, None)
                 if since is not None:
                     self._gave_up(now - since)
@@ -128,9 +129,7 @@ class Fleet:
         # The same order as in the scheduler's core: the longest wait first, then the earliest creation.
         names = sorted(self._waiting, key=lambda name: (self._waiting[name], name))
         if self._resume is Resume.RETURNS:
-            for name in names:
-                self._return(name, now)
-            names = [name for name in names if name in self._waiting]
+            names = [name for name in names if not self._returned(name, now)]
         knows = self._resume is Resume.BY_POLICY
         holders = {name: sessions[name].worker if knows else None for name in names}
         demands = [Demand(name, MODEL, "place", holder=holders[name]) for name in names]
@@ -138,11 +137,13 @@ class Fleet:
             if choice.worker is not None:
                 self._put(choice.session, choice.worker, now)
 
-    def _return(self, session: str, now: float) -> None:
-        """Assign a session to the worker that holds its state, if there is room."""
+    def _returned(self, session: str, now: float) -> bool:
+        """Assign a session to the worker that holds its state. Returns whether there is room."""
         entry = self.cluster.entries.get(self.cluster.sessions[session].worker or "")
-        if entry is not None and entry.candidate and entry.held < entry.slots:
-            self._put(session, entry.id, now)
+        if entry is None or not entry.candidate or entry.held >= entry.slots:
+            return False
+        self._put(session, entry.id, now)
+        return True
 
     def _put(self, session: str, worker: str, now: float) -> None:
         waited_s = now - self._waiting.pop(session)
@@ -150,7 +151,8 @@ class Fleet:
         self.cluster.put_session(replace(state, worker=worker, suspended=False, target=None))
         if waited_s > 0:
             self.outcome.waited += 1
-        self._first_chunk(self._latency[len(self.cluster.entries[worker].here)], waited_s)
+        self.running.start(session, worker)
+        self._first_chunk(self._latency[self.running.on(worker)], waited_s)
 
     def rebalance(self, now: float) -> list[Migration]:
         """Begin the migrations that the scheduler's rebalancer proposes."""
@@ -170,8 +172,9 @@ class Fleet:
         rests = now + REST_S if migration.kind is not MigrationKind.DRAIN else state.rests_until
         self.cluster.put_session(replace(state, worker=migration.target, target=None, rests_until=rests))
         if not state.suspended:
-            sessions = len(self.cluster.entries[migration.target].here)
-            self._chunk(self._migrated_s(sessions))
+            self.running.stop(migration.session)
+            self.running.start(migration.session, migration.target)
+            self._chunk(self._migrated_s(self.running.on(migration.target)))
         self._release_empty()
 
     def _migrated_s(self, sessions: int) -> float:
@@ -285,13 +288,14 @@ class Fleet:
         self._release_empty()
 
     def _release_empty(self) -> None:
-        for worker, state in list(self._serving.items()):
-            if state.draining:
-                entry = self.cluster.entries[worker]
-                if not (entry.here or entry.coming or entry.suspended):
-                    del self._serving[worker]
-                    self.cluster.drop_worker(worker)
-                    self._note(self._now)
+        if not (draining := self.cluster.pool(MODEL).draining):
+            return
+        for worker in [name for name in self._serving if name in draining]:
+            entry = self.cluster.entries[worker]
+            if not (entry.here or entry.coming or entry.suspended):
+                del self._serving[worker]
+                self.cluster.drop_worker(worker)
+                self._note(self._now)
 
     def _note(self, now: float) -> None:
         self.outcome.sizes.append((now, self.paid))

@@ -54,6 +54,10 @@ class Plant:
     latency_s: Mapping[int, float] = field(default_factory=lambda: linear(5))
     floor_factor: float = 1.0
     """Time of a chunk at the floor's configuration, relative to the best one. 1: quality is never lowered."""
+    signal_age_s: float = 0.0
+    """Age of the workers' load reports: the time until the scheduler, and by it the autoscaler, learns that a
+    session has idled or departed. 0: at once, as the product's events are. A scheduler knows its own
+    placements and migrations, and the sessions that ask for a slot."""
     memory_slots: int = 10_000
     """Sessions whose states fit into a worker's memory: they bound K_floor."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
@@ -16,12 +17,13 @@ from turboserve.autoscaler.control.events import SessionChange
 from turboserve.experiments.autoscale.fleet import Fleet
 from turboserve.experiments.autoscale.outcome import ScalingOutcome
 from turboserve.experiments.autoscale.plant import Plant, Resume
-from turboserve.experiments.autoscale.sizers import Sizer
+from turboserve.experiments.autoscale.sizers import Fixed, Sizer
 from turboserve.experiments.autoscale.trace import Step, WorkloadTrace
 from turboserve.scheduler.placement.interface import Assigner, Rebalancer
 from turboserve.scheduler.placement.types import Migration
 
 TICK_S = 1.0
+LEAVING = (SessionChange.DEPARTURE, SessionChange.IDLING)
 
 
 class Simulation:
@@ -44,6 +46,10 @@ class Simulation:
         self._next = 0
         self._order = 0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._unseen: dict[str, deque[tuple[int, SessionChange]]] = {}
+        """Session → (number, change): changes of which the scheduler does not know yet, in order."""
+        self._reports = type(sizer) is not Fixed
+        """A pool that never changes reads no feedback."""
         self.fleet.resize(sizer.target, 0.0, ready=True)
         self.fleet.absorb(sizer.absorbs)
         self._at(TICK_S, self._tick)
@@ -82,10 +88,35 @@ class Simulation:
 
     def _apply_steps(self, steps: Iterable[Step]) -> None:
         for step in steps:
-            if self.now > 0:
-                # Sessions present at t = 0 do not count as arrivals.
-                self.sizer.on_session_change(step.kind, self.now)
-            self.fleet.on_session_change(step.session, step.kind, self.now)
+            if step.kind not in LEAVING:
+                # The session asks for a slot, so the scheduler knows that it was idle.
+                self._learn_all(step.session)
+            elif self.plant.signal_age_s > 0 and not self.fleet.waits(step.session):
+                self.fleet.running.stop(step.session)
+                self._order += 1
+                self._unseen.setdefault(step.session, deque()).append((self._order, step.kind))
+                at = self.now + self.plant.signal_age_s
+                self._at(at, partial(self._report_arrives, step.session, self._order))
+                continue
+            self._learn(step.session, step.kind)
+
+    def _learn(self, session: str, kind: SessionChange) -> None:
+        if self.now > 0:
+            # Sessions present at t = 0 do not count as arrivals.
+            self.sizer.on_session_change(kind, self.now)
+        self.fleet.on_session_change(session, kind, self.now)
+
+    def _learn_all(self, session: str) -> None:
+        """Apply the session's changes whose reports are under way."""
+        for _, kind in self._unseen.pop(session, ()):
+            self._learn(session, kind)
+
+    def _report_arrives(self, session: str, number: int) -> None:
+        changes = self._unseen.get(session)
+        if not changes or changes[0][0] != number:
+            return
+        self._learn(session, changes.popleft()[1])
+        self._decide()
 
     def _tick(self) -> None:
         # No event has occurred since the last decision, so only the report is repeated.
@@ -98,6 +129,8 @@ class Simulation:
         self._decide()
 
     def _migrated(self, migration: Migration) -> None:
+        # The source answers that the session has left.
+        self._learn_all(migration.session)
         self.fleet.commit(migration, self.now)
         self._decide()
 
@@ -107,6 +140,8 @@ class Simulation:
         self._report()
 
     def _report(self) -> None:
+        if not self._reports:
+            return
         fleet = self.fleet
         self.sizer.on_feedback(fleet.feedback(self.now), fleet.starting, self.now)
         admits = fleet.absorb(self.sizer.absorbs)
@@ -131,6 +166,5 @@ class Simulation:
 
 def _instants(steps: Iterable[Step]) -> Iterator[tuple[float, tuple[Step, ...]]]:
     """Group the steps of each instant; departures come first, because they make room."""
-    leaving = (SessionChange.DEPARTURE, SessionChange.IDLING)
     for at, group in itertools.groupby(steps, key=lambda step: step.at):
-        yield at, tuple(sorted(group, key=lambda step: step.kind not in leaving))
+        yield at, tuple(sorted(group, key=lambda step: step.kind not in LEAVING))

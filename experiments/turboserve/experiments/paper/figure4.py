@@ -8,12 +8,12 @@ from typing import Any
 
 from turboserve.experiments.autoscale.plant import Plant, Resume
 from turboserve.experiments.autoscale.production import production
-from turboserve.experiments.autoscale.profiling import RHO_GRID
 from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
+from turboserve.experiments.paper.grids import PoolSetting, describe_grid, elastic_settings
 from turboserve.experiments.paper.metrics import curve, mean_interval, ratio, reduction_percent
-from turboserve.experiments.paper.profiles import cluster, describe
-from turboserve.experiments.paper.systems import QUICK_RHO_GRID, STUDY, sweep
+from turboserve.experiments.paper.profiles import SESSIONS, SIGNAL_AGES_S, SIGNALS, cluster, describe
+from turboserve.experiments.paper.systems import STUDY, sweep
 
 NAME = "figure4"
 GPUS = 8
@@ -33,44 +33,59 @@ WANTED = {
 }
 
 
-def plant_of(start_up_s: float) -> Plant:
-    return replace(cluster("H20 1.3B", start_up_s), most=GPUS)
+def plant_of(start_up_s: float, signal_age_s: float = 0.0) -> Plant:
+    return replace(cluster("H20 1.3B", start_up_s), most=GPUS, signal_age_s=signal_age_s)
+
+
+def conditions(scale: Scale) -> list[tuple[float, float]]:
+    """Return (start-up, age of signals): ages are varied at the first start-up."""
+    first = scale.start_ups[0]
+    return [(delay, 0.0) for delay in scale.start_ups] + [(first, age) for age in SIGNAL_AGES_S if age]
+
+
+def _key(rule: str, latency: str, start_up_s: float, age_s: float) -> str:
+    signals = f"; signals {age_s:g} s old" if age_s else ""
+    return f"resume: {rule}; {latency}; start-up {start_up_s:g} s{signals}"
 
 
 def cells(scale: Scale) -> list[PaperCell]:
     return [
         PaperCell(
-            NAME, f"{rule}, draw {seed}, start-up {delay:g} s", run, (rule.value, seed, delay, scale.quick)
+            NAME,
+            f"{rule}, draw {seed}, start-up {delay:g} s, signals {age_s:g} s",
+            run,
+            (rule.value, seed, delay, scale.quick, age_s),
         )
-        for delay in scale.start_ups
+        for delay, age_s in conditions(scale)
         for rule in (Resume.RETURNS, Resume.ANYWHERE)
         for seed in scale.seeds
     ]
 
 
-def run(rule: str, seed: int, start_up_s: float, quick: bool) -> dict[str, Any]:
+def run(rule: str, seed: int, start_up_s: float, quick: bool, signal_age_s: float) -> dict[str, Any]:
     """Run every system of the study on one draw of M."""
-    trace, plant = production("M", seed), plant_of(start_up_s)
-    rhos = QUICK_RHO_GRID if quick else RHO_GRID
+    trace, plant = production("M", seed), plant_of(start_up_s, signal_age_s)
+    settings = {True: elastic_settings(plant.capacity, quick), False: [PoolSetting(plant.capacity, GPUS)]}
     return {
-        name: sweep(system, trace, plant, (GPUS,), rhos, (False, True), Resume(rule))
+        name: sweep(system, trace, plant, settings[system.elastic], Resume(rule))
         for name, system in STUDY.items()
     }
 
 
 def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
     ours: dict[str, Any] = {}
-    for delay in scale.start_ups:
+    for delay, age_s in conditions(scale):
         for rule in (Resume.RETURNS, Resume.ANYWHERE):
             draws = [
                 result
                 for cell, result in results.items()
-                if cell.arguments[0] == rule and cell.arguments[2] == delay
+                if (cell.arguments[0], cell.arguments[2], cell.arguments[4]) == (rule, delay, age_s)
             ]
             for latency in LATENCIES:
-                key = f"resume: {rule}; {latency}; start-up {delay:g} s"
-                ours[key] = {name: _summary(name, draws, latency) for name in STUDY if name != "base"}
-    first = ours[f"resume: {HEADLINE[0]}; {HEADLINE[1]}; start-up {scale.start_ups[0]:g} s"]
+                ours[_key(rule, latency, delay, age_s)] = {
+                    name: _summary(name, draws, latency) for name in STUDY if name != "base"
+                }
+    first = ours[_key(*HEADLINE, scale.start_ups[0], 0.0)]
     measured = {f"{name}_{what}": first[name][what] for name in PAPER for what in WHAT}
     return {
         "paper": PAPER,
@@ -96,9 +111,10 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
             "matched": "An elastic system's cheapest setting that is no slower than the base. A fixed pool "
             "has one. Draws in which no setting is as fast are not in the mean. A mean that lacks "
             "draws meets nothing.",
-            "signals": "Loads are those of the instant, for all systems.",
+            "signals": f"{SIGNALS} Ages: {', '.join(f'{age:g}' for age in SIGNAL_AGES_S)} s.",
+            "grid": describe_grid(SESSIONS, scale.quick),
             "headline": f"a resumed session returns to its worker; waits included; start-up "
-            f"{scale.start_ups[0]:g} s",
+            f"{scale.start_ups[0]:g} s; signals without an age",
         },
     }
 

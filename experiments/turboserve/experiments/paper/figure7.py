@@ -9,6 +9,7 @@ from turboserve.experiments.paper import sweeps
 from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import Setting, curve, mean_interval, ratio, reduction_percent
+from turboserve.experiments.paper.profiles import OLD_SIGNALS_S
 from turboserve.experiments.paper.systems import BOUND
 
 NAME = "figure7"
@@ -78,24 +79,8 @@ def _share(base: Setting, ours: Setting | None, least: Setting | None) -> float 
 
 
 def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
-    ours: dict[str, Any] = {}
-    late: dict[str, dict[str, int]] = {}
-    for cell, found in results.items():
-        name, size = cell.arguments[:2]
-        counts = late.setdefault(f"{name}, {size}", dict.fromkeys((OURS, *BASELINES, *SCALED), 0))
-        for system in counts:
-            counts[system] += len(found[system]) - len(_in_time(found[system]))
-        for latency in sweeps.LATENCIES:
-            for baseline in (*BASELINES, *SCALED):
-                row = ours.setdefault(latency, {}).setdefault(f"{name}, {size}", {})
-                row.setdefault(baseline, []).append(compare(found, baseline, latency))
-    summary = {
-        latency: {
-            name: {baseline: _summary(draws) for baseline, draws in row.items()}
-            for name, row in rows_.items()
-        }
-        for latency, rows_ in ours.items()
-    }
+    fresh, old = sweeps.by_age(results)
+    summary, late = _compared(fresh)
     headline = summary[sweeps.HEADLINE]
     means = {baseline: _over(headline, baseline) for baseline in BASELINES}
     measured = {
@@ -103,13 +88,18 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
         "cost_reduction_percent_to_base": ("base", WHAT[1]),
         "share_of_perfect_elasticity_to_LAG": ("LAG", WHAT[2]),
     }
-    whole = {what: _mean([means[baseline][what] for baseline in BASELINES]) for what in WHAT[:2]}
+    whole = _whole(fresh)
     return {
         "paper": PAPER,
-        "ours": {**summary, "mean_over_baselines": whole, "settings_with_late_chunks": late},
-        "interval": {name: row["base"] for name, row in headline.items()},
+        "ours": {
+            **summary,
+            "mean_over_baselines": whole,
+            "settings_with_late_chunks": late,
+            sweeps.OLD: {**_compared(old)[0], "mean_over_baselines": _whole(old)},
+        },
+        "interval": {**whole, **{name: row["base"] for name, row in headline.items()}},
         "ratio": {
-            what: None if value is None else ratio(value, PAPER[what]["mean"])  # type: ignore[index]
+            what: None if value is None else ratio(value["mean"], PAPER[what]["mean"])  # type: ignore[index]
             for what, value in whole.items()
         },
         "wanted": WANTED,
@@ -123,8 +113,46 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
             "no more, and the cheapest that is no slower. Settings with late chunks do not count on either "
             "side. A setting for which ours has no such run is not in the mean. `without_match` counts them. "
             "A mean that lacks settings meets nothing.",
-            "headline": "waits included, start-up 10 s",
+            "headline": "waits included, start-up 10 s, signals without an age",
         },
+    }
+
+
+def _compared(results: Mapping[PaperCell, Any]) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+    """Return the summary by latency, trace and baseline, and the numbers of settings with late chunks."""
+    ours: dict[str, Any] = {latency: {} for latency in sweeps.LATENCIES}
+    late: dict[str, dict[str, int]] = {}
+    for cell, found in results.items():
+        name, size = cell.arguments[:2]
+        counts = late.setdefault(f"{name}, {size}", dict.fromkeys((OURS, *BASELINES, *SCALED), 0))
+        for system in counts:
+            counts[system] += len(found[system]) - len(_in_time(found[system]))
+        for latency in sweeps.LATENCIES:
+            for baseline in (*BASELINES, *SCALED):
+                row = ours[latency].setdefault(f"{name}, {size}", {})
+                row.setdefault(baseline, []).append(compare(found, baseline, latency))
+    summary = {
+        latency: {
+            name: {baseline: _summary(draws) for baseline, draws in row.items()}
+            for name, row in rows_.items()
+        }
+        for latency, rows_ in ours.items()
+    }
+    return summary, late
+
+
+def _whole(results: Mapping[PaperCell, Any]) -> dict[str, dict[str, Any] | None]:
+    """Return the means over traces, sizes and baselines, with their interval over draws."""
+    draws: dict[str, dict[int, list[float]]] = {what: {} for what in WHAT[:2]}
+    for cell, found in results.items():
+        for baseline in BASELINES:
+            values = compare(found, baseline, sweeps.HEADLINE)
+            for what, by_seed in draws.items():
+                if (value := _mean(values[what])) is not None:
+                    by_seed.setdefault(cell.arguments[2], []).append(value)
+    return {
+        what: mean_interval([sum(each) / len(each) for each in by_seed.values()]) if by_seed else None
+        for what, by_seed in draws.items()
     }
 
 
@@ -164,9 +192,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def rows(report_: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (what, paper, ours) for the terminal."""
+    ours = report_["ours"]
+    return [*_rows(ours, ""), *_rows(ours[sweeps.OLD], f"; signals {OLD_SIGNALS_S:g} s old")]
+
+
+def _rows(ours: Mapping[str, Any], signals: str) -> list[tuple[str, str, str]]:
     shown = []
     for latency in sweeps.LATENCIES:
-        for name, row in report_["ours"][latency].items():
+        for name, row in ours[latency].items():
             for baseline, found in row.items():
                 texts = []
                 for what, label in zip(WHAT, ("latency", "cost"), strict=False):
@@ -178,5 +211,5 @@ def rows(report_: Mapping[str, Any]) -> list[tuple[str, str, str]]:
                 if share is not None:
                     texts.append(f"{share['mean']:.0%} of perfect elasticity")
                 paper = "latency −37.5 %, cost −37.2 %" if baseline in BASELINES else "not given"
-                shown.append((f"to {baseline}; {name}; {latency}", paper, ", ".join(texts)))
+                shown.append((f"to {baseline}; {name}; {latency}{signals}", paper, ", ".join(texts)))
     return shown

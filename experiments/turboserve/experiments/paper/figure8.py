@@ -10,7 +10,7 @@ from turboserve.experiments.paper import sweeps
 from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import above_percent, curve, mean_interval, ratio
-from turboserve.experiments.paper.profiles import CLUSTER_OF, SESSIONS, cluster
+from turboserve.experiments.paper.profiles import CLUSTER_OF, OLD_SIGNALS_S, SESSIONS, cluster
 
 NAME = "figure8"
 OURS = "turboserve"
@@ -54,19 +54,9 @@ def compare(found: Mapping[str, Any], part: str, latency: str, limits_ms: list[f
 
 
 def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
-    ours: dict[str, Any] = {}
-    for cell, found in results.items():
-        name, size = cell.arguments[:2]
-        latency_s = cluster(f"{CLUSTER_OF[name]} {size}").latency_s
-        limits_ms = [1000 * latency_s[n] + 1e-3 for n in LIMITS]
-        for latency in sweeps.LATENCIES:
-            for part in PARTS:
-                row = ours.setdefault(latency, {}).setdefault(part, {})
-                row.setdefault(f"{name}, {size}", []).append(compare(found, part, latency, limits_ms))
-    summary = {
-        latency: {part: {name: _summary(draws) for name, draws in row.items()} for part, row in parts.items()}
-        for latency, parts in ours.items()
-    }
+    fresh, old = sweeps.by_age(results)
+    ours = _compared(fresh)
+    summary = _summaries(ours)
     headline = summary[sweeps.HEADLINE]
     means = {part: _mean(rows_) for part, rows_ in headline.items()}
     missed = {
@@ -78,7 +68,11 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
     cheapest = sum(value >= 0 for value in values) / len(values) if values else None
     return {
         "paper": PAPER,
-        "ours": {**summary, "whole_system_cheapest_share": None if cheapest is None else round(cheapest, 4)},
+        "ours": {
+            **summary,
+            "whole_system_cheapest_share": None if cheapest is None else round(cheapest, 4),
+            sweeps.OLD: _summaries(_compared(old)),
+        },
         "interval": {part: {name: row["more_percent"] for name, row in rows_.items()}
                      for part, rows_ in headline.items()},
         "ratio": {
@@ -98,9 +92,29 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
             "`limits_without_a_match` counts the others. While there are limits that only the system without "
             "the part can hold, nothing is met.",
             "late": "Runs with late chunks count, for all systems: the limit is the only condition.",
-            "headline": "waits included, start-up 10 s",
+            "headline": "waits included, start-up 10 s, signals without an age",
         },
     }  # fmt: skip
+
+
+def _compared(results: Mapping[PaperCell, Any]) -> dict[str, Any]:
+    """Return the comparisons by latency, part, and trace and size."""
+    ours: dict[str, Any] = {latency: {part: {} for part in PARTS} for latency in sweeps.LATENCIES}
+    for cell, found in results.items():
+        name, size = cell.arguments[:2]
+        latency_s = cluster(f"{CLUSTER_OF[name]} {size}").latency_s
+        limits_ms = [1000 * latency_s[n] + 1e-3 for n in LIMITS]
+        for latency, parts in ours.items():
+            for part, row in parts.items():
+                row.setdefault(f"{name}, {size}", []).append(compare(found, part, latency, limits_ms))
+    return ours
+
+
+def _summaries(ours: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        latency: {part: {name: _summary(draws) for name, draws in row.items()} for part, row in parts.items()}
+        for latency, parts in ours.items()
+    }
 
 
 def _summary(draws: list[Comparison]) -> dict[str, Any]:
@@ -133,14 +147,16 @@ def _met(value: float | None, missed: int, limit: float) -> bool:
 
 def rows(report_: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (what, paper, ours) for the terminal."""
+    ours = report_["ours"]
     return [
         (
-            f"{part}; {name}; {latency}",
+            f"{part}; {name}; {latency}{signals}",
             f"cost +{PAPER[part]['mean']:g} % (max +{PAPER[part]['max']:g} %)",
             _text(row),
         )
+        for its, signals in ((ours, ""), (ours[sweeps.OLD], f"; signals {OLD_SIGNALS_S:g} s old"))
         for latency in sweeps.LATENCIES
-        for part, found in report_["ours"][latency].items()
+        for part, found in its[latency].items()
         for name, row in found.items()
     ]
 

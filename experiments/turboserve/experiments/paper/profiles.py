@@ -23,6 +23,17 @@ START_UPS = (2.0, 10.0, 30.0)
 QUICK_START_UPS = (2.0, 10.0)
 
 
+SIGNAL_AGES_S = (0.0, 1.0, 5.0, 10.0)
+"""Ages of load reports. The paper does not give its own; 0 is as the product reports."""
+OLD_SIGNALS_S = 5.0
+"""The age in Figures 7 and 8 beside 0: half of the paper's period between rebalancings."""
+SIGNALS = (
+    "Load reports have one age for all systems: after it, the scheduler and the autoscaler learn that a "
+    "session has idled or departed. They know at once what the scheduler decides itself, and which sessions "
+    "ask for a slot."
+)
+
+
 @dataclass(frozen=True)
 class Model:
     """One column of Table 4, and the declared shape of L(n)."""

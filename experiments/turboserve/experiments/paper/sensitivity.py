@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from turboserve.autoscaler.control.events import SessionChange
-from turboserve.contracts.pool import LoadFeedback
 from turboserve.experiments.autoscale.plant import policy_for
 from turboserve.experiments.autoscale.production import production
 from turboserve.experiments.autoscale.simulation import Simulation
@@ -14,7 +13,7 @@ from turboserve.experiments.autoscale.sizers import Controlled, flat_table
 from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import as_json, mean_interval, measure
-from turboserve.experiments.paper.profiles import appendix, describe
+from turboserve.experiments.paper.profiles import SIGNALS, appendix, describe
 from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
 from turboserve.scheduler.placement.types import Weights
 
@@ -27,7 +26,7 @@ USUAL: Mapping[str, float] = {
 """Values of what is not varied: those that ship, and the start-up of the other experiments."""
 VALUES: Mapping[str, tuple[float, ...]] = {
     "start_up_s": (2.0, 5.0, 10.0, 20.0, 30.0, 60.0),
-    "signal_age_s": (0.0, 1.0, 2.0, 5.0, 9.0),
+    "signal_age_s": (0.0, 1.0, 2.0, 5.0, 10.0),
     "eta": (0.0, 0.1, 0.5, 1.0, 5.0),
     "delta": (0.0, 0.05, 0.1, 0.15, 0.2),
     "in_window_s": (0.0, 10.0, 30.0, 60.0),
@@ -37,32 +36,6 @@ PAPER = {"values": "η is small; δ, W and start-up are lost or not given; ages 
 WANTED = {"cost_change_percent_within_factor_2": 10.0}
 NEAR = {"eta": (0.1, 0.5), "delta": (0.05, 0.15), "in_window_s": (10.0, 30.0)}
 """Neighbors of the shipped value: a result that depends on them more than wanted is fragile."""
-
-
-class Aged(Controlled):
-    """The product's controller, whose load feedback arrives `age_s` late. Session events are not delayed."""
-
-    def __init__(self, controlled: Controlled, age_s: float) -> None:
-        self.controller = controlled.controller
-        self._age_s = age_s
-        self._pending: list[tuple[float, LoadFeedback, int]] = []
-
-    def on_session_change(self, kind: SessionChange, now: float) -> None:
-        self._deliver(now)
-        super().on_session_change(kind, now)
-
-    def on_feedback(self, feedback: LoadFeedback, starting: int, now: float) -> None:
-        self._pending.append((now + self._age_s, feedback, starting))
-        self._deliver(now)
-
-    def tick(self, now: float) -> None:
-        self._deliver(now)
-        super().tick(now)
-
-    def _deliver(self, now: float) -> None:
-        while self._pending and self._pending[0][0] <= now:
-            _, feedback, starting = self._pending.pop(0)
-            super().on_feedback(feedback, starting, now)
 
 
 def cells(scale: Scale) -> list[PaperCell]:
@@ -77,14 +50,14 @@ def cells(scale: Scale) -> list[PaperCell]:
 def run(name: str, value: float, seed: int, trace_name: str = TRACE) -> dict[str, Any]:
     """Replay one draw of the trace with one value changed."""
     chosen = {**USUAL, name: value}
-    plant = appendix(chosen["start_up_s"])
+    plant = replace(appendix(chosen["start_up_s"]), signal_age_s=chosen["signal_age_s"])
     policy = policy_for(
         plant,
         hysteresis=chosen["delta"],
         in_window_s=chosen["in_window_s"],
         peak_window_s=chosen["peak_window_s"],
     )
-    sizer = Aged(Controlled(policy, flat_table(RHO), BEGIN), chosen["signal_age_s"])
+    sizer = Controlled(policy, flat_table(RHO), BEGIN)
     rebalancer = MinMaxRebalancer(Weights(eta=chosen["eta"]))
     return as_json(measure(Simulation(production(trace_name, seed), plant, sizer, rebalancer).run()))
 
@@ -115,7 +88,7 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
             "plant": describe(appendix(USUAL["start_up_s"])),
             "controller": f"constant ρ̂ {RHO:g}, the shipped policy but for the varied value",
             "usual": dict(USUAL),
-            "signal_age": "Load feedback reaches the controller late. Placement sees the present.",
+            "signal_age_s": SIGNALS,
             "cost_change_percent": changes,
         },
     }

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from turboserve.experiments.autoscale.demand import SLOT_S
-from turboserve.experiments.autoscale.oracles import cheapest_cost, slot_needs
-from turboserve.experiments.autoscale.plant import Plant, Resume, policy_for
-from turboserve.experiments.autoscale.profiling import RHO_GRID
+from turboserve.experiments.autoscale.oracles import cheapest_cost
+from turboserve.experiments.autoscale.plant import Plant, Resume
 from turboserve.experiments.autoscale.simulation import Simulation
-from turboserve.experiments.autoscale.sizers import Controlled, Fixed, Sizer, flat_table
+from turboserve.experiments.autoscale.sizers import Sizer
 from turboserve.experiments.autoscale.trace import WorkloadTrace, changes
+from turboserve.experiments.paper.grids import PoolSetting
 from turboserve.experiments.paper.metrics import as_json, measure
-from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS, Cluster, Migration, Rebalancer
-from turboserve.scheduler.placement.types import MigrationKind
+from turboserve.scheduler.placement import PLACEMENTS, REBALANCERS, Cluster, Links, Migration, Rebalancer
+from turboserve.scheduler.placement.drain import drain_suspended
+from turboserve.scheduler.placement.plan import Planner
+from turboserve.scheduler.placement.types import MigrationKind, Weights
 
-QUICK_RHO_GRID = RHO_GRID[::2]
 PERIOD_S = 10.0
 """Time between two rebalancings in 3.2."""
 ROUND_S = 1.0
@@ -26,20 +26,21 @@ ROUND_S = 1.0
 
 
 class DrainsSuspended:
-    """Proposes only migrations of suspended sessions off draining workers.
+    """Proposes only migrations of suspended sessions off draining workers, as the shipped rebalancer does.
 
     Without migration, a draining worker is released when its active sessions have left, and the states of its
     idle ones are offloaded (6.2).
     """
 
-    def __init__(self, rebalancer: Rebalancer) -> None:
-        self._rebalancer = rebalancer
+    def __init__(self) -> None:
+        self._links, self._eta = Links(), Weights().eta
 
     def propose(self, cluster: Cluster, now: float) -> list[Migration]:
         return [
             migration
-            for migration in self._rebalancer.propose(cluster, now)
-            if migration.kind is MigrationKind.DRAIN and cluster.sessions[migration.session].suspended
+            for pool in cluster.pools.values()
+            if pool.draining
+            for migration in drain_suspended(cluster, Planner(cluster, pool, self._links, now), self._eta)
         ]
 
 
@@ -75,7 +76,7 @@ class System:
     ) -> Simulation:
         shipped = REBALANCERS.make("min-max")
         policies: dict[str, Rebalancer] = {
-            "never": DrainsSuspended(shipped),
+            "never": DrainsSuspended(),
             "periodic": Periodic(shipped),
             "events": shipped,
         }
@@ -95,6 +96,9 @@ SYSTEMS = {
     "without autoscaling": System("min-max", "events"),
 }
 """7.1 and 7.3. Sessions of one worker run as batches in every system, which helps the baselines."""
+SAME_RUNS = {"MAG": "LAG", "MAG + autoscaling": "LAG + autoscaling"}
+"""States have one size, so a worker's memory in use is its number of sessions, as its load on equal workers
+is. The same choices follow, and LAG's runs are read for MAG."""
 STUDY = {
     "base": System("least-loaded"),
     "migration": System("least-loaded", "periodic"),
@@ -107,36 +111,19 @@ STUDY = {
 BOUND = "perfect elasticity"
 
 
-def pool_sizes(trace: WorkloadTrace, plant: Plant, quick: bool) -> list[int]:
-    """Return the fixed pools that are tried: from the least that holds the peak up to the cluster."""
-    least = min(math.ceil(trace.peak / plant.capacity), plant.most)
-    step = max((plant.most - least) // (6 if quick else 15), 1)
-    return sorted({*range(least, plant.most + 1, step), plant.most})
-
-
 def sweep(
     system: System,
     trace: WorkloadTrace,
     plant: Plant,
-    sizes: Sequence[int],
-    rhos: Sequence[float],
-    forecasts: Sequence[bool],
+    settings: Iterable[PoolSetting],
     resume: Resume = Resume.BY_POLICY,
 ) -> list[dict[str, Any]]:
-    """Run a system with each of its settings: pool sizes, or ρ̂ with and without the forecast."""
+    """Run a system with each of the settings."""
     found = []
-    if not system.elastic:
-        for size in sizes:
-            outcome = system.simulation(trace, plant, Fixed(size), resume).run()
-            found.append({"setting": f"{size} workers", **as_json(measure(outcome))})
-        return found
-    for rho in rhos:
-        begin = max(slot_needs(trace, plant.capacity, rho, SLOT_S, plant.most)[0], 1)
-        for ahead in forecasts:
-            sizer = Controlled(policy_for(plant), flat_table(rho, predictive=ahead), begin)
-            outcome = system.simulation(trace, plant, sizer, resume).run()
-            name = f"ρ̂ {rho:g}{', forecast' if ahead else ''}"
-            found.append({"setting": name, **as_json(measure(outcome))})
+    for setting in settings:
+        limited = setting.plant(plant)
+        outcome = system.simulation(trace, limited, setting.sizer(trace, limited), resume).run()
+        found.append({"setting": setting.name, **as_json(measure(outcome))})
     return found
 
 

@@ -89,16 +89,20 @@ def decide(
     raise RuntimeError("the migrations do not end")
 
 
+def gap_percent(
+    given: Instance, assigner: Assigner, rebalancer: Rebalancer, links: Links, eta: float
+) -> tuple[float, int]:
+    """Return (L + η Σ κ) over the oracle's, minus one, in percent; and the migrations made."""
+    best = optimum(given.workers, given.sessions + given.arriving, links, eta)
+    outcome, _ = decide(given, assigner, rebalancer, links)
+    objective_s = outcome.latency_s + eta * outcome.cost_s
+    return 100.0 * (objective_s / best.objective_s - 1.0), outcome.migrations
+
+
 def gaps_percent(
     seeds: Sequence[int], assigner: Assigner, rebalancer: Rebalancer, eta: float
 ) -> tuple[list[float], int]:
-    """Return, per seed, (L + η Σ κ) over the oracle's, minus one, in percent; and the migrations made."""
+    """Return `gap_percent` of the instance of each seed, and the sum of the migrations."""
     links = Links()
-    found, migrations = [], 0
-    for seed in seeds:
-        given = instance(seed)
-        best = optimum(given.workers, given.sessions + given.arriving, links, eta)
-        outcome, _ = decide(given, assigner, rebalancer, links)
-        found.append(100.0 * ((outcome.latency_s + eta * outcome.cost_s) / best.objective_s - 1.0))
-        migrations += outcome.migrations
-    return found, migrations
+    found = [gap_percent(instance(seed), assigner, rebalancer, links, eta) for seed in seeds]
+    return [gap for gap, _ in found], sum(migrations for _, migrations in found)

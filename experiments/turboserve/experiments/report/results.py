@@ -132,10 +132,10 @@ def figure4(report: Mapping[str, Any]) -> list[Result]:
 def figure7(report: Mapping[str, Any]) -> list[Result]:
     means = report["ours"]["mean_over_baselines"]
     return [
-        Result(f"mean {what.removesuffix('_percent').replace('_', ' ')} against the baselines", " %", value,
-               report["paper"][what]["mean"], False)
+        result
         for what, value in means.items()
-        if value is not None
+        for result in _mean(f"mean {what.removesuffix('_percent').replace('_', ' ')} against the baselines",
+                            " %", value, report["paper"][what]["mean"], False)
     ]  # fmt: skip
 
 
